@@ -1,0 +1,51 @@
+# `make demo` and `make test` need only make and Python >= 3.11: the first use creates .venv.
+#   make PYTHON=python3.12 test     another interpreter (for a new .venv)
+#   make demo ARGS="--seeds 3"      arguments for `flowalign demo`
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS  :=
+# Tried in this order; the first that is new enough and can make a virtual environment is taken.
+PYTHON := python3.14 python3.13 python3.12 python3.11 python3
+
+.PHONY: help demo test fast-test lint clean
+.DEFAULT_GOAL := help
+
+help:  ## print the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(STAMP)  ## align the tiny Stable Diffusion 3 that ships with flowalign, and write a page of pictures
+	@$(BIN)/flowalign demo $(ARGS)
+
+test: lint  ## everything CI runs: lint, then all tests
+	@$(BIN)/python -m pytest
+
+fast-test: $(STAMP)  ## the unit tests only
+	@$(BIN)/python -m pytest -m "not slow"
+
+lint: $(STAMP)  ## ruff (lint and format) and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+clean:  ## remove .venv, caches and builds (runs/ stays)
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist
+	find samplers rewards flowalign scripts tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(STAMP): pyproject.toml constraints.txt
+	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  for python in $(PYTHON); do \
+	    if $$python -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	      found=$$python; break; \
+	    fi; \
+	  done; \
+	  if [ -z "$$found" ]; then \
+	    echo "flowalign needs Python >= 3.11 with venv; none found among: $(PYTHON)" >&2; exit 1; \
+	  fi; \
+	  echo "Creating $(VENV) with $$($$found --version)."; \
+	  $$found -m venv --clear $(VENV); \
+	fi
+	@echo "Installing flowalign into $(VENV) (once; torch is large, so this takes minutes)."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev,serve]' -c constraints.txt
+	@touch $@

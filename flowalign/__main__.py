@@ -1,0 +1,175 @@
+"""The command line: `flowalign`, also `python -m flowalign` and under `accelerate launch -m flowalign`."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.table import Table
+
+import flowalign
+from flowalign.errors import ConfigError, FlowalignError, nearest
+
+app = typer.Typer(
+    help="Align diffusion and flow models with rewards.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console = Console()
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    """Align diffusion and flow models with rewards."""
+    if version:
+        print(f"flowalign {flowalign.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    seeds: Annotated[int, typer.Option(min=1, help="Train this many times, with seeds 0, 1, ...")] = 1,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/demo"),
+    iterations: Annotated[int | None, typer.Option(min=1, help="Train for fewer or more iterations.")] = None,
+) -> None:
+    """Align the shipped tiny Stable Diffusion 3 in minutes on a laptop, and write a page of pictures."""
+    from flowalign.demo import run_demo
+
+    run_demo(seeds=seeds, json_path=json_path, output=output, iterations=iterations, console=console)
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="YAML configuration, e.g. configs/tiny_sd3/flow_grpo.yaml")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. training.iterations=20")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")] = False,
+) -> None:
+    """Train a model as a configuration says; under `accelerate launch` on many devices."""
+    from flowalign.config import load
+    from flowalign.launch import world_size
+
+    settings = load(config, overrides or [])
+    settings.check(world_size())
+    from flowalign.training import Trainer
+
+    trainer = Trainer(settings, resume=resume)
+    trainer.train()
+    if trainer.accelerator.is_main_process:
+        print(f"run folder: {trainer.folder}")
+
+
+@app.command()
+def sample(
+    model: Annotated[str, typer.Argument(help="A run's folder, or a model: folder, hub name, 'tiny_sd3'.")],
+    prompts: Annotated[list[str], typer.Argument(help="One or more prompts.")],
+    lora: Annotated[Path | None, typer.Option(help="Folder of LoRA weights to put on the model.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.")] = None,
+    guidance: Annotated[float | None, typer.Option(min=1, help="Classifier-free guidance scale.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first picture.")] = 0,
+    count: Annotated[int, typer.Option(min=1, help="Pictures a prompt.")] = 1,
+    output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("samples"),
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+) -> None:
+    """Sample pictures from a model or from what a run trained."""
+    from flowalign.launch import load_for_sampling
+
+    policy, sampling = load_for_sampling(model, lora, dtype)
+    arguments = sampling.arguments()
+    arguments |= {"steps": steps, "sigmas": None} if steps is not None else {}
+    arguments |= {"guidance": guidance} if guidance is not None else {}
+    texts = [prompt for prompt in prompts for _ in range(count)]
+    rollout = policy.sample(texts, list(range(seed, seed + len(texts))), **arguments)
+    output.mkdir(parents=True, exist_ok=True)
+    for i, image in enumerate(policy.decode(rollout.trajectory.final)):
+        path = output / f"{i:05d}-seed{seed + i}.png"
+        image.save(path)
+        print(f"{path}  {texts[i]}")
+
+
+@app.command("eval")
+def evaluate_run(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    base: Annotated[bool, typer.Option("--base", help="Evaluate the model before training instead.")] = False,
+    pictures: Annotated[int | None, typer.Option(min=1, help="Pictures a prompt.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the first start noise.")] = None,
+) -> None:
+    """Score what a run trained on its held-out prompts."""
+    from flowalign.config import load
+    from flowalign.data import Prompts
+    from flowalign.launch import load_for_sampling
+    from flowalign.training.evaluation import evaluate
+    from flowalign.training.trainer import build_reward
+
+    config = load(run / "config.yaml")
+    settings = config.evaluation
+    if settings.prompts is None:
+        raise ConfigError(f"{run / 'config.yaml'} has no evaluation.prompts to evaluate on")
+    policy, _ = load_for_sampling(str(run), None, config.model.dtype, trained=not base)
+    result = evaluate(
+        policy,
+        build_reward(settings.rewards or config.rewards),
+        Prompts.read(settings.prompts, settings.where).spread(settings.limit),
+        settings,
+        pictures or settings.pictures_per_prompt,
+        settings.seed if seed is None else seed,
+    )
+    print_means(result.means(by="category"))
+
+
+def print_means(means: dict[str, dict[str, float]]) -> None:
+    """A table of evaluation means, a row a category."""
+    table = Table()
+    table.add_column("prompts")
+    for name in means["all"]:
+        table.add_column(name, justify="right")
+    for label, row in means.items():
+        table.add_row(label, *(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
+    console.print(table)
+
+
+@app.command("list")
+def list_names(
+    kind: Annotated[
+        str | None, typer.Argument(help="algorithms, kernels, plans, rewards or models; default all.")
+    ] = None,
+) -> None:
+    """Show what there is, one line each."""
+    from flowalign.registry import TABLES, summary
+
+    if kind is not None and kind not in TABLES:
+        raise ConfigError(f"there is no list of '{kind}'; {nearest(kind, TABLES)}")
+    for table in [kind] if kind else TABLES:
+        if kind is None:
+            print(f"{table}:")
+        for name in TABLES[table]:
+            print(f"  {name:<16} {summary(table, name)}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: errors that people can mend are one line, without a traceback."""
+    from rewards import RewardError
+
+    handler: Any = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    try:
+        app(args=arguments)
+    except FlowalignError as error:
+        print(f"flowalign: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except RewardError as error:
+        print(f"flowalign: {error}; the last checkpoint stays usable (--resume)", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

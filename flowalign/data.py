@@ -1,0 +1,109 @@
+"""Prompts and their metadata, and the batches an iteration trains on."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flowalign.errors import ConfigError, nearest
+from samplers import derive_seed
+
+ASSETS = Path(str(resources.files("flowalign"))) / "assets"
+
+
+@dataclass
+class Prompts:
+    """A list of prompts with a metadata record each."""
+
+    texts: list[str]
+    metadata: list[dict[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @classmethod
+    def read(cls, source: str, where: Mapping[str, Sequence[str]] | None = None) -> "Prompts":
+        """Read a text file (a prompt a line), JSON lines with a 'prompt' key, or a list shipped with flowalign.
+
+        Args:
+            where: keep the prompts whose metadata has one of the values given for each key.
+        """
+        shipped = {path.stem: path for path in (ASSETS / "prompts").glob("*.jsonl")}
+        path = shipped.get(source, Path(source))
+        if not path.is_file():
+            raise ConfigError(f"no prompts at '{source}'; give a .txt or .jsonl file, or {nearest(source, shipped)}")
+        lines = [line for line in path.read_text().splitlines() if line.strip()]
+        if path.suffix == ".jsonl":
+            try:
+                records = [json.loads(line) for line in lines]
+                texts = [record.pop("prompt") for record in records]
+            except (json.JSONDecodeError, KeyError, AttributeError, TypeError) as error:
+                raise ConfigError(f"{path}: every line must be a JSON object with a 'prompt' key") from error
+        else:
+            texts, records = lines, [{} for _ in lines]
+        keep = [i for i, r in enumerate(records) if all(r.get(k) in v for k, v in (where or {}).items())]
+        if not keep:
+            raise ConfigError(f"{path}: no prompt is left" + (f" where {dict(where)}" if where else ""))
+        return cls([texts[i] for i in keep], [records[i] for i in keep])
+
+    def spread(self, limit: int | None) -> "Prompts":
+        """`limit` prompts taken evenly over the list."""
+        if limit is None or limit >= len(self):
+            return self
+        keep = np.linspace(0, len(self) - 1, limit).round().astype(int)
+        return Prompts([self.texts[i] for i in keep], [self.metadata[i] for i in keep])
+
+
+@dataclass
+class Batch:
+    """The samples one process makes in an iteration: whole groups, members side by side."""
+
+    prompts: list[str]
+    metadata: list[dict[str, Any]]
+    group: list[int]
+    """group number of each sample, the same on every process layout"""
+    seeds: list[int]
+    """of the start noise"""
+    noise_seeds: list[int]
+    """of the step noise"""
+    iteration: int
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+def draw_batch(
+    prompts: Prompts,
+    iteration: int,
+    groups: int,
+    group_size: int,
+    seed: int,
+    share_start_noise: bool,
+    process: int = 0,
+    processes: int = 1,
+) -> Batch:
+    """The part of one process of an iteration's batch: `groups` prompts x `group_size` members in all.
+
+    Prompts are walked in a seeded order, reshuffled each time the list is used up. Which prompts and noises make
+    up an iteration does not depend on the number of processes.
+    """
+    positions = np.arange(iteration * groups, (iteration + 1) * groups)
+    orders = {
+        int(epoch): np.random.default_rng([seed, int(epoch)]).permutation(len(prompts))
+        for epoch in np.unique(positions // len(prompts))
+    }
+    picks = [int(orders[int(p) // len(prompts)][int(p) % len(prompts)]) for p in positions]
+    mine = range(process * groups // processes, (process + 1) * groups // processes)
+    samples = [(g, member) for g in mine for member in range(group_size)]
+    return Batch(
+        prompts=[prompts.texts[picks[g]] for g, _ in samples],
+        metadata=[prompts.metadata[picks[g]] for g, _ in samples],
+        group=[g for g, _ in samples],
+        seeds=[derive_seed(seed, iteration, g, 0 if share_start_noise else member, 0) for g, member in samples],
+        noise_seeds=[derive_seed(seed, iteration, g, member, 1) for g, member in samples],
+        iteration=iteration,
+    )

@@ -1,0 +1,362 @@
+"""A policy over a diffusers pipeline: rollout is the pipeline's own call, replay is the denoiser alone."""
+
+import contextlib
+import copy
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.training_utils import _collate_lora_metadata, cast_training_params
+from peft import LoraConfig, get_peft_model_state_dict
+from PIL.Image import Image
+from torch import Tensor, nn
+
+from flowalign.errors import ConfigError, FlowalignError
+from flowalign.policies.conditions import CallRecorder, Conditions
+from flowalign.policies.families import Family, family_of, to_device
+from flowalign.policies.scheduler import TransitionScheduler
+from samplers import Trajectory, Transition, ode
+from samplers.kernels import Kernel
+
+logger = logging.getLogger(__name__)
+
+ENCODED_PROMPTS = 4096
+"""distinct prompts whose embeddings are kept"""
+
+
+@dataclass
+class Rollout:
+    """B sampled trajectories and what is needed to score them again."""
+
+    trajectory: Trajectory
+    conditions: Conditions
+    prompts: list[str]
+    guidance: float
+    kernel: Kernel
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @staticmethod
+    def cat(parts: Sequence["Rollout"]) -> "Rollout":
+        """Join rollouts made with the same settings."""
+        return Rollout(
+            Trajectory.cat([p.trajectory for p in parts]),
+            Conditions.cat([p.conditions for p in parts]),
+            [prompt for p in parts for prompt in p.prompts],
+            parts[0].guidance,
+            parts[0].kernel,
+        )
+
+
+class DiffusersPolicy:
+    """A diffusers pipeline whose denoiser is trained.
+
+    Args:
+        pipeline: the pipeline, loaded.
+        device: where the denoiser samples and trains; text encoders visit it to encode and leave.
+        encode_options: arguments for the pipeline's prompt encoding, e.g. max_sequence_length.
+        attention: a diffusers attention backend ('native', 'xformers', 'flash', ...), None to leave it.
+    """
+
+    def __init__(
+        self,
+        pipeline: DiffusionPipeline,
+        device: torch.device | str = "cpu",
+        encode_options: dict[str, Any] | None = None,
+        attention: str | None = None,
+    ) -> None:
+        self.pipeline = pipeline
+        self.family: Family = family_of(type(pipeline).__name__)
+        self.device = torch.device(device)
+        self.encode_options = encode_options or {}
+        self.denoiser: Any = getattr(pipeline, self.family.denoiser)
+        self.model: nn.Module = self.denoiser
+        """the denoiser as the trainer wraps it; equal to `denoiser` outside distributed training"""
+        self.dtype: torch.dtype = self.denoiser.dtype
+        self.lora = False
+        self._reference: nn.Module | None = None
+        self._embeddings: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
+        pipeline.set_progress_bar_config(disable=True)
+        for module in pipeline.components.values():
+            if isinstance(module, nn.Module):
+                module.requires_grad_(False).eval()
+        to_device(self.denoiser, self.device)
+        to_device(getattr(pipeline, "vae", None), self.device)
+        if attention is not None:
+            self._set_attention(attention)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        dtype: torch.dtype | str = torch.float32,
+        device: torch.device | str = "cpu",
+        encode_options: dict[str, Any] | None = None,
+        attention: str | None = None,
+    ) -> "DiffusersPolicy":
+        """Load a pipeline from a folder or a hub name. Components saved as absent (SD3 without T5) stay absent."""
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        saved = DiffusionPipeline.load_config(str(path))
+        absent = {name: None for name, entry in saved.items() if entry == [None, None]}
+        family_of(saved["_class_name"])
+        pipeline = DiffusionPipeline.from_pretrained(str(path), dtype=dtype, **absent)
+        return cls(pipeline, device, encode_options, attention)
+
+    def _set_attention(self, backend: str) -> None:
+        try:
+            self.denoiser.set_attention_backend(backend)
+        except (ValueError, ImportError, RuntimeError) as error:
+            raise ConfigError(f"attention backend '{backend}' cannot be used here: {error}") from error
+
+    # What is trained
+
+    def add_lora(self, rank: int, alpha: float, targets: Sequence[str] | None = None, init: Any = True) -> None:
+        """Train a LoRA adapter; the reference is the same network with the adapter off.
+
+        Args:
+            targets: module names, default the family's.
+            init: peft's `init_lora_weights`, e.g. 'gaussian'.
+        """
+        targets = list(targets or self.family.lora_targets)
+        config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, init_lora_weights=init)
+        try:
+            self.denoiser.add_adapter(config)
+        except ValueError as error:
+            raise ConfigError(f"LoRA targets {targets} match nothing in the denoiser: {error}") from error
+        self.lora = True
+        cast_training_params(self.denoiser, dtype=torch.float32)
+
+    def train_all(self) -> None:
+        """Train every weight, in float32; call `keep_reference` first where the algorithm needs the start weights."""
+        self.denoiser.requires_grad_(True).to(torch.float32)
+
+    def keep_reference(self) -> None:
+        """Keep the start weights: nothing to do for LoRA, a frozen second copy for full fine-tuning."""
+        if not self.lora:
+            self._reference = copy.deepcopy(self.denoiser).requires_grad_(False).to(self.dtype)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Name to parameter, of what is trained."""
+        return {name: p for name, p in self.denoiser.named_parameters() if p.requires_grad}
+
+    @contextlib.contextmanager
+    def reference(self) -> Iterator[None]:
+        """Within it the policy is the reference."""
+        if self.lora:
+            self.denoiser.disable_adapters()
+            try:
+                yield
+            finally:
+                self.denoiser.enable_adapters()
+            return
+        if self._reference is None:
+            raise FlowalignError("the reference weights were not kept; call keep_reference() before training")
+        model, self.model = self.model, self._reference
+        try:
+            yield
+        finally:
+            self.model = model
+
+    def save(self, folder: str | Path) -> None:
+        """Write what plain diffusers loads: a LoRA file for `load_lora_weights`, or the whole denoiser."""
+        if self.lora:
+            type(self.pipeline).save_lora_weights(
+                str(folder),
+                **{f"{self.family.denoiser}_lora_layers": get_peft_model_state_dict(self.denoiser)},
+                **_collate_lora_metadata({self.family.denoiser: self.denoiser}),
+            )
+        else:
+            self.denoiser.save_pretrained(Path(folder) / self.family.denoiser)
+
+    def load(self, folder: str | Path) -> None:
+        """Read what `save` wrote, for sampling."""
+        whole = Path(folder) / self.family.denoiser
+        if whole.is_dir():
+            loaded = type(self.denoiser).from_pretrained(str(whole), dtype=self.dtype)
+            self.denoiser.load_state_dict(loaded.state_dict())
+        else:
+            self.pipeline.load_lora_weights(str(folder))
+            self.lora = True
+
+    # Prompts
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str], batch_size: int = 64) -> None:
+        """Put the embeddings of the distinct prompts into the cache; the text encoders leave the device after."""
+        missing = [p for p in dict.fromkeys(prompts) if p not in self._embeddings]
+        for prompt in prompts:
+            if prompt in self._embeddings:
+                self._embeddings.move_to_end(prompt)
+        if not missing:
+            return
+        self._report_cut_prompts(missing)
+        encoders = [m for n, m in self.pipeline.components.items() if n.startswith("text_encoder")]
+        for encoder in encoders:
+            to_device(encoder, self.device)
+        for i in range(0, len(missing), batch_size):
+            batch = missing[i : i + batch_size]
+            encoded = self.family.encode(self.pipeline, batch, device=self.device, **self.encode_options)
+            encoded = {name: value.cpu() for name, value in encoded.items()}
+            for row, prompt in enumerate(batch):
+                self._embeddings[prompt] = {name: value[row] for name, value in encoded.items()}
+        if self.device.type != "cpu":
+            for encoder in encoders:
+                to_device(encoder, "cpu")
+        while len(self._embeddings) > max(ENCODED_PROMPTS, len(set(prompts))):
+            self._embeddings.popitem(last=False)
+
+    def _report_cut_prompts(self, prompts: Sequence[str]) -> None:
+        for name, limit in self.family.token_limits(self.pipeline, **self.encode_options).items():
+            tokens = getattr(self.pipeline, name)(list(prompts), truncation=False, verbose=False).input_ids
+            cut = [(len(ids), prompt) for ids, prompt in zip(tokens, prompts, strict=True) if len(ids) > limit]
+            if cut:
+                length, prompt = cut[0]
+                logger.warning(
+                    "%d of %d prompts are longer than the %d tokens of the pipeline's %s, which does not see "
+                    "their ends; the first has %d: %r",
+                    *(len(cut), len(prompts), limit, name, length, prompt),
+                )
+
+    def _embeds(self, prompts: Sequence[str], guidance: float) -> dict[str, Tensor]:
+        self.encode([*prompts, ""] if guidance > 1 else prompts)
+        rows = [self._embeddings[prompt] for prompt in prompts]
+        embeds = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+        if guidance > 1:
+            for name, value in self._embeddings[""].items():
+                embeds[f"negative_{name}"] = value.expand(len(prompts), *value.shape)
+        return {name: value.to(self.device) for name, value in embeds.items()}
+
+    # Rollout and replay
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        *,
+        steps: int,
+        guidance: float = 1.0,
+        sigmas: Sequence[float] | None = None,
+        kernel: Kernel = ode,
+        eta: Tensor | None = None,
+        noise_seeds: Sequence[int] | None = None,
+        batch_size: int = 64,
+        **call: Any,
+    ) -> Rollout:
+        """Sample one trajectory a prompt through the pipeline's own call.
+
+        Args:
+            prompts: B prompts; repeat one for a group.
+            seeds: B seeds of the start noise: `torch.Generator().manual_seed(seed)` in plain diffusers.
+            steps: number of denoising steps T.
+            guidance: classifier-free guidance scale; 1 does without.
+            sigmas: T noise levels before the pipeline's own shift; default the scheduler's.
+            kernel, eta: the transition kernel, and [T] or [B, T] noise levels; eta None samples the ODE.
+            noise_seeds: B seeds of the step noise, default `seeds`.
+            batch_size: samples a network call; it does not change a picture.
+            call: further arguments of the pipeline's call (height, width, ...).
+        """
+        if guidance < 1:
+            raise ConfigError(f"guidance {guidance} is below 1; 1 samples without guidance")
+        noise_seeds = seeds if noise_seeds is None else noise_seeds
+        call |= {"sigmas": list(sigmas)} if sigmas is not None else {}
+        parts = []
+        for i in range(0, len(prompts), batch_size):
+            rows = slice(i, i + batch_size)
+            part_eta = eta[rows] if eta is not None and eta.dim() == 2 else eta
+            parts.append(
+                self._sample(prompts[rows], seeds[rows], noise_seeds[rows], steps, guidance, kernel, part_eta, call)
+            )
+        return Rollout.cat(parts)
+
+    def _sample(
+        self,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        noise_seeds: Sequence[int],
+        steps: int,
+        guidance: float,
+        kernel: Kernel,
+        eta: Tensor | None,
+        call: dict[str, Any],
+    ) -> Rollout:
+        own = self.pipeline.scheduler
+        scheduler = TransitionScheduler.like(own, kernel, eta, noise_seeds)
+        self.pipeline.scheduler = scheduler
+        try:
+            with CallRecorder(self.denoiser) as recorded, self._autocast():
+                self.pipeline(
+                    **self._embeds(prompts, guidance),
+                    guidance_scale=guidance,
+                    num_inference_steps=steps,
+                    generator=[torch.Generator("cpu").manual_seed(seed) for seed in seeds],
+                    output_type="latent",
+                    **call,
+                )
+        finally:
+            self.pipeline.scheduler = own
+        conditions = recorded.conditions(len(prompts), len(scheduler.sigmas) - 1, self.family.shared)
+        assert scheduler.recorder is not None
+        return Rollout(scheduler.recorder.trajectory(), conditions, list(prompts), guidance, kernel)
+
+    def velocity(self, rollout: Rollout, samples: Tensor, steps: Tensor) -> Tensor:
+        """Guided velocities of the present weights at stored states: [N, ...] for the pairs (samples[n], steps[n]).
+
+        One network call serves pairs of different steps; gradients flow to what is trained.
+        """
+        x = rollout.trajectory.latents[samples, steps].to(self.dtype)
+        copies = rollout.conditions.copies
+        with self._autocast():
+            outputs = [
+                self.model(x.repeat(n, *[1] * (x.dim() - 1)), **call)[0]
+                for n, call in zip(copies, rollout.conditions.gather(samples, steps), strict=True)
+            ]
+            return self.family.velocity(outputs, copies, rollout.guidance)
+
+    def score(self, rollout: Rollout, samples: Tensor, steps: Tensor) -> Transition:
+        """Stored transitions under the present weights."""
+        return rollout.trajectory.score(rollout.kernel, self.velocity(rollout, samples, steps), samples, steps)
+
+    @torch.no_grad()
+    def verify(self, rollout: Rollout) -> float:
+        """Compare replayed with recorded velocities on up to 8 pairs of the first and last steps.
+
+        Returns:
+            The largest difference relative to the largest velocity.
+
+        Raises:
+            FlowalignError: replay does not reproduce the rollout, so this pipeline cannot be trained this way.
+        """
+        count, last = min(len(rollout), 4), rollout.trajectory.velocity.shape[1] - 1
+        samples = torch.arange(count, device=self.device).repeat(2)
+        steps = torch.tensor([0] * count + [last] * count, device=self.device)
+        recorded = rollout.trajectory.velocity[samples, steps]
+        difference = (self.velocity(rollout, samples, steps).float() - recorded).abs().max()
+        relative = float(difference / recorded.abs().max())
+        tolerance = 1e-4 if self.dtype == torch.float32 else 5e-2
+        if not relative <= tolerance:
+            raise FlowalignError(
+                f"replaying {type(self.pipeline).__name__} differs from its rollout by {relative:.2g} "
+                f"(at most {tolerance:g} is numerical noise); its family needs its own velocity or encode"
+            )
+        return relative
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor, batch_size: int = 64) -> list[Image]:
+        """Finished latents [B, ...] to pictures, as the pipeline would postprocess them."""
+        images: list[Image] = []
+        for part in latents.split(batch_size):
+            pixels = self.family.decode(self.pipeline, part)
+            images += self.pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
+        return images

@@ -1,0 +1,70 @@
+"""Names in configurations to code. Imports happen when a name is used; a dotted path needs no registration."""
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from flowalign.errors import ConfigError, nearest
+
+ALGORITHMS = {"flow_grpo": "flowalign.algorithms.flow_grpo:FlowGRPO"}
+REWARDS = {"shapes": "rewards.shapes.reward:ShapesReward"}
+KERNELS = {name: f"samplers.kernels:{name}" for name in ("ode", "flow_sde")}
+PLANS = {"all": "samplers.plans:All", "window": "samplers.plans:Window"}
+MODELS = {"sd3": "flowalign.policies.families:SD3"}
+
+TABLES: dict[str, dict[str, str]] = {
+    "algorithms": ALGORITHMS,
+    "kernels": KERNELS,
+    "plans": PLANS,
+    "rewards": REWARDS,
+    "models": MODELS,
+}
+
+
+def resolve(table: str, name: str) -> Any:
+    """The object behind a registered name or a dotted path ('package.module:name' or 'package.module.name')."""
+    path = TABLES[table].get(name, name)
+    module, _, attribute = path.rpartition(":" if ":" in path else ".")
+    if not module:
+        raise ConfigError(f"no {table[:-1]} is called '{name}'; {nearest(name, TABLES[table])}")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{table[:-1]} '{name}' cannot be imported: {error}") from error
+
+
+def summary(table: str, name: str) -> str:
+    """First line of what a name stands for."""
+    return (inspect.getdoc(resolve(table, name)) or "").partition("\n")[0]
+
+
+def build(table: str, name: str, arguments: Mapping[str, Any], where: str) -> Any:
+    """Make the object a name stands for, with its arguments checked against its signature.
+
+    A class is instantiated; a plain function takes no arguments and is returned as it is.
+
+    Raises:
+        ConfigError: an unknown name or argument, or a value of a wrong type or range.
+    """
+    target = resolve(table, name)
+    if not inspect.isclass(target):
+        if arguments:
+            raise ConfigError(f"{where}: '{name}' is a function and takes no settings ({', '.join(arguments)})")
+        return target
+    parameters = inspect.signature(target).parameters
+    hints = get_type_hints(target.__init__)
+    checked = {}
+    for key, value in arguments.items():
+        if key not in parameters:
+            raise ConfigError(f"{where}: '{name}' has no setting '{key}'; {nearest(key, parameters)}")
+        try:
+            checked[key] = TypeAdapter(hints.get(key, Any)).validate_python(value)
+        except ValidationError as error:
+            raise ConfigError(f"{where}.{key}: {error.errors()[0]['msg']} (got {value!r})") from error
+    try:
+        return target(**checked)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}") from error

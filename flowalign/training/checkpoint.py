@@ -1,0 +1,120 @@
+"""Checkpoints that are either whole or absent: safetensors and JSON in a folder that appears by one rename."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def optimizer_tensors(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimizer's state_dict as flat tensors ('3.exp_avg') and JSON."""
+    tensors = {
+        f"{index}.{key}": value.contiguous()
+        for index, values in state["state"].items()
+        for key, value in values.items()
+    }
+    return tensors, {"param_groups": state["param_groups"]}
+
+
+def optimizer_state(tensors: dict[str, Tensor], rest: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of `optimizer_tensors`."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        index, _, key = name.partition(".")
+        state.setdefault(int(index), {})[key] = value
+    return {"state": state, "param_groups": rest["param_groups"]}
+
+
+class Checkpoints:
+    """The checkpoints of a run's folder.
+
+    Args:
+        folder: holds `checkpoint-000010` and so on.
+        keep: how many of the newest stay.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder, self.keep = folder, keep
+
+    def all(self) -> list[Path]:
+        """Whole checkpoints, oldest first; an interrupted save never carries the name of one."""
+        found = self.folder.glob("checkpoint-*") if self.folder.is_dir() else []
+        return sorted((p for p in found if NAME.fullmatch(p.name)), key=lambda p: p.name)
+
+    def save(
+        self,
+        iteration: int,
+        tensors: dict[str, dict[str, Tensor]],
+        state: dict[str, Any],
+        export: Callable[[Path], None],
+    ) -> Path:
+        """Write one file of tensors per entry, state.json and what `export` adds, then let the folder appear."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        final = self.folder / f"checkpoint-{iteration:06d}"
+        partial = self.folder / f".partial-{final.name}"
+        partial.mkdir()
+        for name, entries in tensors.items():
+            rows = {key: value.detach().cpu().contiguous() for key, value in entries.items()}
+            save_file(rows, partial / f"{name}.safetensors")
+        (partial / "state.json").write_text(json.dumps(state))
+        export(partial)
+        sync(partial)
+        if final.exists():
+            os.replace(final, self.folder / f".removed-{final.name}")
+        os.replace(partial, final)
+        sync_folder(self.folder)
+        for old in self.all()[: -self.keep]:
+            os.replace(old, self.folder / f".removed-{old.name}")
+        self._sweep()
+        return final
+
+    def _sweep(self) -> None:
+        """Remove what interrupted saves and removals left."""
+        for leftover in [*self.folder.glob(".partial-*"), *self.folder.glob(".removed-*")]:
+            shutil.rmtree(leftover)
+
+    @staticmethod
+    def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        """What `save` was given."""
+        tensors = {file.stem: load_file(file) for file in path.glob("*.safetensors")}
+        return tensors, json.loads((path / "state.json").read_text())
+
+
+def sync(folder: Path) -> None:
+    """Make the files of a folder survive a crash of the machine."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with open(path, "rb") as handle:
+                os.fsync(handle.fileno())
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a text file so that readers see the old or the new one, never half."""
+    partial = path.with_name(f".partial-{path.name}")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def restore(parameters: dict[str, torch.nn.Parameter], values: dict[str, Tensor]) -> None:
+    """Copy stored values into parameters of the same names."""
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(values[name])

@@ -1,0 +1,86 @@
+"""Evaluation on held-out prompts with the ODE sampler: the same prompts and start noises every time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from PIL.Image import Image
+
+from flowalign.config import Sampling
+from flowalign.data import Prompts
+from flowalign.policies import DiffusersPolicy
+from rewards import Reward, score
+
+
+@dataclass
+class Evaluated:
+    """Scores of N pictures, over all processes, in the order of the prompts."""
+
+    prompts: list[str]
+    metadata: list[dict[str, Any]]
+    seeds: list[int]
+    value: list[float]
+    parts: dict[str, list[float]]
+    images: list[Image]
+    """this process's pictures: on one process all, otherwise every n-th"""
+
+    def means(self, by: str = "category") -> dict[str, dict[str, float]]:
+        """Mean value and parts over all pictures ('all') and over those of each value of a metadata key."""
+        own = [str(record[by]) if by in record else None for record in self.metadata]
+        table = {}
+        for label in ["all", *sorted({name for name in own if name is not None})]:
+            rows = [i for i, name in enumerate(own) if label in ("all", name)]
+            columns = {"reward": self.value, **self.parts}
+            table[label] = {name: sum(c[i] for i in rows) / len(rows) for name, c in columns.items()}
+            table[label]["pictures"] = len(rows)
+        return table
+
+
+def evaluate(
+    policy: DiffusersPolicy,
+    reward: Reward,
+    prompts: Prompts,
+    sampling: Sampling,
+    pictures_per_prompt: int,
+    seed: int,
+    accelerator: Accelerator | None = None,
+) -> Evaluated:
+    """Sample each prompt `pictures_per_prompt` times by the ODE and score the pictures.
+
+    Picture n of the list starts from the noise of `torch.Generator().manual_seed(seed + n)`, so plain diffusers
+    makes it again.
+    """
+    texts = [text for text in prompts.texts for _ in range(pictures_per_prompt)]
+    metadata = [record for record in prompts.metadata for _ in range(pictures_per_prompt)]
+    seeds = list(range(seed, seed + len(texts)))
+    process, processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
+    mine = range(process, len(texts), processes)
+    rows: list[dict[str, Any]] = []
+    images: list[Image] = []
+    if mine:
+        rollout = policy.sample([texts[i] for i in mine], [seeds[i] for i in mine], **sampling.arguments())
+        images = policy.decode(rollout.trajectory.final, sampling.batch_size)
+        scores = score(reward, images, [texts[i] for i in mine], [metadata[i] for i in mine])
+        for row, i in enumerate(mine):
+            parts = {name: float(values[row]) for name, values in scores.parts.items()}
+            rows.append({"i": i, "value": float(scores.value[row]), "parts": parts})
+    if accelerator is not None and processes > 1:
+        rows = _gather(rows)
+    rows.sort(key=lambda row: row["i"])
+    names: Sequence[str] = list(rows[0]["parts"])
+    return Evaluated(
+        texts,
+        metadata,
+        seeds,
+        [row["value"] for row in rows],
+        {name: [row["parts"][name] for row in rows] for name in names},
+        images,
+    )
+
+
+def _gather(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    everyone: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everyone, rows)
+    return [row for part in everyone for row in part]

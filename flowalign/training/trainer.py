@@ -1,0 +1,393 @@
+"""The training loop: collect experience, update, measure, save; the same for every algorithm."""
+
+import contextlib
+import logging
+import platform
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from accelerate import Accelerator
+from diffusers.optimization import get_scheduler
+from diffusers.training_utils import EMAModel
+from torch import Tensor
+from tqdm import tqdm
+
+from flowalign import registry
+from flowalign.config import Config, Named, parse
+from flowalign.data import ASSETS, Prompts, draw_batch
+from flowalign.errors import ConfigError
+from flowalign.policies import DiffusersPolicy
+from flowalign.training.actor import Actor
+from flowalign.training.checkpoint import (
+    Checkpoints,
+    optimizer_state,
+    optimizer_tensors,
+    restore,
+    write_atomically,
+)
+from flowalign.training.evaluation import Evaluated, evaluate
+from flowalign.training.metrics import MetricsFile
+from rewards import Reward, WeightedSum, as_reward
+from samplers import derive_seed
+
+logger = logging.getLogger(__name__)
+
+
+def build_policy(config: Config, device: torch.device | str = "cpu") -> DiffusersPolicy:
+    """Load the model of a configuration, without anything trainable yet."""
+    model = config.model
+    shipped = ASSETS / model.path
+    return DiffusersPolicy.from_pretrained(
+        shipped if shipped.is_dir() else model.path, model.dtype, device, model.encode, model.attention
+    )
+
+
+def build_reward(named: list[Named]) -> Reward:
+    """The weighted sum of configured rewards; a single one of weight 1 stays itself."""
+    rewards, weights = [], []
+    for i, entry in enumerate(named):
+        settings = entry.settings
+        weights.append(float(settings.pop("weight", 1.0)))
+        rewards.append(as_reward(registry.build("rewards", entry.name, settings, f"rewards.{i}")))
+    return rewards[0] if weights == [1.0] else WeightedSum(rewards, weights)
+
+
+class Trainer:
+    """Trains a policy with the algorithm of a configuration.
+
+    Args:
+        config: a `Config`, or its keys and values as a dictionary.
+        policy: default the configuration's model.
+        reward: a reward or any function (images, prompts) -> list of floats; default the configuration's.
+        resume: go on from the newest whole checkpoint of the run's folder.
+        progress: show a progress bar.
+    """
+
+    def __init__(
+        self,
+        config: Config | dict[str, Any],
+        policy: DiffusersPolicy | None = None,
+        reward: Any = None,
+        resume: bool = False,
+        progress: bool = True,
+    ) -> None:
+        self.config: Config = parse(Config, config) if isinstance(config, dict) else config
+        config = self.config
+        self.folder = Path(config.output) / (config.name or "run")
+        self.accelerator = Accelerator(log_with=config.trackers or None, project_dir=str(self.folder))
+        config.check(self.accelerator.num_processes)
+        self.progress = progress and self.accelerator.is_main_process
+
+        training = config.training
+        torch.manual_seed(training.seed)
+        self.algorithm = config.build_algorithm()
+        self.policy = policy or build_policy(config, self.accelerator.device)
+        if self.algorithm.uses_reference:
+            self.policy.keep_reference()
+        if config.model.lora is not None:
+            lora = config.model.lora
+            self.policy.add_lora(lora.rank, lora.alpha, lora.targets, lora.init)
+        else:
+            self.policy.train_all()
+        if config.model.gradient_checkpointing:
+            self.policy.denoiser.enable_gradient_checkpointing()
+        reward = build_reward(config.rewards) if reward is None else as_reward(reward)
+        self.actor = Actor(config, self.policy, reward, self.accelerator)
+        self.eval_reward = build_reward(config.evaluation.rewards) if config.evaluation.rewards else reward
+        self.prompts = Prompts.read(config.data.prompts, config.data.where)
+
+        self.parameters = self.policy.trainable()
+        settings = training.optimizer
+        self.optimizer = torch.optim.AdamW(
+            self.parameters.values(),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            fused=self.accelerator.device.type == "cuda",
+        )
+        self.schedule = get_scheduler(
+            settings.schedule,
+            self.optimizer,
+            num_warmup_steps=settings.warmup_updates,
+            num_training_steps=training.iterations * training.updates_per_iteration,
+        )
+        self.policy.model = self.accelerator.prepare(self.policy.denoiser)
+        self.ema = EMAModel(self.parameters.values(), training.ema_decay) if training.ema_decay else None
+
+        self.iteration = 0
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", training.keep_checkpoints)
+        self.metrics = MetricsFile(self.folder / "metrics.jsonl")
+        self.evaluations = MetricsFile(self.folder / "evaluations.jsonl")
+        if resume:
+            self._resume()
+        elif self.checkpoints.all():
+            raise ConfigError(f"{self.folder} already holds a run; --resume goes on with it, name=... starts another")
+
+    # The loop
+
+    def train(self) -> None:
+        """Run the remaining iterations; evaluates before, in between as configured, and after."""
+        training, evaluation = self.config.training, self.config.evaluation
+        if self.accelerator.is_main_process:
+            self._write_description()
+        if self.config.trackers:
+            self.accelerator.init_trackers("flowalign", config=_flat(self.config.model_dump(mode="json")))
+        if self.iteration == 0:
+            self.evaluate()
+        bar = tqdm(
+            initial=self.iteration,
+            total=training.iterations,
+            disable=not self.progress,
+            desc=self.config.name,
+        )
+        while self.iteration < training.iterations:
+            metrics = self._iterate()
+            self.iteration += 1
+            last = self.iteration == training.iterations
+            self._log(metrics)
+            bar.set_postfix(reward=f"{metrics['reward/mean']:.3f}")
+            bar.update()
+            if last or (evaluation.every and self.iteration % evaluation.every == 0):
+                self.evaluate()
+            if last or (training.checkpoint_every and self.iteration % training.checkpoint_every == 0):
+                self.save()
+        bar.close()
+        self.export()
+        if self.config.trackers:
+            self.accelerator.end_training()
+
+    def _iterate(self) -> dict[str, float]:
+        training = self.config.training
+        # Stateless randomness: a resumed iteration draws what the uninterrupted one would have drawn.
+        torch.manual_seed(derive_seed(training.seed, self.iteration, self.accelerator.process_index))
+        batch = draw_batch(
+            self.prompts,
+            self.iteration,
+            training.prompts_per_iteration,
+            training.group_size,
+            training.seed,
+            self.config.rollout.share_start_noise,
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+        )
+        experience = self.algorithm.collect(self.actor, batch)
+        if self.iteration == 0:
+            self.policy.verify(experience.rollout)
+        begin = time.perf_counter()
+        sums: dict[str, list[Tensor]] = defaultdict(list)
+        for pairs in self._updates(experience, batch.group):
+            self._update(experience, pairs, sums)
+        metrics = dict(experience.metrics)
+        for name, values in sums.items():
+            metrics[name] = self.actor.gather(torch.stack(values)).mean().item()
+        metrics["learning_rate"] = self.schedule.get_last_lr()[0]
+        metrics["seconds/update"] = time.perf_counter() - begin
+        return metrics
+
+    def _updates(self, experience: Any, group: list[int]) -> Iterator[Tensor]:
+        """The actions of each update: every group gives an equal, random share of its actions to each."""
+        training = self.config.training
+        groups = sorted(set(group))
+        pairs = experience.pairs().unflatten(0, (len(groups), -1))
+        orders = []
+        for number in groups:
+            generator = torch.Generator().manual_seed(derive_seed(training.seed, self.iteration, number, 2))
+            orders.append(torch.randperm(pairs.shape[1], generator=generator))
+        order = torch.stack(orders).to(pairs.device)
+        pairs = pairs.gather(1, order[..., None].expand_as(pairs))
+        for chunk in pairs.chunk(training.updates_per_iteration, dim=1):
+            yield chunk.flatten(0, 1)
+
+    def _update(self, experience: Any, pairs: Tensor, sums: dict[str, list[Tensor]]) -> None:
+        """One optimizer step on the mean loss of these actions over all processes."""
+        total = len(pairs)
+        pairs = self._with_gradient(experience, pairs)
+        parts = pairs.split(self.config.training.micro_batch_size)
+        totals: dict[str, Tensor] = {}
+        for i, part in enumerate(parts):
+            last = i == len(parts) - 1
+            wait = contextlib.nullcontext() if last else self.accelerator.no_sync(self.policy.model)
+            with wait:
+                actions = self.algorithm.actions(self.policy, experience, part)
+                loss, values = self.algorithm.loss(actions)
+                self.accelerator.backward(loss.sum() / total)
+            values = {
+                **values,
+                "policy/loss": loss,
+                "policy/ratio": (actions.log_prob - actions.old_log_prob).exp(),
+            }
+            for name, value in values.items():
+                totals[name] = totals.get(name, 0) + value.detach().sum()
+        norm = self.accelerator.clip_grad_norm_(self.parameters.values(), self.config.training.optimizer.max_grad_norm)
+        self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad()
+        if self.ema is not None:
+            self.ema.step(self.parameters.values())
+        for name, value in totals.items():
+            sums[name].append(value / len(pairs))
+        sums["policy/gradient_norm"].append(torch.as_tensor(norm, device=self.accelerator.device))
+
+    def _with_gradient(self, experience: Any, pairs: Tensor) -> Tensor:
+        """Leave out actions of zero advantage, which teach nothing unless the loss has other terms.
+
+        Every process keeps the same number, at least one, so that collective operations match.
+        """
+        if self.algorithm.uses_reference:
+            return pairs
+        useful = experience.advantage[pairs[:, 0], pairs[:, 1]] != 0
+        keep = max(1, self.actor.largest(int(useful.sum())))
+        # stable: the useful ones first, each part in its random order
+        return pairs[torch.argsort(~useful, stable=True)[:keep]]
+
+    # Evaluation
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within it the policy has its averaged weights, where there is an EMA."""
+        if self.ema is None:
+            yield
+            return
+        self.ema.store(self.parameters.values())
+        self.ema.copy_to(self.parameters.values())
+        try:
+            yield
+        finally:
+            self.ema.restore(self.parameters.values())
+
+    def evaluate(self) -> Evaluated | None:
+        """Score the held-out prompts, and append the means to evaluations.jsonl."""
+        settings = self.config.evaluation
+        if settings.prompts is None:
+            return None
+        prompts = Prompts.read(settings.prompts, settings.where).spread(settings.limit)
+        with self.averaged():
+            result = evaluate(
+                self.policy,
+                self.eval_reward,
+                prompts,
+                settings,
+                settings.pictures_per_prompt,
+                settings.seed,
+                self.accelerator,
+            )
+        if self.accelerator.is_main_process:
+            means = result.means(by="category")
+            record = {
+                "iteration": self.iteration,
+                **{f"{k}/{n}": v for k, row in means.items() for n, v in row.items()},
+            }
+            self.evaluations.append(record)
+            self._save_pictures(result)
+        if self.config.trackers:
+            self.accelerator.log({f"evaluation/{n}": v for n, v in result.means()["all"].items()}, step=self.iteration)
+        return result
+
+    def _save_pictures(self, result: Evaluated) -> None:
+        """The main process's first pictures as PNG, with a list of prompts, seeds and scores."""
+        count = min(self.config.evaluation.save_pictures, len(result.images))
+        folder = self.folder / "samples" / f"iteration-{self.iteration:06d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        # the main process evaluates every n-th picture
+        stride = self.accelerator.num_processes
+        lines = MetricsFile(folder / "samples.jsonl")
+        lines.path.unlink(missing_ok=True)
+        spread = torch.linspace(0, len(result.images) - 1, count).round().int().tolist() if count else []
+        for row in spread:
+            i = row * stride
+            name = f"{i:05d}.png"
+            result.images[row].save(folder / name)
+            parts = {part: values[i] for part, values in result.parts.items()}
+            lines.append(
+                {"picture": name, "prompt": result.prompts[i], "seed": result.seeds[i]}
+                | {"metadata": result.metadata[i], "reward": result.value[i], **parts}
+            )
+
+    # Saving
+
+    def save(self) -> None:
+        """Write a checkpoint that a resumed run continues from bit for bit."""
+        if self.accelerator.is_main_process:
+            moments, rest = optimizer_tensors(self.optimizer.state_dict())
+            tensors: dict[str, dict[str, Tensor]] = {"trainable": {**self.parameters}, "optimizer": moments}
+            state = {
+                "iteration": self.iteration,
+                "optimizer": rest,
+                "schedule": _plain(self.schedule.state_dict()),
+            }
+            if self.ema is not None:
+                averages = zip(self.parameters, self.ema.shadow_params, strict=True)
+                tensors["ema"] = dict(averages)
+                state["ema_steps"] = self.ema.optimization_step
+            self.checkpoints.save(self.iteration, tensors, state, self._export_lora)
+        self.accelerator.wait_for_everyone()
+
+    def _export_lora(self, folder: Path) -> None:
+        if self.policy.lora:
+            with self.averaged():
+                self.policy.save(folder)
+
+    def export(self) -> None:
+        """Write the result for plain diffusers: `lora/` for load_lora_weights, or the whole denoiser."""
+        if self.accelerator.is_main_process:
+            with self.averaged():
+                self.policy.save(self.folder / ("lora" if self.policy.lora else "model"))
+        self.accelerator.wait_for_everyone()
+
+    def _resume(self) -> None:
+        found = self.checkpoints.all()
+        if found:
+            tensors, state = self.checkpoints.load(found[-1])
+            self.iteration = state["iteration"]
+            restore(self.parameters, tensors["trainable"])
+            self.optimizer.load_state_dict(optimizer_state(tensors["optimizer"], state["optimizer"]))
+            self.schedule.load_state_dict(state["schedule"])
+            if self.ema is not None:
+                self.ema.optimization_step = state["ema_steps"]
+                for name, shadow in zip(self.parameters, self.ema.shadow_params, strict=True):
+                    shadow.copy_(tensors["ema"][name])
+        if self.accelerator.is_main_process and self.folder.is_dir():
+            self.metrics.keep_before(self.iteration)
+            # the evaluation at the checkpoint's own iteration came before the checkpoint
+            self.evaluations.keep_before(self.iteration + bool(found))
+
+    def _write_description(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder / "config.yaml", self.config.dump())
+        packages = ("flowalign", "torch", "diffusers", "transformers", "accelerate", "peft", "numpy")
+        description = {name: version(name) for name in packages}
+        description |= {
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "device": torch.cuda.get_device_name() if self.accelerator.device.type == "cuda" else "cpu",
+            "processes": self.accelerator.num_processes,
+        }
+        write_atomically(self.folder / "versions.yaml", yaml.safe_dump(description, sort_keys=False))
+
+    def _log(self, metrics: dict[str, float]) -> None:
+        if self.accelerator.is_main_process:
+            self.metrics.append({"iteration": self.iteration - 1, **metrics})
+        if self.config.trackers:
+            self.accelerator.log(metrics, step=self.iteration)
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as 'section.key', for trackers that take plain values only."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value if isinstance(value, int | float | str | bool) else str(value)
+    return flat
+
+
+def _plain(state: dict[str, Any]) -> dict[str, Any]:
+    """A scheduler's state without its functions and the flags of the running step."""
+    return {k: v for k, v in state.items() if isinstance(v, int | float | list) and k != "lr_lambdas"}

@@ -1,0 +1,32 @@
+"""The checker of the shapes world as a reward."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from PIL.Image import Image
+
+from rewards.base import Scores
+from rewards.shapes.checker import check
+
+
+class ShapesReward:
+    """Rule-based: does the picture show the shapes its prompt asks for; in [0, 1].
+
+    Args:
+        strict_weight: weight of passing every requirement; the rest goes to the share of requirements met.
+    """
+
+    name = "shapes"
+
+    def __init__(self, strict_weight: float = 0.5) -> None:
+        self.strict_weight = strict_weight
+
+    def __call__(
+        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> Scores:
+        verdicts = [check(image, prompt) for image, prompt in zip(images, prompts, strict=True)]
+        soft = torch.tensor([verdict.soft for verdict in verdicts])
+        strict = torch.tensor([float(verdict.strict) for verdict in verdicts])
+        value = self.strict_weight * strict + (1 - self.strict_weight) * soft
+        return Scores(value, {"soft": soft, "strict": strict})

@@ -1,0 +1,25 @@
+"""Noise that depends on the sample's own seed only, not on the batch, the device or the number of processes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def derive_seed(*key: int) -> int:
+    """A well-mixed 32-bit seed for a tuple of non-negative integers such as (run seed, iteration, sample)."""
+    return int(np.random.SeedSequence(key).generate_state(1)[0])
+
+
+def generators(seeds: Sequence[int]) -> list[torch.Generator]:
+    """One CPU generator a sample. diffusers pipelines take the list as `generator=`, with the same noise."""
+    return [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
+
+
+def normal(shape: Sequence[int], sources: Sequence[torch.Generator], device: torch.device | str) -> Tensor:
+    """[B, *shape] float32 standard normal; row b is drawn from sources[b] on the CPU and moved to the device."""
+    noise = torch.empty(len(sources), *shape, pin_memory=torch.device(device).type == "cuda")
+    for row, source in zip(noise, sources, strict=True):
+        row.normal_(generator=source)
+    return noise.to(device, non_blocking=True)

@@ -1,0 +1,116 @@
+"""What one rollout of a batch went through, and the recorder that walks it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from samplers.kernels import Kernel, Transition, transition
+from samplers.noise import generators, normal
+
+
+@dataclass
+class Trajectory:
+    """B samples of T steps, float32."""
+
+    latents: Tensor
+    """[B, T + 1, ...]: the start noise, then the sample after each step"""
+    velocity: Tensor
+    """[B, T, ...]: the guided velocity at each step"""
+    log_prob: Tensor
+    """[B, T]: 0 at deterministic steps"""
+    eta: Tensor
+    """[B, T]: noise level of each step, 0 where it is deterministic"""
+    sigmas: Tensor
+    """[T + 1]: the schedule, ending in 0"""
+
+    @property
+    def mask(self) -> Tensor:
+        """[B, T] bool: the stochastic steps."""
+        return self.eta > 0
+
+    @property
+    def final(self) -> Tensor:
+        """[B, ...]: the finished samples."""
+        return self.latents[:, -1]
+
+    def __len__(self) -> int:
+        return len(self.latents)
+
+    def __getitem__(self, samples: slice | Tensor) -> "Trajectory":
+        """Some of the samples."""
+        rows = {f.name: getattr(self, f.name)[samples] for f in fields(self) if f.name != "sigmas"}
+        return Trajectory(**rows, sigmas=self.sigmas)
+
+    @staticmethod
+    def cat(parts: Sequence["Trajectory"]) -> "Trajectory":
+        """Join trajectories that share one schedule."""
+        rows = {
+            f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(Trajectory) if f.name != "sigmas"
+        }
+        return Trajectory(**rows, sigmas=parts[0].sigmas)
+
+    def score(self, kernel: Kernel, velocity: Tensor, samples: Tensor, steps: Tensor) -> Transition:
+        """Score stored steps under a new velocity: [N, ...] for the pairs (samples[n], steps[n])."""
+        return transition(
+            kernel,
+            self.latents[samples, steps],
+            velocity,
+            self.sigmas[steps],
+            self.sigmas[steps + 1],
+            self.eta[samples, steps],
+            next=self.latents[samples, steps + 1],
+        )
+
+
+class Recorder:
+    """Takes a batch down the schedule one velocity at a time and keeps every step.
+
+    Args:
+        x: [B, ...] start noise.
+        sigmas: [T + 1], ending in 0.
+        kernel: the transition kernel.
+        eta: [T] or [B, T] on the CPU, noise level of each step; the host reads it to know which steps need noise.
+        seeds: B seeds of the step noise.
+    """
+
+    def __init__(self, x: Tensor, sigmas: Tensor, kernel: Kernel, eta: Tensor, seeds: Sequence[int]) -> None:
+        self.x = x.float()
+        self.sigmas = sigmas.to(x.device, torch.float32)
+        self.kernel = kernel
+        self.stochastic = eta.cpu().reshape(-1, eta.shape[-1]).amax(0).gt(0).tolist()
+        self.eta = eta.to(x.device, torch.float32).expand(len(x), -1)
+        self.sources = generators(seeds)
+        self.latents = [self.x]
+        self.velocities: list[Tensor] = []
+        self.log_probs: list[Tensor] = []
+
+    def step(self, velocity: Tensor) -> Tensor:
+        """Make the next transition and return the new sample, [B, ...] float32."""
+        k, batch = len(self.velocities), len(self.x)
+        noise = normal(self.x.shape[1:], self.sources, self.x.device) if self.stochastic[k] else None
+        made = transition(
+            self.kernel,
+            self.x,
+            velocity,
+            self.sigmas[k].expand(batch),
+            self.sigmas[k + 1].expand(batch),
+            self.eta[:, k],
+            noise=noise,
+        )
+        self.x = made.next
+        self.latents.append(made.next)
+        self.velocities.append(velocity.float())
+        self.log_probs.append(made.log_prob)
+        return made.next
+
+    def trajectory(self) -> Trajectory:
+        """The record of the steps made; call after the last one."""
+        return Trajectory(
+            torch.stack(self.latents, 1),
+            torch.stack(self.velocities, 1),
+            torch.stack(self.log_probs, 1),
+            self.eta,
+            self.sigmas,
+        )
