@@ -37,7 +37,7 @@ def options(
 def demo(
     seeds: Annotated[int, typer.Option(min=1, help="Train this many times, with seeds 0, 1, ...")] = 1,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
-    output: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/demo"),
+    output: Annotated[Path | None, typer.Option(help="Folder for the runs; default a new one in runs/.")] = None,
     iterations: Annotated[int | None, typer.Option(min=1, help="Train for fewer or more iterations.")] = None,
 ) -> None:
     """Align the shipped tiny Stable Diffusion 3 in minutes on a laptop, and write a page of pictures."""

@@ -196,6 +196,14 @@ class Config(Section):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
 
+def recipe(name: str) -> Path:
+    """The file of a recipe that comes with flowalign, e.g. 'tiny_sd3/flow_grpo'."""
+    package = Path(__file__).parent
+    # wheels carry configs/ inside the package, a checkout has it beside
+    folders = [folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir()]
+    return folders[0] / f"{name}.yaml"
+
+
 def parse(section: type[BaseModel], values: Any, where: str = "") -> Any:
     """Validate values as a section, turning pydantic's report into one line for people."""
     try:

@@ -1,0 +1,72 @@
+"""The page that a demo ends on: pictures before and after with their prompts, seeds and rewards, and the curves."""
+
+import base64
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from jinja2 import Environment, PackageLoader
+from PIL.Image import Image, Resampling
+
+from flowalign.training.checkpoint import write_atomically
+from flowalign.training.evaluation import Evaluated
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+CURVES = {"reward/mean": "reward", "policy/clip_fraction": "clip fraction", "policy/gradient_norm": "gradient norm"}
+
+
+def _embed(data: bytes, kind: str) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _picture(image: Image, side: int = 128) -> str:
+    buffer = io.BytesIO()
+    image.resize((side, side), Resampling.NEAREST).save(buffer, "PNG")
+    return _embed(buffer.getvalue(), "png")
+
+
+def plot_curves(records: Sequence[dict[str, Any]], curves: dict[str, str]) -> str:
+    """An SVG of metrics over iterations, as a data address."""
+    figure, axes = pyplot.subplots(1, len(curves), figsize=(4 * len(curves), 2.6), layout="constrained")
+    for axis, (key, title) in zip(axes, curves.items(), strict=True):
+        axis.plot([r["iteration"] for r in records], [r[key] for r in records], linewidth=1)
+        axis.set_title(title, fontsize=9)
+        axis.set_xlabel("iteration", fontsize=8)
+        axis.tick_params(labelsize=7)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg")
+    pyplot.close(figure)
+    return _embed(buffer.getvalue(), "svg+xml")
+
+
+def write_report(
+    folder: Path, before: Evaluated, after: Evaluated, records: Sequence[dict[str, Any]], pairs: int = 48
+) -> Path:
+    """Write index.html into the run's folder: `pairs` pictures spread over the evaluation, before beside after."""
+    step = max(1, len(before.prompts) // pairs)
+    rows = [
+        {
+            "prompt": before.prompts[i],
+            "seed": before.seeds[i],
+            "before": _picture(before.images[i]),
+            "after": _picture(after.images[i]),
+            "reward_before": before.value[i],
+            "reward_after": after.value[i],
+        }
+        for i in range(0, len(before.prompts), step)
+    ]
+    page = Environment(loader=PackageLoader("flowalign"), autoescape=True).get_template("report.html")
+    path = folder / "index.html"
+    text = page.render(
+        name=folder.name,
+        rows=rows,
+        before=before.means()["all"],
+        after=after.means()["all"],
+        curves=plot_curves(records, CURVES),
+    )
+    write_atomically(path, text)
+    return path
