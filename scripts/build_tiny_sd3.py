@@ -67,26 +67,16 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     root = Path("flowalign/assets")
-    parser.add_argument(
-        "--out", type=Path, default=root / "tiny_sd3", help="folder of the pipeline; replaced whole"
-    )
-    parser.add_argument(
-        "--prompts-out", type=Path, default=root / "prompts", help="folder of the two prompt lists"
-    )
+    parser.add_argument("--out", type=Path, default=root / "tiny_sd3", help="folder of the pipeline; replaced whole")
+    parser.add_argument("--prompts-out", type=Path, default=root / "prompts", help="folder of the two prompt lists")
     parser.add_argument("--seed", type=int, default=0, help="of weights, pictures, noise and evaluation")
-    parser.add_argument(
-        "--vae-steps", type=int, default=1600, help="training steps of the VAE, 16 pictures each"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=5000, help="training steps of the transformer, 64 pictures each"
-    )
+    parser.add_argument("--vae-steps", type=int, default=1600, help="training steps of the VAE, 16 pictures each")
+    parser.add_argument("--steps", type=int, default=5000, help="training steps of the transformer, 64 pictures each")
     parser.add_argument("--bank", type=int, default=40_000, help="pictures drawn and encoded to train on")
     parser.add_argument(
         "--eval-images", type=int, default=8, help="pictures per held-out prompt and setting, at the end"
     )
-    parser.add_argument(
-        "--threads", type=int, default=2, help="processor threads; other numbers round differently"
-    )
+    parser.add_argument("--threads", type=int, default=2, help="processor threads; other numbers round differently")
     return parser.parse_args()
 
 
@@ -117,9 +107,7 @@ def build(
         pipe.to(dtype=torch.float16).save_pretrained(new)
         quality = measure(new, eval_images, seed)
         (new / "quality.json").write_text(json.dumps(quality, indent=2) + "\n")
-        (new / "README.md").write_text(
-            model_card(quality, f"--seed {seed} --vae-steps {vae_steps} --steps {steps}")
-        )
+        (new / "README.md").write_text(model_card(quality, f"--seed {seed} --vae-steps {vae_steps} --steps {steps}"))
         if out.exists():
             out.rename(old)
         new.rename(out)
@@ -166,13 +154,9 @@ def new_pipeline() -> StableDiffusion3Pipeline:
         pos_embed_max_size=4,
         qk_norm="rms_norm",
     )
-    for (
-        name,
-        module,
-    ) in transformer.named_modules():  # each block starts as the identity, the velocity as zero
-        if isinstance(module, nn.Linear) and name.endswith(
-            ("norm1.linear", "norm1_context.linear", "proj_out")
-        ):
+    # Each block starts as the identity, the velocity as zero.
+    for name, module in transformer.named_modules():
+        if isinstance(module, nn.Linear) and name.endswith(("norm1.linear", "norm1_context.linear", "proj_out")):
             nn.init.zeros_(module.weight)
             nn.init.zeros_(module.bias)
     pipe = StableDiffusion3Pipeline(
@@ -372,9 +356,7 @@ def measure(folder: Path, images_per_prompt: int, seed: int) -> dict:
 
     `overall` is the mean over the categories, as in GenEval.
     """
-    pipe = StableDiffusion3Pipeline.from_pretrained(
-        folder, text_encoder_3=None, tokenizer_3=None, dtype=torch.float32
-    )
+    pipe = StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None, dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
     five = {"num_inference_steps": 5, "sigmas": np.linspace(1, 1 / 5, 5).tolist(), "max_sequence_length": 0}
     fifteen = {"num_inference_steps": 15, "max_sequence_length": 0}

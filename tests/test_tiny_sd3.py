@@ -21,26 +21,20 @@ SINGLES = [request.prompt for request in train_requests() if request.category ==
 
 @pytest.fixture(scope="module")
 def pipe() -> StableDiffusion3Pipeline:
-    pipe = StableDiffusion3Pipeline.from_pretrained(
-        TINY, text_encoder_3=None, tokenizer_3=None, dtype=torch.float32
-    )
+    pipe = StableDiffusion3Pipeline.from_pretrained(TINY, text_encoder_3=None, tokenizer_3=None, dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
 def strict_rate(pipe: StableDiffusion3Pipeline, prompts: list[str], **settings: object) -> float:
     images = pipe(prompts, generator=torch.Generator().manual_seed(0), **settings).images
-    return float(
-        np.mean([check(image, prompt).strict for image, prompt in zip(images, prompts, strict=True)])
-    )
+    return float(np.mean([check(image, prompt).strict for image, prompt in zip(images, prompts, strict=True)]))
 
 
 def test_it_is_small_and_in_half_precision(pipe: StableDiffusion3Pipeline) -> None:
     assert sum(file.stat().st_size for file in TINY.rglob("*") if file.is_file()) <= 12e6
     assert len(list(TINY.rglob("*.safetensors"))) == 4
-    half = StableDiffusion3Pipeline.from_pretrained(
-        TINY, text_encoder_3=None, tokenizer_3=None, dtype=torch.float16
-    )
+    half = StableDiffusion3Pipeline.from_pretrained(TINY, text_encoder_3=None, tokenizer_3=None, dtype=torch.float16)
     stored = half.transformer.state_dict()
     for name, value in pipe.transformer.state_dict().items():
         assert value.dtype == torch.float32
@@ -101,9 +95,7 @@ def test_measured_quality_is_in_the_intended_range() -> None:
     assert 0.40 <= quality["samples"]["no guidance, 5 steps"]["counting"]["strict"] <= 0.65
 
 
-def test_the_script_makes_the_same_files_from_the_same_seed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_script_makes_the_same_files_from_the_same_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two short builds; measuring them is left out, for it takes longer than they do."""
     script = load_script()
     quality = json.loads((TINY / "quality.json").read_text())
@@ -113,9 +105,7 @@ def test_the_script_makes_the_same_files_from_the_same_seed(
     for run in ("first", "again"):
         out = tmp_path / run
         script.build(out=out / "tiny", prompts_out=out / "prompts", seed=0, **settings)
-        digests.append(
-            {str(file.relative_to(out)): digest(file) for file in out.rglob("*") if file.is_file()}
-        )
+        digests.append({str(file.relative_to(out)): digest(file) for file in out.rglob("*") if file.is_file()})
     assert digests[0] == digests[1]
     assert len([name for name in digests[0] if name.endswith(".safetensors")]) == 4
 
