@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from flowalign import registry
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError, nearest
+from samplers import check_eta
 
 
 class Section(BaseModel):
@@ -28,6 +29,12 @@ class Named(BaseModel):
     @property
     def settings(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
+
+
+class Weighted(Named):
+    """A reward of a weighted sum."""
+
+    weight: float = 1.0
 
 
 class Lora(Section):
@@ -91,7 +98,7 @@ class Evaluation(Sampling):
     """iterations between evaluations; 0: only before and after training"""
     seed: int = 1_000_000
     """of the first start noise"""
-    rewards: list[Named] | None = None
+    rewards: list[Weighted] | None = None
     """default: those trained on"""
     save_pictures: int = Field(16, ge=0)
 
@@ -104,12 +111,24 @@ class Data(Section):
 
 class Optimizer(Section):
     learning_rate: float = Field(3e-4, gt=0)
-    schedule: str = "constant"
-    """diffusers' get_scheduler: constant, linear, cosine, constant_with_warmup, ..."""
+    schedule: Literal["constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial"] = (
+        "constant"
+    )
+    """diffusers' get_scheduler"""
     warmup_updates: int = Field(0, ge=0)
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(1e-4, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
+
+
+class Budget(Section):
+    """Training ends with the iteration that uses one of these up."""
+
+    seconds: float | None = Field(None, gt=0)
+    forwards: int | None = Field(None, ge=1)
+    """samples the denoiser is evaluated on, in rollouts, completions and updates"""
+    reward_calls: int | None = Field(None, ge=1)
+    """pictures scored for training"""
 
 
 class Training(Section):
@@ -127,12 +146,13 @@ class Training(Section):
     checkpoint_every: int = Field(10, ge=0)
     """iterations between checkpoints; 0: only at the end"""
     keep_checkpoints: int = Field(2, ge=1)
+    budget: Budget = Budget()
 
 
 class Config(Section):
     model: Model
     data: Data
-    rewards: list[Named] = Field(min_length=1)
+    rewards: list[Weighted] = Field(min_length=1)
     """weighted sum; each has `name`, optional `weight`, and its own settings"""
     algorithm: Named
     rollout: RolloutSampling = RolloutSampling()
@@ -166,11 +186,22 @@ class Config(Section):
 
     def check(self, processes: int) -> None:
         """Everything that can be known to be wrong before a model loads."""
-        algorithm = self.build_algorithm()
-        registry.resolve("kernels", self.rollout.kernel)
+        self.build_algorithm().check(self)
+        kernel = registry.resolve("kernels", self.rollout.kernel)
+        try:
+            check_eta(kernel, self.rollout.eta)
+        except ValueError as error:
+            raise ConfigError(f"rollout.eta: {error}") from error
         plan = self.build_plan()
-        for named in self.rewards + (self.evaluation.rewards or []):
-            registry.resolve("rewards", named.name)
+        for where, rewards in (("rewards", self.rewards), ("evaluation.rewards", self.evaluation.rewards or [])):
+            for i, named in enumerate(rewards):
+                registry.check("rewards", named.name, named.settings, f"{where}.{i}")
+        for where, sampling in (("rollout", self.rollout), ("evaluation", self.evaluation)):
+            if sampling.sigmas is not None and len(sampling.sigmas) != sampling.steps:
+                raise ConfigError(
+                    f"{where}.sigmas: {len(sampling.sigmas)} noise levels for {where}.steps={sampling.steps}; "
+                    "give one a step, without the final 0"
+                )
         Prompts.read(self.data.prompts, self.data.where)
         if self.evaluation.prompts is not None:
             Prompts.read(self.evaluation.prompts, self.evaluation.where)
@@ -189,7 +220,6 @@ class Config(Section):
                 f"{training.group_size} x {stochastic} stochastic steps) cannot be split into "
                 f"{training.updates_per_iteration} equal updates"
             )
-        algorithm.check(self)
 
     def dump(self) -> str:
         """The full configuration as YAML."""
@@ -229,13 +259,8 @@ def _fields(section: type[BaseModel], path: Sequence[str]) -> list[str]:
     return list(section.model_fields)
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML configuration and apply `section.key=value` overrides.
-
-    Raises:
-        ConfigError: naming the file, the key, and the nearest valid one.
-    """
-    path = Path(path)
+def _read(path: Path) -> dict[str, Any]:
+    """The keys and values of a YAML file, on top of those of the file it `extends`."""
     try:
         values = yaml.safe_load(path.read_text())
     except FileNotFoundError as error:
@@ -244,6 +269,27 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no configuration: its top level must be keys and values")
+    base = values.pop("extends", None)
+    return values if base is None else _merge(_read(path.parent / str(base)), values)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Sections merge key by key; one that gives a name replaces the other whole."""
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = _merge(base[key], value) if both and "name" not in value else value
+    return merged
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML configuration and apply `section.key=value` overrides.
+
+    Raises:
+        ConfigError: naming the file, the key, and the nearest valid one.
+    """
+    path = Path(path)
+    values = _read(path)
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
@@ -254,7 +300,10 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
             place = place.setdefault(parent, {})
             if not isinstance(place, dict):
                 raise ConfigError(f"{key}: '{parent}' is not a section")
-        place[last] = yaml.safe_load(text)
+        try:
+            place[last] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{key}: '{text}' is not readable YAML: {' '.join(str(error).split())}") from error
     config = parse(Config, values)
     if config.name is None:
         config.name = f"{path.parent.name}-{path.stem}-seed{config.training.seed}"

@@ -41,8 +41,10 @@ class Prompts:
             try:
                 records = [json.loads(line) for line in lines]
                 texts = [record.pop("prompt") for record in records]
+                if not all(isinstance(text, str) for text in texts):
+                    raise TypeError
             except (json.JSONDecodeError, KeyError, AttributeError, TypeError) as error:
-                raise ConfigError(f"{path}: every line must be a JSON object with a 'prompt' key") from error
+                raise ConfigError(f"{path}: every line must be a JSON object with a text under the key 'prompt'") from error
         else:
             texts, records = lines, [{} for _ in lines]
         keep = [i for i, r in enumerate(records) if all(r.get(k) in v for k, v in (where or {}).items())]
@@ -74,6 +76,11 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.prompts)
+
+    def __getitem__(self, rows: Sequence[int]) -> "Batch":
+        """Some of the samples; a row may come several times."""
+        lists = (self.prompts, self.metadata, self.group, self.seeds, self.noise_seeds)
+        return Batch(*([values[i] for i in rows] for values in lists), iteration=self.iteration)
 
 
 def draw_batch(

@@ -9,10 +9,34 @@ from pydantic import TypeAdapter, ValidationError
 
 from flowalign.errors import ConfigError, nearest
 
-ALGORITHMS = {"flow_grpo": "flowalign.algorithms.flow_grpo:FlowGRPO"}
+ALGORITHMS = {
+    "flow_grpo": "flowalign.algorithms.flow_grpo:FlowGRPO",
+    "flow_grpo_fast": "flowalign.algorithms.flow_grpo_fast:FlowGRPOFast",
+    "dance_grpo": "flowalign.algorithms.dance_grpo:DanceGRPO",
+    "mix_grpo": "flowalign.algorithms.mix_grpo:MixGRPO",
+    "dense_grpo": "flowalign.algorithms.dense_grpo:DenseGRPO",
+    "tp_grpo": "flowalign.algorithms.tp_grpo:TPGRPO",
+    "pref_grpo": "flowalign.algorithms.pref_grpo:PrefGRPO",
+    "g2rpo": "flowalign.algorithms.g2rpo:G2RPO",
+    "tempflow_grpo": "flowalign.algorithms.tempflow_grpo:TempFlowGRPO",
+    "branch_grpo": "flowalign.algorithms.branch_grpo:BranchGRPO",
+    "hicogen": "flowalign.algorithms.hicogen:HiCoGen",
+    "grpo_guard": "flowalign.algorithms.grpo_guard:GRPOGuard",
+    "flow_dppo": "flowalign.algorithms.flow_dppo:FlowDPPO",
+    "reinflow": "flowalign.algorithms.reinflow:ReinFlow",
+}
 REWARDS = {"shapes": "rewards.shapes.reward:ShapesReward"}
-KERNELS = {name: f"samplers.kernels:{name}" for name in ("ode", "flow_sde")}
-PLANS = {"all": "samplers.plans:All", "window": "samplers.plans:Window"}
+KERNELS = {
+    name: f"samplers.kernels:{name}" for name in ("ode", "flow_sde", "dance_sde", "cps", "cps_published", "ddim")
+}
+PLANS = {
+    "all": "samplers.plans:All",
+    "window": "samplers.plans:Window",
+    "single": "samplers.plans:Single",
+    "decay": "samplers.plans:Decay",
+    "calibrated": "samplers.plans:Calibrated",
+    "tree": "samplers.plans:Tree",
+}
 MODELS = {"sd3": "flowalign.policies.families:SD3"}
 
 TABLES: dict[str, dict[str, str]] = {
@@ -41,19 +65,17 @@ def summary(table: str, name: str) -> str:
     return (inspect.getdoc(resolve(table, name)) or "").partition("\n")[0]
 
 
-def build(table: str, name: str, arguments: Mapping[str, Any], where: str) -> Any:
-    """Make the object a name stands for, with its arguments checked against its signature.
-
-    A class is instantiated; a plain function takes no arguments and is returned as it is.
+def check(table: str, name: str, arguments: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The arguments of what a name stands for, checked against its signature; nothing is made.
 
     Raises:
-        ConfigError: an unknown name or argument, or a value of a wrong type or range.
+        ConfigError: an unknown name or argument, or a value of a wrong type.
     """
     target = resolve(table, name)
     if not inspect.isclass(target):
         if arguments:
             raise ConfigError(f"{where}: '{name}' is a function and takes no settings ({', '.join(arguments)})")
-        return target
+        return {}
     parameters = inspect.signature(target).parameters
     hints = get_type_hints(target.__init__)
     checked = {}
@@ -64,6 +86,24 @@ def build(table: str, name: str, arguments: Mapping[str, Any], where: str) -> An
             checked[key] = TypeAdapter(hints.get(key, Any)).validate_python(value)
         except ValidationError as error:
             raise ConfigError(f"{where}.{key}: {error.errors()[0]['msg']} (got {value!r})") from error
+    try:
+        inspect.signature(target).bind(**checked)
+    except TypeError as error:
+        raise ConfigError(f"{where}: '{name}': {error}") from error
+    return checked
+
+
+def build(table: str, name: str, arguments: Mapping[str, Any], where: str) -> Any:
+    """Make the object a name stands for, with checked arguments.
+
+    A class is instantiated; a plain function takes no arguments and is returned as it is.
+
+    Raises:
+        ConfigError: an unknown name or argument, or a value of a wrong type or range.
+    """
+    target, checked = resolve(table, name), check(table, name, arguments, where)
+    if not inspect.isclass(target):
+        return target
     try:
         return target(**checked)
     except (TypeError, ValueError) as error:

@@ -1,8 +1,23 @@
 """Noise to sample, and how probable each step was. Depends on torch only."""
 
-from samplers.kernels import KERNELS, Transition, flow_sde, ode, transition
+from samplers.kernels import (
+    KERNELS,
+    Kernel,
+    Transition,
+    check_eta,
+    cps,
+    cps_published,
+    dance_sde,
+    ddim,
+    flow_sde,
+    ode,
+    step_std,
+    transition,
+    v_from_epsilon,
+)
+from samplers.learned import LearnedNoise
 from samplers.noise import derive_seed, generators, normal
-from samplers.plans import PLANS, All, Plan, Window
+from samplers.plans import PLANS, All, Calibrated, Decay, Plan, Single, Tree, Window
 from samplers.rollout import rollout, sample_ode
 from samplers.trajectory import Recorder, Trajectory
 
@@ -10,11 +25,22 @@ __all__ = [
     "KERNELS",
     "PLANS",
     "All",
+    "Calibrated",
+    "Decay",
+    "Kernel",
+    "LearnedNoise",
     "Plan",
     "Recorder",
+    "Single",
     "Trajectory",
     "Transition",
+    "Tree",
     "Window",
+    "check_eta",
+    "cps",
+    "cps_published",
+    "dance_sde",
+    "ddim",
     "derive_seed",
     "flow_sde",
     "generators",
@@ -22,5 +48,7 @@ __all__ = [
     "ode",
     "rollout",
     "sample_ode",
+    "step_std",
     "transition",
+    "v_from_epsilon",
 ]

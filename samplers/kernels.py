@@ -2,7 +2,8 @@
 
 Notation: sigma in [0, 1] is the noise level, x = (1 - sigma) * x0 + sigma * noise, the velocity is
 v = noise - x0, and dt = sigma_next - sigma < 0. A kernel maps (x, v, sigma, sigma_next, eta) to the mean and
-standard deviation of the next sample; its arguments broadcast against x, and eta = 0 gives the ODE step.
+standard deviation of the next sample; its arguments broadcast against x, and eta = 0 gives the ODE step. `ddim`
+alone has DDPM's notation, which its docstring gives.
 """
 
 import math
@@ -26,14 +27,106 @@ def flow_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tenso
     The diffusion is infinite at sigma = 1; there 1 - s uses the schedule's second sigma, as the authors' code
     does. Published eta: 0.7.
     """
-    dt = sigma_next - sigma
     finite = torch.where(sigma == 1, sigma_next, sigma)
-    g2 = eta**2 * sigma / (1 - finite)
+    return _sde(x, v, sigma, sigma_next, eta**2 * sigma / (1 - finite))
+
+
+def dance_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
+    """DanceGRPO's SDE with the marginals of the ODE (arXiv 2505.07818): the diffusion is g = eta at every step.
+
+    Finite at sigma = 1. Published eta: 0.3 (FLUX, Wan), 0.25 (HunyuanVideo); DenseGRPO calibrates one a step.
+    """
+    return _sde(x, v, sigma, sigma_next, eta**2)
+
+
+def _sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, g2: Tensor) -> tuple[Tensor, Tensor]:
+    """Euler-Maruyama step of the SDE with diffusion g: dx = (v + g^2 / (2 s) * (x + (1 - s) v)) dt + g dw.
+
+    x + (1 - s) v is the predicted noise, so that its share of the drift is -g^2 / 2 times the score.
+    """
+    dt = sigma_next - sigma
     mean = x * (1 + g2 / (2 * sigma) * dt) + v * (1 + g2 * (1 - sigma) / (2 * sigma)) * dt
     return mean, torch.sqrt(g2 * -dt)
 
 
-KERNELS: dict[str, Kernel] = {"ode": ode, "flow_sde": flow_sde}
+def cps(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
+    """Coefficients-preserving sampling (arXiv 2509.05952): part of the predicted noise is replaced by fresh noise.
+
+    The noise level after a step is exactly sigma_next, whatever the step's size: with the true x0 and noise in
+    place of the predicted ones the marginals are exact. eta in [0, 1] is the share of noise replaced as an angle:
+    0 the ODE, 1 all of it. Published eta: 0.7 to 0.9.
+    """
+    angle = eta * (math.pi / 2)
+    x0, noise = x - sigma * v, x + (1 - sigma) * v
+    return (1 - sigma_next) * x0 + sigma_next * torch.cos(angle) * noise, sigma_next * torch.sin(angle)
+
+
+def cps_published(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
+    """`cps` with its authors' log-probability -(next - mean)^2, the Gaussian one times 2 std^2 without constants.
+
+    A step's log-ratio is thereby 2 std^2 times the Gaussian one: quiet steps weigh less and clip later.
+    """
+    return cps(x, v, sigma, sigma_next, eta)
+
+
+def ddim(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
+    """DDIM with noise (arXiv 2010.02502, eq. 12 and 16) for DDPM models, whose steps DDPO trains (2305.13301).
+
+    Here x = alpha * x0 + sigma * noise with alpha^2 + sigma^2 = 1, so that sigma = sqrt(1 - alphas_cumprod[t]),
+    and v = alpha * noise - sigma * x0 is the v-prediction; `v_from_epsilon` makes it of a noise prediction. eta in
+    [0, 1]: 0 the ODE, 1 ancestral sampling. Published eta: 1.
+    """
+    alpha, alpha_next = _alpha(sigma), _alpha(sigma_next)
+    x0, noise = alpha * x - sigma * v, sigma * x + alpha * v
+    variance = (sigma_next / sigma) ** 2 * (1 - (alpha / alpha_next) ** 2)
+    # rounding must not carry what eta = 1 leaves of the old noise below zero
+    kept = (sigma_next**2 - eta**2 * variance).clamp(min=0)
+    return alpha_next * x0 + torch.sqrt(kept) * noise, eta * torch.sqrt(variance)
+
+
+def v_from_epsilon(x: Tensor, epsilon: Tensor, sigma: Tensor) -> Tensor:
+    """The v-prediction that a noise prediction stands for; sigma [B] in (0, 1) as in `ddim`, x [B, ...]."""
+    sigma = sigma.view(-1, *[1] * (x.dim() - 1))
+    return (epsilon - sigma * x) / _alpha(sigma)
+
+
+def _alpha(sigma: Tensor) -> Tensor:
+    # 1 - sigma is exact where sigma is close to 1; 1 - sigma^2 is not
+    return torch.sqrt((1 - sigma) * (1 + sigma))
+
+
+KERNELS: dict[str, Kernel] = {
+    "ode": ode,
+    "flow_sde": flow_sde,
+    "dance_sde": dance_sde,
+    "cps": cps,
+    "cps_published": cps_published,
+    "ddim": ddim,
+}
+
+AT_MOST_ONE: tuple[Kernel, ...] = (cps, cps_published, ddim)
+"""kernels whose eta is a share of the noise"""
+
+
+def check_eta(kernel: Kernel, eta: float) -> None:
+    """Refuse a noise level the kernel has no meaning for.
+
+    Raises:
+        ValueError: eta is negative, or above 1 where it is the share of the noise that a step replaces.
+    """
+    if eta < 0:
+        raise ValueError(f"eta is {eta:g}; it is at least 0")
+    if kernel in AT_MOST_ONE and eta > 1:
+        name = next(name for name, value in KERNELS.items() if value is kernel)
+        raise ValueError(
+            f"eta is {eta:g}, but the kernel '{name}' replaces a share of the noise: choose eta from 0 to 1"
+        )
+
+
+def step_std(kernel: Kernel, sigmas: Tensor, eta: Tensor) -> Tensor:
+    """Standard deviation of each step of a schedule: sigmas [T + 1], eta [T] or [B, T] -> shaped like eta."""
+    zero = torch.zeros_like(eta)
+    return kernel(zero, zero, sigmas[:-1].expand_as(eta), sigmas[1:].expand_as(eta), eta)[1]
 
 
 @dataclass
@@ -43,7 +136,7 @@ class Transition:
     mean: Tensor
     """[B, ...]"""
     std: Tensor
-    """[B, 1, ...], broadcasts against mean; 0 where the step is deterministic"""
+    """[B, ...], broadcasts against mean; 0 where the step is deterministic"""
     next: Tensor
     """[B, ...]"""
     log_prob: Tensor
@@ -74,7 +167,8 @@ def transition(
     mean, std = kernel(x, v, sigma, sigma_next, eta)
     if next is None:
         next = mean if noise is None else mean + std * noise
-    return Transition(mean, std, next, gaussian_log_prob(next.float(), mean, std))
+    log_prob = squared_error_log_prob if kernel is cps_published else gaussian_log_prob
+    return Transition(mean, std, next, log_prob(next.float(), mean, std))
 
 
 def gaussian_log_prob(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -83,3 +177,9 @@ def gaussian_log_prob(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     std = torch.where(stochastic, std, torch.ones_like(std))
     log_prob = -((value - mean) ** 2) / (2 * std**2) - torch.log(std) - 0.5 * math.log(2 * math.pi)
     return torch.where(stochastic, log_prob, torch.zeros_like(log_prob)).flatten(1).mean(1)
+
+
+def squared_error_log_prob(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Mean over the elements of a sample of -(value - mean)^2: [B, ...] -> [B]; 0 where std is 0 (2509.05952)."""
+    log_prob = -((value - mean) ** 2)
+    return torch.where(std > 0, log_prob, torch.zeros_like(log_prob)).flatten(1).mean(1)

@@ -1,32 +1,57 @@
 """The trajectory family: policy gradients over the stochastic denoising steps of recorded rollouts.
 
-An algorithm of the family says which reward every step gets (`step_reward`), how rewards become advantages
-(`credit`), and the loss of an action (`loss`); what they share is here.
+An algorithm of the family is four answers, each a method with the plain one here: how to roll out (`rollout`),
+which reward every step gets (`step_reward`), how rewards become advantages (`credit`), and the loss of an action
+(`loss`). The plain answers are those of Flow-GRPO.
 """
 
+import math
 import time
-from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
-from torch import Tensor
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
 
-from flowalign.core.advantages import zero_spread
+from flowalign.core.advantages import Scale, group_advantage, zero_spread
+from flowalign.core.credit import per_reward
+from flowalign.core.divergences import gaussian_kl, velocity_mse
+from flowalign.core.losses import clip_fraction, clipped_policy_loss
+from flowalign.data import Batch
 from flowalign.policies import DiffusersPolicy, Rollout
 from rewards import Scores
+from samplers import Transition
 
 if TYPE_CHECKING:
     from flowalign.config import Config
-    from flowalign.data import Batch
     from flowalign.training.actor import Actor
 
 
+Combine = Literal["reward", "advantage", "gdpo"]
+
+
 class Settings(BaseModel):
-    """An algorithm's own settings; unknown keys are errors."""
+    """Settings that the whole family has; an algorithm adds its own. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid")
+
+    clip_range: float = Field(1e-4, gt=0)
+    """of the ratio, which is per element and so stays close to 1"""
+    clip_range_high: float | None = Field(None, gt=0)
+    """upper clip, default clip_range"""
+    dual_clip: float | None = Field(None, gt=1)
+    """bound on the ratio of actions with a negative advantage"""
+    kl_weight: float = Field(0.0, ge=0)
+    """of the divergence from the start weights"""
+    divergence: Literal["kl", "velocity_mse"] = "kl"
+    advantage_scale: Scale = "group"
+    """divide advantages by the standard deviation of the group, of the batch, or none"""
+    advantage_clip: float = Field(5.0, gt=0)
+    combine: Combine = "reward"
+    """several rewards: normalise their weighted sum; normalise each and sum; or that and normalise over the batch"""
 
 
 @dataclass
@@ -41,24 +66,67 @@ class Record:
     """[B], or [B, T] where every action has its own"""
     group: Tensor
     """[B] integers"""
+    rewards: Tensor
+    """[L, B] the rewards behind a sum, apart"""
+    weights: Tensor
+    """[L] their weights"""
+    seed: int
+    """of this iteration's random choices, the same on every process"""
 
 
 @dataclass
 class Actions:
-    """N stored actions under the present weights; gradients flow through log_prob and mean."""
+    """N stored actions under the present weights; gradients flow through log_prob, mean and velocity."""
 
-    log_prob: Tensor
+    rollout: Rollout
+    samples: Tensor
     """[N]"""
-    old_log_prob: Tensor
+    steps: Tensor
     """[N]"""
     advantage: Tensor
     """[N]"""
-    mean: Tensor
+    velocity: Tensor
     """[N, ...]"""
-    mean_reference: Tensor | None
-    """[N, ...], None where the algorithm does not use the reference"""
-    std: Tensor
-    """[N, 1, ...]"""
+    transition: Transition
+    velocity_reference: Tensor | None
+    """[N, ...], None where the loss does not use the reference"""
+
+    @property
+    def log_prob(self) -> Tensor:
+        """[N]"""
+        return self.transition.log_prob
+
+    @property
+    def old_log_prob(self) -> Tensor:
+        """[N]"""
+        return self.rollout.trajectory.log_prob[self.samples, self.steps]
+
+    @property
+    def ratio(self) -> Tensor:
+        """[N] how much more probable the action is under the present weights than when it was drawn."""
+        return torch.exp(self.log_prob - self.old_log_prob)
+
+    @cached_property
+    def mean_old(self) -> Tensor:
+        """[N, ...] mean of the transition under the weights that sampled."""
+        return self._mean(self.rollout.trajectory.velocity[self.samples, self.steps])
+
+    @cached_property
+    def mean_reference(self) -> Tensor:
+        """[N, ...] mean of the transition under the start weights."""
+        assert self.velocity_reference is not None
+        return self._mean(self.velocity_reference)
+
+    def _mean(self, velocity: Tensor) -> Tensor:
+        with torch.no_grad():
+            trajectory = self.rollout.trajectory
+            return trajectory.score(self.rollout.kernel, velocity, self.samples, self.steps).mean
+
+    @property
+    def dt(self) -> Tensor:
+        """[N] change of sigma over the step, negative."""
+        sigmas = self.rollout.trajectory.sigmas
+        return sigmas[self.steps + 1] - sigmas[self.steps]
 
 
 @dataclass
@@ -66,6 +134,7 @@ class Experience:
     """One process's part of an iteration: its rollout, its scores and what each action earned."""
 
     rollout: Rollout
+    batch: Batch
     scores: Scores
     advantage: Tensor
     """[B, T]"""
@@ -76,55 +145,94 @@ class Experience:
         return self.rollout.trajectory.mask.nonzero()
 
 
-class TrajectoryAlgorithm(ABC):
+class TrajectoryAlgorithm:
     """Base of the family.
 
     Args:
         settings: the algorithm's own, validated.
     """
 
-    Settings: ClassVar[type[Settings]]
+    Settings: ClassVar[type[Settings]] = Settings
 
-    def __init__(self, settings: BaseModel) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
     @property
     def uses_reference(self) -> bool:
         """Whether the loss compares with the start weights."""
-        return False
+        return self.settings.kl_weight > 0
 
     def check(self, config: "Config") -> None:
         """Refuse configurations that cannot work with this algorithm, saying what would."""
 
-    def step_reward(self, actor: "Actor", rollout: Rollout, batch: "Batch", scores: Scores) -> Tensor:
+    def modules(self, policy: DiffusersPolicy) -> Mapping[str, nn.Module]:
+        """Networks of the algorithm's own that are trained and saved with the policy."""
+        return {}
+
+    def progress(self, done: float) -> None:
+        """Told before each iteration what share of training is done, in [0, 1]."""
+
+    def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
+        """The trajectories to learn from and the samples they are of; one group's stand side by side."""
+        return actor.rollout(batch), batch
+
+    def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         """[B] or [B, T] rewards; here the finished sample's, one a trajectory."""
         return scores.value
 
-    @abstractmethod
     def credit(self, record: Record) -> Tensor:
-        """[B] or [B, T] advantages from the record of all processes."""
+        """[B] or [B, T] advantages from the record of all processes: normalised within groups."""
+        s = self.settings
+        mask = record.mask if record.reward.dim() == 2 else None
+        if s.combine == "reward":
+            return group_advantage(record.reward, record.group, s.advantage_scale, s.advantage_clip, mask=mask)
+        return per_reward(
+            record.rewards,
+            record.weights,
+            record.group,
+            normalise=s.combine == "gdpo",
+            scale=s.advantage_scale,
+            clip=s.advantage_clip,
+        )
 
-    @abstractmethod
     def loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
-        """[N] loss of each action, and named [N] values for the metrics."""
+        """[N] loss of each action, and named [N] values for the metrics: PPO's clip and the divergence."""
+        return self.clipped(actions, actions.log_prob, actions.old_log_prob)
 
-    def collect(self, actor: "Actor", batch: "Batch") -> Experience:
+    def clipped(self, actions: Actions, log_prob: Tensor, old_log_prob: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """PPO's clipped loss of these log-probabilities, plus the divergence."""
+        s = self.settings
+        high = s.clip_range_high or s.clip_range
+        loss = clipped_policy_loss(log_prob, old_log_prob, actions.advantage, s.clip_range, high, s.dual_clip)
+        clipped = clip_fraction(log_prob, old_log_prob, actions.advantage, s.clip_range, high)
+        penalty, metrics = self.penalty(actions)
+        return loss + penalty, {"policy/clip_fraction": clipped, **metrics}
+
+    def penalty(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
+        """[N] weighted divergence from the start weights, 0 where it has no weight."""
+        if not self.uses_reference:
+            return torch.zeros_like(actions.log_prob), {}
+        assert actions.velocity_reference is not None
+        if self.settings.divergence == "kl":
+            made = actions.transition
+            divergence = gaussian_kl(made.mean, actions.mean_reference, made.std)
+        else:
+            divergence = velocity_mse(actions.velocity, actions.velocity_reference)
+        return self.settings.kl_weight * divergence, {"policy/kl": divergence}
+
+    def collect(self, actor: "Actor", batch: Batch) -> Experience:
         """Roll out, score, and give credit."""
         begin = time.perf_counter()
-        rollout = actor.rollout(batch)
+        rollout, batch = self.rollout(actor, batch)
         images = actor.decode(rollout)
         rolled = time.perf_counter()
         scores = actor.score(images, batch)
         reward = self.step_reward(actor, rollout, batch, scores)
         scored = time.perf_counter()
 
-        trajectory = rollout.trajectory
-        record = Record(
-            actor.gather(trajectory.log_prob),
-            actor.gather(trajectory.mask),
-            actor.gather(reward.to(actor.device)),
-            actor.gather(torch.tensor(batch.group, device=actor.device)),
-        )
+        record = actor.record(rollout, batch, scores, reward)
+        if record.reward.dim() == 2:
+            actor.calibrate(record.reward, record.mask)
         advantage = self.credit(record)
         if advantage.dim() == 1:
             advantage = advantage[:, None].expand_as(record.mask)
@@ -132,28 +240,28 @@ class TrajectoryAlgorithm(ABC):
         metrics = {
             "reward/mean": value.mean().item(),
             "reward/std": value.std(correction=0).item(),
-            "reward/zero_spread": zero_spread(record.reward, record.group).item(),
+            "reward/zero_spread": zero_spread(value, record.group).item(),
             "seconds/rollout": rolled - begin,
             "seconds/reward": scored - rolled,
         }
         for name, part in scores.parts.items():
-            metrics[f"reward/{name}"] = actor.gather(part.to(actor.device)).mean().item()
-        return Experience(rollout, scores, actor.mine(advantage, len(batch)), metrics)
+            mean = actor.gather(part.to(actor.device)).nanmean().item()
+            # NaN marks samples that a part does not apply to
+            if not math.isnan(mean):
+                metrics[f"reward/{name}"] = mean
+        metrics |= actor.metrics
+        actor.metrics = {}
+        return Experience(rollout, batch, scores, actor.mine(advantage, len(batch)), metrics)
 
     def actions(self, policy: DiffusersPolicy, experience: Experience, pairs: Tensor) -> Actions:
         """The stored actions of [N, 2] (sample, step) pairs, scored under the present weights."""
         samples, steps = pairs.unbind(1)
         rollout = experience.rollout
-        made = policy.score(rollout, samples, steps)
-        mean_reference = None
+        velocity = policy.velocity(rollout, samples, steps)
+        reference = None
         if self.uses_reference:
             with torch.no_grad(), policy.reference():
-                mean_reference = policy.score(rollout, samples, steps).mean
-        return Actions(
-            made.log_prob,
-            rollout.trajectory.log_prob[samples, steps],
-            experience.advantage[samples, steps],
-            made.mean,
-            mean_reference,
-            made.std,
-        )
+                reference = policy.velocity(rollout, samples, steps)
+        made = rollout.trajectory.score(rollout.kernel, velocity, samples, steps)
+        advantage = experience.advantage[samples, steps]
+        return Actions(rollout, samples, steps, advantage, velocity, made, reference)

@@ -1,5 +1,7 @@
 """Divergences between policies, one value an action."""
 
+import math
+
 from torch import Tensor
 
 
@@ -14,3 +16,16 @@ def gaussian_kl(mean: Tensor, mean_reference: Tensor, std: Tensor) -> Tensor:
         [N]. The mean, not the sum, to match log-probabilities that are means.
     """
     return ((mean - mean_reference) ** 2 / (2 * std**2)).flatten(1).mean(1)
+
+
+def velocity_mse(velocity: Tensor, velocity_reference: Tensor) -> Tensor:
+    """Mean squared difference of two velocities at one state: [N, ...] -> [N].
+
+    What is left of the KL where no step has noise: up to a factor of the step, the KL of two transitions.
+    """
+    return ((velocity - velocity_reference) ** 2).flatten(1).mean(1)
+
+
+def gaussian_entropy(std: Tensor) -> Tensor:
+    """Entropy of N(., std), the mean over the elements of std: [N, ...] > 0 -> [N]. ReinFlow's bonus (2505.22094)."""
+    return std.log().flatten(1).mean(1) + 0.5 * math.log(2 * math.pi * math.e)

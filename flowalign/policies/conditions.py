@@ -53,6 +53,23 @@ class Conditions:
             gathered.append(call)
         return gathered
 
+    def __getitem__(self, samples: Tensor) -> "Conditions":
+        """The conditions of some samples, [N] indices."""
+        picked: dict[int, Tensor] = {}
+
+        def pick(name: str, value: Any, copies: int) -> Any:
+            if not self._per_sample(name, value, copies):
+                return value
+            if id(value) not in picked:
+                picked[id(value)] = value.unflatten(0, (copies, -1))[:, samples].flatten(0, 1)
+            return picked[id(value)]
+
+        calls = [
+            [{name: pick(name, value, n) for name, value in call.items()} for call, n in zip(step, self.copies)]
+            for step in self.calls
+        ]
+        return Conditions(calls, self.copies, len(samples), self.shared)
+
     @staticmethod
     def cat(parts: Sequence["Conditions"]) -> "Conditions":
         """The conditions of several rollouts of the same schedule as one."""

@@ -21,6 +21,7 @@ from flowalign.policies.conditions import CallRecorder, Conditions
 from flowalign.policies.families import Family, family_of, to_device
 from flowalign.policies.scheduler import TransitionScheduler
 from samplers import Trajectory, Transition, ode
+from samplers.completion import VelocityAt
 from samplers.kernels import Kernel
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,11 @@ class Rollout:
 
     def __len__(self) -> int:
         return len(self.prompts)
+
+    def branch(self, trajectory: Trajectory, samples: Tensor) -> "Rollout":
+        """A rollout of other trajectories under the conditions of these samples, [N] indices."""
+        prompts = [self.prompts[i] for i in samples.tolist()]
+        return Rollout(trajectory, self.conditions[samples], prompts, self.guidance, self.kernel)
 
     @staticmethod
     def cat(parts: Sequence["Rollout"]) -> "Rollout":
@@ -80,6 +86,8 @@ class DiffusersPolicy:
         """the denoiser as the trainer wraps it; equal to `denoiser` outside distributed training"""
         self.dtype: torch.dtype = self.denoiser.dtype
         self.lora = False
+        self.forwards = 0
+        """samples the denoiser was evaluated on so far, each branch of guidance counted"""
         self._reference: nn.Module | None = None
         self._embeddings: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
         pipeline.set_progress_bar_config(disable=True)
@@ -102,7 +110,10 @@ class DiffusersPolicy:
     ) -> "DiffusersPolicy":
         """Load a pipeline from a folder or a hub name. Components saved as absent (SD3 without T5) stay absent."""
         dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-        saved = DiffusionPipeline.load_config(str(path))
+        try:
+            saved = DiffusionPipeline.load_config(str(path))
+        except OSError as error:
+            raise ConfigError(f"no pipeline at '{path}': {' '.join(str(error).split())}") from error
         absent = {name: None for name, entry in saved.items() if entry == [None, None]}
         family_of(saved["_class_name"])
         pipeline = DiffusionPipeline.from_pretrained(str(path), dtype=dtype, **absent)
@@ -113,6 +124,11 @@ class DiffusersPolicy:
             self.denoiser.set_attention_backend(backend)
         except (ValueError, ImportError, RuntimeError) as error:
             raise ConfigError(f"attention backend '{backend}' cannot be used here: {error}") from error
+
+    @property
+    def latent_channels(self) -> int:
+        """Channels of the latents the denoiser takes."""
+        return self.denoiser.config.in_channels
 
     # What is trained
 
@@ -223,6 +239,11 @@ class DiffusersPolicy:
                     *(len(cut), len(prompts), limit, name, length, prompt),
                 )
 
+    def prompt_vectors(self, prompts: Sequence[str]) -> Tensor:
+        """[B, D] one vector a prompt: the mean over its tokens of the text embedding."""
+        self.encode(prompts)
+        return torch.stack([self._embeddings[prompt]["prompt_embeds"].float().mean(0) for prompt in prompts])
+
     def _embeds(self, prompts: Sequence[str], guidance: float) -> dict[str, Tensor]:
         self.encode([*prompts, ""] if guidance > 1 else prompts)
         rows = [self._embeddings[prompt] for prompt in prompts]
@@ -306,23 +327,32 @@ class DiffusersPolicy:
                 )
         finally:
             self.pipeline.scheduler = own
+        self.forwards += sum(recorded.rows)
         conditions = recorded.conditions(len(prompts), len(scheduler.sigmas) - 1, self.family.shared)
         assert scheduler.recorder is not None
         return Rollout(scheduler.recorder.trajectory(), conditions, list(prompts), guidance, kernel)
 
-    def velocity(self, rollout: Rollout, samples: Tensor, steps: Tensor) -> Tensor:
-        """Guided velocities of the present weights at stored states: [N, ...] for the pairs (samples[n], steps[n]).
+    def velocity(self, rollout: Rollout, samples: Tensor, steps: Tensor, x: Tensor | None = None) -> Tensor:
+        """Guided velocities of the present weights: [N, ...] for the pairs (samples[n], steps[n]).
 
         One network call serves pairs of different steps; gradients flow to what is trained.
+
+        Args:
+            x: [N, ...] states of these samples at these steps; default those stored.
         """
-        x = rollout.trajectory.latents[samples, steps].to(self.dtype)
+        x = (rollout.trajectory.latents[samples, steps] if x is None else x).to(self.dtype)
         copies = rollout.conditions.copies
+        self.forwards += len(x) * sum(copies)
         with self._autocast():
             outputs = [
                 self.model(x.repeat(n, *[1] * (x.dim() - 1)), **call)[0]
                 for n, call in zip(copies, rollout.conditions.gather(samples, steps), strict=True)
             ]
             return self.family.velocity(outputs, copies, rollout.guidance)
+
+    def at(self, rollout: Rollout) -> VelocityAt:
+        """The velocity at any state of a rollout's samples, as completions and trees ask for it."""
+        return lambda x, samples, steps: self.velocity(rollout, samples, steps, x)
 
     def score(self, rollout: Rollout, samples: Tensor, steps: Tensor) -> Transition:
         """Stored transitions under the present weights."""

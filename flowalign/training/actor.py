@@ -1,6 +1,7 @@
 """What an algorithm acts through: the policy, the reward, the rollout settings and the other processes."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -8,41 +9,188 @@ from PIL.Image import Image
 from torch import Tensor
 
 from flowalign import registry
+from flowalign.algorithms.trajectory import Record
 from flowalign.config import Config
 from flowalign.data import Batch
 from flowalign.policies import DiffusersPolicy, Rollout
-from rewards import Reward, Scores, score
+from flowalign.training.checkpoint import optimizer_state, optimizer_tensors
+from rewards import Reward, Scores, WeightedSum, score
+from rewards.dense import Estimator, ValueHead, agreement
+from samplers import derive_seed
+from samplers.completion import complete, completions, path, perturb
+from samplers.plans import Tree
+from samplers.tree import grow
 
 
 class Actor:
-    """Samples and scores one process's part of a batch."""
+    """Samples and scores one process's part of a batch, and keeps what adapts while it does."""
 
     def __init__(self, config: Config, policy: DiffusersPolicy, reward: Reward, accelerator: Accelerator) -> None:
         self.config, self.policy, self.reward, self.accelerator = config, policy, reward, accelerator
         self.kernel = registry.resolve("kernels", config.rollout.kernel)
         self.plan = config.build_plan()
         self.device = accelerator.device
+        self.reward_calls = 0
+        self.metrics: dict[str, float] = {}
+        """what acting measured in this iteration"""
+        self._head: ValueHead | None = None
 
-    def rollout(self, batch: Batch) -> Rollout:
-        """One stochastic trajectory for every sample of the batch."""
+    # Rollouts
+
+    def etas(self, batch: Batch) -> Tensor:
+        """[T] noise levels of this iteration's plan."""
         settings = self.config.rollout
-        eta = self.plan.etas(settings.steps, settings.eta, batch.iteration, self.config.training.seed)
+        return self.plan.etas(settings.steps, settings.eta, batch.iteration, self.config.training.seed)
+
+    def rollout(self, batch: Batch, eta: Tensor | None = None, kernel: Any = None) -> Rollout:
+        """One trajectory for every sample of the batch, stochastic as the plan says.
+
+        Args:
+            eta: [T] or [B, T] in the place of the plan's.
+            kernel: in the place of the configured one.
+        """
         return self.policy.sample(
             batch.prompts,
             batch.seeds,
             noise_seeds=batch.noise_seeds,
-            kernel=self.kernel,
-            eta=eta,
-            **settings.arguments(),
+            kernel=kernel or self.kernel,
+            eta=self.etas(batch) if eta is None else eta,
+            **self.config.rollout.arguments(),
         )
+
+    def trunk(self, batch: Batch) -> Rollout:
+        """The deterministic trajectory of every sample of the batch, to branch from."""
+        return self.rollout(batch, torch.zeros(self.config.rollout.steps))
+
+    def branches(self, trunk: Rollout, samples: Tensor, steps: Tensor, seeds: Sequence[int]) -> Rollout:
+        """N trajectories that leave the trunk by one stochastic step and finish by the ODE.
+
+        Args:
+            samples, steps: [N] where they leave it.
+            seeds: N seeds of the noise of that step.
+        """
+        eta = torch.full(steps.shape, self.config.rollout.eta, device=steps.device)
+        made = perturb(trunk.trajectory, self.kernel, samples, steps, eta, seeds)
+        made.latents[:, -1] = self.finish(trunk, made.latents[torch.arange(len(steps)), steps + 1], samples, steps + 1)
+        branched = trunk.branch(made, samples)
+        branched.kernel = self.kernel
+        return branched
+
+    def finish(self, rollout: Rollout, x: Tensor, samples: Tensor, steps: Tensor, stride: int = 1) -> Tensor:
+        """States [N, ...] of these samples at these steps, taken to the end by every `stride`-th ODE step."""
+        last = self.config.rollout.steps
+        paths = [path(first, last, stride=stride) for first in steps.tolist()]
+        size = self.config.rollout.batch_size
+        return complete(self.policy.at(rollout), x, samples, paths, rollout.trajectory.sigmas, batch_size=size)
+
+    def tree(self, batch: Batch) -> tuple[Rollout, Tensor, Tensor]:
+        """A tree from the start noise of every sample: the leaves' rollout, their nodes and the sample of each."""
+        assert isinstance(self.plan, Tree)
+        trunk = self.trunk(batch)
+        size = self.config.rollout.batch_size
+        leaves, nodes, samples = grow(
+            self.policy.at(trunk), trunk.trajectory, self.kernel, self.plan, self.etas(batch), batch.noise_seeds, size
+        )
+        rollout = trunk.branch(leaves, samples)
+        rollout.kernel = self.kernel
+        return rollout, nodes, samples
 
     def decode(self, rollout: Rollout) -> list[Image]:
         """The finished pictures of a rollout."""
         return self.policy.decode(rollout.trajectory.final, self.config.rollout.batch_size)
 
-    def score(self, images: Sequence[Image], batch: Batch) -> Scores:
-        """Checked scores of one picture a sample."""
-        return score(self.reward, images, batch.prompts, batch.metadata)
+    # Scores
+
+    def score(self, images: Sequence[Image], batch: Batch, samples: Sequence[int] | None = None) -> Scores:
+        """Checked scores of one picture a sample, or of pictures of these samples of the batch."""
+        rows = range(len(batch)) if samples is None else samples
+        self.reward_calls += len(images)
+        return score(self.reward, images, [batch.prompts[i] for i in rows], [batch.metadata[i] for i in rows])
+
+    def values(self, rollout: Rollout, batch: Batch, final: Tensor, estimator: Estimator) -> Tensor:
+        """[B, T + 1] what each state of each trajectory is worth, R_0 .. R_T.
+
+        Args:
+            final: [B] rewards of the finished samples, R_T.
+        """
+        exact = self._completed(rollout, batch, final, None) if estimator.is_exact(batch.iteration) else None
+        if estimator.kind == "ode":
+            assert exact is not None
+            return exact
+        if estimator.kind == "learned":
+            values = self._predicted(rollout, final, exact)
+        else:
+            values = self._completed(rollout, batch, final, estimator.count)
+        if exact is not None:
+            for name, per_step in agreement(values, exact).items():
+                self.metrics |= {f"dense/{name}/{k}": v for k, v in enumerate(per_step.tolist())}
+            if estimator.kind == "learned" and batch.iteration < estimator.warmup:
+                return exact
+        return values
+
+    def _completed(self, rollout: Rollout, batch: Batch, final: Tensor, count: int | None) -> Tensor:
+        size = self.config.rollout.batch_size
+        made = completions(self.policy.at(rollout), rollout.trajectory, count, size)
+        extra = slice(len(rollout), None)
+        images = self.policy.decode(made.latents[extra], size)
+        scores = self.score(images, batch, made.samples[extra].tolist())
+        return torch.cat([final, scores.value])[made.index.cpu()]
+
+    def _predicted(self, rollout: Rollout, final: Tensor, exact: Tensor | None) -> Tensor:
+        """[B, T + 1] values by the learned head, which learns the exact ones where they are given."""
+        trajectory = rollout.trajectory
+        batch, states = trajectory.latents.shape[:2]
+        condition = self._condition(rollout)
+        if self._head is None:
+            self._new_head(trajectory.latents.shape[2], condition.shape[1])
+        assert self._head is not None
+        x = trajectory.latents.flatten(0, 1)
+        sigma = trajectory.sigmas.repeat(batch)
+        condition = condition.repeat_interleave(states, 0)
+        with torch.no_grad():
+            values = self._head(x, sigma, condition).unflatten(0, (batch, states)).cpu()
+        if exact is not None:
+            target = exact.flatten().to(self.device)
+            loss = self._head.distill(x, sigma, condition, target, self._head_optimizer)
+            self.metrics["dense/head_loss"] = loss.item()
+        # the last state's reward is known
+        values[:, -1] = final
+        return values
+
+    def _condition(self, rollout: Rollout) -> Tensor:
+        """[B, D] one vector a prompt: the mean over tokens of its embedding."""
+        return self.policy.prompt_vectors(rollout.prompts).to(self.device)
+
+    def _new_head(self, channels: int, condition_size: int) -> None:
+        self._head = ValueHead(channels, condition_size).to(self.device)
+        self._head_optimizer = torch.optim.Adam(self._head.parameters(), 1e-3)
+
+    # Other processes
+
+    def record(self, rollout: Rollout, batch: Batch, scores: Scores, reward: Tensor) -> Record:
+        """The record of all processes."""
+        trajectory = rollout.trajectory
+        if isinstance(self.reward, WeightedSum):
+            apart = torch.stack([scores.parts[r.name] for r in self.reward.rewards])
+            weights = torch.tensor(self.reward.weights, device=self.device)
+        else:
+            apart, weights = scores.value[None], torch.ones(1, device=self.device)
+        return Record(
+            log_prob=self.gather(trajectory.log_prob),
+            mask=self.gather(trajectory.mask),
+            reward=self.gather(reward.to(self.device)),
+            group=self.gather(torch.tensor(batch.group, device=self.device)),
+            rewards=self.gather(apart.T.to(self.device)).T,
+            weights=weights,
+            seed=derive_seed(self.config.training.seed, batch.iteration, 3),
+        )
+
+    def calibrate(self, step_reward: Tensor, mask: Tensor) -> None:
+        """Let an adaptive plan learn from the step rewards [B, T] of all processes."""
+        if hasattr(self.plan, "update"):
+            self.plan.update(step_reward.cpu(), mask.cpu())
+            etas = self.plan.etas(self.config.rollout.steps, self.config.rollout.eta, 0, 0)
+            self.metrics |= {f"plan/eta/{k}": value for k, value in enumerate(etas.tolist())}
 
     def gather(self, values: Tensor) -> Tensor:
         """Rows of all processes, in the order of one process."""
@@ -56,3 +204,29 @@ class Actor:
     def largest(self, count: int) -> int:
         """The largest of a number over the processes."""
         return int(self.gather(torch.tensor([count], device=self.device)).max())
+
+    # What adapts, for the checkpoint
+
+    def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        """Tensors by file, and JSON."""
+        rest: dict[str, Any] = {"reward_calls": self.reward_calls, "forwards": self.policy.forwards}
+        if hasattr(self.plan, "state_dict"):
+            rest["plan"] = self.plan.state_dict()
+        if self._head is None:
+            return {}, rest
+        moments, rest["value_head"] = optimizer_tensors(self._head_optimizer.state_dict())
+        weights = self._head.state_dict()
+        rest["value_head"] |= {"channels": self._head.channels, "condition_size": self._head.condition_size}
+        return {"value_head": weights, "value_head_optimizer": moments}, rest
+
+    def load_state(self, tensors: dict[str, dict[str, Tensor]], rest: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        self.reward_calls, self.policy.forwards = rest["reward_calls"], rest["forwards"]
+        if "plan" in rest:
+            self.plan.load_state_dict(rest["plan"])
+        if "value_head" in rest:
+            head = rest["value_head"]
+            self._new_head(head["channels"], head["condition_size"])
+            assert self._head is not None
+            self._head.load_state_dict(tensors["value_head"])
+            self._head_optimizer.load_state_dict(optimizer_state(tensors["value_head_optimizer"], head))

@@ -29,11 +29,15 @@ class Evaluated:
     def means(self, by: str = "category") -> dict[str, dict[str, float]]:
         """Mean value and parts over all pictures ('all') and over those of each value of a metadata key."""
         own = [str(record[by]) if by in record else None for record in self.metadata]
-        table = {}
+        table: dict[str, dict[str, float]] = {}
         for label in ["all", *sorted({name for name in own if name is not None})]:
             rows = [i for i, name in enumerate(own) if label in ("all", name)]
             columns = {"reward": self.value, **self.parts}
-            table[label] = {name: sum(c[i] for i in rows) / len(rows) for name, c in columns.items()}
+            for name, column in columns.items():
+                # NaN marks pictures that a part does not apply to
+                known = [column[i] for i in rows if column[i] == column[i]]
+                if known:
+                    table.setdefault(label, {})[name] = sum(known) / len(known)
             table[label]["pictures"] = len(rows)
         return table
 
@@ -59,6 +63,7 @@ def evaluate(
     mine = range(process, len(texts), processes)
     rows: list[dict[str, Any]] = []
     images: list[Image] = []
+    forwards = policy.forwards
     if mine:
         rollout = policy.sample([texts[i] for i in mine], [seeds[i] for i in mine], **sampling.arguments())
         images = policy.decode(rollout.trajectory.final, sampling.batch_size)
@@ -66,6 +71,8 @@ def evaluate(
         for row, i in enumerate(mine):
             parts = {name: float(values[row]) for name, values in scores.parts.items()}
             rows.append({"i": i, "value": float(scores.value[row]), "parts": parts})
+    # evaluation is not training: it does not count
+    policy.forwards = forwards
     if accelerator is not None and processes > 1:
         rows = _gather(rows)
     rows.sort(key=lambda row: row["i"])

@@ -19,7 +19,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from flowalign import registry
-from flowalign.config import Config, Named, parse
+from flowalign.algorithms.trajectory import Experience
+from flowalign.config import Config, Weighted, parse
 from flowalign.data import ASSETS, Prompts, draw_batch
 from flowalign.errors import ConfigError
 from flowalign.policies import DiffusersPolicy
@@ -48,13 +49,12 @@ def build_policy(config: Config, device: torch.device | str = "cpu") -> Diffuser
     )
 
 
-def build_reward(named: list[Named]) -> Reward:
+def build_reward(named: list[Weighted]) -> Reward:
     """The weighted sum of configured rewards; a single one of weight 1 stays itself."""
     rewards, weights = [], []
     for i, entry in enumerate(named):
-        settings = entry.settings
-        weights.append(float(settings.pop("weight", 1.0)))
-        rewards.append(as_reward(registry.build("rewards", entry.name, settings, f"rewards.{i}")))
+        weights.append(entry.weight)
+        rewards.append(as_reward(registry.build("rewards", entry.name, entry.settings, f"rewards.{i}")))
     return rewards[0] if weights == [1.0] else WeightedSum(rewards, weights)
 
 
@@ -102,7 +102,9 @@ class Trainer:
         self.eval_reward = build_reward(config.evaluation.rewards) if config.evaluation.rewards else reward
         self.prompts = Prompts.read(config.data.prompts, config.data.where)
 
-        self.parameters = self.policy.trainable()
+        self.modules = self.algorithm.modules(self.policy)
+        own = {f"{name}.{key}": p for name, m in self.modules.items() for key, p in m.named_parameters()}
+        self.parameters = self.policy.trainable() | own
         settings = training.optimizer
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(),
@@ -121,6 +123,8 @@ class Trainer:
         self.ema = EMAModel(self.parameters.values(), training.ema_decay) if training.ema_decay else None
 
         self.iteration = 0
+        self.seconds = 0.0
+        """spent in iterations so far"""
         self.checkpoints = Checkpoints(self.folder / "checkpoints", training.keep_checkpoints)
         self.metrics = MetricsFile(self.folder / "metrics.jsonl")
         self.evaluations = MetricsFile(self.folder / "evaluations.jsonl")
@@ -147,9 +151,11 @@ class Trainer:
             desc=self.config.name,
         )
         while self.iteration < training.iterations:
+            begin = time.perf_counter()
             metrics = self._iterate()
+            self.seconds += time.perf_counter() - begin
             self.iteration += 1
-            last = self.iteration == training.iterations
+            last = self.iteration == training.iterations or self._budget_spent()
             self._log(metrics)
             bar.set_postfix(reward=f"{metrics['reward/mean']:.3f}")
             bar.update()
@@ -157,10 +163,22 @@ class Trainer:
                 self.evaluate()
             if last or (training.checkpoint_every and self.iteration % training.checkpoint_every == 0):
                 self.save()
+            if last:
+                break
         bar.close()
         self.export()
         if self.config.trackers:
             self.accelerator.end_training()
+
+    def _budget_spent(self) -> bool:
+        """Whether the iteration just done used up the budget; decided for all processes together."""
+        budget = self.config.training.budget
+        used = {"seconds": self.seconds, "forwards": self.policy.forwards, "reward_calls": self.actor.reward_calls}
+        everyone = {k: self.actor.gather(torch.tensor([float(n)], device=self.actor.device)) for k, n in used.items()}
+        seconds = budget.seconds is not None and everyone["seconds"].max().item() >= budget.seconds
+        forwards = budget.forwards is not None and everyone["forwards"].sum().item() >= budget.forwards
+        calls = budget.reward_calls is not None and everyone["reward_calls"].sum().item() >= budget.reward_calls
+        return seconds or forwards or calls
 
     def _iterate(self) -> dict[str, float]:
         training = self.config.training
@@ -176,24 +194,26 @@ class Trainer:
             self.accelerator.process_index,
             self.accelerator.num_processes,
         )
+        self.algorithm.progress(self.iteration / training.iterations)
         experience = self.algorithm.collect(self.actor, batch)
         if self.iteration == 0:
             self.policy.verify(experience.rollout)
         begin = time.perf_counter()
         sums: dict[str, list[Tensor]] = defaultdict(list)
-        for pairs in self._updates(experience, batch.group):
+        for pairs in self._updates(experience):
             self._update(experience, pairs, sums)
         metrics = dict(experience.metrics)
         for name, values in sums.items():
             metrics[name] = self.actor.gather(torch.stack(values)).mean().item()
+        metrics |= {"forwards": self.policy.forwards, "reward_calls": self.actor.reward_calls}
         metrics["learning_rate"] = self.schedule.get_last_lr()[0]
         metrics["seconds/update"] = time.perf_counter() - begin
         return metrics
 
-    def _updates(self, experience: Any, group: list[int]) -> Iterator[Tensor]:
+    def _updates(self, experience: Experience) -> Iterator[Tensor]:
         """The actions of each update: every group gives an equal, random share of its actions to each."""
         training = self.config.training
-        groups = sorted(set(group))
+        groups = list(dict.fromkeys(experience.batch.group))
         pairs = experience.pairs().unflatten(0, (len(groups), -1))
         orders = []
         for number in groups:
@@ -204,7 +224,7 @@ class Trainer:
         for chunk in pairs.chunk(training.updates_per_iteration, dim=1):
             yield chunk.flatten(0, 1)
 
-    def _update(self, experience: Any, pairs: Tensor, sums: dict[str, list[Tensor]]) -> None:
+    def _update(self, experience: Experience, pairs: Tensor, sums: dict[str, list[Tensor]]) -> None:
         """One optimizer step on the mean loss of these actions over all processes."""
         total = len(pairs)
         pairs = self._with_gradient(experience, pairs)
@@ -224,6 +244,7 @@ class Trainer:
             }
             for name, value in values.items():
                 totals[name] = totals.get(name, 0) + value.detach().sum()
+        self._share_own_gradients()
         norm = self.accelerator.clip_grad_norm_(self.parameters.values(), self.config.training.optimizer.max_grad_norm)
         self.optimizer.step()
         self.schedule.step()
@@ -234,7 +255,13 @@ class Trainer:
             sums[name].append(value / len(pairs))
         sums["policy/gradient_norm"].append(torch.as_tensor(norm, device=self.accelerator.device))
 
-    def _with_gradient(self, experience: Any, pairs: Tensor) -> Tensor:
+    def _share_own_gradients(self) -> None:
+        """Average over processes the gradients of the algorithm's own networks, which no wrapper does."""
+        for module in self.modules.values() if self.accelerator.num_processes > 1 else ():
+            for parameter in module.parameters():
+                parameter.grad = self.accelerator.reduce(parameter.grad, "mean")
+
+    def _with_gradient(self, experience: Experience, pairs: Tensor) -> Tensor:
         """Leave out actions of zero advantage, which teach nothing unless the loss has other terms.
 
         Every process keeps the same number, at least one, so that collective operations match.
@@ -316,10 +343,14 @@ class Trainer:
         if self.accelerator.is_main_process:
             moments, rest = optimizer_tensors(self.optimizer.state_dict())
             tensors: dict[str, dict[str, Tensor]] = {"trainable": {**self.parameters}, "optimizer": moments}
+            adapted, extra = self.actor.state()
+            tensors |= adapted
             state = {
                 "iteration": self.iteration,
+                "seconds": self.seconds,
                 "optimizer": rest,
                 "schedule": _plain(self.schedule.state_dict()),
+                "actor": extra,
             }
             if self.ema is not None:
                 averages = zip(self.parameters, self.ema.shadow_params, strict=True)
@@ -346,6 +377,8 @@ class Trainer:
             tensors, state = self.checkpoints.load(found[-1])
             self.iteration = state["iteration"]
             restore(self.parameters, tensors["trainable"])
+            self.actor.load_state(tensors, state["actor"])
+            self.seconds = state["seconds"]
             self.optimizer.load_state_dict(optimizer_state(tensors["optimizer"], state["optimizer"]))
             self.schedule.load_state_dict(state["schedule"])
             if self.ema is not None:

@@ -47,6 +47,10 @@ class Verdict:
     soft: float
     strict: bool
     requirements: dict[str, bool]
+    subjects: tuple[bool, bool]
+    """whether the things asked for are there: both, or colour and shape where there is one kind"""
+    relation: bool | None
+    """whether the second stands to the first as asked; None where nothing was asked"""
 
 
 def check(image: Image.Image, prompt: str) -> Verdict:
@@ -62,13 +66,15 @@ def check(image: Image.Image, prompt: str) -> Verdict:
         }
     else:
         requirements = {str(first): first in found, str(last): last in found}
+    one, other = requirements.values()
     requirements[f"{NUMBERS[number - 1]} in all"] = len(objects) == number
+    relation = None
     if request.relation:
-        requirements[request.relation] = any(
+        relation = requirements[request.relation] = any(
             stands(request.relation, a, b) for a in objects for b in objects if (a.thing, b.thing) == (first, last)
         )
     met = sum(requirements.values())
-    return Verdict(met / len(requirements), met == len(requirements), requirements)
+    return Verdict(met / len(requirements), met == len(requirements), requirements, (one, other), relation)
 
 
 def stands(relation: str, first: Found, second: Found) -> bool:

@@ -1,6 +1,7 @@
 """The checker of the shapes world as a reward."""
 
 from collections.abc import Mapping, Sequence
+from statistics import mean
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from rewards.shapes.checker import check
 
 class ShapesReward:
     """Rule-based: does the picture show the shapes its prompt asks for; in [0, 1].
+
+    Parts: soft, strict, and by level: global (= soft), subject (the things asked for), relation (NaN where the prompt
+    names none).
 
     Args:
         strict_weight: weight of passing every requirement; the rest goes to the share of requirements met.
@@ -29,4 +33,8 @@ class ShapesReward:
         soft = torch.tensor([verdict.soft for verdict in verdicts])
         strict = torch.tensor([float(verdict.strict) for verdict in verdicts])
         value = self.strict_weight * strict + (1 - self.strict_weight) * soft
-        return Scores(value, {"soft": soft, "strict": strict})
+        subject = torch.tensor([mean(verdict.subjects) for verdict in verdicts])
+        relation = torch.tensor([float("nan") if v.relation is None else float(v.relation) for v in verdicts])
+        return Scores(
+            value, {"soft": soft, "strict": strict, "global": soft, "subject": subject, "relation": relation}
+        )

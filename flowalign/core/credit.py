@@ -1,0 +1,205 @@
+"""Credit: which step of a trajectory earned what. Pure functions from rewards to rewards or advantages of steps.
+
+`values` [B, T + 1] are the rewards of a trajectory's completions: values[:, k] scores the deterministic finish of
+the state after k steps, so that column 0 is the finish of the start noise and column T the sample itself. They may
+as well be those of some consecutive steps, a window's for instance, with T the number of steps in it.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flowalign.core.advantages import Scale, group_advantage
+
+TurningPointVariant = Literal["aggregate", "total", "released"]
+
+
+def dense_rewards(values: Tensor) -> Tensor:
+    """What each step added, d_k = R_k - R_{k-1}: [B, T + 1] -> [B, T] (DenseGRPO, arXiv 2601.20218, eq. 7).
+
+    They telescope: a row's sum is R_T - R_0.
+    """
+    return values.diff(dim=1)
+
+
+def turning_points(values: Tensor) -> Tensor:
+    """The steps that turn a trajectory towards its overall trend: [B, T + 1] -> bool [B, T] (TP-GRPO, 2602.06422).
+
+    With D = R_T - R_0 and s_k = sign(d_k) sign(D), step k > 1 is one where s_{k-1} < 0 < s_k, and step 1 where
+    s_1 > 0. A step without a gain is neither for nor against; without an overall gain there are none.
+    """
+    trend = dense_rewards(values).sign() * (values[:, -1:] - values[:, :1]).sign()
+    before = torch.cat([-torch.ones_like(trend[:, :1]), trend[:, :-1]], 1)
+    return (before < 0) & (trend > 0)
+
+
+def turning_point_rewards(values: Tensor, variant: TurningPointVariant = "aggregate") -> Tensor:
+    """Step rewards of TP-GRPO (arXiv 2602.06422): [B, T + 1] -> [B, T].
+
+    Args:
+        values: [B, T + 1]; the start noise of column 0 must be the trajectory's own (the released code draws
+            another).
+        variant: what a turning point k gets, and the other steps:
+            'aggregate', the abstract: R_T - R_{k-1}, its long-term effect; others d_k.
+            'released', the authors' launch scripts: as 'aggregate', but only where d_k and R_T - R_k have one sign,
+            and, of the turning points of all rows, as many of rising as of falling trajectories, those with the
+            largest |D| (all, if one kind is missing).
+            'total', the authors' configuration file, which no launch script leaves as it is: D + d_k; others D.
+    """
+    gains, turns = dense_rewards(values), turning_points(values)
+    total = values[:, -1:] - values[:, :1]
+    if variant == "total":
+        return total + gains.where(turns, 0)
+    if variant == "released":
+        turns = turns & (gains.sign() * (values[:, -1:] - values[:, 1:]).sign() > 0)
+        turns = _balanced(turns, total)
+    return (values[:, -1:] - values[:, :-1]).where(turns, gains)
+
+
+def _balanced(turns: Tensor, total: Tensor) -> Tensor:
+    """As many turning points of each sign of total [B, 1], the largest |total| first; turns [B, T]."""
+    rising, falling = turns & (total > 0), turns & (total < 0)
+    count = torch.minimum(rising.sum(), falling.sum())
+    size = total.abs().expand(turns.shape)
+
+    def largest(candidates: Tensor) -> Tensor:
+        order = size.where(candidates, -1).flatten().argsort(descending=True, stable=True)
+        return candidates & (order.argsort().view(turns.shape) < count)
+
+    return torch.where(count > 0, largest(rising) | largest(falling), turns)
+
+
+def single_step(reward: Tensor, mask: Tensor) -> Tensor:
+    """The whole reward [B] to the one stochastic step of mask [B, T]: [B, T] (G2RPO, arXiv 2510.01982)."""
+    return reward[:, None] * mask
+
+
+def multi_granularity(advantages: Tensor, reduce: Literal["sum", "mean"] = "sum") -> Tensor:
+    """G2RPO's integration of the advantages from L completions of different step counts (arXiv 2510.01982).
+
+    Args:
+        advantages: [L, B] or [L, B, T], each of the L normalised by itself.
+        reduce: 'sum' as in the authors' code; 'mean' keeps the scale whatever L is. Clip afterwards.
+
+    Returns:
+        [B] or [B, T].
+    """
+    return advantages.sum(0) if reduce == "sum" else advantages.mean(0)
+
+
+def hierarchical(scores: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
+    """Weighted sum of the scores of a picture's levels: global, subject, relation (HiCoGen, arXiv 2511.19965).
+
+    The authors published no weights. Where a level does not apply to a sample (a prompt without a relation) its
+    score is NaN, and the others stand in for it in proportion to their weights, so that the scale is kept.
+
+    Args:
+        scores: level to [B]; a sample has at least one level that applies.
+        weights: level to its weight, positive; levels without one do not count.
+
+    Returns:
+        [B].
+    """
+    values = torch.stack([scores[level] for level in weights])
+    weight = torch.tensor(list(weights.values()), dtype=values.dtype, device=values.device)[:, None]
+    present = ~values.isnan()
+    return (values.nan_to_num() * weight).sum(0) * weight.sum() / (weight * present).sum(0)
+
+
+def per_reward(
+    rewards: Tensor,
+    weights: Tensor,
+    group: Tensor,
+    *,
+    normalise: bool = True,
+    scale: Scale = "group",
+    clip: float | None = None,
+    eps: float = 1e-4,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Group-normalise each reward by itself, then add them up: A = sum_i w_i A_i (GDPO, arXiv 2601.05242).
+
+    Rewards of different spread keep their say, which the spread of a weighted sum of rewards takes from them.
+
+    Args:
+        rewards: [L, B] or [L, B, T].
+        weights: [L].
+        group: [B] integers.
+        normalise: bring the sum to mean 0 and standard deviation 1 over the batch, as GDPO does; False is the
+            plain sum of DanceGRPO and MixGRPO.
+        scale, eps, mask: as in `group_advantage`.
+        clip: bound on the result.
+
+    Returns:
+        Advantages shaped like rewards[0].
+    """
+    parts = [w * group_advantage(reward, group, scale, eps=eps, mask=mask) for w, reward in zip(weights, rewards)]
+    total = torch.stack(parts).sum(0)
+    if normalise:
+        total = group_advantage(total, torch.zeros_like(group), eps=eps, mask=mask)
+    return total if clip is None else total.clamp(-clip, clip)
+
+
+def ranks(reward: Tensor, group: Tensor) -> Tensor:
+    """Share of a trajectory's group that it beats, ties half: [B] or [B, T] -> the same shape, in [0, 1].
+
+    Used in place of the reward it takes outliers and the reward's scale out of the advantages.
+    """
+    same = _same_group(group).view(len(group), len(group), *[1] * (reward.dim() - 1))
+    beaten = (reward[:, None] > reward) + 0.5 * (reward[:, None] == reward)
+    # a trajectory ties with itself
+    return ((beaten * same).sum(1) - 0.5) / (same.sum(1) - 1).clamp(min=1)
+
+
+def best_and_worst(advantage: Tensor, group: Tensor, k: int) -> Tensor:
+    """The k members of each group that teach most: the better half best, the other half worst (DanceGRPO, 2505.07818).
+
+    Args:
+        advantage: [B], of the whole group: it is not normalised again.
+        group: [B] integers.
+        k: at most the group's size; an odd one takes one more of the best. Ties go by row.
+
+    Returns:
+        [B] bool, k True a group.
+    """
+    same = _same_group(group)
+    row = torch.arange(len(group), device=group.device)
+    tie = (advantage[:, None] == advantage) & (row < row[:, None])
+    above = (same & ((advantage > advantage[:, None]) | tie)).sum(1)
+    return (above < (k + 1) // 2) | (above >= same.sum(1) - k // 2)
+
+
+def _same_group(group: Tensor) -> Tensor:
+    return group[:, None] == group
+
+
+def back_up(reward: Tensor, nodes: Tensor) -> Tensor:
+    """Rewards of a tree's leaves to all its nodes, each the mean of the leaves under it (BranchGRPO, 2509.06040).
+
+    Args:
+        reward: [B] of the leaves.
+        nodes: [B, T + 1] integers, the node each leaf's path is at; within a depth (a column) no two trees share one.
+            `samplers.Tree.nodes` gives those of one tree.
+
+    Returns:
+        [B, T + 1]; column k + 1 is what the step k of a path led to.
+    """
+    _, index = _numbered(nodes).unique(return_inverse=True)
+    reward = reward[:, None].expand(nodes.shape).flatten()
+    count = index.flatten().bincount()
+    return (reward.new_zeros(len(count)).index_add(0, index.flatten(), reward) / count)[index]
+
+
+def first_of(nodes: Tensor) -> Tensor:
+    """One row for every node: [B, T] integers -> [B, T] bool, so that a step shared by leaves is trained on once."""
+    _, index = _numbered(nodes).unique(return_inverse=True)
+    row = torch.arange(len(nodes), device=nodes.device)[:, None].expand(nodes.shape)
+    first = torch.full_like(nodes.flatten(), len(nodes)).scatter_reduce(0, index.flatten(), row.flatten(), "amin")
+    return first[index] == row
+
+
+def _numbered(nodes: Tensor) -> Tensor:
+    """Numbers that differ between the columns too."""
+    return nodes + (nodes.max() + 1) * torch.arange(nodes.shape[1], device=nodes.device)

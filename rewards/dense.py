@@ -1,0 +1,105 @@
+"""Step-level dense reward estimators: what a half-denoised sample is worth.
+
+The exact value of a state is the reward of its completion by the ODE. Cheaper ones finish in fewer steps, look at the
+one-step x0 estimate, or ask a small network that learned to predict the exact value; `agreement` says how good they
+are.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+
+
+@dataclass
+class Estimator:
+    """How values of states are estimated.
+
+    Args:
+        kind: 'ode' completes with the whole rest of the schedule (exact), 'n_step' in `steps` ODE steps, 'one_step'
+            scores the x0 estimate, 'learned' asks a `ValueHead`.
+        steps: ODE steps of 'n_step', the known velocity's included.
+        check_every: iterations between comparisons with the exact values, which are then computed too; 0 never. The
+            learned estimator trains on each of them, and on the first `warmup` iterations.
+        warmup: iterations at the start in which the learned estimator uses and learns the exact values.
+    """
+
+    kind: Literal["ode", "n_step", "one_step", "learned"] = "ode"
+    steps: int = 2
+    check_every: int = 0
+    warmup: int = 10
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.check_every < 0 or self.warmup < 0:
+            raise ValueError("estimator: steps must be at least 1, check_every and warmup at least 0")
+        if self.kind == "learned" and self.warmup + self.check_every == 0:
+            raise ValueError("estimator: a learned one needs warmup or check_every iterations to learn in")
+
+    @property
+    def count(self) -> int | None:
+        """ODE steps of a completion, None for all."""
+        return {"one_step": 1, "n_step": self.steps}.get(self.kind)
+
+    def is_exact(self, iteration: int) -> bool:
+        """Whether an iteration computes the exact values."""
+        check = self.check_every > 0 and iteration % self.check_every == 0
+        return self.kind == "ode" or check or (self.kind == "learned" and iteration < self.warmup)
+
+
+class ValueHead(nn.Module):
+    """A small network that predicts the reward a half-denoised sample will end with.
+
+    Args:
+        channels: of the latents.
+        condition_size: length of the prompt's embedding.
+        width: of the hidden layers.
+    """
+
+    def __init__(self, channels: int, condition_size: int, width: int = 64) -> None:
+        super().__init__()
+        self.channels, self.condition_size = channels, condition_size
+        self.image = nn.Sequential(
+            nn.Conv2d(channels, width, 3, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(width, width, 3, stride=2, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.SiLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+        )
+        self.value = nn.Sequential(nn.Linear(4 * width + condition_size + 1, width), nn.SiLU(), nn.Linear(width, 1))
+
+    def forward(self, x: Tensor, sigma: Tensor, condition: Tensor) -> Tensor:
+        """Predicted rewards [N] of latents [N, C, H, W] at noise levels [N] for embeddings [N, condition_size]."""
+        features = torch.cat([self.image(x.float()), sigma[:, None], condition.float()], 1)
+        return self.value(features)[:, 0]
+
+    def distill(
+        self, x: Tensor, sigma: Tensor, condition: Tensor, value: Tensor, optimizer: torch.optim.Optimizer
+    ) -> Tensor:
+        """One pass of squared-error steps over exact values [N]; returns the mean loss before them, a scalar."""
+        losses = []
+        for rows in torch.randperm(len(value)).split(128):
+            loss = ((self(x[rows], sigma[rows], condition[rows]) - value[rows]) ** 2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return torch.stack(losses).mean()
+
+
+def agreement(estimate: Tensor, exact: Tensor) -> dict[str, Tensor]:
+    """How well estimated values [B, T + 1] agree with exact ones, per step.
+
+    Returns:
+        'rank_correlation' (Spearman over the samples; NaN where one side is constant) and 'bias' (mean of
+        estimate - exact), each [T + 1].
+    """
+    rank = [
+        torch.nan if len(e.unique()) < 2 or len(x.unique()) < 2 else float(spearmanr(e, x).statistic)
+        for e, x in zip(estimate.T.cpu(), exact.T.cpu(), strict=True)
+    ]
+    return {"rank_correlation": torch.tensor(rank), "bias": (estimate - exact).mean(0).cpu()}

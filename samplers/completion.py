@@ -1,0 +1,150 @@
+"""Completions: half-denoised samples finished by the ODE, so that they can be scored.
+
+States of different steps travel in one batch, each at its own noise level; a velocity that the rollout already
+computed is not computed again; and states that deterministic steps lead to the same end share one completion.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from samplers.kernels import Kernel, transition
+from samplers.noise import generators, normal
+from samplers.trajectory import Trajectory
+
+VelocityAt = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(x [N, ...], samples [N], steps [N]) -> velocity [N, ...] of samples of a rollout at steps of its schedule"""
+
+
+def path(first: int, last: int, count: int | None = None, stride: int = 1) -> list[int]:
+    """Schedule indices from `first` to `last`: in `count` near-equal leaps, or every `stride`-th, ending in `last`."""
+    if count is None:
+        return [*range(first, last, stride), last]
+    count = min(count, last - first)
+    return [first + round(i * (last - first) / count) for i in range(count + 1)]
+
+
+@torch.no_grad()
+def complete(
+    velocity: VelocityAt,
+    x: Tensor,
+    samples: Tensor,
+    paths: Sequence[Sequence[int]],
+    sigmas: Tensor,
+    start_velocity: Tensor | None = None,
+    batch_size: int = 64,
+) -> Tensor:
+    """Take N states down the ODE, all in step.
+
+    Args:
+        x: [N, ...] states.
+        samples: [N] the sample of the rollout each belongs to.
+        paths: N lists of schedule indices, from the state's own to the end.
+        sigmas: [T + 1].
+        start_velocity: [N, ...] velocities at the states, where they are known: the first leap is then free.
+        batch_size: rows a network call.
+
+    Returns:
+        [N, ...] float32 finished samples.
+    """
+    x = x.float().clone()
+    for leap in range(max(len(p) for p in paths) - 1):
+        rows = torch.tensor([n for n, p in enumerate(paths) if len(p) > leap + 1], device=x.device)
+        here = torch.tensor([p[leap] for p in paths if len(p) > leap + 1], device=x.device)
+        there = torch.tensor([p[leap + 1] for p in paths if len(p) > leap + 1], device=x.device)
+        if leap == 0 and start_velocity is not None:
+            v = start_velocity[rows]
+        else:
+            parts = zip(rows.split(batch_size), here.split(batch_size), strict=True)
+            v = torch.cat([velocity(x[n], samples[n], k).float() for n, k in parts])
+        dt = (sigmas[there] - sigmas[here]).view(-1, *[1] * (x.dim() - 1))
+        x[rows] += v * dt
+    return x
+
+
+@dataclass
+class Completions:
+    """The distinct finished samples of a batch of trajectories."""
+
+    latents: Tensor
+    """[M, ...]: first the B samples themselves, then the completions"""
+    samples: Tensor
+    """[M] the trajectory each belongs to"""
+    index: Tensor
+    """[B, T + 1] into the M: what state k ends in when it is finished by the ODE"""
+
+
+def completions(
+    velocity: VelocityAt, trajectory: Trajectory, count: int | None = None, batch_size: int = 64
+) -> Completions:
+    """Finish every state of every trajectory by the ODE.
+
+    A state before a deterministic step ends where the next state ends, so only the states before stochastic steps
+    are integrated.
+
+    Args:
+        count: ODE steps of a completion; None takes the whole rest of the schedule, 1 is the one-step x0 estimate.
+    """
+    batch, steps = trajectory.mask.shape
+    starts = trajectory.mask.nonzero()
+    samples, firsts = starts.unbind(1)
+    finished = trajectory.final
+    if len(starts):
+        made = complete(
+            velocity,
+            trajectory.latents[samples, firsts],
+            samples,
+            [path(first, steps, count) for first in firsts.tolist()],
+            trajectory.sigmas,
+            trajectory.velocity[samples, firsts],
+            batch_size,
+        )
+        finished = torch.cat([finished, made])
+    number = torch.zeros_like(trajectory.mask, dtype=torch.long)
+    number[samples, firsts] = torch.arange(batch, batch + len(starts), device=number.device)
+    ends = [torch.arange(batch, device=number.device)]
+    for k in reversed(range(steps)):
+        ends.append(torch.where(trajectory.mask[:, k], number[:, k], ends[-1]))
+    return Completions(
+        finished, torch.cat([torch.arange(batch, device=samples.device), samples]), torch.stack(ends[::-1], 1)
+    )
+
+
+@torch.no_grad()
+def perturb(
+    trunk: Trajectory, kernel: Kernel, samples: Tensor, steps: Tensor, eta: Tensor, seeds: Sequence[int]
+) -> Trajectory:
+    """Branches off trunk trajectories: one stochastic step each, from the trunk's state and velocity.
+
+    Args:
+        samples, steps: [N] where each branch leaves the trunk.
+        eta: [N] noise level of its step.
+        seeds: N seeds of its noise.
+
+    Returns:
+        N trajectories whose states up to the branch are the trunk's; what follows the perturbed state is not
+        filled in: `complete` it.
+    """
+    rows = torch.arange(len(samples), device=samples.device)
+    made = transition(
+        kernel,
+        trunk.latents[samples, steps],
+        trunk.velocity[samples, steps],
+        trunk.sigmas[steps],
+        trunk.sigmas[steps + 1],
+        eta,
+        noise=normal(trunk.latents.shape[2:], generators(seeds), samples.device),
+    )
+    branches = Trajectory(
+        trunk.latents[samples],
+        trunk.velocity[samples],
+        torch.zeros_like(trunk.log_prob[samples]),
+        torch.zeros_like(trunk.eta[samples]),
+        trunk.sigmas,
+    )
+    branches.latents[rows, steps + 1] = made.next
+    branches.log_prob[rows, steps] = made.log_prob
+    branches.eta[rows, steps] = eta
+    return branches

@@ -1,0 +1,79 @@
+"""Tree rollouts: trajectories that share their prefixes (BranchGRPO, arXiv 2509.06040)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from samplers.completion import VelocityAt
+from samplers.kernels import Kernel, transition
+from samplers.noise import derive_seed, generators, normal
+from samplers.plans import Tree
+from samplers.trajectory import Trajectory
+
+
+@torch.no_grad()
+def grow(
+    velocity: VelocityAt,
+    trunk: Trajectory,
+    kernel: Kernel,
+    plan: Tree,
+    eta: Tensor,
+    seeds: Sequence[int],
+    batch_size: int,
+) -> tuple[Trajectory, Tensor, Tensor]:
+    """Grow one tree from the start noise of each trunk; every node is computed once.
+
+    Args:
+        velocity: of the samples of the trunk's rollout.
+        trunk: B trajectories, of which only the start noise and its velocity are used.
+        eta: [T] noise levels.
+        seeds: B seeds.
+        batch_size: rows a network call.
+
+    Returns:
+        The leaves' trajectories, tree after tree (B * leaves); [B * leaves, T + 1] node of each leaf's path by depth,
+        numbered over all trees; and [B * leaves] the trunk each grew from.
+    """
+    batch, steps = len(trunk), len(eta)
+    device = trunk.latents.device
+    own = plan.nodes(steps).to(device)
+    widths = plan.widths(steps)
+    x, v = trunk.latents[:, 0], trunk.velocity[:, 0]
+    # per depth, all nodes of all trees, tree after tree
+    states, velocities, log_probs = [x], [], []
+    for k in range(steps):
+        trees = torch.arange(batch, device=device).repeat_interleave(widths[k])
+        if k > 0:
+            at = torch.full_like(trees, k)
+            parts = zip(x.split(batch_size), trees.split(batch_size), at.split(batch_size), strict=True)
+            v = torch.cat([velocity(*part).float() for part in parts])
+        velocities.append(v)
+        children = widths[k + 1] // widths[k]
+        x, v = x.repeat_interleave(children, 0), v.repeat_interleave(children, 0)
+        noise = None
+        if eta[k] > 0:
+            sources = [derive_seed(seed, k, node) for seed in seeds for node in range(widths[k + 1])]
+            noise = normal(x.shape[1:], generators(sources), device)
+        made = transition(
+            kernel,
+            x,
+            v,
+            trunk.sigmas[k].expand(len(x)),
+            trunk.sigmas[k + 1].expand(len(x)),
+            eta[k].to(device).expand(len(x)),
+            noise=noise,
+        )
+        x = made.next
+        states.append(x)
+        log_probs.append(made.log_prob)
+    trees = torch.arange(batch, device=device).repeat_interleave(plan.leaves)
+    nodes = own.repeat(batch, 1) + trees[:, None] * torch.tensor(widths, device=device)
+    leaves = Trajectory(
+        torch.stack([state[nodes[:, k]] for k, state in enumerate(states)], 1),
+        torch.stack([v[nodes[:, k]] for k, v in enumerate(velocities)], 1),
+        torch.stack([log_prob[nodes[:, k + 1]] for k, log_prob in enumerate(log_probs)], 1),
+        eta.to(device).expand(len(trees), -1).clone(),
+        trunk.sigmas,
+    )
+    return leaves, nodes, trees
