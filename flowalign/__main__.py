@@ -137,6 +137,25 @@ def print_means(means: dict[str, dict[str, float]]) -> None:
     console.print(table)
 
 
+@app.command()
+def league(
+    configs: Annotated[list[Path], typer.Argument(help="Two or more YAML configurations.")],
+    budget: Annotated[str, typer.Option(help="Of every run: seconds=60, forwards=100000 or reward_calls=5000.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Train each this many times.")] = 3,
+    output: Annotated[Path, typer.Option(help="Folder of the league; an interrupted one goes on.")] = Path(
+        "runs/league"
+    ),
+    panel: Annotated[str | None, typer.Option(help="A reward that nobody trains on, to judge by too.")] = None,
+    pictures: Annotated[int, typer.Option(min=1, help="Pictures a held-out prompt.")] = 20,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value for all of them.")] = None,
+) -> None:
+    """Train configurations under one budget and print how they compare."""
+    from flowalign.league import Budget, run_league
+
+    table = run_league(configs, seeds, Budget.parse(budget), output, panel, set_ or [], pictures)
+    print(f"table: {table}")
+
+
 @app.command("list")
 def list_names(
     kind: Annotated[
