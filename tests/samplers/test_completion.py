@@ -1,0 +1,135 @@
+"""Completions, branches and trees against literal loops, on a velocity that depends on sample, step and state."""
+
+import torch
+from torch import Tensor
+
+from samplers import KERNELS, All, Tree, Window, rollout
+from samplers.completion import complete, completions, path, perturb
+from samplers.tree import grow
+
+SIGMAS = torch.tensor([1.0, 0.85, 0.6, 0.45, 0.2, 0.0])
+STEPS = len(SIGMAS) - 1
+SEEDS = [3, 4, 5]
+
+
+def at(x: Tensor, samples: Tensor, steps: Tensor) -> Tensor:
+    """A nonlinear velocity that differs between samples and steps."""
+    shift = (samples + 2 * steps).view(-1, 1, 1, 1).float()
+    return torch.tanh(1.5 * x + 0.1 * shift)
+
+
+def start() -> Tensor:
+    return torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+
+
+def sampled(plan: object):
+    """Three trajectories of the velocity above under a plan."""
+    steps = iter(range(STEPS))
+
+    def velocity(x: Tensor, sigma: Tensor) -> Tensor:
+        k = next(steps)
+        return at(x, torch.arange(3), torch.full((3,), k))
+
+    eta = plan.etas(STEPS, 0.7, 0, 0)  # type: ignore[attr-defined]
+    return rollout(velocity, start(), SIGMAS, KERNELS["flow_sde"], eta, SEEDS)
+
+
+def literal(trajectory, sample: int, state: int) -> Tensor:
+    """One state finished alone, one Euler step after the other."""
+    x = trajectory.latents[sample, state][None]
+    for j in range(state, STEPS):
+        x = x + at(x, torch.tensor([sample]), torch.tensor([j])) * (SIGMAS[j + 1] - SIGMAS[j])
+    return x[0]
+
+
+def test_every_state_is_finished_as_the_literal_loop_finishes_it():
+    for plan in (All(), Window(size=2, start=1)):
+        trajectory = sampled(plan)
+        made = completions(at, trajectory)
+        for sample in range(3):
+            for state in range(STEPS + 1):
+                ours = made.latents[made.index[sample, state]]
+                torch.testing.assert_close(ours, literal(trajectory, sample, state), atol=1e-5, rtol=0)
+                assert made.samples[made.index[sample, state]] == sample
+
+
+def test_states_before_deterministic_steps_share_a_completion():
+    trajectory = sampled(Window(size=2, start=1))
+    made = completions(at, trajectory)
+    assert len(made.latents) == 3 + 3 * 2
+    assert (made.index[:, 0] == made.index[:, 1]).all() and (made.index[:, 3] == torch.arange(3)).all()
+
+
+def test_the_known_velocity_is_not_computed_again():
+    calls = []
+
+    def counting(x: Tensor, samples: Tensor, steps: Tensor) -> Tensor:
+        calls.extend(steps.tolist())
+        return at(x, samples, steps)
+
+    completions(counting, sampled(All()), batch_size=4)
+    # a completion from stochastic step k needs steps k + 1 .. T - 1
+    assert len(calls) == 3 * sum(STEPS - 1 - k for k in range(STEPS - 1))
+    calls.clear()
+    completions(counting, sampled(All()), count=1)
+    assert calls == []
+
+
+def test_one_step_completion_is_the_x0_estimate():
+    trajectory = sampled(All())
+    made = completions(at, trajectory, count=1)
+    for state in range(STEPS - 1):
+        x0 = trajectory.latents[:, state] - SIGMAS[state] * trajectory.velocity[:, state]
+        torch.testing.assert_close(made.latents[made.index[:, state]], x0, atol=1e-5, rtol=0)
+
+
+def test_paths():
+    assert path(1, 5) == [1, 2, 3, 4, 5]
+    assert path(1, 5, count=2) == [1, 3, 5]
+    assert path(3, 5, count=9) == [3, 4, 5]
+    assert path(1, 6, stride=2) == [1, 3, 5, 6]
+
+
+def test_branches_leave_the_trunk_at_their_step_only():
+    trunk = sampled(Window(size=1, start=0))
+    samples, steps = torch.tensor([0, 0, 2]), torch.tensor([1, 1, 3])
+    made = perturb(trunk, KERNELS["flow_sde"], samples, steps, torch.full((3,), 0.7), [1, 2, 3])
+    assert made.mask.nonzero().tolist() == [[0, 1], [1, 1], [2, 3]]
+    for row, (sample, step) in enumerate(zip(samples, steps, strict=True)):
+        assert torch.equal(made.latents[row, : step + 1], trunk.latents[sample, : step + 1])
+        assert not torch.equal(made.latents[row, step + 1], trunk.latents[sample, step + 1])
+    assert not torch.equal(made.latents[0, 2], made.latents[1, 2])
+    scored = made.score(KERNELS["flow_sde"], trunk.velocity[samples, steps], torch.arange(3), steps)
+    assert torch.equal(scored.log_prob, made.log_prob[torch.arange(3), steps])
+
+
+def test_tree_leaves_are_walks_of_the_velocity_and_share_prefixes():
+    plan = Tree(splits=[0, 2])
+    trunk = sampled(Window(size=1, start=0))
+    eta = plan.etas(STEPS, 0.7, 0, 0)
+    leaves, nodes, trees = grow(at, trunk, KERNELS["flow_sde"], plan, eta, [7, 8, 9], 5)
+    assert trees.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    for depth in range(STEPS + 1):
+        for a in range(12):
+            for b in range(12):
+                same = torch.equal(leaves.latents[a, depth], leaves.latents[b, depth])
+                assert same == bool(nodes[a, depth] == nodes[b, depth])
+    rows = torch.arange(12)
+    for step in range(STEPS):
+        v = at(leaves.latents[:, step], trees, torch.full((12,), step))
+        torch.testing.assert_close(leaves.velocity[:, step], v)
+        scored = leaves.score(KERNELS["flow_sde"], v, rows, torch.full((12,), step))
+        torch.testing.assert_close(scored.log_prob, leaves.log_prob[:, step])
+
+
+def test_complete_takes_states_of_different_steps_in_one_call():
+    sizes = []
+
+    def recording(x: Tensor, samples: Tensor, steps: Tensor) -> Tensor:
+        sizes.append(len(x))
+        return at(x, samples, steps)
+
+    x = start()
+    made = complete(recording, x, torch.arange(3), [path(k, STEPS) for k in (0, 2, 4)], SIGMAS)
+    assert sizes == [3, 2, 2, 1, 1]
+    assert made.shape == x.shape
