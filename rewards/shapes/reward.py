@@ -33,8 +33,6 @@ class ShapesReward:
         soft = torch.tensor([verdict.soft for verdict in verdicts])
         strict = torch.tensor([float(verdict.strict) for verdict in verdicts])
         value = self.strict_weight * strict + (1 - self.strict_weight) * soft
-        subject = torch.tensor([mean(verdict.subjects) for verdict in verdicts])
+        subject = torch.tensor([float(mean(verdict.subjects)) for verdict in verdicts])
         relation = torch.tensor([float("nan") if v.relation is None else float(v.relation) for v in verdicts])
-        return Scores(
-            value, {"soft": soft, "strict": strict, "global": soft, "subject": subject, "relation": relation}
-        )
+        return Scores(value, {"soft": soft, "strict": strict, "global": soft, "subject": subject, "relation": relation})
