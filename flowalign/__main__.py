@@ -12,6 +12,7 @@ from rich.table import Table
 
 import flowalign
 from flowalign.errors import ConfigError, FlowalignError, nearest
+from flowalign.gallery.cli import gallery
 
 app = typer.Typer(
     help="Align diffusion and flow models with rewards.",
@@ -172,6 +173,9 @@ def list_names(
             print(f"{table}:")
         for name in TABLES[table]:
             print(f"  {name:<16} {summary(table, name)}")
+
+
+app.command()(gallery)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -146,6 +146,8 @@ class Training(Section):
     checkpoint_every: int = Field(10, ge=0)
     """iterations between checkpoints; 0: only at the end"""
     keep_checkpoints: int = Field(2, ge=1)
+    previews: int = Field(4, ge=0, le=4)
+    """held-out prompts whose denoising and group are saved at each evaluation, for the gallery"""
     budget: Budget = Budget()
 
 

@@ -44,7 +44,9 @@ class Prompts:
                 if not all(isinstance(text, str) for text in texts):
                     raise TypeError
             except (json.JSONDecodeError, KeyError, AttributeError, TypeError) as error:
-                raise ConfigError(f"{path}: every line must be a JSON object with a text under the key 'prompt'") from error
+                raise ConfigError(
+                    f"{path}: every line must be a JSON object with a text under the key 'prompt'"
+                ) from error
         else:
             texts, records = lines, [{} for _ in lines]
         keep = [i for i, r in enumerate(records) if all(r.get(k) in v for k, v in (where or {}).items())]
@@ -79,8 +81,14 @@ class Batch:
 
     def __getitem__(self, rows: Sequence[int]) -> "Batch":
         """Some of the samples; a row may come several times."""
-        lists = (self.prompts, self.metadata, self.group, self.seeds, self.noise_seeds)
-        return Batch(*([values[i] for i in rows] for values in lists), iteration=self.iteration)
+        return Batch(
+            prompts=[self.prompts[i] for i in rows],
+            metadata=[self.metadata[i] for i in rows],
+            group=[self.group[i] for i in rows],
+            seeds=[self.seeds[i] for i in rows],
+            noise_seeds=[self.noise_seeds[i] for i in rows],
+            iteration=self.iteration,
+        )
 
 
 def draw_batch(

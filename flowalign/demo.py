@@ -11,9 +11,10 @@ from rich.table import Table
 
 from flowalign.config import load, recipe
 from flowalign.data import Prompts
+from flowalign.files import write_atomically
+from flowalign.gallery import build
 from flowalign.report import write_report
 from flowalign.training import Trainer
-from flowalign.training.checkpoint import write_atomically
 from flowalign.training.evaluation import Evaluated, evaluate
 
 EVALUATION_SEED = 700_000_000
@@ -75,7 +76,9 @@ def run_demo(seeds: int, json_path: Path | None, output: Path | None, iterations
     if json_path is not None:
         write_atomically(json_path, json.dumps({"runs": runs}, indent=2) + "\n")
     for page in pages:
-        console.print(f"pictures and curves: {page.resolve()}", soft_wrap=True)
+        console.print(f"before and after: {page.resolve()}", soft_wrap=True)
+    gallery = build([folder / f"seed{run['seed']}" for run in runs], folder / "gallery")
+    console.print(f"gallery: {gallery.resolve()}", soft_wrap=True)
 
 
 def _figures(

@@ -15,9 +15,9 @@ from flowalign.config import load
 from flowalign.core.divergences import gaussian_kl
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError
+from flowalign.files import write_atomically
 from flowalign.policies import DiffusersPolicy
 from flowalign.training import Trainer
-from flowalign.training.checkpoint import write_atomically
 from flowalign.training.evaluation import Evaluated, evaluate
 from rewards import Reward, as_reward, score
 from samplers import KERNELS, All

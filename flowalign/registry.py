@@ -25,7 +25,39 @@ ALGORITHMS = {
     "flow_dppo": "flowalign.algorithms.flow_dppo:FlowDPPO",
     "reinflow": "flowalign.algorithms.reinflow:ReinFlow",
 }
-REWARDS = {"shapes": "rewards.shapes.reward:ShapesReward"}
+REWARDS = {
+    "shapes": "rewards.shapes.reward:ShapesReward",
+    "clip_score": "rewards.clip:CLIPScore",
+    "pick_score": "rewards.clip:PickScore",
+    "hpsv2": "rewards.clip:HPSv2",
+    "goal_baseline": "rewards.clip:GoalBaseline",
+    "clip_i": "rewards.clip:CLIPImage",
+    "lambda_harmonic": "rewards.clip:LambdaHarmonic",
+    "aesthetic": "rewards.aesthetic:Aesthetic",
+    "image_reward": "rewards.image_reward:ImageReward",
+    "tiny_clip": "flowalign.embedded:TinyCLIP",
+    "ocr": "rewards.rules:OCR",
+    "jpeg_size": "rewards.rules:JPEGSize",
+    "image_statistic": "rewards.rules:ImageStatistic",
+    "detection": "rewards.rules:Detection",
+    "group_diversity": "rewards.rules:GroupDiversity",
+    "weighted_sum": "rewards.compose:WeightedSum",
+    "normalized": "rewards.compose:Normalized",
+    "product": "rewards.compose:Product",
+    "worst_case": "rewards.compose:WorstCase",
+    "mean_minus_spread": "rewards.compose:MeanMinusSpread",
+    "agreement": "rewards.compose:Agreement",
+    "bounded_centred": "rewards.compose:BoundedCentred",
+    "gate": "rewards.compose:Gate",
+    "rescaled": "rewards.compose:Rescaled",
+    "scheduled": "rewards.compose:ScheduledSum",
+    "per_frame": "rewards.compose:PerFrame",
+    "win_rate": "rewards.compose:WinRate",
+    "cached": "rewards.cache:Cached",
+    "vlm_judge": "rewards.judges.reward:VLMJudge",
+    "vlm_pairwise": "rewards.judges.reward:PairwiseVLMJudge",
+    "remote": "rewards.remote:RemoteReward",
+}
 KERNELS = {
     name: f"samplers.kernels:{name}" for name in ("ode", "flow_sde", "dance_sde", "cps", "cps_published", "ddim")
 }

@@ -9,8 +9,9 @@ from typing import Any
 import matplotlib
 from jinja2 import Environment, PackageLoader
 from PIL.Image import Image, Resampling
+from PIL.Image import new as new_image
 
-from flowalign.training.checkpoint import write_atomically
+from flowalign.files import write_atomically
 from flowalign.training.evaluation import Evaluated
 
 matplotlib.use("Agg")
@@ -43,10 +44,22 @@ def plot_curves(records: Sequence[dict[str, Any]], curves: dict[str, str]) -> st
     return _embed(buffer.getvalue(), "svg+xml")
 
 
+def contact_sheet(before: Evaluated, after: Evaluated, columns: int = 6, rows: int = 2, side: int = 96) -> Image:
+    """Pairs of pictures, before left of after, spread over the evaluation."""
+    gap, count = 8, columns * rows
+    sheet = new_image("RGB", (columns * (2 * side + 3 * gap), rows * (side + 2 * gap)), "white")
+    step = max(1, len(before.images) // count)
+    for n, i in enumerate(range(0, step * count, step)):
+        x, y = (n % columns) * (2 * side + 3 * gap) + gap, (n // columns) * (side + 2 * gap) + gap
+        for k, image in enumerate((before.images[i], after.images[i])):
+            sheet.paste(image.resize((side, side), Resampling.NEAREST), (x + k * (side + gap // 2), y))
+    return sheet
+
+
 def write_report(
     folder: Path, before: Evaluated, after: Evaluated, records: Sequence[dict[str, Any]], pairs: int = 48
 ) -> Path:
-    """Write index.html into the run's folder: `pairs` pictures spread over the evaluation, before beside after."""
+    """Write index.html and before_after.png into the run's folder, pictures spread over the evaluation."""
     step = max(1, len(before.prompts) // pairs)
     rows = [
         {
@@ -69,4 +82,5 @@ def write_report(
         curves=plot_curves(records, CURVES),
     )
     write_atomically(path, text)
+    contact_sheet(before, after).save(folder / "before_after.png")
     return path

@@ -4,11 +4,14 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import torch
+from PIL import Image as PIL
 from PIL.Image import Image
 from torch import Tensor
+
+Kind = Literal["pointwise", "pairwise", "group", "set"]
 
 
 @dataclass
@@ -21,8 +24,25 @@ class Scores:
     """named [B] float32 values for the metrics and the gallery"""
 
 
+@dataclass(frozen=True)
+class Spec:
+    """What a reward says of itself, in an attribute `spec`; a reward without one is as these defaults say."""
+
+    needs: frozenset[str] = frozenset({"image", "prompt"})
+    """of "image", "prompt", "metadata", "reference" (a picture or its file in metadata["reference"]), and "frames"
+    (`images` holds videos, each a sequence of frames)"""
+    kind: Kind = "pointwise"
+    """pointwise: each value depends on its own sample only. group: on the samples of its group (see `groups`), which
+    come whole. set: on all samples of the call. pairwise: there is a `compare` instead of a call; `WinRate` makes a
+    group reward of it."""
+    differentiable: bool = False
+    """it has `score_pixels`, and gradients flow from its value to the pixels"""
+    deterministic: bool = True
+    """the same samples always get the same values, so that they may be cached"""
+
+
 class Reward(Protocol):
-    """A pointwise reward. Any function (images, prompts) -> list of floats becomes one with `as_reward`."""
+    """A reward. Any function (images, prompts) -> list of floats becomes one with `as_reward`."""
 
     name: str
 
@@ -31,8 +51,33 @@ class Reward(Protocol):
     ) -> Scores: ...
 
 
+@runtime_checkable
+class DifferentiableReward(Protocol):
+    """A reward that can also be asked for a value with a gradient."""
+
+    name: str
+
+    def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Scores of pictures [B, 3, H, W] in [0, 1], on their device; `value` carries the gradient."""
+
+
+class PairwiseReward(Protocol):
+    """A reward that compares two samples of one prompt."""
+
+    name: str
+
+    def compare(
+        self,
+        first: Sequence[Image],
+        second: Sequence[Image],
+        prompts: Sequence[str],
+        metadata: Sequence[Mapping[str, Any]],
+    ) -> Scores:
+        """The probability that `first` is better, in [0, 1]; 0.5 is a tie."""
+
+
 class RewardError(Exception):
-    """A reward returned something that cannot be learned from; the message names the reward and the prompt."""
+    """A reward cannot be asked, or its answer not learned from; the message names the reward and the prompt."""
 
 
 class FunctionReward:
@@ -45,33 +90,15 @@ class FunctionReward:
 
     def __init__(self, function: Callable[..., Sequence[float]], name: str | None = None) -> None:
         self.function = function
-        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.name = name or str(getattr(function, "__name__", type(function).__name__))
         self.takes_metadata = len(inspect.signature(function).parameters) > 2
+        self.spec = Spec(frozenset({"image", "prompt"} | ({"metadata"} if self.takes_metadata else set())))
 
     def __call__(
         self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> Scores:
         values = self.function(images, prompts, *([metadata] if self.takes_metadata else []))
         return Scores(torch.as_tensor(values, dtype=torch.float32).cpu())
-
-
-class WeightedSum:
-    """The weighted sum of rewards; every part stays visible under its reward's name."""
-
-    def __init__(self, rewards: Sequence[Reward], weights: Sequence[float]) -> None:
-        self.rewards, self.weights = list(rewards), list(weights)
-        self.name = "+".join(reward.name for reward in self.rewards)
-
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
-        value, parts = torch.zeros(len(images)), {}
-        for reward, weight in zip(self.rewards, self.weights, strict=True):
-            scores = score(reward, images, prompts, metadata)
-            value = value + weight * scores.value
-            parts[reward.name] = scores.value
-            parts |= {f"{reward.name}/{part}": values for part, values in scores.parts.items()}
-        return Scores(value, parts)
 
 
 def as_reward(reward: Reward | Callable[..., Sequence[float]]) -> Reward:
@@ -81,14 +108,21 @@ def as_reward(reward: Reward | Callable[..., Sequence[float]]) -> Reward:
     return FunctionReward(cast(Callable[..., Sequence[float]], reward))
 
 
+def spec_of(reward: Any) -> Spec:
+    """What a reward says of itself."""
+    return getattr(reward, "spec", Spec())
+
+
 def score(
     reward: Reward, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
 ) -> Scores:
     """Call a reward and check its answer.
 
     Raises:
-        RewardError: a wrong number of values, NaN or infinity; names the reward and the prompt.
+        RewardError: a sample lacks what the reward needs, a wrong number of values, NaN or infinity; names the
+            reward and the prompt.
     """
+    _check_needs(reward, images, prompts, metadata)
     scores = reward(images, prompts, metadata)
     if scores.value.shape != (len(images),):
         raise RewardError(
@@ -99,3 +133,42 @@ def score(
         if not math.isfinite(value):
             raise RewardError(f"reward '{reward.name}' returned {value} for the prompt {prompt!r}")
     return scores
+
+
+def _check_needs(
+    reward: Reward, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+) -> None:
+    spec = spec_of(reward)
+    if spec.kind == "pairwise":
+        raise RewardError(f"reward '{reward.name}' compares pairs; wrap it in 'win_rate' to get one value a sample")
+    for image, prompt, record in zip(images, prompts, metadata, strict=True):
+        if "frames" in spec.needs and isinstance(image, Image):
+            raise RewardError(f"reward '{reward.name}' needs frames, but got a picture for the prompt {prompt!r}")
+        if "frames" not in spec.needs and "image" in spec.needs and not isinstance(image, Image):
+            raise RewardError(
+                f"reward '{reward.name}' scores pictures, but got a {type(image).__name__} for the prompt {prompt!r}; "
+                "'per_frame' applies it to the frames of a video"
+            )
+        if "reference" in spec.needs and "reference" not in record:
+            raise RewardError(
+                f"reward '{reward.name}' needs a reference picture; the metadata of the prompt {prompt!r} has no "
+                "'reference' (a picture or its file)"
+            )
+
+
+def groups(prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """The samples of each group, in order of appearance.
+
+    The members of a group share their prompt; where one prompt makes several groups, metadata["group"] tells them
+    apart.
+    """
+    members: dict[Any, list[int]] = {}
+    for i, (prompt, record) in enumerate(zip(prompts, metadata, strict=True)):
+        members.setdefault((prompt, record.get("group")), []).append(i)
+    return list(members.values())
+
+
+def reference_images(metadata: Sequence[Mapping[str, Any]]) -> list[Image]:
+    """The reference picture of each sample: metadata["reference"], a picture or its file."""
+    references = [record["reference"] for record in metadata]
+    return [r if isinstance(r, Image) else PIL.open(r).convert("RGB") for r in references]

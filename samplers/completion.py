@@ -12,7 +12,7 @@ from torch import Tensor
 
 from samplers.kernels import Kernel, transition
 from samplers.noise import generators, normal
-from samplers.trajectory import Trajectory
+from samplers.trajectory import Recorder, Trajectory
 
 VelocityAt = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(x [N, ...], samples [N], steps [N]) -> velocity [N, ...] of samples of a rollout at steps of its schedule"""
@@ -109,6 +109,42 @@ def completions(
         ends.append(torch.where(trajectory.mask[:, k], number[:, k], ends[-1]))
     return Completions(
         finished, torch.cat([torch.arange(batch, device=samples.device), samples]), torch.stack(ends[::-1], 1)
+    )
+
+
+@torch.no_grad()
+def fork(
+    velocity: VelocityAt,
+    trunk: Trajectory,
+    kernel: Kernel,
+    samples: Tensor,
+    first: int,
+    eta: Tensor,
+    seeds: Sequence[int],
+    batch_size: int = 64,
+) -> Trajectory:
+    """N trajectories that share the deterministic steps before step `first` with their trunk, computed once.
+
+    Args:
+        samples: [N] the trunk of each.
+        eta: [T] noise levels, 0 before step `first`.
+        seeds: N seeds of the step noise: the trajectories are those of N rollouts of their own.
+    """
+    recorder = Recorder(trunk.latents[samples, first], trunk.sigmas[first:], kernel, eta[first:], seeds)
+    v = trunk.velocity[samples, first]
+    for k in range(first, len(eta)):
+        if k > first:
+            parts = zip(recorder.x.split(batch_size), samples.split(batch_size), strict=True)
+            v = torch.cat([velocity(x, rows, torch.full_like(rows, k)).float() for x, rows in parts])
+        recorder.step(v)
+    own = recorder.trajectory()
+    zeros = own.eta.new_zeros(len(samples), first)
+    return Trajectory(
+        torch.cat([trunk.latents[samples, :first], own.latents], 1),
+        torch.cat([trunk.velocity[samples, :first], own.velocity], 1),
+        torch.cat([zeros, own.log_prob], 1),
+        torch.cat([zeros, own.eta], 1),
+        trunk.sigmas,
     )
 
 

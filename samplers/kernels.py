@@ -124,7 +124,10 @@ def check_eta(kernel: Kernel, eta: float) -> None:
 
 
 def step_std(kernel: Kernel, sigmas: Tensor, eta: Tensor) -> Tensor:
-    """Standard deviation of each step of a schedule: sigmas [T + 1], eta [T] or [B, T] -> shaped like eta."""
+    """Standard deviation of each step of a schedule: sigmas [T + 1], eta [T] or [B, T] -> shaped like eta.
+
+    Not for `LearnedNoise`, whose std has more than one number a step.
+    """
     zero = torch.zeros_like(eta)
     return kernel(zero, zero, sigmas[:-1].expand_as(eta), sigmas[1:].expand_as(eta), eta)[1]
 

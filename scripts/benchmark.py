@@ -46,9 +46,9 @@ from torch import Tensor
 from flowalign.config import Config, load, recipe
 from flowalign.data import ASSETS, draw_batch
 from flowalign.errors import FlowalignError
+from flowalign.files import write_atomically
 from flowalign.policies import DiffusersPolicy, Rollout
 from flowalign.training import Trainer
-from flowalign.training.checkpoint import write_atomically
 from flowalign.training.trainer import build_policy
 
 TEXT_TOKENS = 77 + 256  # of a prompt in SD3: CLIP's, then T5's at its default length

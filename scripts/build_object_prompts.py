@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-OBJECTS = (
-    "apple backpack banana bear bed bench bicycle bird boat book bottle bowl bus cake car carrot cat chair clock couch "
-    "cow cup dog donut elephant fork giraffe handbag horse keyboard kite knife lamp laptop motorcycle orange oven pizza "
-    "refrigerator sandwich scissors sheep sink skateboard spoon suitcase table teddy_bear toaster toothbrush train "
-    "truck umbrella vase zebra"
-).split()
-COLOURS = "red orange yellow green blue purple pink brown black white".split()
+OBJECTS = """
+apple backpack banana bear bed bench bicycle bird boat book bottle bowl bus cake car carrot cat chair clock couch
+cow cup dog donut elephant fork giraffe handbag horse keyboard kite knife lamp laptop motorcycle orange oven pizza
+refrigerator sandwich scissors sheep sink skateboard spoon suitcase table teddy_bear toaster toothbrush train truck
+umbrella vase zebra
+""".split()
+COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 NUMBERS = ("two", "three", "four")
 RELATIONS = ("left of", "right of", "above", "below")
 IRREGULAR = {"knife": "knives", "sheep": "sheep", "scissors": "scissors", "bus": "buses", "bench": "benches"}

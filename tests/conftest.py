@@ -9,6 +9,8 @@ os.environ["WANDB_MODE"] = "disabled"
 os.environ["MPLBACKEND"] = "Agg"
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,3 +23,17 @@ def seeded() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def tiny_policy() -> Callable[..., Any]:
+    """Makes fresh policies over the shipped pipeline: tiny_policy(dtype=..., encode_options=...)."""
+    # here, so that tests of samplers and rewards do without these imports
+    from flowalign.data import ASSETS
+    from flowalign.policies import DiffusersPolicy
+
+    def make(**settings: Any) -> DiffusersPolicy:
+        settings = {"encode_options": {"max_sequence_length": 0}} | settings
+        return DiffusersPolicy.from_pretrained(ASSETS / "tiny_sd3", **settings)
+
+    return make

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from flowalign.training.actor import Actor
 
 
-class BranchGRPOSettings(trajectory.Settings):
+class BranchGRPOSettings(trajectory.PolicySettings):
     memory_limit_gb: float | None = Field(None, gt=0)
     """refuse trees whose stored trajectories take more than this, over all prompts of an iteration"""
 

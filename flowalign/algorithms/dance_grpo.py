@@ -14,7 +14,7 @@ from flowalign.algorithms.trajectory import Record, TrajectoryAlgorithm
 from flowalign.core.credit import best_and_worst
 
 
-class DanceGRPOSettings(trajectory.Settings):
+class DanceGRPOSettings(trajectory.PolicySettings):
     combine: trajectory.Combine = "advantage"
     keep: int | None = Field(None, ge=1)
     """best and worst members of a group to learn from, each; default all"""

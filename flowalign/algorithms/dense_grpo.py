@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flowalign.training.actor import Actor
 
 
-class DenseGRPOSettings(trajectory.Settings):
+class DenseGRPOSettings(trajectory.PolicySettings):
     estimator: Estimator = Estimator()
     """how the value of a half-denoised sample is found"""
 

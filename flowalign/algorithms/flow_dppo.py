@@ -14,7 +14,7 @@ from flowalign.core.divergences import gaussian_kl
 from flowalign.core.losses import dppo_mask
 
 
-class FlowDPPOSettings(trajectory.Settings):
+class FlowDPPOSettings(trajectory.PolicySettings):
     threshold: float = Field(1e-5, gt=0)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from flowalign.training.actor import Actor
 
 
-class G2RPOSettings(trajectory.Settings):
+class G2RPOSettings(trajectory.PolicySettings):
     strides: list[int] = Field([1, 2], min_length=1)
     """granularities: each finishes a branch by every stride-th step of the schedule; the first must be 1"""
 

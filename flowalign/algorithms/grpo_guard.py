@@ -14,7 +14,7 @@ from flowalign.algorithms.trajectory import Actions, TrajectoryAlgorithm
 from flowalign.core.losses import guard_log_ratio
 
 
-class GRPOGuardSettings(trajectory.Settings):
+class GRPOGuardSettings(trajectory.PolicySettings):
     clip_range: float = Field(2e-6, gt=0)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flowalign.training.actor import Actor
 
 
-class HiCoGenSettings(trajectory.Settings):
+class HiCoGenSettings(trajectory.PolicySettings):
     levels: dict[str, float] = {"global": 1.0, "subject": 1.0, "relation": 1.0}
     """part of the reward's scores to weight; parts may be NaN where they do not apply"""
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flowalign.config import Config
 
 
-class MixGRPOSettings(trajectory.Settings):
+class MixGRPOSettings(trajectory.PolicySettings):
     combine: trajectory.Combine = "advantage"
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flowalign.training.actor import Actor
 
 
-class PrefGRPOSettings(trajectory.Settings):
+class PrefGRPOSettings(trajectory.PolicySettings):
     judge: dict[str, Any]
     """a pairwise reward, or a pointwise one whose higher score wins: its `name` and settings"""
     schedule: Schedule = "all"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from flowalign.training.actor import Actor
 
 
-class ReinFlowSettings(trajectory.Settings):
+class ReinFlowSettings(trajectory.PolicySettings):
     noise_low: float = Field(0.03, gt=0)
     noise_high: float = Field(0.15, gt=0)
     """bounds of the standard deviation the network may choose"""

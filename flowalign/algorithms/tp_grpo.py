@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flowalign.training.actor import Actor
 
 
-class TPGRPOSettings(trajectory.Settings):
+class TPGRPOSettings(trajectory.PolicySettings):
     variant: TurningPointVariant = "aggregate"
     estimator: Estimator = Estimator()
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Combine = Literal["reward", "advantage", "gdpo"]
 
 
-class Settings(BaseModel):
+class PolicySettings(BaseModel):
     """Settings that the whole family has; an algorithm adds its own. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid")
@@ -152,9 +152,9 @@ class TrajectoryAlgorithm:
         settings: the algorithm's own, validated.
     """
 
-    Settings: ClassVar[type[Settings]] = Settings
+    Settings: ClassVar[type[PolicySettings]] = PolicySettings
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: PolicySettings) -> None:
         self.settings = settings
 
     @property

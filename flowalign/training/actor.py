@@ -17,7 +17,7 @@ from flowalign.training.checkpoint import optimizer_state, optimizer_tensors
 from rewards import Reward, Scores, WeightedSum, score
 from rewards.dense import Estimator, ValueHead, agreement
 from samplers import derive_seed
-from samplers.completion import complete, completions, path, perturb
+from samplers.completion import complete, completions, fork, path, perturb
 from samplers.plans import Tree
 from samplers.tree import grow
 
@@ -45,18 +45,43 @@ class Actor:
     def rollout(self, batch: Batch, eta: Tensor | None = None, kernel: Any = None) -> Rollout:
         """One trajectory for every sample of the batch, stochastic as the plan says.
 
+        Where groups share their start noise, the steps before the first stochastic one are computed once a group.
+
         Args:
             eta: [T] or [B, T] in the place of the plan's.
             kernel: in the place of the configured one.
         """
+        kernel = kernel or self.kernel
+        eta = self.etas(batch) if eta is None else eta
+        if self.config.rollout.share_start_noise and eta.dim() == 1 and (eta > 0).any():
+            return self._forked(batch, eta, kernel)
         return self.policy.sample(
             batch.prompts,
             batch.seeds,
             noise_seeds=batch.noise_seeds,
-            kernel=kernel or self.kernel,
-            eta=self.etas(batch) if eta is None else eta,
+            kernel=kernel,
+            eta=eta,
             **self.config.rollout.arguments(),
         )
+
+    def _forked(self, batch: Batch, eta: Tensor, kernel: Any) -> Rollout:
+        numbers = list(dict.fromkeys(batch.group))
+        trunk = self.trunk(batch[[batch.group.index(g) for g in numbers]])
+        samples = torch.tensor([numbers.index(g) for g in batch.group], device=self.device)
+        first = int((eta > 0).nonzero()[0])
+        made = fork(
+            self.policy.at(trunk),
+            trunk.trajectory,
+            kernel,
+            samples,
+            first,
+            eta,
+            batch.noise_seeds,
+            self.config.rollout.batch_size,
+        )
+        rollout = trunk.branch(made, samples)
+        rollout.kernel = kernel
+        return rollout
 
     def trunk(self, batch: Batch) -> Rollout:
         """The deterministic trajectory of every sample of the batch, to branch from."""

@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from flowalign.files import sync, sync_folder
+
 NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -88,29 +90,6 @@ class Checkpoints:
         """What `save` was given."""
         tensors = {file.stem: load_file(file) for file in path.glob("*.safetensors")}
         return tensors, json.loads((path / "state.json").read_text())
-
-
-def sync(folder: Path) -> None:
-    """Make the files of a folder survive a crash of the machine."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with open(path, "rb") as handle:
-                os.fsync(handle.fileno())
-    sync_folder(folder)
-
-
-def sync_folder(folder: Path) -> None:
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a text file so that readers see the old or the new one, never half."""
-    partial = path.with_name(f".partial-{path.name}")
-    partial.write_text(text)
-    os.replace(partial, path)
 
 
 def restore(parameters: dict[str, torch.nn.Parameter], values: dict[str, Tensor]) -> None:

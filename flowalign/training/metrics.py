@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flowalign.training.checkpoint import write_atomically
+from flowalign.files import write_atomically
 
 
 class MetricsFile:

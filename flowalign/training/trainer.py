@@ -23,6 +23,7 @@ from flowalign.algorithms.trajectory import Experience
 from flowalign.config import Config, Weighted, parse
 from flowalign.data import ASSETS, Prompts, draw_batch
 from flowalign.errors import ConfigError
+from flowalign.files import write_atomically
 from flowalign.policies import DiffusersPolicy
 from flowalign.training.actor import Actor
 from flowalign.training.checkpoint import (
@@ -30,10 +31,10 @@ from flowalign.training.checkpoint import (
     optimizer_state,
     optimizer_tensors,
     restore,
-    write_atomically,
 )
 from flowalign.training.evaluation import Evaluated, evaluate
 from flowalign.training.metrics import MetricsFile
+from flowalign.training.previews import preview
 from rewards import Reward, WeightedSum, as_reward
 from samplers import derive_seed
 
@@ -82,18 +83,21 @@ class Trainer:
         self.folder = Path(config.output) / (config.name or "run")
         self.accelerator = Accelerator(log_with=config.trackers or None, project_dir=str(self.folder))
         config.check(self.accelerator.num_processes)
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", config.training.keep_checkpoints)
+        if self.checkpoints.all() and not resume:
+            raise ConfigError(f"{self.folder} already holds a run; --resume goes on with it, name=... starts another")
         self.progress = progress and self.accelerator.is_main_process
 
         training = config.training
         torch.manual_seed(training.seed)
         self.algorithm = config.build_algorithm()
         self.policy = policy or build_policy(config, self.accelerator.device)
-        if self.algorithm.uses_reference:
-            self.policy.keep_reference()
         if config.model.lora is not None:
             lora = config.model.lora
             self.policy.add_lora(lora.rank, lora.alpha, lora.targets, lora.init)
         else:
+            if self.algorithm.uses_reference:
+                self.policy.keep_reference()
             self.policy.train_all()
         if config.model.gradient_checkpointing:
             self.policy.denoiser.enable_gradient_checkpointing()
@@ -125,13 +129,10 @@ class Trainer:
         self.iteration = 0
         self.seconds = 0.0
         """spent in iterations so far"""
-        self.checkpoints = Checkpoints(self.folder / "checkpoints", training.keep_checkpoints)
         self.metrics = MetricsFile(self.folder / "metrics.jsonl")
         self.evaluations = MetricsFile(self.folder / "evaluations.jsonl")
         if resume:
             self._resume()
-        elif self.checkpoints.all():
-            raise ConfigError(f"{self.folder} already holds a run; --resume goes on with it, name=... starts another")
 
     # The loop
 
@@ -312,6 +313,9 @@ class Trainer:
             }
             self.evaluations.append(record)
             self._save_pictures(result)
+            if self.config.training.previews:
+                with self.averaged():
+                    preview(self.actor, self.config, prompts, self.folder, self.iteration)
         if self.config.trackers:
             self.accelerator.log({f"evaluation/{n}": v for n, v in result.means()["all"].items()}, step=self.iteration)
         return result
@@ -422,5 +426,5 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    """A scheduler's state without its functions and the flags of the running step."""
-    return {k: v for k, v in state.items() if isinstance(v, int | float | list) and k != "lr_lambdas"}
+    """A scheduler's state as JSON: its numbers and lists, among them `lr_lambdas`, which hold None for functions."""
+    return {k: v for k, v in state.items() if isinstance(v, int | float | list)}

@@ -33,13 +33,6 @@ def test_a_window_can_stride_and_hurry() -> None:
     assert firsts(stays, 6, 17) == [0] * 7 + [1] * 5 + [2] * 3 + [3] + [0]
 
 
-def test_a_late_start_of_the_training_loop_finds_the_same_window() -> None:
-    plan = Window(2, order="progressive", every=7, every_last=1)
-    assert torch.equal(
-        plan.etas(6, 0.7, 12, 0), Window(2, order="progressive", every=7, every_last=1).etas(6, 0.7, 12, 5)
-    )
-
-
 @pytest.mark.parametrize("settings", [{"stride": 0}, {"every_last": 2}, {"order": "progressive", "every_last": 0}])
 def test_impossible_moves_are_refused(settings: dict) -> None:
     with pytest.raises(ValueError, match="window: "):

@@ -110,3 +110,25 @@ def test_single_step_credit_goes_to_the_step_that_branched(tmp_path: Path):
 def test_impossible_combinations_are_refused_before_anything_loads(name: str, override: str, says: str):
     with pytest.raises(ConfigError, match=says):
         load(recipe(f"tiny_sd3/{name}"), [override]).check(processes=1)
+
+
+def test_shared_prefixes_change_nothing_but_the_cost(tmp_path: Path):
+    from flowalign.data import draw_batch
+
+    run = trainer("flow_grpo", tmp_path)
+    batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=True)
+    shared = run.actor.rollout(batch).trajectory
+    forwards = run.policy.forwards
+    apart = run.policy.sample(
+        batch.prompts,
+        batch.seeds,
+        noise_seeds=batch.noise_seeds,
+        kernel=run.actor.kernel,
+        eta=run.actor.etas(batch),
+        **run.config.rollout.arguments(),
+    ).trajectory
+    torch.testing.assert_close(shared.latents, apart.latents, atol=1e-4, rtol=0)
+    torch.testing.assert_close(shared.log_prob, apart.log_prob, atol=1e-5, rtol=0)
+    assert torch.equal(shared.eta, apart.eta)
+    # two trunks of five steps, then the two steps after the first stochastic one
+    assert forwards == 2 * 5 + 8 * 3 and run.policy.forwards - forwards == 8 * 5

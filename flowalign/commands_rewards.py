@@ -1,0 +1,111 @@
+"""Commands about rewards: serving one to other processes, and checking one before it is trained on."""
+
+import ipaddress
+import logging
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from pydantic import Field
+from rich.console import Console
+from rich.table import Table
+
+from flowalign.config import Section, Weighted, parse
+from flowalign.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+class Serving(Section):
+    """The `server` section."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8300, ge=1, le=65535)
+    merge: int = Field(0, ge=0)
+    """join waiting requests up to this many samples; pointwise rewards only"""
+    queue: int = Field(64, ge=1)
+    """requests that may wait; more are told to come back"""
+    token_variable: str | None = None
+    """environment variable with the token that clients must send"""
+
+
+class RewardFile(Section):
+    """What the reward commands read: `rewards` as in a training configuration, and `server`."""
+
+    rewards: list[Weighted] = Field(min_length=1)
+    server: Serving = Serving()
+
+
+def read(path: Path) -> RewardFile:
+    """The rewards of a file; of a training configuration, only its `rewards` and `server` are read."""
+    try:
+        values: Any = yaml.safe_load(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"no configuration at {path}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError) as error:
+        raise ConfigError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no configuration: its top level must be keys and values")
+    if "model" in values:
+        values = {key: values[key] for key in ("rewards", "server") if key in values}
+    settings: RewardFile = parse(RewardFile, values)
+    return settings
+
+
+def reward_server(
+    config: Annotated[Path, typer.Argument(help="YAML with `rewards`, and `server` for host, port and so on.")],
+    host: Annotated[str | None, typer.Option(help="Address to listen on; default loopback only.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on.")] = None,
+) -> None:
+    """Serve rewards over HTTP, for the reward 'remote' of training runs elsewhere."""
+    from flowalign.training.trainer import build_reward
+    from rewards.server import serve
+
+    settings = read(config)
+    server = settings.server
+    host, port = host or server.host, port or server.port
+    token = None
+    if server.token_variable is not None:
+        token = os.environ.get(server.token_variable)
+        if not token:
+            raise ConfigError(f"server.token_variable: the environment has no '{server.token_variable}'")
+    if token is None and not _loopback(host):
+        logger.warning("%s is open to the network without a token; set server.token_variable", host)
+    reward = build_reward(settings.rewards)
+    print(f"serving '{reward.name}' on http://{host}:{port}", flush=True)
+    try:
+        serve(reward, host, port, server.merge, server.queue, token)
+    except ValueError as error:
+        raise ConfigError(f"server.{error}") from error
+
+
+def reward_check(
+    config: Annotated[Path, typer.Argument(help="YAML with `rewards`, or a training configuration.")],
+    size: Annotated[int, typer.Option(min=32, help="Pixels of a side of the test pictures.")] = 256,
+) -> None:
+    """Try hostile pictures and verdicts on each reward of a configuration; leaves with 1 if one pays for them."""
+    from flowalign.training.trainer import build_reward
+    from rewards.check import check_reward
+
+    console = Console()
+    failed = False
+    for named in read(config).rewards:
+        reward = build_reward([named.model_copy(update={"weight": 1.0})])
+        table = Table(title=reward.name, title_justify="left")
+        for column in ("check", "", "what was found"):
+            table.add_column(column)
+        for check in check_reward(reward, getattr(reward, "template", None), size):
+            failed |= not check.passed
+            table.add_row(check.name, "passed" if check.passed else "FAILED", check.detail)
+        console.print(table)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,7 @@
+"""The gallery: a page, opened from disk or served, where people look at what alignment did and vote on it."""
+
+from flowalign.gallery.build import build
+from flowalign.gallery.previews import Film, Group, Limits, save_previews
+from flowalign.gallery.votes import Preference, read_preferences
+
+__all__ = ["Film", "Group", "Limits", "Preference", "build", "read_preferences", "save_previews"]

@@ -1,0 +1,246 @@
+"""Reading run folders to look at them: what is broken or half-written is left out and noted, never an error."""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flowalign.errors import ConfigError
+from flowalign.gallery.previews import FOLDER as PREVIEWS
+
+MOMENT = re.compile(r"iteration-(\d{1,12})")
+KNOWN = {"picture", "prompt", "seed", "metadata", "rewritten"}
+"""keys of a samples.jsonl line that are not scores"""
+
+
+@dataclass
+class Sample:
+    """One picture or clip of a moment."""
+
+    path: Path
+    prompt: str
+    rewritten: str | None
+    """the text a prompt rewriter made of it, which the generator was given"""
+    seed: str
+    metadata: dict[str, Any]
+    scores: dict[str, float]
+
+
+@dataclass
+class Moment:
+    """What a run saved at one iteration."""
+
+    iteration: int
+    samples: list[Sample] = field(default_factory=list)
+    films: list[dict[str, Any]] = field(default_factory=list)
+    """as in films.jsonl, every list of the right length, `pictures` as paths"""
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    """as in groups.jsonl, `picture` as a path"""
+
+
+@dataclass
+class Run:
+    """A run's folder, read."""
+
+    folder: Path
+    name: str
+    moments: list[Moment]
+    """with samples, oldest first"""
+    previews: list[Moment]
+    """with films or groups, oldest first"""
+    series: dict[str, list[tuple[int, float]]]
+    """named (iteration, value) points"""
+    warnings: list[tuple[int, str]]
+    """(iteration, text) of reward hacking and the like, from the key 'warnings' of the metrics"""
+    notes: list[str]
+    """what was left out, and why"""
+
+
+def read_runs(folders: list[Path]) -> list[Run]:
+    """Read run folders, named as shortly as tells them apart.
+
+    Raises:
+        ConfigError: a folder that is missing or is not a run's.
+    """
+    folders = list(dict.fromkeys(folder.resolve() for folder in folders))
+    names = Counter(folder.name for folder in folders)
+    labels = [f.name if names[f.name] == 1 else f"{f.parent.name}/{f.name}" for f in folders]
+    again = Counter(labels)
+    return [read_run(folder, label if again[label] == 1 else str(folder)) for folder, label in zip(folders, labels)]
+
+
+def read_run(folder: Path, name: str) -> Run:
+    """Read one run's folder; raises ConfigError where there is none."""
+    if not folder.is_dir():
+        raise ConfigError(f"no run's folder at {folder}")
+    if not any((folder / part).exists() for part in ("config.yaml", "metrics.jsonl", "samples", PREVIEWS)):
+        raise ConfigError(f"{folder} is not a run's folder: it has no config.yaml, metrics.jsonl or samples/")
+    run = Run(folder.resolve(), name, [], [], {}, [], [])
+    for file, prefix in (("metrics.jsonl", ""), ("evaluations.jsonl", "held-out ")):
+        for record in _lines(run, folder / file):
+            _add_points(run, record, prefix)
+    for iteration, path in _moments(folder / "samples"):
+        samples = [s for record in _lines(run, path / "samples.jsonl") if (s := _sample(run, path, record))]
+        if samples:
+            run.moments.append(Moment(iteration, samples))
+        elif not (path / "samples.jsonl").exists():
+            run.notes.append(f"{path.name}: no samples.jsonl yet, left out (is the run still being written?)")
+    for iteration, path in _moments(folder / PREVIEWS):
+        films = [f for record in _lines(run, path / "films.jsonl") if (f := _film(run, path, record))]
+        groups = [g for record in _lines(run, path / "groups.jsonl") if (g := _group(run, path, record))]
+        if films or groups:
+            run.previews.append(Moment(iteration, [], films, groups))
+    if not run.moments:
+        run.notes.append("no pictures yet")
+    return run
+
+
+def _moments(parent: Path) -> list[tuple[int, Path]]:
+    found = [(MOMENT.fullmatch(p.name), p) for p in parent.iterdir()] if parent.is_dir() else []
+    return sorted((int(match[1]), path) for match, path in found if match)
+
+
+def _lines(run: Run, path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file of lines; other lines are noted."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        run.notes.append(f"{_relative(run, path)}: {error.strerror}, left out")
+        return
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict):
+            yield record
+        else:
+            end = " (is the run still being written?)" if number == len(lines) else ""
+            run.notes.append(f"{_relative(run, path)}, line {number}: not a JSON object, left out{end}")
+
+
+def _relative(run: Run, path: Path) -> str:
+    return path.relative_to(run.folder).as_posix() if path.is_relative_to(run.folder) else path.name
+
+
+def _add_points(run: Run, record: dict[str, Any], prefix: str) -> None:
+    iteration = record.pop("iteration", None)
+    if isinstance(iteration, bool) or not isinstance(iteration, int) or not 0 <= iteration < 10**12:
+        run.notes.append("a line of metrics without an iteration, left out")
+        return
+    warnings = record.pop("warnings", [])
+    run.warnings += [(iteration, str(text)) for text in (warnings if isinstance(warnings, list) else [warnings])]
+    for key, value in record.items():
+        number = _number(value)
+        if number is not None:
+            run.series.setdefault(prefix + key, []).append((iteration, number))
+        elif isinstance(value, float):
+            run.notes.append(f"iteration {iteration}: {prefix}{key} is {value}, left out of the curve")
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, or None."""
+    try:
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _file(run: Run, folder: Path, name: Any) -> Path | None:
+    """The file of this name within the run's folder; a note where there is none."""
+    try:
+        path = (folder / name).resolve() if isinstance(name, str) else folder
+        if path.is_file() and path.is_relative_to(run.folder):
+            return path
+        reason = "missing" if path.is_relative_to(run.folder) else "outside the run's folder"
+    except (OSError, ValueError):
+        reason = "not a file name"
+    run.notes.append(f"{_relative(run, folder)}: picture {_text(name)[:120]} is {reason}, left out")
+    return None
+
+
+def _metadata(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _sample(run: Run, folder: Path, record: dict[str, Any]) -> Sample | None:
+    path = _file(run, folder, record.get("picture"))
+    if path is None:
+        return None
+    scores = {k: n for k, value in record.items() if k not in KNOWN and (n := _number(value)) is not None}
+    rewritten = record.get("rewritten")
+    return Sample(
+        path,
+        _text(record.get("prompt", "")),
+        None if rewritten is None else _text(rewritten),
+        _text(record.get("seed", path.name)),
+        _metadata(record.get("metadata")),
+        scores,
+    )
+
+
+def _row(values: Any, length: int) -> list[float | None] | None:
+    """A list of this length with None for what is no number, or None for anything else."""
+    return [_number(v) for v in values] if isinstance(values, list) and len(values) == length else None
+
+
+def _film(run: Run, folder: Path, record: dict[str, Any]) -> dict[str, Any] | None:
+    names = record.get("pictures")
+    if not isinstance(names, list) or not names:
+        run.notes.append(f"{_relative(run, folder)}: a film without pictures, left out")
+        return None
+    states = len(names)
+    rewards = _row(record.get("rewards"), states)
+    dense = _row(record.get("dense"), states - 1)
+    if dense is None and rewards is not None:
+        dense = [None if a is None or b is None else b - a for a, b in zip(rewards, rewards[1:])]
+    return {
+        "prompt": _text(record.get("prompt", "")),
+        "seed": _text(record.get("seed", "")),
+        "pictures": [None if name is None else _file(run, folder, name) for name in names],
+        "rewards": rewards,
+        "dense": dense,
+        "sigmas": _row(record.get("sigmas"), states),
+        "advantages": _row(record.get("advantages"), states - 1),
+        "stochastic": _row(record.get("stochastic"), states - 1),
+        "turning": _row(record.get("turning"), states - 1),
+    }
+
+
+def _group(run: Run, folder: Path, record: dict[str, Any]) -> dict[str, Any] | None:
+    given = record.get("members")
+    given = given if isinstance(given, list) else []
+    members = [member for member in given if isinstance(member, dict)]
+    if not members:
+        run.notes.append(f"{_relative(run, folder)}: a group without members, left out")
+        return None
+    wins = record.get("wins")
+    rows: list[list[float | None] | None] = []
+    if isinstance(wins, list) and len(wins) == len(members) == len(given):
+        rows = [_row(row, len(members)) for row in wins]
+    return {
+        "prompt": _text(record.get("prompt", "")),
+        "members": [
+            {
+                "picture": _file(run, folder, member.get("picture")),
+                "seed": _text(member.get("seed", "")),
+                "reward": _number(member.get("reward")),
+                "advantage": _number(member.get("advantage")),
+                "parts": {k: n for k, v in _metadata(member.get("parts")).items() if (n := _number(v)) is not None},
+            }
+            for member in members
+        ],
+        "wins": rows if rows and all(row is not None for row in rows) else None,
+    }

@@ -1,0 +1,130 @@
+"use strict";
+// What all views share: the page's data, making elements, numbers as text, and going from view to view.
+// Text reaches the page through textContent and attributes only, so nothing in a prompt or a file name is run.
+
+const gallery = (() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+
+  function element(name, attributes = {}, ...children) {
+    const node = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) {
+      if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+      else if (value === true) node.setAttribute(key, "");
+      else if (value !== false && value !== null && value !== undefined) node.setAttribute(key, value);
+    }
+    node.append(...children.flat().filter((child) => child !== null && child !== undefined));
+    return node;
+  }
+
+  function svg(name, attributes = {}, ...children) {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    node.append(...children);
+    return node;
+  }
+
+  // a prompt or a name of any direction, set apart from the text around it
+  const text = (value, attributes = {}) => element("bdi", { dir: "auto", ...attributes }, value);
+
+  const number = (value) => {
+    if (value === null || value === undefined) return "–";
+    if (value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3)) return value.toExponential(2);
+    return String(Number(value.toFixed(3)));
+  };
+  const signed = (value) => (value === null || value === undefined ? "–" : (value > 0 ? "+" : "") + number(value).replace("-", "−"));
+
+  const pictures = data.pictures.map(([row, column, name, width, height, rewritten, values]) => ({
+    row, column, name, width, height, values,
+    rewritten: rewritten < 0 ? null : data.rewritten[rewritten],
+  }));
+  const rows = data.rows.map(([prompt, seed, metadata], index) => ({
+    index, seed, metadata, prompt: data.prompts[prompt], category: metadata.category ?? "", cells: new Array(data.columns.length),
+  }));
+  for (const picture of pictures) rows[picture.row].cells[picture.column] = picture;
+  const columns = data.columns.map(([run, iteration], index) => ({
+    index, run, iteration, base: data.columns.findIndex(([r]) => r === run),
+    label: (data.runs.length > 1 ? data.runs[run].name + " · " : "") + (iteration === 0 ? "base" : "iteration " + iteration),
+  }));
+
+  const score = (picture, index) => picture?.values[index] ?? null;
+  function gain(row, column, index) {
+    const after = score(row.cells[column], index), before = score(row.cells[columns[column].base], index);
+    return after === null || before === null ? null : after - before;
+  }
+
+  const clip = (picture) => /\.(mp4|webm)$/.test(picture.name);
+  const address = (picture) => "pictures/" + picture.name;
+  const thumbnail = (picture) =>
+    Math.max(picture.width, picture.height) > data.thumbnail ? "thumbnails/" + picture.name + ".webp" : address(picture);
+  const shortened = (words) => (words.length > 150 ? words.slice(0, 150) + "…" : words);
+
+  // a picture or a clip; small ones keep their pixels sharp when enlarged
+  function image(source, alt, attributes = {}) {
+    if (/\.(mp4|webm)$/.test(source)) {
+      return element("video", { src: source, "aria-label": alt, loop: true, playsinline: true, preload: "metadata", ...attributes });
+    }
+    const sharpen = () => view.classList.toggle("pixels", Math.max(view.naturalWidth, view.naturalHeight) <= 128);
+    const view = element("img", { src: source, alt, decoding: "async", onload: sharpen, ...attributes });
+    return view;
+  }
+  function full(picture) {
+    const row = rows[picture.row];
+    const alt = `${columns[picture.column].label}: ${shortened(row.prompt)}`;
+    return image(address(picture), alt, clip(picture) ? { controls: true } : {});
+  }
+
+  function select(label, options, value, change, attributes = {}) {
+    const list = element("select", { onchange: () => change(list.value), ...attributes },
+      options.map(([key, name]) => element("option", { value: key, selected: String(key) === String(value) }, name)));
+    return element("label", {}, label, list);
+  }
+
+  // The address after # holds the view and its settings, so that back, reload and links work.
+  const views = {};
+  let leave = null;
+  function state() {
+    const [name, query] = location.hash.slice(1).split("?");
+    return [views[name] ? name : "grid", Object.fromEntries(new URLSearchParams(query))];
+  }
+  const link = (name, settings = {}) => "#" + name + (Object.keys(settings).length ? "?" + new URLSearchParams(settings) : "");
+  const go = (name, settings) => { location.hash = link(name, settings); };
+  const remember = (name, settings) => history.replaceState(null, "", link(name, settings));
+
+  function show() {
+    if (location.hash === "#main") return document.getElementById("main").focus();
+    const [name, settings] = state();
+    if (leave) leave();
+    leave = null;
+    for (const anchor of document.querySelectorAll("nav a")) {
+      if (anchor.hash === "#" + name) anchor.setAttribute("aria-current", "page");
+      else anchor.removeAttribute("aria-current");
+    }
+    const main = document.getElementById("main");
+    main.replaceChildren();
+    main.className = name;
+    scrollTo(0, 0);
+    leave = views[name](main, settings) ?? null;
+  }
+
+  // keys of a view; typing into fields and browser shortcuts are left alone
+  function keys(actions) {
+    const press = (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+      if (event.key === " " && event.target.closest("button, a, summary, video")) return;
+      const action = actions[event.key];
+      if (action) { event.preventDefault(); action(); }
+    };
+    document.addEventListener("keydown", press);
+    return () => document.removeEventListener("keydown", press);
+  }
+
+  function notes() {
+    const lines = data.runs.flatMap((run) => run.notes.map((note) => element("li", {}, text(run.name), ": ", text(note))));
+    if (lines.length) {
+      document.getElementById("notes").append(
+        element("details", {}, element("summary", {}, `${lines.length} ${lines.length === 1 ? "note" : "notes"} on what is not shown`), element("ul", {}, lines)));
+    }
+  }
+
+  return { data, element, svg, text, number, signed, rows, columns, score, gain, clip, thumbnail, shortened, image, full, select, views, go, link, remember, show, keys, notes };
+})();

@@ -1,0 +1,213 @@
+"use strict";
+// Prompts down, moments across, one seed in a row. Only what is on the screen is in the document.
+
+gallery.views.grid = (main, settings) => {
+  const { element, text, number, signed, rows, columns, data } = gallery;
+  if (!columns.length) {
+    main.append(element("p", { class: "empty" }, "No pictures yet. They appear here after the run's first evaluation; the curves may already be there."));
+    return;
+  }
+  const CAPTION = 40, CELL_TEXT = 24, GAP = 8, MARGIN = 2;
+  // set by measure(): pixels of a picture, a column, a row and a lane; rows with few columns stand in several lanes
+  let side, width, height, lane, lanes;
+  const number_of = Object.fromEntries(data.scores.map((name, i) => [name, i]));
+  const chosen = {
+    text: "", category: "", score: data.scores.includes("reward") ? "reward" : data.scores[0] ?? "",
+    at: String(columns.length - 1), sort: "prompts", low: "", high: "", gain: "", ...settings,
+  };
+  if (!columns[chosen.at]) chosen.at = String(columns.length - 1);
+  let shown = [], focus = { row: 0, column: 0 };
+
+  const categories = [...new Set(rows.map((row) => row.category).filter(Boolean))].sort();
+  const field = (label, key, attributes) => {
+    const input = element("input", { value: chosen[key], oninput: () => { chosen[key] = input.value; update(); }, ...attributes });
+    return element("label", {}, label, input);
+  };
+  const choose = (key) => (value) => { chosen[key] = value; update(); };
+  const controls = element("form", { class: "controls", onsubmit: (event) => event.preventDefault(), "aria-label": "Sort and filter" },
+    field("Prompt", "text", { type: "search", placeholder: "contains …" }),
+    categories.length ? gallery.select("Category", [["", "all"], ...categories.map((c) => [c, c])], chosen.category, choose("category")) : null,
+    gallery.select("Score", data.scores.map((s) => [s, s]), chosen.score, choose("score")),
+    gallery.select("Judged at", columns.map((c) => [c.index, c.label]), chosen.at, choose("at")),
+    gallery.select("Order", [["prompts", "as sampled"], ["text", "prompt, A to Z"], ["best", "best"], ["worst", "worst"],
+      ["improved", "most improved"], ["damaged", "most damaged"]], chosen.sort, choose("sort")),
+    field("Score from", "low", { type: "number", step: "any" }),
+    field("to", "high", { type: "number", step: "any" }),
+    field("Gain from", "gain", { type: "number", step: "any" }));
+  const count = element("p", { class: "count", role: "status" });
+  const head = element("div", { class: "head", "aria-hidden": "true" });
+  const body = element("div", { class: "cells", role: "grid", "aria-label": "Pictures: arrow keys move, Enter compares with the base" });
+  const scroller = element("div", { class: "scroller" }, body);
+  main.append(controls, count, element("div", { class: "heads" }, head), scroller);
+  body.setAttribute("aria-colcount", columns.length);
+
+  function measure() {
+    const room = scroller.clientWidth;
+    side = Math.min(144, Math.max(innerWidth < 600 ? 104 : 136, Math.floor(room / columns.length) - GAP));
+    width = side + GAP;
+    height = CAPTION + side + CELL_TEXT + GAP * 2;
+    lane = columns.length * width + GAP;
+    lanes = Math.max(1, Math.floor((room + GAP * 2) / lane));
+    body.style.width = (lanes > 1 ? room : columns.length * width) + "px";
+    body.style.height = Math.ceil(shown.length / lanes) * height + "px";
+    head.replaceChildren(...Array.from({ length: Math.min(lanes, shown.length) }, (_, i) => columns.map((column) => {
+      const name = element("span", { class: column.index === Number(chosen.at) ? "at" : "", title: column.label }, text(column.label));
+      name.style.left = i * lane + column.index * width + "px";
+      name.style.width = side + "px";
+      return name;
+    })).flat());
+  }
+
+  function filter() {
+    const index = number_of[chosen.score], at = Number(chosen.at);
+    const wanted = chosen.text.trim().toLowerCase();
+    const value = (row) => gallery.score(row.cells[at], index), gained = (row) => gallery.gain(row, at, index);
+    const limit = (key) => (chosen[key] === "" || Number.isNaN(Number(chosen[key])) ? null : Number(chosen[key]));
+    const low = limit("low"), high = limit("high"), least = limit("gain");
+    const within = (v, from, to) => (from === null && to === null) || (v !== null && (from === null || v >= from) && (to === null || v <= to));
+    shown = rows.filter((row) =>
+      (!wanted || row.prompt.toLowerCase().includes(wanted)) && (!chosen.category || row.category === chosen.category) &&
+      within(value(row), low, high) && within(gained(row), least, null));
+    // rows without the number that decides come last
+    const by = (of, sign) => (a, b) => (of(a) === null) - (of(b) === null) || sign * (of(a) - of(b)) || a.index - b.index;
+    const orders = {
+      text: (a, b) => a.prompt.localeCompare(b.prompt), best: by(value, -1), worst: by(value, 1),
+      improved: by(gained, -1), damaged: by(gained, 1),
+    };
+    if (orders[chosen.sort]) shown.sort(orders[chosen.sort]);
+    // what compare steps through
+    gallery.order = shown;
+  }
+
+  function cell(row, column, position) {
+    const picture = row.cells[column], index = number_of[chosen.score];
+    const box = element("div", { class: "cell", role: "gridcell", "aria-colindex": column + 1,
+      tabindex: position === focus.row && column === focus.column ? "0" : "-1", "data-row": position, "data-column": column });
+    box.style.left = column * width + "px";
+    box.style.width = side + "px";
+    if (!picture) {
+      box.append(element("span", { class: "missing" }, "no picture"));
+      return box;
+    }
+    const value = gallery.score(picture, index), gained = columns[column].base === column ? null : gallery.gain(row, column, index);
+    const words = `${columns[column].label}, ${chosen.score} ${number(value)}${gained === null ? "" : `, gain ${signed(gained)}`}: ${gallery.shortened(row.prompt)}`;
+    const view = gallery.image(gallery.thumbnail(picture), words);
+    view.style.height = view.style.width = side + "px";
+    box.append(view, element("span", { class: "value" }, number(value),
+      gained === null ? null : element("span", { class: gained > 0 ? "up" : gained < 0 ? "down" : "" }, " " + signed(gained))));
+    return box;
+  }
+
+  const drawn = new Map();
+  function draw() {
+    head.style.transform = `translateX(${-scroller.scrollLeft}px)`;
+    const top = Math.max(0, -body.getBoundingClientRect().top), view = innerHeight;
+    const first = lanes * Math.max(0, Math.floor(top / height) - MARGIN);
+    const last = Math.min(shown.length, lanes * (Math.ceil((top + view) / height) + MARGIN + 1)) - 1;
+    const left = scroller.scrollLeft;
+    const from = Math.max(0, Math.floor(left / width) - MARGIN), to = Math.min(columns.length - 1, Math.ceil((left + scroller.clientWidth) / width) + MARGIN);
+    for (const [position, line] of drawn) {
+      if (position < first || position > last) { line.node.remove(); drawn.delete(position); }
+    }
+    for (let position = first; position <= last; position++) {
+      const row = shown[position];
+      let line = drawn.get(position);
+      if (!line) {
+        const rewritten = row.cells.find((picture) => picture?.rewritten)?.rewritten;
+        const node = element("div", { class: "row", role: "row", "aria-rowindex": position + 1 },
+          element("div", { class: "caption", role: "rowheader", title: row.prompt },
+            text(gallery.shortened(row.prompt), { class: "prompt" }),
+            element("span", { class: "seed" }, rewritten ? element("span", {}, "became: ", text(gallery.shortened(rewritten)), " ") : null, "seed ", text(row.seed))));
+        node.style.top = Math.floor(position / lanes) * height + "px";
+        node.style.left = (position % lanes) * lane + "px";
+        node.style.width = columns.length * width + "px";
+        node.style.height = height + "px";
+        node.firstChild.style.width = Math.min(scroller.clientWidth, columns.length * width) - GAP + "px";
+        body.append(node);
+        line = { node, cells: new Map() };
+        drawn.set(position, line);
+      }
+      for (const [column, node] of line.cells) {
+        if (column < from || column > to) { node.remove(); line.cells.delete(column); }
+      }
+      for (let column = from; column <= to; column++) {
+        if (!line.cells.has(column)) {
+          const node = cell(row, column, position);
+          line.node.append(node);
+          line.cells.set(column, node);
+        }
+      }
+    }
+  }
+
+  function clear() {
+    for (const line of drawn.values()) line.node.remove();
+    drawn.clear();
+  }
+
+  function update() {
+    filter();
+    focus = { row: 0, column: Number(chosen.at) };
+    gallery.remember("grid", Object.fromEntries(Object.entries(chosen).filter(([, value]) => value !== "")));
+    count.textContent = `${shown.length} of ${rows.length} rows (a row is one prompt and seed), ${columns.length} ${columns.length === 1 ? "moment" : "moments"}`;
+    body.setAttribute("aria-rowcount", shown.length);
+    measure();
+    clear();
+    draw();
+  }
+
+  function open(row, column) {
+    const base = columns[column].base, other = base === column ? Number(chosen.at) : base;
+    gallery.go("compare", { row: row.index, a: Math.min(column, other), b: Math.max(column, other) });
+  }
+
+  function move(down, right) {
+    if (!shown.length) return;
+    let row = focus.row + down * lanes, column = focus.column + right;
+    // over the edge of a lane into the one beside it
+    if (lanes > 1 && column === columns.length && row + 1 < shown.length) { row += 1; column = 0; }
+    else if (lanes > 1 && column === -1 && row > 0) { row -= 1; column = columns.length - 1; }
+    focus = { row: Math.min(shown.length - 1, Math.max(0, row)), column: Math.min(columns.length - 1, Math.max(0, column)) };
+    const top = body.getBoundingClientRect().top + Math.floor(focus.row / lanes) * height, sticky = head.offsetHeight;
+    if (top < sticky) scrollBy(0, top - sticky - GAP);
+    else if (top + height > innerHeight) scrollBy(0, top + height - innerHeight);
+    const left = (focus.row % lanes) * lane + focus.column * width;
+    if (left < scroller.scrollLeft) scroller.scrollLeft = left;
+    else if (left + width > scroller.scrollLeft + scroller.clientWidth) scroller.scrollLeft = left + width - scroller.clientWidth;
+    draw();
+    for (const node of body.querySelectorAll("[tabindex='0']")) node.setAttribute("tabindex", "-1");
+    const node = drawn.get(focus.row)?.cells.get(focus.column);
+    node?.setAttribute("tabindex", "0");
+    node?.focus({ preventScroll: true });
+  }
+
+  body.addEventListener("keydown", (event) => {
+    const page = Math.max(1, Math.floor(innerHeight / height) - 1);
+    const moves = {
+      ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1], PageDown: [page, 0], PageUp: [-page, 0],
+      Home: event.ctrlKey ? [-Infinity, 0] : [0, -Infinity], End: event.ctrlKey ? [Infinity, 0] : [0, Infinity],
+    };
+    if (moves[event.key]) { event.preventDefault(); move(...moves[event.key]); }
+    else if (event.key === "Enter" && shown[focus.row]) open(shown[focus.row], focus.column);
+  });
+  body.addEventListener("focusin", (event) => {
+    const box = event.target.closest(".cell");
+    if (box) focus = { row: Number(box.dataset.row), column: Number(box.dataset.column) };
+  });
+  body.addEventListener("click", (event) => {
+    const box = event.target.closest(".cell");
+    if (box) open(shown[box.dataset.row], Number(box.dataset.column));
+  });
+
+  let waiting = false;
+  const soon = () => {
+    if (!waiting) { waiting = true; requestAnimationFrame(() => { waiting = false; draw(); }); }
+  };
+  const again = () => { measure(); clear(); soon(); };
+  addEventListener("scroll", soon, { passive: true });
+  scroller.addEventListener("scroll", soon, { passive: true });
+  addEventListener("resize", again);
+  update();
+  scroller.scrollLeft = Math.max(0, (Number(chosen.at) + 1) * width - scroller.clientWidth);
+  return () => { removeEventListener("scroll", soon); removeEventListener("resize", again); };
+};

@@ -1,0 +1,89 @@
+"use strict";
+// How single samples came to be (film strips), and how the members of a group were judged.
+
+(() => {
+  const { data, element, text, number, signed } = gallery;
+
+  // choosers for the moment and the entry of it, shared by both views
+  function chooser(main, view, kind, settings, draw) {
+    const moments = data.previews.filter((moment) => moment[kind].length);
+    if (!moments.length) {
+      main.append(element("p", { class: "empty" }, "This run has saved no previews; the trainer saves them where previews are switched on."));
+      return;
+    }
+    const name = (moment) => (data.runs.length > 1 ? data.runs[moment.run].name + " · " : "") + "iteration " + moment.iteration;
+    let at = moments[settings.at] ? Number(settings.at) : moments.length - 1;
+    let entry = moments[at][kind][settings.entry] ? Number(settings.entry) : 0;
+    const controls = element("div", { class: "controls" }), body = element("div");
+    main.append(controls, body);
+    const refresh = () => {
+      entry = Math.min(entry, moments[at][kind].length - 1);
+      gallery.remember(view, { at, entry });
+      controls.replaceChildren(
+        gallery.select("Moment", moments.map((m, i) => [i, name(m)]), at, (value) => { at = Number(value); refresh(); }),
+        gallery.select("Prompt", moments[at][kind].map((e, i) => [i, gallery.shortened(e.prompt) + (e.seed ? ` (seed ${e.seed})` : "")]), entry,
+          (value) => { entry = Number(value); refresh(); }),
+        element("button", { type: "button", disabled: at === 0, onclick: () => later(-1) }, "Earlier ", element("kbd", {}, "[")),
+        element("button", { type: "button", disabled: at === moments.length - 1, onclick: () => later(1) }, "Later ", element("kbd", {}, "]")));
+      body.replaceChildren(...draw(moments[at][kind][entry]));
+    };
+    const later = (by) => { if (moments[at + by]) { at += by; refresh(); } };
+    const next = (by) => { if (moments[at][kind][entry + by]) { entry += by; refresh(); } };
+    refresh();
+    return gallery.keys({ "[": () => later(-1), "]": () => later(1), n: () => next(1), p: () => next(-1) });
+  }
+
+  const picture = (name, alt) =>
+    name ? gallery.image("pictures/" + name, alt, { loading: "lazy" }) : element("div", { class: "missing" }, "no picture");
+  const pairs = (entries) => element("dl", {}, entries.filter(([, value]) => value !== undefined && value !== null)
+    .flatMap(([key, value]) => [element("dt", {}, key), element("dd", {}, value)]));
+  const toned = (value) => (value === null || value === undefined ? null
+    : element("span", { class: value > 0 ? "up" : value < 0 ? "down" : "" }, signed(value)));
+
+  function film(entry) {
+    const steps = entry.pictures.map((name, state) => {
+      // a state is shown with the step that led to it; the start noise has none
+      const step = state - 1, of = (list) => (step < 0 ? undefined : entry[list]?.[step]);
+      const stochastic = Boolean(of("stochastic")), turning = Boolean(of("turning"));
+      const title = step < 0 ? "start noise" : `step ${step + 1}`;
+      const badges = [stochastic ? element("span", { class: "badge" }, "∿ stochastic") : null, turning ? element("span", { class: "badge turn" }, "↻ turning point") : null];
+      return element("li", { class: (stochastic ? "stochastic " : "") + (turning ? "turning" : "") },
+        picture(name, `${title}: what it would end in, reward ${number(entry.rewards?.[state])}`), element("strong", {}, title), " ", badges,
+        pairs([["σ", entry.sigmas ? number(entry.sigmas[state]) : null], ["reward", entry.rewards ? number(entry.rewards[state]) : null],
+          ["dense", toned(of("dense"))], ["advantage", toned(of("advantages"))]]));
+    });
+    return [element("h2", {}, text(entry.prompt)),
+      element("p", { class: "hint" }, "Each picture is what the sample would end in after that step. Dense: what the step added to the reward. A dashed edge marks a stochastic step."),
+      element("ol", { tabindex: "0", "aria-label": "Film strip, arrow keys scroll" }, steps)];
+  }
+
+  function group(entry) {
+    const rank = new Map([...entry.members.keys()].sort((a, b) => (entry.members[b].reward ?? -Infinity) - (entry.members[a].reward ?? -Infinity)).map((member, i) => [member, i]));
+    const order = [...rank.keys()];
+    // equal rewards share a rank
+    const place = (i) => 1 + entry.members.filter((m) => (m.reward ?? -Infinity) > (entry.members[i].reward ?? -Infinity)).length;
+    const members = order.map((i) => {
+      const m = entry.members[i];
+      return element("li", {}, picture(m.picture, `rank ${place(i)}, reward ${number(m.reward)}, seed ${m.seed}`), element("strong", {}, `#${place(i)}`), ` seed ${m.seed}`,
+        pairs([["reward", number(m.reward)], ["advantage", toned(m.advantage)], ...Object.entries(m.parts).map(([name, value]) => [text(name), number(value)])]));
+    });
+    const parts = [element("h2", {}, text(entry.prompt)), element("p", { class: "hint" }, `${entry.members.length} samples of one prompt, best first`), element("ul", { class: "members" }, members)];
+    if (entry.wins) {
+      const small = (i) => picture(entry.members[i].picture, `#${place(i)}`);
+      parts.push(element("h2", {}, "Pairwise verdicts"), element("p", { class: "hint" }, "1: the row's sample beat the column's, 0: it lost, 0.5: a tie. Last column: the row's share of wins."),
+        element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Pairwise verdicts" }, element("table", { class: "matrix" },
+          element("thead", {}, element("tr", {}, element("td"), order.map((i) => element("th", { scope: "col" }, small(i), `#${place(i)}`)), element("th", { scope: "col" }, "wins"))),
+          element("tbody", {}, order.map((i) => {
+            const others = order.filter((j) => j !== i && entry.wins[i][j] !== null);
+            const share = others.length ? others.reduce((sum, j) => sum + entry.wins[i][j], 0) / others.length : null;
+            return element("tr", {}, element("th", { scope: "row" }, small(i), `#${place(i)}`),
+              order.map((j) => element("td", { class: i === j ? "" : entry.wins[i][j] > 0.5 ? "win" : entry.wins[i][j] < 0.5 ? "loss" : "" }, i === j ? "" : number(entry.wins[i][j]))),
+              element("td", {}, number(share)));
+          })))));
+    }
+    return parts;
+  }
+
+  gallery.views.film = (main, settings) => chooser(main, "film", "films", settings, film);
+  gallery.views.groups = (main, settings) => chooser(main, "groups", "groups", settings, group);
+})();

@@ -1,0 +1,4 @@
+"use strict";
+gallery.notes();
+addEventListener("hashchange", gallery.show);
+gallery.show();

@@ -1,0 +1,232 @@
+"""Blind votes: kept in SQLite, summed up, and exported as preferences that training reads.
+
+A vote is on a pair of pictures of one prompt and seed. The export is JSON lines of
+`{"prompt", "seed", "chosen", "rejected", "rater"}`; ties and skipped pairs choose nothing and are not in it.
+"""
+
+import json
+import math
+import os
+import sqlite3
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from flowalign.errors import ConfigError
+
+VERDICTS = ("first", "second", "tie", "skip")
+WORTH = {"first": 0.0, "second": 1.0, "tie": 0.5}
+"""of a verdict for the second picture"""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two pictures of one prompt and seed; `first` comes from the earlier column of the gallery."""
+
+    key: str
+    prompt: str
+    seed: str
+    first: Path
+    second: Path
+
+
+@dataclass(frozen=True)
+class Preference:
+    """One choice of one rater."""
+
+    prompt: str
+    chosen: Path
+    rejected: Path
+    rater: str
+
+
+class Votes:
+    """A file of votes. Each is on the disk before `add` returns (WAL, synchronous), so a crash loses none.
+
+    Args:
+        path: of the SQLite file, made where there is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with closing(self._open()) as file, file:
+            file.execute("PRAGMA journal_mode=WAL")
+            file.execute(
+                "CREATE TABLE IF NOT EXISTS votes (number INTEGER PRIMARY KEY, rater TEXT NOT NULL, pair TEXT NOT NULL,"
+                " prompt TEXT NOT NULL, seed TEXT NOT NULL, first TEXT NOT NULL, second TEXT NOT NULL,"
+                " verdict TEXT NOT NULL CHECK (verdict IN ('first', 'second', 'tie', 'skip')), time REAL NOT NULL,"
+                " UNIQUE (rater, pair))"
+            )
+
+    def _open(self) -> sqlite3.Connection:
+        file = sqlite3.connect(self.path, timeout=30)
+        file.execute("PRAGMA synchronous=FULL")
+        return file
+
+    def add(self, rater: str, pair: Pair, verdict: str) -> None:
+        """Keep a vote; a rater's second one on a pair, as from a repeated request, changes nothing."""
+        row = (rater, pair.key, pair.prompt, pair.seed, str(pair.first), str(pair.second), verdict, time.time())
+        with closing(self._open()) as file, file:
+            file.execute(
+                "INSERT OR IGNORE INTO votes (rater, pair, prompt, seed, first, second, verdict, time)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                row,
+            )
+
+    def undo(self, rater: str, pairs: Iterable[str]) -> None:
+        """Forget a rater's latest vote among pairs."""
+        wanted = set(pairs)
+        with closing(self._open()) as file, file:
+            rows = file.execute("SELECT number, pair FROM votes WHERE rater = ? ORDER BY number DESC", (rater,))
+            number = next((number for number, pair in rows if pair in wanted), None)
+            file.execute("DELETE FROM votes WHERE number = ?", (number,))
+
+    def verdicts(self, pairs: Iterable[str]) -> dict[str, dict[str, str]]:
+        """{rater: {pair: verdict}} over pairs."""
+        wanted = set(pairs)
+        table: dict[str, dict[str, str]] = defaultdict(dict)
+        with closing(self._open()) as file:
+            for rater, pair, verdict in file.execute("SELECT rater, pair, verdict FROM votes ORDER BY number"):
+                if pair in wanted:
+                    table[rater][pair] = verdict
+        return dict(table)
+
+    def preferences(self, beside: Path | None = None) -> list[dict[str, str]]:
+        """The choices as lines of the export; with `beside`, paths are relative to that folder."""
+        with closing(self._open()) as file:
+            rows = file.execute(
+                "SELECT prompt, seed, first, second, verdict, rater FROM votes"
+                " WHERE verdict IN ('first', 'second') ORDER BY number"
+            ).fetchall()
+        lines = []
+        for prompt, seed, first, second, verdict, rater in rows:
+            if beside is not None:
+                first, second = os.path.relpath(first, beside), os.path.relpath(second, beside)
+            chosen, rejected = (first, second) if verdict == "first" else (second, first)
+            lines.append({"prompt": prompt, "seed": seed, "chosen": chosen, "rejected": rejected, "rater": rater})
+        return lines
+
+    def export(self, path: Path) -> int:
+        """Write the preferences with paths relative to the file's folder; returns how many there are."""
+        lines = self.preferences(path.parent.resolve())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json_lines(lines))
+        return len(lines)
+
+
+def json_lines(records: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def read_preferences(path: str | Path) -> list[Preference]:
+    """Read exported votes, or any JSON lines with 'prompt', 'chosen' and 'rejected'.
+
+    Relative picture paths start from the file's folder.
+
+    Raises:
+        ConfigError: a missing file, a line that is no preference, or a picture that is not there; names the line.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"no preferences at {path}; `flowalign gallery RUN --export FILE` writes them") from error
+    preferences = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            prompt, names = record["prompt"], (record["chosen"], record["rejected"])
+            chosen, rejected = (path.parent / name for name in names)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{path}, line {number}: not a JSON object with 'prompt', 'chosen' and 'rejected'"
+            ) from error
+        for picture in (chosen, rejected):
+            if not picture.is_file():
+                raise ConfigError(f"{path}, line {number}: no picture at {picture}")
+        preferences.append(Preference(str(prompt), chosen, rejected, str(record.get("rater", ""))))
+    return preferences
+
+
+def wilson(successes: float, trials: int) -> tuple[float, float]:
+    """The 95% score interval of a proportion (Wilson 1927); (0, 1) without trials. Half successes are ties."""
+    if trials == 0:
+        return 0.0, 1.0
+    z2 = 1.959963984540054**2
+    share = successes / trials
+    centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = math.sqrt(z2 * (share * (1 - share) / trials + z2 / (4 * trials**2))) / (1 + z2 / trials)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def kappa(one: list[str], other: list[str]) -> float | None:
+    """Cohen's kappa of two raters' verdicts on the same pairs; None where chance alone would always agree."""
+    same = sum(a == b for a, b in zip(one, other)) / len(one)
+    chance = sum((one.count(v) / len(one)) * (other.count(v) / len(other)) for v in set(one))
+    return None if chance == 1 else (same - chance) / (1 - chance)
+
+
+def results(
+    verdicts: Mapping[str, Mapping[str, str]], scores: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]]
+) -> dict[str, Any]:
+    """Win rates of the second pictures, agreement between raters, and agreement of the choices with each reward.
+
+    Where several raters judged a pair it counts once, with their mean verdict, so that the interval is not made
+    narrower by repetition.
+
+    Args:
+        verdicts: {rater: {pair: verdict}}.
+        scores: {pair: (scores of the first picture, scores of the second)}.
+    """
+    judged: dict[str, list[float]] = defaultdict(list)
+    for votes in verdicts.values():
+        for pair, verdict in votes.items():
+            if verdict != "skip":
+                judged[pair].append(WORTH[verdict])
+    means = {pair: sum(worth) / len(worth) for pair, worth in judged.items()}
+    everything = [verdict for votes in verdicts.values() for verdict in votes.values()]
+    raters = []
+    for rater, votes in sorted(verdicts.items()):
+        own = [WORTH[v] for v in votes.values() if v != "skip"]
+        raters.append({"rater": rater, **_rate(sum(own), len(own)), **_counts(list(votes.values()))})
+    between = []
+    for a, b in combinations(sorted(verdicts), 2):
+        both = [p for p in verdicts[a] if p in verdicts[b] and "skip" not in (verdicts[a][p], verdicts[b][p])]
+        if both:
+            one, other = [verdicts[a][p] for p in both], [verdicts[b][p] for p in both]
+            same = sum(x == y for x, y in zip(one, other)) / len(both)
+            between.append({"raters": [a, b], "pairs": len(both), "same": same, "kappa": kappa(one, other)})
+    names = sorted({name for first, second in scores.values() for name in first.keys() & second.keys()})
+    rewards = []
+    for name in names:
+        agrees = [
+            (mean > 0.5) == (second[name] > first[name])
+            for pair, mean in means.items()
+            for first, second in [scores[pair]]
+            if mean != 0.5 and name in first and name in second and first[name] != second[name]
+        ]
+        if agrees:
+            rewards.append({"name": name, **_rate(sum(agrees), len(agrees)), "pairs": len(agrees)})
+    return {
+        "all": {**_rate(sum(means.values()), len(means)), **_counts(everything)},
+        "raters": raters,
+        "between": between,
+        "rewards": rewards,
+    }
+
+
+def _rate(successes: float, trials: int) -> dict[str, float | None]:
+    low, high = wilson(successes, trials)
+    return {"rate": successes / trials if trials else None, "low": low, "high": high}
+
+
+def _counts(verdicts: list[str]) -> dict[str, int]:
+    names = {"wins": "second", "losses": "first", "ties": "tie", "skipped": "skip"}
+    return {name: verdicts.count(verdict) for name, verdict in names.items()}

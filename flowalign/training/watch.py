@@ -1,0 +1,146 @@
+"""A watch on reward hacking: the trained reward rises while rewards that were never trained on fall.
+
+`Panel` scores the pictures of each evaluation with further rewards and image statistics; `judge` reads the records of
+all evaluations so far. Neither keeps a state that a resumed run would miss.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL.Image import Image
+from safetensors.numpy import load_file, save_file
+
+from rewards import Reward, Scores, as_reward, groups, score, spec_of
+from rewards.base import Spec
+from rewards.rules import STATISTICS, image_statistics, thumbnail, thumbnail_distances
+
+NEAR_DUPLICATE = 0.02  # root mean square difference of thumbnails in [0, 1]
+
+
+class Panel:
+    """A reward whose value is the evaluated one's, with the panel's rewards and image statistics as further parts.
+
+    Parts `panel/<reward>`: rewards never trained on. Parts `statistics/<name>`: those of `image_statistics`,
+    `near_duplicate` (1 where another picture of the group looks the same) and, with a folder, `from_base`: the
+    distance to the picture that the base model made of the same prompt and noise (left out where a resumed run has
+    another number of processes).
+
+    Args:
+        reward: the reward evaluated.
+        rewards: the panel.
+        folder: of the run. The first call is taken for the base model's and keeps its thumbnails there.
+        process: number of this process; each has its own pictures.
+    """
+
+    def __init__(self, reward: Reward, rewards: Sequence[Reward], folder: Path | None = None, process: int = 0) -> None:
+        self.reward, self.rewards = reward, [as_reward(entry) for entry in rewards]
+        self.name = reward.name
+        self.file = folder / f"base-pictures-{process}.safetensors" if folder else None
+        needs = frozenset[str]().union(*(spec_of(entry).needs for entry in (reward, *self.rewards)))
+        self.spec = Spec(needs, kind="set", deterministic=False)
+
+    def __call__(
+        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> Scores:
+        scores = score(self.reward, images, prompts, metadata)
+        parts = dict(scores.parts)
+        for entry in self.rewards:
+            parts[f"panel/{entry.name}"] = score(entry, images, prompts, metadata).value
+        rows = [image_statistics(image) for image in images]
+        parts |= {f"statistics/{name}": torch.tensor([row[name] for row in rows]) for name in STATISTICS}
+        twins = torch.zeros(len(images))
+        for members in groups(prompts, metadata):
+            distance = thumbnail_distances([images[i] for i in members]) + np.diag(np.full(len(members), np.inf))
+            twins[members] = torch.from_numpy((distance.min(axis=1) < NEAR_DUPLICATE).astype(np.float32))
+        parts["statistics/near_duplicate"] = twins
+        if self.file is not None:
+            small = np.stack([thumbnail(image) for image in images]).astype(np.float32)
+            base = _kept(self.file, small)
+            if base.shape == small.shape:
+                distance = np.sqrt(((small - base) ** 2).mean(axis=(1, 2, 3)))
+                parts["statistics/from_base"] = torch.from_numpy(distance)
+        return Scores(scores.value, parts)
+
+
+def _kept(file: Path, thumbnails: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The thumbnails in the file, which are these where there is no file yet."""
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_file({"thumbnails": thumbnails}, file.with_suffix(".part"))
+        file.with_suffix(".part").replace(file)
+    return load_file(file)["thumbnails"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the records of the evaluations so far say."""
+
+    status: Literal["good", "suspect", "hacked"]
+    """suspect: the last evaluation looks hacked; hacked: so did `patience` in a row"""
+    message: str
+    last_good: int
+    """iteration of the last evaluation before those that look hacked"""
+
+
+def record(iteration: int, value: Sequence[float], parts: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """What `judge` needs of one evaluation: mean and standard error of the trained reward and of each panel reward.
+
+    Args:
+        value, parts: of all pictures, as in `Evaluated`.
+    """
+    columns = {"reward": value} | {name: own for name, own in parts.items() if name.startswith("panel/")}
+    return {"iteration": iteration} | {
+        name: {"mean": fmean(own), "error": stdev(own) / math.sqrt(len(own)) if len(own) > 1 else 0.0}
+        for name, own in columns.items()
+    }
+
+
+def judge(
+    records: Sequence[Mapping[str, Any]], deviations: float = 2.0, share: float = 0.5, patience: int = 2
+) -> Verdict:
+    """Tell whether the run is hacking its reward.
+
+    An evaluation looks hacked when at least `share` of the panel's rewards are each below their best earlier
+    evaluation, while the trained reward is above what it was there, both by more than `deviations` standard errors of
+    the difference.
+
+    Args:
+        records: as of `record`, in order of iteration.
+        patience: evaluations in a row that look hacked before the verdict is "hacked".
+    """
+    fallen = [_fallen(records[: i + 1], deviations) for i in range(len(records))]
+    panel = [name for name in records[-1] if name.startswith("panel/")]
+    looks = [bool(panel) and len(names) >= share * len(panel) and bool(names) for names in fallen]
+    streak = next((i for i, bad in enumerate(reversed(looks)) if not bad), len(looks))
+    last_good = records[max(len(records) - 1 - streak, 0)]["iteration"]
+    if not streak:
+        return Verdict("good", "", last_good)
+    names = ", ".join(name.removeprefix("panel/") for name in fallen[-1])
+    message = (
+        f"the trained reward rises while {names} {'falls' if len(fallen[-1]) == 1 else 'fall'}, in the last {streak} "
+        f"evaluation{'s' if streak > 1 else ''}; the last good one was at iteration {last_good}"
+    )
+    return Verdict("hacked" if streak >= patience else "suspect", message, last_good)
+
+
+def _fallen(records: Sequence[Mapping[str, Any]], deviations: float) -> list[str]:
+    """The panel's rewards that fell since their best evaluation while the trained reward rose."""
+    *earlier, now = records
+    names = []
+    for name in now:
+        if name.startswith("panel/") and earlier:
+            best = max(earlier, key=lambda entry: entry[name]["mean"])
+            if _above(best[name], now[name], deviations) and _above(now["reward"], best["reward"], deviations):
+                names.append(name)
+    return names
+
+
+def _above(first: Mapping[str, float], second: Mapping[str, float], deviations: float) -> bool:
+    return first["mean"] - second["mean"] > deviations * math.hypot(first["error"], second["error"])

@@ -1,0 +1,66 @@
+"""LAION's aesthetic predictor v2: a small head on CLIP's picture embedding (github.com/christophschuhmann/
+improved-aesthetic-predictor)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from rewards.base import Scores, Spec
+from rewards.clip import Backend, DualEncoderReward
+from rewards.vision import Dtype, load_weights
+
+
+class LinearHead(nn.Module):
+    """The head of the aesthetic predictor and of ImageReward: five linear layers with nothing between them.
+
+    The numbers of the layers are those of the published weights, where dropout stands between.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        sizes = (width, 1024, 128, 64, 16, 1)
+        numbers = ("0", "2", "4", "6", "7")
+        self.layers = nn.ModuleDict(
+            {number: nn.Linear(*pair) for number, pair in zip(numbers, zip(sizes, sizes[1:]), strict=True)}
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[B, width] -> [B]"""
+        for layer in self.layers.values():
+            features = layer(features)
+        return features[:, 0]
+
+
+class Aesthetic(DualEncoderReward):
+    """LAION aesthetic v2: what people rated pictures, about 1 to 10; it does not see the prompt.
+
+    Args:
+        head: weights of the published head (sac+logos+ava1-l14-linearMSE).
+        model, ...: the CLIP ViT-L/14 below it, as of `DualEncoderReward`.
+    """
+
+    name = "aesthetic"
+    spec = Spec(frozenset({"image"}), differentiable=True)
+
+    def __init__(
+        self,
+        head: str = "trl-lib/ddpo-aesthetic-predictor/aesthetic-model.pth",
+        model: str = "openai/clip-vit-large-patch14",
+        backend: Backend = "transformers",
+        weights: str | None = None,
+        processor: str | None = None,
+        batch_size: int = 32,
+        device: str = "auto",
+        dtype: Dtype = "float32",
+    ) -> None:
+        super().__init__(model, backend, weights, processor, batch_size, device, dtype)
+        self.preprocess = replace(self.preprocess, round_centre=True)
+        tensors = load_weights(head)
+        self.head = LinearHead(tensors["layers.0.weight"].shape[1])
+        self.head.load_state_dict(tensors)
+        self.head.to(self.device).eval().requires_grad_(False)
+
+    def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        return Scores(self.head(self.encoder.images(pixels)))

@@ -1,0 +1,393 @@
+"""Rewards made of rewards. Each class is one formula over the values of its parts, which all stay visible."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from rewards.base import (
+    DifferentiableReward,
+    Kind,
+    PairwiseReward,
+    Reward,
+    RewardError,
+    Scores,
+    Spec,
+    as_reward,
+    groups,
+    score,
+    spec_of,
+)
+from rewards.preference import as_judge
+
+_WIDTH: dict[Kind, int] = {"pointwise": 0, "group": 1, "set": 2}
+_EPS = 1e-6
+
+
+class Composition(ABC):
+    """Base: `rewards` are scored on the same samples and `combine` makes one value of theirs.
+
+    A part is named after its reward; where two have one name, the second gets a number.
+    """
+
+    kind: Kind = "pointwise"
+    """of the formula; the composition is as wide as its widest part"""
+
+    def __init__(self, rewards: Sequence[Reward], title: str) -> None:
+        if not rewards:
+            raise ValueError(f"{title} of no rewards; name at least one")
+        self.rewards = [as_reward(reward) for reward in rewards]
+        names = [reward.name for reward in self.rewards]
+        self.labels = [
+            name + (f"_{names[:i].count(name) + 1}" if name in names[:i] else "") for i, name in enumerate(names)
+        ]
+        self.name = f"{title}({','.join(names)})"
+
+    @property
+    def spec(self) -> Spec:
+        specs = [spec_of(reward) for reward in self.rewards]
+        return Spec(
+            needs=frozenset().union(*(spec.needs for spec in specs)),
+            kind=max([self.kind, *(spec.kind for spec in specs)], key=_WIDTH.__getitem__),
+            differentiable=all(spec.differentiable for spec in specs),
+            deterministic=all(spec.deterministic for spec in specs),
+        )
+
+    @abstractmethod
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """[B] from the values [rewards, B] of the parts."""
+
+    def __call__(
+        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> Scores:
+        return self._collect([score(reward, images, prompts, metadata) for reward in self.rewards], prompts, metadata)
+
+    def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """As `DifferentiableReward.score_pixels`; every part must be differentiable."""
+        scores = []
+        for reward in self.rewards:
+            if not isinstance(reward, DifferentiableReward):
+                raise RewardError(f"reward '{reward.name}' in {self.name} is not differentiable")
+            scores.append(reward.score_pixels(pixels, prompts, metadata))
+        return self._collect(scores, prompts, metadata)
+
+    def advance(self, progress: float) -> None:
+        """Tell the schedules inside how far training is, in [0, 1]."""
+        for reward in self.rewards:
+            advance(reward, progress)
+
+    def _collect(
+        self, scores: Sequence[Scores], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> Scores:
+        parts = {}
+        for label, own in zip(self.labels, scores, strict=True):
+            parts[label] = own.value.detach()
+            parts |= {f"{label}/{part}": values for part, values in own.parts.items()}
+        return Scores(self.combine(torch.stack([own.value for own in scores]), prompts, metadata), parts)
+
+
+def advance(reward: Any, progress: float) -> None:
+    """Tell a reward how far training is, in [0, 1]; rewards without a schedule do not mind."""
+    if hasattr(reward, "advance"):
+        reward.advance(progress)
+
+
+class WeightedSum(Composition):
+    """The weighted sum of rewards.
+
+    Args:
+        rewards: at least one.
+        weights: one each; default 1.
+    """
+
+    def __init__(self, rewards: Sequence[Reward], weights: Sequence[float] | None = None) -> None:
+        super().__init__(rewards, "sum")
+        self.weights = _weights(weights, self.rewards)
+        self.name = "+".join(reward.name for reward in self.rewards)
+
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        return torch.tensor(self.weights).to(values) @ values
+
+
+class Normalized(Composition):
+    """The weighted sum of rewards that were each brought to mean 0 and deviation 1 first.
+
+    So a reward of wide range does not drown the others, and weights mean what they say.
+
+    Args:
+        rewards, weights: as of `WeightedSum`.
+        over: normalise within each group, or over all samples of the call (one process's).
+    """
+
+    def __init__(
+        self,
+        rewards: Sequence[Reward],
+        weights: Sequence[float] | None = None,
+        over: Literal["group", "batch"] = "group",
+    ) -> None:
+        super().__init__(rewards, "normalized")
+        self.weights, self.over = _weights(weights, self.rewards), over
+        self.kind = "group" if over == "group" else "set"
+
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        normal = torch.zeros_like(values)
+        for members in groups(prompts, metadata) if self.over == "group" else [list(range(len(prompts)))]:
+            own = values[:, members]
+            deviation = own.std(dim=1, correction=0, keepdim=True)
+            normal[:, members] = (own - own.mean(dim=1, keepdim=True)) / (deviation + _EPS)
+        return torch.tensor(self.weights).to(values) @ normal
+
+
+class Product(Composition):
+    """The product of rewards, for rewards in [0, 1] that must all be good."""
+
+    def __init__(self, rewards: Sequence[Reward]) -> None:
+        super().__init__(rewards, "product")
+
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        return values.prod(dim=0)
+
+
+class WorstCase(Composition):
+    """The lowest value of an ensemble of rewards of one scale (arXiv 2310.02743)."""
+
+    def __init__(self, rewards: Sequence[Reward]) -> None:
+        super().__init__(rewards, "worst")
+
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        return values.amin(dim=0)
+
+
+class MeanMinusSpread(Composition):
+    """The mean of an ensemble of rewards of one scale, less what they differ by (after arXiv 2310.02743).
+
+    Args:
+        rewards: at least two.
+        coefficient: of their standard deviation (the paper takes the variance).
+    """
+
+    def __init__(self, rewards: Sequence[Reward], coefficient: float = 1.0) -> None:
+        super().__init__(rewards, "mean_minus_spread")
+        if len(self.rewards) < 2:
+            raise ValueError("mean_minus_spread of one reward has no spread; name at least two")
+        self.coefficient = coefficient
+
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        return values.mean(dim=0) - self.coefficient * values.std(dim=0, correction=0)
+
+
+class Agreement(Composition):
+    """Ctrl-U (arXiv 2410.11236): a reward times exp(-its disagreement over the generations of one condition).
+
+    The disagreement of a group is the mean absolute difference of its pairs of members, for two the |r1 - r2| of
+    the paper. A reward that does not know what it thinks of a prompt teaches little about it.
+
+    Args:
+        reward: of which the disagreement is taken, too.
+        temperature: the disagreement is divided by it.
+    """
+
+    kind = "group"
+
+    def __init__(self, reward: Reward, temperature: float = 1.0) -> None:
+        super().__init__([reward], "agreement")
+        self.temperature = temperature
+
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        value = values[0]
+        weight = torch.ones_like(value)
+        for members in groups(prompts, metadata):
+            own, count = value[members].detach(), len(members)
+            pairs = max(count * (count - 1), 1)
+            disagreement = (own[:, None] - own[None, :]).abs().sum() / pairs
+            weight[members] = (-disagreement / self.temperature).exp()
+        return weight * value
+
+
+class BoundedCentred(Composition):
+    """PAR (arXiv 2502.18770): sigmoid(reward - reference score), averaged over the references of the prompt.
+
+    It rises steeply around what the start model reached and is flat far above, where rewards are hacked.
+
+    Args:
+        reward: to be bounded.
+        reference: the reference score of samples whose metadata has none.
+        scale: the gap is divided by it.
+        key: of the metadata: a number, or a list of numbers.
+    """
+
+    def __init__(
+        self, reward: Reward, reference: float | None = None, scale: float = 1.0, key: str = "reference_score"
+    ) -> None:
+        super().__init__([reward], "par")
+        self.reference, self.scale, self.key = reference, scale, key
+
+    @property
+    def spec(self) -> Spec:
+        inner = super().spec
+        return Spec(inner.needs | {"metadata"}, inner.kind, inner.differentiable, inner.deterministic)
+
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        gaps = []
+        for value, prompt, record in zip(values[0], prompts, metadata, strict=True):
+            reference = record.get(self.key, self.reference)
+            if reference is None:
+                raise RewardError(
+                    f"{self.name}: the prompt {prompt!r} has no '{self.key}' in its metadata; set `reference`"
+                )
+            references = torch.tensor(reference, dtype=value.dtype, device=value.device)
+            gaps.append(((value - references) / self.scale).sigmoid().mean())
+        return torch.stack(gaps)
+
+
+class Gate(Composition):
+    """Pay a reward only where another passes.
+
+    Args:
+        reward: paid where `gate` is at least `threshold`.
+        otherwise: the value elsewhere.
+    """
+
+    def __init__(self, reward: Reward, gate: Reward, threshold: float, otherwise: float = 0.0) -> None:
+        super().__init__([reward, gate], "gate")
+        self.threshold, self.otherwise = threshold, otherwise
+
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        value, gate = values
+        return torch.where(gate >= self.threshold, value, self.otherwise)
+
+
+class Rescaled(Composition):
+    """A reward brought from [low, high] to [0, 1].
+
+    Args:
+        clip: keep values outside at the ends.
+    """
+
+    def __init__(self, reward: Reward, low: float, high: float, clip: bool = True) -> None:
+        super().__init__([reward], "rescaled")
+        if not low < high:
+            raise ValueError(f"rescaled: low {low} is not below high {high}")
+        self.low, self.high, self.clip = low, high, clip
+
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        value = (values[0] - self.low) / (self.high - self.low)
+        return value.clamp(0, 1) if self.clip else value
+
+
+class ScheduledSum(Composition):
+    """A weighted sum whose weights change over training.
+
+    Args:
+        rewards: at least one.
+        schedules: for each reward [progress, weight] points in order of progress in [0, 1], joined by straight
+            lines; `advance` says where training is, and before the first call it is at 0.
+    """
+
+    def __init__(self, rewards: Sequence[Reward], schedules: Sequence[Sequence[tuple[float, float]]]) -> None:
+        super().__init__(rewards, "scheduled")
+        if len(schedules) != len(self.rewards) or not all(schedules):
+            raise ValueError(f"scheduled: {len(self.rewards)} rewards need as many schedules, each of at least a point")
+        self.schedules = [np.array(points, dtype=np.float64).T for points in schedules]
+        if any((np.diff(progress) < 0).any() for progress, _ in self.schedules):
+            raise ValueError("scheduled: the points of a schedule must be in order of progress")
+        self.progress = 0.0
+
+    def advance(self, progress: float) -> None:
+        super().advance(progress)
+        self.progress = progress
+
+    @property
+    def weights(self) -> list[float]:
+        """Present weights of the rewards."""
+        return [float(np.interp(self.progress, *points)) for points in self.schedules]
+
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        return torch.tensor(self.weights).to(values) @ values
+
+
+class PerFrame:
+    """A reward of pictures on videos: the mean over frames.
+
+    Args:
+        frames: how many, taken evenly from the first to the last.
+    """
+
+    def __init__(self, reward: Reward, frames: int = 8) -> None:
+        self.reward, self.frames = as_reward(reward), frames
+        self.name = f"per_frame({self.reward.name})"
+        inner = spec_of(self.reward)
+        self.spec = Spec(inner.needs - {"image"} | {"frames"}, inner.kind, deterministic=inner.deterministic)
+
+    def __call__(
+        self, images: Sequence[Sequence[Image]], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> Scores:
+        picks = [np.linspace(0, len(video) - 1, self.frames).round().astype(int) for video in images]
+        pictures = [video[i] for video, own in zip(images, picks, strict=True) for i in own]
+        owners = [i for i in range(len(images)) for _ in range(self.frames)]
+        scores = score(self.reward, pictures, [prompts[i] for i in owners], [metadata[i] for i in owners])
+        return Scores(
+            scores.value.unflatten(0, (-1, self.frames)).mean(dim=1),
+            {name: part.unflatten(0, (-1, self.frames)).mean(dim=1) for name, part in scores.parts.items()},
+        )
+
+
+class WinRate:
+    """The mean probability of a sample to beat others of its group (Pref-GRPO, arXiv 2508.20751).
+
+    Every pair is asked in both orders, so that a judge's liking for the first place cancels. A sample alone in its
+    group gets 0.5.
+
+    Args:
+        reward: a pairwise reward, or a pointwise one whose higher score wins.
+        opponents: how many members, following a sample in its group, it is compared with; default all. They come
+            in turn, so that everyone is in about as many comparisons.
+    """
+
+    def __init__(self, reward: PairwiseReward | Reward, opponents: int | None = None) -> None:
+        self.reward, self.opponents = as_judge(reward), opponents
+        self.name = f"win_rate({reward.name})"
+        inner = spec_of(reward)
+        self.spec = Spec(inner.needs, "group", deterministic=inner.deterministic)
+
+    def __call__(
+        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> Scores:
+        pairs = [pair for members in groups(prompts, metadata) for pair in self._pairs(members)]
+        wins, games = torch.zeros(len(images)), torch.zeros(len(images))
+        if pairs:
+            both = pairs + [(b, a) for a, b in pairs]
+            first, second = (torch.tensor(side) for side in zip(*both, strict=True))
+            probability = self.reward.compare(
+                [images[a] for a, _ in both],
+                [images[b] for _, b in both],
+                [prompts[a] for a, _ in both],
+                [metadata[a] for a, _ in both],
+            ).value
+            if probability.shape != (len(both),):
+                raise RewardError(f"'{self.reward.name}' returned {probability.numel()} values for {len(both)} pairs")
+            for side, won in ((first, probability), (second, 1 - probability)):
+                wins.index_add_(0, side, won)
+                games.index_add_(0, side, torch.ones(len(both)))
+        return Scores(torch.where(games > 0, wins / games.clamp(min=1), 0.5))
+
+    def _pairs(self, members: list[int]) -> Iterator[tuple[int, int]]:
+        """Each pair once."""
+        count = len(members)
+        reach = min(self.opponents or count, count - 1)
+        for i in range(count):
+            for step in range(1, reach + 1):
+                j = (i + step) % count
+                # a step of more than half way round meets again, from the other side
+                if 2 * step < count or i < j or count - step > reach:
+                    yield members[i], members[j]
+
+
+def _weights(weights: Sequence[float] | None, rewards: Sequence[Reward]) -> list[float]:
+    if weights is not None and len(weights) != len(rewards):
+        raise ValueError(f"{len(rewards)} rewards but {len(weights)} weights")
+    return list(weights) if weights is not None else [1.0] * len(rewards)

@@ -1,0 +1,121 @@
+"""Asking a server over HTTP, and waiting while it is down."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import httpx2
+
+from rewards.base import RewardError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+A = TypeVar("A")
+PASSING = {408, 425, 429, 500, 502, 503, 504}  # states that a server may come back from
+FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0  # seconds between attempts; doubles from the first to the longest
+GARBAGE_ATTEMPTS = 3
+
+
+class Asker:
+    """Asks one server, from several threads at once.
+
+    Args:
+        name: of the reward, for messages.
+        url: base address.
+        timeout: seconds that one attempt may take.
+        patience: seconds to go on trying after an attempt failed because the server is down, slow or overloaded.
+            A call ends at most `timeout + patience` seconds after it began.
+        concurrency: requests in flight.
+        token_variable: environment variable that holds the server's token.
+    """
+
+    def __init__(
+        self, name: str, url: str, timeout: float, patience: float, concurrency: int, token_variable: str | None = None
+    ) -> None:
+        self.name, self.url, self.timeout, self.patience = name, url.rstrip("/"), timeout, patience
+        headers = {}
+        if token_variable is not None:
+            if token_variable not in os.environ:
+                raise ValueError(f"the environment variable '{token_variable}' that should hold the token is not set")
+            headers["Authorization"] = f"Bearer {os.environ[token_variable]}"
+        limits = httpx2.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+        self.client = httpx2.Client(headers=headers, limits=limits)
+        self.concurrency = concurrency
+
+    def map(self, function: Callable[[A], T], items: Sequence[A]) -> list[T]:
+        """Results in the order of the items, up to `concurrency` of them under way at once."""
+        with ThreadPoolExecutor(max(1, min(self.concurrency, len(items)))) as pool:
+            futures = [pool.submit(function, item) for item in items]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def get(self, path: str, read: Callable[[httpx2.Response], T]) -> T:
+        return self._ask("GET", path, None, {}, read)
+
+    def post(self, path: str, content: bytes, content_type: str, read: Callable[[httpx2.Response], T]) -> T:
+        """What `read` makes of the answer; it raises ValueError, KeyError or TypeError where that is garbage.
+
+        Raises:
+            RewardError: the server refused, was not there for longer than `patience`, or keeps answering garbage.
+        """
+        return self._ask("POST", path, content, {"Content-Type": content_type}, read)
+
+    def _ask(self, method: str, path: str, content: bytes | None, headers: dict[str, str], read: Callable[..., T]) -> T:
+        address = f"{self.url}{path}"
+        deadline: float | None = None
+        wait, garbage = FIRST_WAIT, 0
+        while True:
+            left = self.timeout if deadline is None else min(self.timeout, max(deadline - time.monotonic(), 0.05))
+            try:
+                response = self._attempt(method, address, content, headers, left)
+            except httpx2.TimeoutException:
+                trouble = f"no answer within {left:.3g} s"
+            except httpx2.HTTPError as error:
+                trouble = f"{type(error).__name__}: {error}"
+            else:
+                trouble = f"status {response.status_code}: {_excerpt(response)}"
+                if response.status_code == 200:
+                    try:
+                        return read(response)
+                    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+                        garbage += 1
+                        trouble = f"an answer that cannot be read ({error!r}): {_excerpt(response)}"
+                if garbage == GARBAGE_ATTEMPTS:
+                    raise RewardError(f"reward '{self.name}': {address} gave {garbage} times {trouble}")
+                if response.status_code not in {200, *PASSING}:
+                    raise RewardError(f"reward '{self.name}': {address} refused with {trouble}")
+            now = time.monotonic()
+            if deadline is None:
+                deadline = now + self.patience
+                logger.warning("reward '%s': %s: %s; trying again for %g s", self.name, address, trouble, self.patience)
+            if now + wait > deadline:
+                raise RewardError(
+                    f"reward '{self.name}': gave up on {address} after {self.patience:g} s of trying ({trouble})"
+                )
+            time.sleep(wait)
+            wait = min(2 * wait, LONGEST_WAIT)
+
+    def _attempt(
+        self, method: str, address: str, content: bytes | None, headers: dict[str, str], seconds: float
+    ) -> httpx2.Response:
+        """One request; `seconds` hold for the whole of it, so that a server that drips bytes runs out of time too."""
+        end = time.monotonic() + seconds
+        with self.client.stream(method, address, content=content, headers=headers, timeout=seconds) as response:
+            parts = []
+            for part in response.iter_bytes():
+                parts.append(part)
+                if time.monotonic() > end:
+                    raise httpx2.ReadTimeout("too slow")
+        return httpx2.Response(response.status_code, content=b"".join(parts))
+
+
+def _excerpt(response: httpx2.Response) -> str:
+    text = " ".join(response.text.split())
+    return repr(text[:200] + ("..." if len(text) > 200 else ""))

@@ -1,0 +1,21 @@
+"""Vision-language models as judges: one interface, two backends, questions as data files."""
+
+from rewards.judges.base import Judge, Question
+from rewards.judges.local import Local, LocalJudge
+from rewards.judges.reward import PairwiseVLMJudge, VLMJudge
+from rewards.judges.served import Served, ServedJudge
+from rewards.judges.template import Template, Unparsed, load_template
+
+__all__ = [
+    "Judge",
+    "Local",
+    "LocalJudge",
+    "PairwiseVLMJudge",
+    "Question",
+    "Served",
+    "ServedJudge",
+    "Template",
+    "Unparsed",
+    "VLMJudge",
+    "load_template",
+]

@@ -1,0 +1,138 @@
+"""A judge from any image-text-to-text model of transformers, in this process."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForImageTextToText, AutoProcessor, LogitsProcessor, LogitsProcessorList
+
+from rewards.judges.base import Question, spells
+
+
+@dataclass
+class Local:
+    """Where a local judge comes from."""
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    model: str
+    """folder or hub name"""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str | None = None
+    """default: cuda where there is one"""
+    batch_size: int = 8
+    """questions a network call"""
+
+    def build(self, name: str) -> "LocalJudge":
+        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        return LocalJudge(*_load(self.model, self.dtype, device), self.batch_size)
+
+
+@cache
+def _load(path: str, dtype: str, device: str) -> tuple[Any, Any]:
+    """Model and processor; judges of the same weights share them."""
+    model = AutoModelForImageTextToText.from_pretrained(path, dtype=getattr(torch, dtype))
+    return model.to(device).eval().requires_grad_(False), AutoProcessor.from_pretrained(path)
+
+
+class LocalJudge:
+    """Asks a model directly.
+
+    Args:
+        model: an image-text-to-text model of transformers with `generate`.
+        processor: its processor, with a chat template.
+    """
+
+    def __init__(self, model: Any, processor: Any, batch_size: int = 8) -> None:
+        self.model, self.processor, self.batch_size = model, processor, batch_size
+        self.tokenizer = processor.tokenizer
+        self.tokenizer.padding_side = "left"
+
+    @torch.no_grad()
+    def choose(self, questions: Sequence[Question], labels: Sequence[str]) -> list[list[float] | None]:
+        columns = [self._tokens_of(label) for label in labels]
+        found: list[list[float] | None] = []
+        for part in self._batches(questions):
+            logits = self.model(**self._inputs(part), logits_to_keep=1).logits[:, -1].float()
+            log_probs = torch.stack([logits[:, ids].logsumexp(dim=-1) for ids in columns], dim=-1)
+            found += log_probs.softmax(dim=-1).tolist()
+        return found
+
+    @torch.no_grad()
+    def echo(self, questions: Sequence[Question], answers: Sequence[str]) -> list[float]:
+        means = []
+        for part in self._batches(list(zip(questions, answers, strict=True))):
+            asked = self._inputs([question for question, _ in part])
+            told = self._inputs([question for question, _ in part], [answer for _, answer in part])
+            counts = told["attention_mask"].sum(dim=1) - asked["attention_mask"].sum(dim=1)  # tokens of the answers
+            longest = int(counts.max())
+            logits = self.model(**told, logits_to_keep=longest + 1).logits[:, :-1].float()
+            tokens = told["input_ids"][:, -longest:]
+            log_probs = logits.log_softmax(dim=-1).gather(-1, tokens[..., None])[..., 0]
+            own = torch.arange(longest, device=counts.device) >= longest - counts[:, None]
+            means += ((log_probs * own).sum(dim=1) / counts).tolist()
+        return means
+
+    @torch.no_grad()
+    def reply(self, questions: Sequence[Question], temperature: float, max_tokens: int, seed: int) -> list[str]:
+        texts: list[str] = []
+        for part in self._batches(questions):
+            inputs = self._inputs(part)
+            processors = LogitsProcessorList()
+            if temperature > 0:
+                # each batch starts anew, on a stream of its own
+                generator = torch.Generator(self.model.device).manual_seed(seed * 2**20 + len(texts))
+                processors.append(Gumbel(temperature, generator))
+            tokens = self.model.generate(
+                **inputs, do_sample=False, max_new_tokens=max_tokens, logits_processor=processors
+            )
+            new = tokens[:, inputs["input_ids"].shape[1] :]
+            texts += self.processor.batch_decode(new, skip_special_tokens=True)
+        return texts
+
+    def _inputs(self, questions: Sequence[Question], answers: Sequence[str] | None = None) -> Any:
+        texts = []
+        for i, question in enumerate(questions):
+            content: list[dict[str, str]] = [{"type": "image"} for _ in question.pictures]
+            messages: list[dict[str, Any]] = [
+                {"role": "user", "content": [*content, {"type": "text", "text": question.text}]}
+            ]
+            if question.system:
+                messages.insert(0, {"role": "system", "content": [{"type": "text", "text": question.system}]})
+            text = self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            texts.append(text + answers[i] if answers else text)
+        pictures = [[picture.convert("RGB") for picture in question.pictures] for question in questions]
+        images = pictures if any(pictures) else None
+        return self.processor(text=texts, images=images, padding=True, return_tensors="pt").to(
+            self.model.device, self.model.dtype
+        )
+
+    def _batches(self, items: Sequence[Any]) -> list[Sequence[Any]]:
+        return [items[start : start + self.batch_size] for start in range(0, len(items), self.batch_size)]
+
+    @cached_property
+    def _vocabulary(self) -> list[str]:
+        return self.tokenizer.batch_decode([[i] for i in range(len(self.tokenizer))])
+
+    def _tokens_of(self, label: str) -> list[int]:
+        ids = [i for i, token in enumerate(self._vocabulary) if spells(token, label)]
+        if not ids:
+            raise ValueError(f"no token of this model spells {label!r}; choose labels of one token")
+        return ids
+
+
+class Gumbel(LogitsProcessor):
+    """Sampling as an argmax: logits / temperature plus Gumbel noise from a generator of our own.
+
+    The global random numbers stay untouched, as rollouts may be under way in another thread.
+    """
+
+    def __init__(self, temperature: float, generator: torch.Generator) -> None:
+        self.temperature, self.generator = temperature, generator
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        noise = torch.empty_like(scores, dtype=torch.float32).exponential_(generator=self.generator)
+        return scores.float() / self.temperature - noise.log()

@@ -1,0 +1,257 @@
+"""Judges as rewards: one value a sample, or the winner of a pair."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from PIL.Image import Image
+
+from rewards.base import Kind, RewardError, Scores, Spec, groups, reference_images
+from rewards.judges.base import Judge, Question
+from rewards.judges.local import Local
+from rewards.judges.served import Served
+from rewards.judges.template import Asked, Template, Unparsed, combined, load_template
+
+logger = logging.getLogger(__name__)
+RETRY_TEMPERATURE = 0.7  # the most probable reply would only come again
+MOST_UNPARSED = 0.5  # of a batch's verdicts; beyond it the judge, not the pictures, is at fault
+
+Verdict = tuple[float, dict[str, float]] | None
+
+
+class Answers:
+    """The verdicts of N samples on each question of a template."""
+
+    def __init__(self, template: Template, rows: list[list[Verdict]], example: str) -> None:
+        self.template, self.rows, self.example = template, rows, example
+        self.values = [
+            None if None in row else combined([verdict[0] for verdict in row if verdict], template.combine)
+            for row in rows
+        ]
+        """one a sample; None where any of its verdicts could not be parsed"""
+
+    def parts(self) -> dict[str, torch.Tensor]:
+        """[N] values of each question and part where there are several, NaN where unparsed; and `unparsed`."""
+        columns: dict[str, list[float]] = {}
+        for i, asked in enumerate(self.template.questions):
+            names = [*asked.scores] if len(asked.scores) > 1 else []
+            names += [""] if len(self.template.questions) > 1 else []
+            for name in names:
+                key = f"{asked.name}/{name}" if name and len(self.template.questions) > 1 else name or asked.name
+                own = [row[i] for row in self.rows]
+                columns[key] = [
+                    float("nan") if verdict is None else verdict[1][name] if name else verdict[0] for verdict in own
+                ]
+        columns["unparsed"] = [float(value is None) for value in self.values]
+        return {name: torch.tensor(values) for name, values in columns.items()}
+
+    def complain(self, name: str, most: float) -> None:
+        """Raise RewardError if more than a share `most` could not be parsed."""
+        count = self.values.count(None)
+        if count > most * len(self.values):
+            raise RewardError(
+                f"reward '{name}': {count} of {len(self.values)} verdicts could not be parsed; the judge may not know "
+                f"the format of template '{self.template.name}' (e.g. {self.example[-200:]!r})"
+            )
+        if count:
+            logger.warning("reward '%s': %d of %d verdicts could not be parsed", name, count, len(self.values))
+
+
+class _Asking:
+    """What both rewards share: asking a template's questions about samples."""
+
+    def __init__(
+        self,
+        template: str,
+        judge: Local | Served | Judge,
+        name: str | None,
+        samples: int,
+        temperature: float,
+        max_tokens: int,
+        retries: int,
+        frames: int,
+        both_orders: bool = True,
+    ) -> None:
+        if samples > 1 and temperature <= 0:
+            raise ValueError(f"{samples} samples at temperature 0 are all the same; set temperature, e.g. 0.7")
+        self.template: Template = load_template(template)
+        self.name = name or self.template.name
+        self.judge: Judge = judge.build(self.name) if isinstance(judge, Local | Served) else judge
+        self.samples, self.temperature, self.max_tokens = samples, temperature, max_tokens
+        self.retries, self.frames, self.both_orders = retries, frames, both_orders
+        self.deterministic = temperature <= 0
+
+    def ask(self, cast: list[dict[str, Any]], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Answers:
+        """Verdicts of N samples; `cast` says which picture plays which part in each."""
+        verdicts: list[list[Verdict]] = []
+        example = ""
+        for asked in self.template.questions:
+            turned = asked.compares and self.both_orders
+            orders = [asked.pictures, asked.pictures[::-1]] if turned else [asked.pictures]
+            questions = [
+                Question(
+                    tuple(frame for part in order for frame in self._frames(parts[part])),
+                    self.template.text(asked, prompt, record),
+                    asked.system,
+                )
+                for order in orders
+                for parts, prompt, record in zip(cast, prompts, metadata, strict=True)
+            ]
+            found, unread = self._verdicts(asked, questions, [*prompts] * len(orders))
+            example = example or unread
+            if turned:
+                found = [_both(there, back) for there, back in zip(found[: len(cast)], found[len(cast) :])]
+            verdicts.append(found)
+        return Answers(self.template, [list(row) for row in zip(*verdicts, strict=True)], example)
+
+    def _frames(self, picture: Any) -> Sequence[Image]:
+        """A picture, or frames spread evenly over a video."""
+        if isinstance(picture, Image):
+            return [picture]
+        steps = torch.linspace(0, len(picture) - 1, min(self.frames, len(picture))).round().int().tolist()
+        return [picture[step] for step in steps]
+
+    def _verdicts(self, asked: Asked, questions: list[Question], prompts: list[str]) -> tuple[list[Verdict], str]:
+        """The verdict on each question, and a reply that could not be read, if any."""
+        if self.template.answer == "probability":
+            chances = self.judge.choose(questions, asked.labels)
+            return [None if chance is None else (chance[0], {}) for chance in chances], ""
+        if self.template.answer == "echo":
+            return [(value, {}) for value in self.judge.echo(questions, prompts)], ""
+        rounds = []
+        example = ""
+        for sample in range(self.samples):
+            found: list[Verdict] = [None] * len(questions)
+            for attempt in range(self.retries + 1):
+                left = [i for i, verdict in enumerate(found) if verdict is None]
+                if not left:
+                    break
+                temperature = self.temperature if attempt == 0 else max(self.temperature, RETRY_TEMPERATURE)
+                seed = sample * (self.retries + 1) + attempt
+                replies = self.judge.reply([questions[i] for i in left], temperature, self.max_tokens, seed)
+                for i, reply in zip(left, replies, strict=True):
+                    found[i] = self._read(asked, reply)
+                    example = reply if found[i] is None else example
+            rounds.append(found)
+        return [_average([found[i] for found in rounds]) for i in range(len(questions))], example
+
+    def _read(self, asked: Asked, reply: str) -> Verdict:
+        if self.template.answer == "winner":
+            winner = asked.read_winner(reply)
+            return None if winner is None else (winner, {})
+        parts = asked.read_scores(reply)
+        return None if parts is None else (combined(list(parts.values()), asked.combine), parts)
+
+
+class VLMJudge(_Asking):
+    """A judge's value of each sample: a probability, an echo, or a score in [0, 1] (an echo: at most 0).
+
+    Args:
+        template: name of a shipped template or path of a YAML file; see `rewards.judges.template`.
+        judge: where the model is, local or served.
+        samples: replies to average, drawn at `temperature`.
+        max_tokens: of a reply.
+        retries: further replies drawn where one cannot be parsed.
+        unparsed: what a sample gets whose verdict cannot be parsed: group_mean (the mean of its group's others, so
+            that it teaches nothing; of the batch's where a whole group is unparsed), lowest (0), or error. More than
+            half of a batch unparsed is always an error.
+        frames: of a video that the judge sees.
+    """
+
+    def __init__(
+        self,
+        template: str,
+        judge: Local | Served,
+        name: str | None = None,
+        samples: int = 1,
+        temperature: float = 0.0,
+        max_tokens: int = 1024,
+        retries: int = 2,
+        unparsed: Unparsed = "group_mean",
+        frames: int = 8,
+    ) -> None:
+        super().__init__(template, judge, name, samples, temperature, max_tokens, retries, frames)
+        if self.template.pairwise:
+            raise ValueError(f"template '{template}' compares two samples; use it with the reward 'vlm_pairwise'")
+        self.unparsed = unparsed
+        # a local model's logits always hold the labels
+        always = self.template.answer == "echo" or (self.template.answer == "probability" and isinstance(judge, Local))
+        kind: Kind = "pointwise" if always or unparsed != "group_mean" else "group"
+        self.spec = Spec(self.template.needs, kind, deterministic=self.deterministic)
+
+    def __call__(
+        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> Scores:
+        cast: list[dict[str, Any]] = [{"sample": image} for image in images]
+        if "reference" in self.template.needs:
+            for parts, reference in zip(cast, reference_images(metadata), strict=True):
+                parts["reference"] = reference
+        answers = self.ask(cast, prompts, metadata)
+        answers.complain(self.name, 0.0 if self.unparsed == "error" else MOST_UNPARSED)
+        values = list(answers.values)
+        parsed = [value for value in values if value is not None]
+        for members in groups(prompts, metadata):
+            known = [value for value in (values[i] for i in members) if value is not None] or parsed
+            for i in members:
+                if values[i] is None:
+                    values[i] = sum(known) / len(known) if self.unparsed == "group_mean" else 0.0
+        return Scores(torch.tensor(values, dtype=torch.float32), answers.parts())
+
+
+class PairwiseVLMJudge(_Asking):
+    """A judge that compares two samples of a prompt; `win_rate`, which asks in both orders, makes a reward of it.
+
+    A comparison that cannot be parsed counts as a tie (0.5) and is reported as `unparsed`; more than half of them is
+    an error. Arguments as of `VLMJudge`, and:
+
+    Args:
+        both_orders: ask in both orders here, for use without `win_rate`.
+    """
+
+    def __init__(
+        self,
+        template: str,
+        judge: Local | Served,
+        name: str | None = None,
+        samples: int = 1,
+        temperature: float = 0.0,
+        max_tokens: int = 1024,
+        retries: int = 2,
+        frames: int = 8,
+        both_orders: bool = False,
+    ) -> None:
+        super().__init__(template, judge, name, samples, temperature, max_tokens, retries, frames, both_orders)
+        if not self.template.pairwise:
+            raise ValueError(f"template '{template}' judges one sample; use it with the reward 'vlm_judge'")
+        self.spec = Spec(self.template.needs, "pairwise", deterministic=self.deterministic)
+
+    def compare(
+        self,
+        first: Sequence[Image],
+        second: Sequence[Image],
+        prompts: Sequence[str],
+        metadata: Sequence[Mapping[str, Any]],
+    ) -> Scores:
+        """The probability that `first` is better, in [0, 1]."""
+        cast = [{"first": a, "second": b} for a, b in zip(first, second, strict=True)]
+        answers = self.ask(cast, prompts, metadata)
+        answers.complain(self.name, MOST_UNPARSED)
+        values = [0.5 if value is None else value for value in answers.values]
+        return Scores(torch.tensor(values, dtype=torch.float32), answers.parts())
+
+
+def _both(there: Verdict, back: Verdict) -> Verdict:
+    """A comparison asked in both orders, for the picture that came first in the first."""
+    if there is None or back is None:
+        return None
+    return (there[0] + 1 - back[0]) / 2, {}
+
+
+def _average(verdicts: Sequence[Verdict]) -> Verdict:
+    """The mean of the replies that could be parsed."""
+    parsed = [verdict for verdict in verdicts if verdict is not None]
+    if not parsed:
+        return None
+    parts = {name: sum(verdict[1][name] for verdict in parsed) / len(parsed) for name in parsed[0][1]}
+    return sum(verdict[0] for verdict in parsed) / len(parsed), parts

@@ -1,0 +1,179 @@
+"""Templates: what a judge is asked and how its reply is read, as data files.
+
+A template is a YAML file in templates/ or anywhere else:
+
+    source:     paper and model that answer in this format
+    answer:     probability (of the first label), echo (of the prompt), score (numbers in the reply), or winner
+    fields:     names in braces besides {prompt}, with their defaults; a sample's metadata of that name comes first
+    combine:    of the questions' values: mean, min, product or geometric_mean
+    video:      true where the samples are videos, of which the judge sees frames
+    questions:
+      - name:       shown as a part of the scores
+        pictures:   of sample, reference (metadata["reference"]), first and second (the two samples of a pair)
+        ask:        the text; system: a system message
+        compares:   true where two pictures compete: it is asked in both orders, and the two answers averaged
+        labels:     probability: [the good answer, the bad one]
+        scores:     score: name of a part -> regular expression with {number} in it
+        every:      score: take the mean of all numbers that match, as where objects are scored one by one
+        range:      score: [lowest, highest] that may be given
+        good:       score: "high" (default) or "low"
+        combine:    of the parts' values, as above
+        winner:     winner: first, second and tie -> regular expressions
+        after:      only what follows this marker is read, and a reply without it cannot be
+
+Reasoning in <think> is never read. A reply that holds no number, one out of range, or two different ones for the same
+part; no winner, or two: each is unparsed (None). What becomes of it is the reward's business, and it is never 0 in
+silence.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+Answer = Literal["probability", "echo", "score", "winner"]
+Combine = Literal["mean", "min", "product", "geometric_mean"]
+Unparsed = Literal["group_mean", "lowest", "error"]
+NUMBER = r"([-+]?\d+(?:\.\d+)?)(?!\w|\.\d)"
+SHIPPED = Path(str(resources.files("rewards"))) / "judges" / "templates"
+
+
+@dataclass
+class Asked:
+    """One question of a template."""
+
+    name: str
+    ask: str
+    pictures: list[str] = field(default_factory=lambda: ["sample"])
+    system: str = ""
+    compares: bool = False
+    labels: list[str] = field(default_factory=lambda: ["yes", "no"])
+    scores: dict[str, str] = field(default_factory=dict)
+    every: bool = False
+    range: tuple[float, float] = (0.0, 1.0)
+    good: Literal["high", "low"] = "high"
+    combine: Combine = "mean"
+    winner: dict[str, str] = field(default_factory=dict)
+    after: str = ""
+
+    def read_scores(self, reply: str) -> dict[str, float] | None:
+        """Each part's value in [0, 1], 1 the best; None if the reply cannot be parsed."""
+        text = self._verdict(reply)
+        if text is None:
+            return None
+        low, high = self.range
+        parts = {}
+        for name, pattern in self.scores.items():
+            # not str.format: patterns have braces of their own
+            numbers = [float(n) for n in re.findall(pattern.replace("{number}", NUMBER), text, flags=re.IGNORECASE)]
+            clear = numbers and (self.every or len(set(numbers)) == 1)
+            if not clear or any(not low <= number <= high for number in numbers):
+                return None
+            value = (sum(numbers) / len(numbers) - low) / (high - low)
+            parts[name] = value if self.good == "high" else 1 - value
+        return parts
+
+    def read_winner(self, reply: str) -> float | None:
+        """1 if the first picture wins, 0 if the second, 0.5 for a tie; None if the reply cannot be parsed."""
+        text = self._verdict(reply)
+        if text is None:
+            return None
+        worth = {"first": 1.0, "second": 0.0, "tie": 0.5}
+        named = [worth[who] for who, pattern in self.winner.items() if re.search(pattern, text, flags=re.IGNORECASE)]
+        return named[0] if len(named) == 1 else None
+
+    def _verdict(self, reply: str) -> str | None:
+        """What is left of a reply without its reasoning; None if that has no end or the marker is missing."""
+        if ("<think>" in reply and "</think>" not in reply) or self.after not in reply:
+            return None
+        verdict = reply.rpartition(self.after)[2] if self.after else reply
+        return verdict.rpartition("</think>")[2]
+
+
+@dataclass
+class Template:
+    """A template read from its file."""
+
+    name: str
+    source: str
+    answer: Answer
+    questions: list[Asked]
+    fields: dict[str, str] = field(default_factory=dict)
+    combine: Combine = "mean"
+    video: bool = False
+
+    @property
+    def pairwise(self) -> bool:
+        """Whether it compares two samples, instead of judging one."""
+        return any("first" in question.pictures for question in self.questions)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """As of `rewards.base.Spec`."""
+        extra = {"reference"} if any("reference" in question.pictures for question in self.questions) else set()
+        extra |= {"metadata"} if self.fields else set()
+        return frozenset({"frames" if self.video else "image", "prompt"} | extra)
+
+    def text(self, question: Asked, prompt: str, metadata: Mapping[str, Any]) -> str:
+        """The question about one sample."""
+        values = {name: str(metadata.get(name, default)) for name, default in self.fields.items()}
+        values["prompt"] = prompt
+        return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], question.ask)
+
+    def check(self) -> None:
+        """Raise ValueError where the file contradicts itself."""
+        known = {"prompt", *self.fields}
+        for question in self.questions:
+            where = f"template '{self.name}', question '{question.name}'"
+            unknown = set(re.findall(r"\{(\w+)\}", question.ask)) - known
+            if unknown:
+                raise ValueError(f"{where}: {{{min(unknown)}}} is neither {{prompt}} nor one of its fields")
+            if wrong := set(question.pictures) - {"sample", "reference", "first", "second"}:
+                raise ValueError(f"{where}: pictures are sample, reference, first or second, not '{min(wrong)}'")
+            if self.answer == "score" and not question.scores:
+                raise ValueError(f"{where}: a score needs `scores`, a regular expression for each part")
+            if self.answer == "winner" and not {"first", "second"} <= question.winner.keys() <= {
+                "first",
+                "second",
+                "tie",
+            }:
+                raise ValueError(f"{where}: a winner needs `winner` with first and second, and perhaps tie")
+            if question.compares and (len(question.pictures) != 2 or self.answer not in ("probability", "winner")):
+                raise ValueError(f"{where}: `compares` is for two pictures and a probability or a winner")
+
+
+def load_template(name: str) -> Template:
+    """A shipped template by name, or a YAML file by path.
+
+    Raises:
+        ValueError: no such file, or one that contradicts itself.
+    """
+    path = SHIPPED / f"{name}.yaml"
+    if not path.is_file():
+        path = Path(name)
+    if not path.is_file():
+        shipped = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.yaml")))
+        raise ValueError(f"no template '{name}'; give the path of a YAML file, or one of {shipped}")
+    values = yaml.safe_load(path.read_text())
+    try:
+        questions = [Asked(**question) for question in values.pop("questions")]
+        template = Template(name=path.stem, questions=questions, **values)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    template.check()
+    return template
+
+
+def combined(values: Sequence[float], how: Combine) -> float:
+    """One value of several in [0, 1]."""
+    if how == "min":
+        return min(values)
+    if how == "mean":
+        return sum(values) / len(values)
+    product = math.prod(values)
+    return product if how == "product" else product ** (1 / len(values))

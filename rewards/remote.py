@@ -1,0 +1,90 @@
+"""The client of a reward that another process, environment or host serves."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx2
+import torch
+from PIL.Image import Image
+
+from rewards.base import RewardError, Scores, Spec
+from rewards.http import Asker
+from rewards.wire import Encoding, encode
+
+
+class RemoteReward:
+    """A reward of `flowalign reward-server`; waits while the server is down.
+
+    Args:
+        url: address of the server, or of a load balancer in front of several.
+        images: how pictures travel: raw in safetensors (quick on one host or a fast network) or as PNG.
+        batch_size: samples a request, several requests at once; None sends each batch whole. Rewards that look at
+            whole groups are always sent whole.
+        concurrency: requests in flight.
+        timeout: seconds a request may take.
+        patience: seconds to wait for a server that is down before the run stops with an error.
+        token_variable: environment variable with the server's token.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str = "remote",
+        images: Encoding = "safetensors",
+        batch_size: int | None = None,
+        concurrency: int = 8,
+        timeout: float = 600.0,
+        patience: float = 600.0,
+        token_variable: str | None = None,
+    ) -> None:
+        self.name, self.images, self.batch_size = name, images, batch_size
+        self.asker = Asker(name, url, timeout, patience, concurrency, token_variable)
+        self._spec: Spec | None = None
+
+    @property
+    def spec(self) -> Spec:
+        """What the served reward says of itself; asked once."""
+        if self._spec is None:
+            self._spec = self.asker.get("/version", _read_spec)
+        return self._spec
+
+    def __call__(
+        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> Scores:
+        split = self.batch_size if self.batch_size and self.spec.kind == "pointwise" else len(images)
+        starts = range(0, len(images), max(1, split))
+
+        def ask(start: int) -> Scores:
+            rows = slice(start, start + split)
+            count = len(images[rows])
+            try:
+                body, kind = encode(images[rows], prompts[rows], metadata[rows], self.images)
+            except TypeError as error:
+                raise RewardError(f"reward '{self.name}': the metadata cannot be sent: {error}") from error
+            scores = self.asker.post("/score", body, kind, _read_scores)
+            if {count} != {len(values) for values in (scores.value, *scores.parts.values())}:
+                raise RewardError(
+                    f"reward '{self.name}': {self.asker.url} returned {len(scores.value)} values for {count} pictures "
+                    f"(first prompt: {prompts[start]!r})"
+                )
+            return scores
+
+        answers = self.asker.map(ask, starts)
+        parts = {name: torch.cat([answer.parts[name] for answer in answers]) for name in answers[0].parts}
+        return Scores(torch.cat([answer.value for answer in answers]), parts)
+
+
+def _read_spec(response: httpx2.Response) -> Spec:
+    spec = response.json()["spec"]
+    return Spec(frozenset(spec["needs"]), spec["kind"], False, bool(spec["deterministic"]))
+
+
+def _read_scores(response: httpx2.Response) -> Scores:
+    answer = response.json()
+    parts = {str(name): _tensor(values) for name, values in answer["parts"].items()}
+    return Scores(_tensor(answer["value"]), parts)
+
+
+def _tensor(values: Sequence[float | None]) -> torch.Tensor:
+    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float32)

@@ -1,0 +1,166 @@
+"""What the model rewards share: pictures to normalised tensors, and batches through a frozen model."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from PIL.Image import Image, Resampling
+from torch import Tensor
+from torch.nn import functional as F
+
+from rewards.base import Scores, Spec
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+_MODES = {Resampling.BICUBIC: "bicubic", Resampling.BILINEAR: "bilinear"}
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """How a model wants its pictures."""
+
+    size: tuple[int, int]
+    """height and width in pixels"""
+    fit: Literal["crop", "pad", "squash"] = "crop"
+    """crop: the shorter side to `shorter`, then the centre; pad: the longer side to size, then black bars; squash:
+    both sides"""
+    shorter: int | None = None
+    """default the shorter side of size"""
+    mean: tuple[float, ...] = CLIP_MEAN
+    std: tuple[float, ...] = CLIP_STD
+    resample: Resampling = Resampling.BICUBIC
+    round_centre: bool = True
+    """an odd margin is halved to the nearest even number, as torchvision does; False: down, as transformers does"""
+
+    def images(self, images: Sequence[Image]) -> Tensor:
+        """[B, 3, H, W] normalised float32 on the CPU; resized by PIL in 8 bits, as the checkpoints were trained.
+
+        Only `pad` (HPSv2) is resized as a tensor, as its authors do.
+        """
+        if self.fit == "pad":
+            return torch.cat([self.pixels(_to_tensor(image)[None]) for image in images])
+        resized = []
+        for image in images:
+            height, width = self._resized(image.height, image.width)
+            resized.append(self._cropped(_to_tensor(image.convert("RGB").resize((width, height), self.resample))))
+        return self._normalized(torch.stack(resized))
+
+    def pixels(self, pixels: Tensor) -> Tensor:
+        """[B, 3, H, W] normalised, from [B, 3, h, w] in [0, 1] with the gradient."""
+        size = self._resized(*pixels.shape[-2:])
+        if size != pixels.shape[-2:]:
+            pixels = F.interpolate(pixels, size, mode=_MODES[self.resample], antialias=True, align_corners=False)
+        return self._normalized(self._cropped(pixels))
+
+    def _resized(self, height: int, width: int) -> tuple[int, int]:
+        if self.fit == "squash":
+            return self.size
+        if self.fit == "pad":
+            scale = self.size[0] / max(height, width)
+            return round(height * scale), round(width * scale)
+        short, goal = min(height, width), self.shorter or min(self.size)
+        return (int(goal * height / short), int(goal * width / short))
+
+    def _cropped(self, pixels: Tensor) -> Tensor:
+        """The centre of [..., H, W], or with black bars where it is smaller."""
+        down, across = (goal - have for goal, have in zip(self.size, pixels.shape[-2:], strict=True))
+        if down > 0 or across > 0:
+            pixels = F.pad(pixels, (across // 2, across - across // 2, down // 2, down - down // 2))
+        top, left = (self._margin(have - goal) for goal, have in zip(self.size, pixels.shape[-2:], strict=True))
+        return pixels[..., top : top + self.size[0], left : left + self.size[1]]
+
+    def _margin(self, excess: int) -> int:
+        return round(excess / 2) if self.round_centre else excess // 2
+
+    def _normalized(self, pixels: Tensor) -> Tensor:
+        mean, std = (torch.tensor(own).to(pixels)[:, None, None] for own in (self.mean, self.std))
+        return (pixels - mean) / std
+
+
+def _to_tensor(image: Image) -> Tensor:
+    """[3, H, W] in [0, 1]."""
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float() / 255
+
+
+def pick_device(device: str) -> torch.device:
+    """'auto' is this process's GPU, or the CPU where there is none."""
+    if device == "auto":
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return torch.device(device)
+
+
+class ModelReward(ABC):
+    """Base of rewards that are a frozen, differentiable model.
+
+    Args:
+        batch_size: pictures a call of the model.
+    """
+
+    name: str
+    spec = Spec(differentiable=True)
+    preprocess: Preprocess
+    device: torch.device
+    dtype: torch.dtype
+
+    def __init__(self, batch_size: int) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size {batch_size} must be at least 1")
+        self.batch_size = batch_size
+
+    @abstractmethod
+    def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Scores of preprocessed pictures [B, 3, H, W] on the model's device."""
+
+    def __call__(
+        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> Scores:
+        batches = []
+        for i in range(0, len(images), self.batch_size):
+            rows = slice(i, i + self.batch_size)
+            pixels = self.preprocess.images(images[rows]).to(self.device, self.dtype)
+            with torch.no_grad():
+                batches.append(self.model_scores(pixels, prompts[rows], metadata[rows]))
+        return Scores(
+            torch.cat([batch.value for batch in batches]).float().cpu(),
+            {name: torch.cat([batch.parts[name] for batch in batches]).float().cpu() for name in batches[0].parts},
+        )
+
+    def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """As `DifferentiableReward.score_pixels`. The resize is torch's, not PIL's in 8 bits: values differ a little
+        from those of the same pictures, except at the model's own size."""
+        prepared = self.preprocess.pixels(pixels.to(self.device, torch.float32)).to(self.dtype)
+        scores = self.model_scores(prepared, prompts, metadata)
+        return Scores(scores.value.float(), {name: part.detach().float() for name, part in scores.parts.items()})
+
+
+def weights_file(source: str | Path) -> Path:
+    """A file of weights: a local one, or 'owner/repository/file' on the Hugging Face hub.
+
+    Raises:
+        FileNotFoundError: neither.
+    """
+    path = Path(source)
+    if path.is_file():
+        return path
+    owner, repository, file = (*str(source).split("/", 2), "", "")[:3]
+    if path.is_absolute() or not file:
+        raise FileNotFoundError(f"no weights at '{source}'; give a file, or 'owner/repository/file' on the hub")
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(f"{owner}/{repository}", file))
+
+
+def load_weights(source: str | Path) -> dict[str, Tensor]:
+    """Tensors of a .safetensors file, or of a published .pt or .pth one, read without unpickling objects."""
+    path = weights_file(source)
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    tensors = torch.load(path, map_location="cpu", weights_only=True)
+    return tensors.get("state_dict", tensors)

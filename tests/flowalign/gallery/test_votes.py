@@ -1,0 +1,142 @@
+import json
+import multiprocessing
+import os
+import signal
+import sqlite3
+import time
+
+import pytest
+from scipy.stats import binomtest
+
+from flowalign.errors import ConfigError
+from flowalign.gallery import read_preferences
+from flowalign.gallery.votes import Pair, Votes, kappa, results, wilson
+
+
+def pair(folder, n: int) -> Pair:
+    for side in ("a", "b"):
+        (folder / f"{side}{n}.png").write_bytes(b"")
+    return Pair(f"pair{n}", f"prompt {n} \u05e9 \n'", str(n), folder / f"a{n}.png", folder / f"b{n}.png")
+
+
+@pytest.mark.parametrize("wins, trials", [(0, 1), (1, 1), (3, 10), (50, 100), (999, 1000)])
+def test_wilson_is_scipys(wins, trials):
+    interval = binomtest(wins, trials).proportion_ci(0.95, "wilson")
+    assert wilson(wins, trials) == pytest.approx((interval.low, interval.high), abs=1e-12)
+
+
+def test_wilson_without_trials():
+    assert wilson(0, 0) == (0, 1)
+
+
+def test_kappa_on_a_worked_example():
+    # Cohen's table: 20 both yes, 15 both no, 5 and 10 apart: observed 0.7, by chance 0.5
+    one = ["yes"] * 25 + ["no"] * 25
+    other = ["yes"] * 20 + ["no"] * 5 + ["yes"] * 10 + ["no"] * 15
+    assert kappa(one, other) == pytest.approx(0.4)
+    assert kappa(["tie"], ["tie"]) is None
+
+
+def test_results():
+    verdicts = {
+        "Ada": {"1": "second", "2": "second", "3": "first", "4": "tie", "5": "skip"},
+        "Bob": {"1": "second", "2": "first", "5": "second"},
+    }
+    scores = {key: ({"r": 0.0, "s": 0.0}, {"r": 1.0, "s": 0.0}) for key in "12345"}
+    table = results(verdicts, scores)
+    # pair 1: 1, pair 2: 1/2, pair 3: 0, pair 4: 1/2, pair 5: 1
+    assert table["all"]["rate"] == pytest.approx(3 / 5)
+    assert (table["all"]["low"], table["all"]["high"]) == wilson(3, 5)
+    assert [table["all"][k] for k in ("wins", "losses", "ties", "skipped")] == [4, 2, 1, 1]
+    assert table["raters"][0]["rate"] == pytest.approx(2.5 / 4)
+    assert table["between"] == [{"raters": ["Ada", "Bob"], "pairs": 2, "same": 0.5, "kappa": 0.0}]
+    # r prefers the second: right on 1 and 5, wrong on 3; 2 and 4 chose nothing, s tells nothing apart
+    (reward,) = table["rewards"]
+    assert reward["name"] == "r" and reward["rate"] == pytest.approx(2 / 3) and reward["pairs"] == 3
+
+
+def test_results_of_no_votes():
+    table = results({}, {"1": ({"r": 0.0}, {"r": 1.0})})
+    assert table["all"]["rate"] is None and table["rewards"] == []
+
+
+def test_undo_takes_back_the_raters_latest_within_the_pairs(tmp_path):
+    votes = Votes(tmp_path / "votes.sqlite")
+    for n in range(3):
+        votes.add("Ada", pair(tmp_path, n), "first")
+    votes.add("Bob", pair(tmp_path, 1), "second")
+    votes.add("Ada", pair(tmp_path, 1), "second")
+    assert votes.verdicts(["pair1"]) == {"Ada": {"pair1": "first"}, "Bob": {"pair1": "second"}}
+    votes.undo("Ada", ["pair0", "pair1"])
+    assert votes.verdicts(["pair0", "pair1", "pair2"])["Ada"] == {"pair0": "first", "pair2": "first"}
+    votes.undo("nobody", ["pair0"])
+    assert len(votes.preferences()) == 3
+
+
+def test_export_is_read_back(tmp_path):
+    votes = Votes(tmp_path / "votes.sqlite")
+    for n, verdict in enumerate(("first", "second", "tie", "skip")):
+        votes.add("Ada", pair(tmp_path, n), verdict)
+    assert votes.export(tmp_path / "sets" / "p.jsonl") == 2
+    first, second = read_preferences(tmp_path / "sets" / "p.jsonl")
+    assert first.prompt == "prompt 0 \u05e9 \n'" and first.rater == "Ada"
+    assert [first.chosen.name, first.rejected.name] == ["a0.png", "b0.png"]
+    assert [second.chosen.name, second.rejected.name] == ["b1.png", "a1.png"]
+    # relative: data set and pictures move together
+    (tmp_path / "moved").mkdir()
+    for name in ("sets", "a0.png", "b0.png", "a1.png", "b1.png"):
+        os.rename(tmp_path / name, tmp_path / "moved" / name)
+    assert read_preferences(tmp_path / "moved" / "sets" / "p.jsonl")[0].chosen.is_file()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[]",
+        '{"prompt": "p"}',
+        '{"prompt": "p", "chosen": 1, "rejected": "b"}',
+        '{"prompt": "p", "chosen": "no.png", "rejected": "no.png"}',
+    ],
+)
+def test_bad_preferences_name_the_line(tmp_path, line):
+    (tmp_path / "p.jsonl").write_text("\n" + line)
+    with pytest.raises(ConfigError, match="line 2"):
+        read_preferences(tmp_path / "p.jsonl")
+    with pytest.raises(ConfigError, match="no preferences at"):
+        read_preferences(tmp_path / "none.jsonl")
+
+
+def keep_voting(path, folder, told) -> None:
+    votes = Votes(path)
+    for n in range(10_000):
+        votes.add("Ada", Pair(f"pair{n}", "p", "0", folder / "a", folder / "b"), "first")
+        os.write(told, b".")
+
+
+def test_a_kill_loses_no_vote_that_was_acknowledged(tmp_path):
+    """SIGKILL in the middle of voting: every vote that `add` returned from is there."""
+    read, write = os.pipe()
+    process = multiprocessing.get_context("fork").Process(
+        target=keep_voting, args=(tmp_path / "v.sqlite", tmp_path, write)
+    )
+    process.start()
+    os.close(write)
+    seen = len(os.read(read, 1))
+    time.sleep(0.3)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    while block := os.read(read, 65536):
+        seen += len(block)
+    stored = len(Votes(tmp_path / "v.sqlite").verdicts(f"pair{n}" for n in range(10_000))["Ada"])
+    assert stored - seen in (0, 1) and seen > 1
+    with sqlite3.connect(tmp_path / "v.sqlite") as file:
+        assert file.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_export_file_is_plain_json_lines(tmp_path):
+    votes = Votes(tmp_path / "votes.sqlite")
+    votes.add("Ada", pair(tmp_path, 0), "first")
+    votes.export(tmp_path / "p.jsonl")
+    (line,) = (tmp_path / "p.jsonl").read_text().splitlines()
+    assert json.loads(line).keys() == {"prompt", "seed", "chosen", "rejected", "rater"}

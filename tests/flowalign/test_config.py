@@ -1,0 +1,214 @@
+"""Configurations: what is wrong is said in one line that names the place and what would work."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flowalign.config import Config, load, recipe
+from flowalign.data import Prompts, draw_batch
+from flowalign.errors import ConfigError
+
+RECIPE = recipe("tiny_sd3/flow_grpo")
+
+
+def problem(*overrides: str, processes: int = 1) -> str:
+    """The one line that the recipe with these overrides is refused with."""
+    with pytest.raises(ConfigError) as caught:
+        load(RECIPE, overrides).check(processes)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("path", sorted(RECIPE.parents[1].rglob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_is_valid(path: Path) -> None:
+    if "accelerate" in path.parts:
+        pytest.skip("a configuration of accelerate")
+    load(path).check(processes=1)
+
+
+def test_a_dumped_configuration_reads_back_the_same(tmp_path: Path) -> None:
+    config = load(RECIPE, ["training.seed=3", "rollout.plan.size=1"])
+    (tmp_path / "config.yaml").write_text(config.dump())
+    assert load(tmp_path / "config.yaml") == config
+    assert config.name == "tiny_sd3-flow_grpo-seed3"
+
+
+def test_overrides_reach_any_key_with_yaml_values() -> None:
+    overrides = ["training.optimizer.learning_rate=1.0e-5", "model.lora=null", "rollout.sigmas=[1.0, 0.5]"]
+    config = load(RECIPE, [*overrides, "rollout.steps=2", "name=mine"])
+    assert config.training.optimizer.learning_rate == 1e-5
+    assert config.model.lora is None and config.rollout.sigmas == [1.0, 0.5] and config.name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "hint"),
+    [
+        ("trainning.iterations=3", "trainning", "did you mean 'training'"),
+        ("training.group_sise=4", "training.group_sise", "did you mean 'group_size'"),
+        ("training.optimizer.learning_rat=1", "training.optimizer.learning_rat", "did you mean 'learning_rate'"),
+        ("model.lora.rnk=3", "model.lora.rnk", "did you mean 'rank'"),
+        ("rollout.gidance=3", "rollout.gidance", "did you mean 'guidance'"),
+        ("evaluation.zzz=3", "evaluation.zzz", "choose from"),
+        ("algorithm.clip_rang=0.1", "algorithm.clip_rang", "did you mean 'clip_range'"),
+        ("rollout.plan.siz=2", "rollout.plan", "did you mean 'size'"),
+        ("rewards=[{name: shapes, strict_wait: 1}]", "rewards.0", "did you mean 'strict_weight'"),
+    ],
+)
+def test_a_misspelt_key_names_the_nearest(override: str, key: str, hint: str) -> None:
+    message = problem(override)
+    assert message.startswith(key) and hint in message
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("training.iterations=many", "training.iterations"),
+        ("training.iterations=0", "training.iterations"),
+        ("training.group_size=1", "training.group_size"),
+        ("training.optimizer.betas=[0.9]", "training.optimizer.betas"),
+        ("model.dtype=float8", "model.dtype"),
+        ("model.lora=yes", "model.lora"),
+        ("rollout.guidance=0.5", "rollout.guidance"),
+        ("rollout.plan.size=two", "rollout.plan.size"),
+        ("rollout.plan.size=0", "rollout.plan"),
+        ("algorithm.clip_range=-1", "algorithm.clip_range"),
+        ("rewards=[]", "rewards"),
+        ("rewards=[{name: shapes, weight: heavy}]", "rewards.0.weight"),
+        ("rewards=[{name: shapes, strict_weight: heavy}]", "rewards.0.strict_weight"),
+        ("data=3", "data"),
+    ],
+)
+def test_a_wrong_value_names_its_key(override: str, key: str) -> None:
+    assert problem(override).startswith(key)
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("algorithm.name=flow_grop", "did you mean 'flow_grpo'"),
+        ("rewards=[{name: shaps}]", "did you mean 'shapes'"),
+        ("rollout.kernel=flow_sd", "did you mean 'flow_sde'"),
+        ("rollout.plan.name=windw", "did you mean 'window'"),
+        ("rewards=[{name: my.module.reward}]", "cannot be imported"),
+        ("rewards=[{name: 'rewards.shapes:no_such_reward'}]", "cannot be imported"),
+        ("training.optimizer.schedule=cosin", "'cosine'"),
+    ],
+)
+def test_an_unknown_name_gets_the_nearest(override: str, hint: str) -> None:
+    assert hint in problem(override)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "hint"),
+    [
+        (["rollout.plan.size=9"], "do not fit below step"),
+        (["rollout.eta=0"], "no stochastic step"),
+        (["rollout.steps=1", "rollout.sigmas=null", "rollout.plan.name=all"], "rollout.plan"),
+        (["training.updates_per_iteration=5"], "cannot be split into 5 equal updates"),
+        (["rollout.sigmas=[1.0, 0.5]"], "rollout.sigmas"),
+        (["evaluation.sigmas=[1.0, 0.5]"], "evaluation.sigmas"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(overrides: list[str], hint: str) -> None:
+    assert hint in problem(*overrides)
+
+
+def test_groups_that_cannot_be_split_over_the_processes_are_refused() -> None:
+    message = problem("training.prompts_per_iteration=6", processes=4)
+    assert "6 groups cannot be split over 4 processes" in message and "8 would work" in message
+    load(RECIPE, ["training.prompts_per_iteration=6"]).check(processes=3)
+
+
+@pytest.mark.parametrize("override", ["nothing", "model.path.deeper=1", "model.lora=[", "data.where={"])
+def test_an_override_that_makes_no_sense_is_one_line(override: str) -> None:
+    assert override.partition("=")[0] in problem(override)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [("a: [", "not readable YAML"), ("- 1", "top level"), ("", "top level"), ("model: {path: x}", "is required")],
+)
+def test_a_broken_file_is_one_line(tmp_path: Path, text: str, hint: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=hint) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_configuration_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no configuration at .*nowhere\.yaml"):
+        load(tmp_path / "nowhere.yaml")
+    with pytest.raises(ConfigError):
+        load(tmp_path)
+
+
+def test_a_section_with_defaults_only_needs_no_keys() -> None:
+    values: dict[str, Any] = yaml.safe_load(RECIPE.read_text())
+    assert Config.model_validate({k: v for k, v in values.items() if k not in ("rollout", "evaluation")})
+
+
+# Prompts
+
+
+def test_prompts_are_read_from_text_and_json_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a cat\n\na dog\n")
+    (tmp_path / "b.jsonl").write_text('{"prompt": "a cat", "kind": "x"}\n{"prompt": "a dog", "kind": "y"}\n')
+    assert Prompts.read(str(tmp_path / "a.txt")).texts == ["a cat", "a dog"]
+    read = Prompts.read(str(tmp_path / "b.jsonl"), {"kind": ["y"]})
+    assert read.texts == ["a dog"] and read.metadata == [{"kind": "y"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "hint"),
+    [
+        ("empty.txt", "\n\n", "no prompt is left"),
+        ("empty.jsonl", "", "no prompt is left"),
+        ("bad.jsonl", '{"text": "a cat"}\n', "key 'prompt'"),
+        ("bad.jsonl", "a cat\n", "key 'prompt'"),
+        ("bad.jsonl", '{"prompt": 3}\n', "key 'prompt'"),
+    ],
+)
+def test_prompt_files_that_cannot_be_used_are_refused(tmp_path: Path, name: str, text: str, hint: str) -> None:
+    (tmp_path / name).write_text(text)
+    for key in ("data", "evaluation"):
+        message = problem(f"{key}.prompts={tmp_path / name}", f"{key}.where={{}}")
+        assert name in message and hint in message
+
+
+def test_missing_prompts_name_the_nearest_shipped_list() -> None:
+    assert "did you mean 'shapes_train'" in problem("data.prompts=shapes_trian")
+    assert "nowhere.txt" in problem("evaluation.prompts=nowhere.txt")
+    assert "no prompt is left where" in problem("data.where={category: [nonsense]}")
+
+
+# Batches
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("share", [True, False])
+def test_the_processes_share_one_batch_with_whole_groups(processes: int, share: bool) -> None:
+    prompts = Prompts([f"prompt {i}" for i in range(4)], [{}] * 4)
+    for iteration in range(3):
+        one = draw_batch(prompts, iteration, 6, 4, 5, share)
+        parts = [draw_batch(prompts, iteration, 6, 4, 5, share, p, processes) for p in range(processes)]
+        for name in ("prompts", "group", "seeds", "noise_seeds"):
+            assert [v for part in parts for v in getattr(part, name)] == getattr(one, name)
+        groups = [set(part.group) for part in parts]
+        assert all(not (a & b) for i, a in enumerate(groups) for b in groups[:i])
+        assert len(set(one.noise_seeds)) == 24
+        assert len(set(one.seeds)) == (6 if share else 24)
+        for number in range(6):
+            assert len({p for p, g in zip(one.prompts, one.group, strict=True) if g == number}) == 1
+
+
+def test_every_prompt_is_used_before_one_comes_again() -> None:
+    prompts = Prompts([f"prompt {i}" for i in range(5)], [{}] * 5)
+    drawn = [draw_batch(prompts, i, 3, 2, 0, False).prompts[::2] for i in range(10)]
+    walked = [prompt for batch in drawn for prompt in batch]
+    orders = [walked[i : i + 5] for i in range(0, 30, 5)]
+    assert all(sorted(order) == prompts.texts for order in orders)
+    assert len({tuple(order) for order in orders}) > 1

@@ -1,0 +1,28 @@
+"""Named by dotted path in configurations of subprocesses: a smooth reward, and Flow-GRPO that writes its advantages."""
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from flowalign.algorithms.flow_grpo import FlowGRPO
+from flowalign.algorithms.trajectory import Record
+
+
+def brightness(images: Sequence[Image], prompts: Sequence[str]) -> list[float]:
+    """The mean of all pixels, in [0, 1]."""
+    return [float(np.asarray(image, dtype=np.float64).mean() / 255) for image in images]
+
+
+class RecordingFlowGRPO(FlowGRPO):
+    """Appends the advantages of each iteration to the file named in FLOWALIGN_ADVANTAGES, a part a process."""
+
+    def credit(self, record: Record) -> Tensor:
+        advantage = super().credit(record)
+        path = f"{os.environ['FLOWALIGN_ADVANTAGES']}.{os.environ.get('RANK', '0')}"
+        earlier = torch.load(path, weights_only=True) if os.path.exists(path) else []
+        torch.save([*earlier, advantage.cpu()], path)
+        return advantage

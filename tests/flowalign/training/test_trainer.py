@@ -1,0 +1,314 @@
+"""The training loop: the same weights however it is interrupted or spread, and results that plain diffusers loads."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from diffusers import StableDiffusion3Pipeline
+from safetensors.torch import load_file
+
+from flowalign.config import load
+from flowalign.data import ASSETS
+from flowalign.errors import ConfigError
+from flowalign.training import Trainer
+from rewards import RewardError
+
+
+def settings(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A small run; changes are 'section.key': value."""
+    values: dict[str, Any] = {
+        "model": {"path": "tiny_sd3", "lora": {"rank": 2, "alpha": 8}, "encode": {"max_sequence_length": 0}},
+        "data": {"prompts": "shapes_train", "where": {"category": ["counting"]}},
+        "rewards": [{"name": "shapes"}],
+        "algorithm": {"name": "flow_grpo", "clip_range": 0.01},
+        "rollout": {"steps": 3, "sigmas": [1.0, 0.6, 0.3], "plan": {"name": "window", "start": 1, "size": 1}},
+        "evaluation": {},
+        "training": {
+            "iterations": 4,
+            "prompts_per_iteration": 2,
+            "group_size": 4,
+            "updates_per_iteration": 2,
+            "checkpoint_every": 1,
+            "optimizer": {"learning_rate": 1e-3, "schedule": "linear"},
+        },
+        "output": str(folder),
+        "name": "run",
+    }
+    for key, value in changes.items():
+        *sections, last = key.split(".")
+        place = values
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return values
+
+
+def brightness(images: list, prompts: list[str]) -> list[float]:
+    return [float(np.asarray(image).mean() / 255) for image in images]
+
+
+def run(folder: Path, reward: Any = brightness, resume: bool = False, **changes: Any) -> Trainer:
+    trainer = Trainer(settings(folder, **changes), reward=reward, resume=resume, progress=False)
+    trainer.train()
+    return trainer
+
+
+def records(folder: Path, name: str = "metrics") -> list[dict[str, float]]:
+    """A run's metrics without the times."""
+    lines = [json.loads(line) for line in (folder / "run" / f"{name}.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in lines]
+
+
+def weights(folder: Path, iteration: int = 4, name: str = "trainable") -> dict[str, torch.Tensor]:
+    return load_file(folder / "run" / "checkpoints" / f"checkpoint-{iteration:06d}" / f"{name}.safetensors")
+
+
+def assert_same_run(folder: Path, other: Path) -> None:
+    """Bit for bit."""
+    for name in ("trainable", "optimizer", "ema"):
+        mine, theirs = weights(folder, name=name), weights(other, name=name)
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[key], theirs[key]) for key in mine), name
+    assert records(folder) == records(other)
+    assert records(folder, "evaluations") == records(other, "evaluations")
+
+
+WITH_EVALUATION = {
+    "evaluation": {
+        "prompts": "shapes_heldout", "limit": 3, "every": 2, "steps": 2, "save_pictures": 2, "batch_size": 2
+    }
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    run(folder, **WITH_EVALUATION, **{"training.ema_decay": 0.9})
+    return folder
+
+
+def test_metrics_of_an_iteration(uninterrupted: Path) -> None:
+    lines = records(uninterrupted)
+    assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
+    names = {"reward/mean", "reward/std", "reward/zero_spread", "policy/ratio", "policy/clip_fraction"}
+    for line in lines:
+        assert names | {"policy/gradient_norm", "policy/loss", "learning_rate"} <= line.keys()
+        assert all(math.isfinite(value) for value in line.values())
+    raw = json.loads((uninterrupted / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert {"seconds/rollout", "seconds/reward", "seconds/update"} <= raw.keys()
+    rates = [line["learning_rate"] for line in lines]
+    assert rates == sorted(rates, reverse=True) and rates[-1] == 0
+
+
+def test_the_first_update_has_ratio_one(tmp_path: Path) -> None:
+    run(tmp_path, **{"training.iterations": 1, "training.updates_per_iteration": 1})
+    [line] = records(tmp_path)
+    assert line["policy/ratio"] == pytest.approx(1, abs=1e-6) and line["policy/clip_fraction"] == 0
+
+
+def test_the_runs_folder_holds_what_made_it(uninterrupted: Path) -> None:
+    folder = uninterrupted / "run"
+    config = load(folder / "config.yaml")
+    assert config.training.ema_decay == 0.9 and config.training.iterations == 4
+    assert load(folder / "config.yaml") == config
+    versions = yaml.safe_load((folder / "versions.yaml").read_text())
+    assert {"flowalign", "torch", "diffusers", "python"} <= versions.keys()
+    # keep_checkpoints
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+        "checkpoint-000003",
+        "checkpoint-000004",
+    ]
+
+
+def test_evaluations_are_the_same_pictures_every_time(uninterrupted: Path) -> None:
+    lines = records(uninterrupted, "evaluations")
+    assert [line["iteration"] for line in lines] == [0, 2, 4]
+    assert all(line["all/pictures"] == 3 and 0 <= line["all/reward"] <= 1 for line in lines)
+    for iteration in (0, 2, 4):
+        folder = uninterrupted / "run" / "samples" / f"iteration-{iteration:06d}"
+        listed = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+        assert [entry["seed"] for entry in listed] == [1_000_000, 1_000_002]
+        assert all((folder / entry["picture"]).is_file() and entry["prompt"] for entry in listed)
+
+
+def test_the_exported_lora_is_the_average_and_loads_in_plain_diffusers(uninterrupted: Path) -> None:
+    """The last evaluation picture, made again without flowalign."""
+    run_folder = uninterrupted / "run"
+    pipe = StableDiffusion3Pipeline.from_pretrained(
+        ASSETS / "tiny_sd3", text_encoder_3=None, tokenizer_3=None, dtype=torch.float32
+    )
+    pipe.set_progress_bar_config(disable=True)
+    pipe.load_lora_weights(run_folder / "lora")
+    loaded = {k.replace(".default_0.", ".default."): v for k, v in pipe.transformer.named_parameters() if "lora" in k}
+    average, last = weights(uninterrupted, name="ema"), weights(uninterrupted)
+    assert all(torch.equal(loaded[name], value) for name, value in average.items())
+    assert any(not torch.equal(last[name], value) for name, value in average.items())
+    folder = run_folder / "samples" / "iteration-000004"
+    entry = json.loads((folder / "samples.jsonl").read_text().splitlines()[1])
+    generator = torch.Generator().manual_seed(entry["seed"])
+    call = {"num_inference_steps": 2, "guidance_scale": 1.0, "max_sequence_length": 0, "generator": generator}
+    image = np.asarray(pipe(entry["prompt"], **call).images[0]).astype(int)
+    from PIL import Image
+
+    assert np.abs(image - np.asarray(Image.open(folder / entry["picture"])).astype(int)).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "complaint"),
+    [
+        (lambda n: [0.5] * (n - 1) + [float("nan")], "returned nan for the prompt"),
+        (lambda n: [0.5] * (n - 1) + [float("-inf")], "returned -inf for the prompt"),
+        (lambda n: [0.5] * (n + 1), "returned 9 values for 8 pictures"),
+    ],
+)
+def test_a_broken_reward_stops_the_run_and_the_last_checkpoint_stays_usable(
+    tmp_path: Path, uninterrupted: Path, answer: Callable[[int], list[float]], complaint: str
+) -> None:
+    calls = 0
+    prompt = ""
+
+    def treacherous(images: list, prompts: list[str]) -> list[float]:
+        nonlocal calls, prompt
+        calls += len(images) == 8
+        prompt = prompts[-1]
+        return answer(8) if calls == 4 else brightness(images, prompts)
+
+    changes = {**WITH_EVALUATION, "training.ema_decay": 0.9}
+    with pytest.raises(RewardError, match=f"reward 'treacherous' {complaint}") as caught:
+        run(tmp_path, treacherous, **changes)
+    assert "values for" in complaint or repr(prompt) in str(caught.value)
+    run(tmp_path, resume=True, **changes)
+    assert_same_run(tmp_path, uninterrupted)
+
+
+def test_a_run_is_not_written_over(uninterrupted: Path) -> None:
+    with pytest.raises(ConfigError, match="--resume"):
+        Trainer(settings(uninterrupted), reward=brightness)
+
+
+def test_resuming_a_finished_run_changes_nothing(uninterrupted: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(uninterrupted, tmp_path / "copy")
+    run(tmp_path / "copy", resume=True, **WITH_EVALUATION, **{"training.ema_decay": 0.9})
+    assert_same_run(tmp_path / "copy", uninterrupted)
+
+
+def test_full_fine_tuning_with_kl(tmp_path: Path, tiny_policy: Callable[..., Any]) -> None:
+    changes = {"model.lora": None, "algorithm.kl_weight": 0.1, "training.optimizer.learning_rate": 1e-5}
+    trainer = run(tmp_path, **changes, **{"training.iterations": 2, "training.updates_per_iteration": 1})
+    first, second = records(tmp_path)
+    assert first["policy/kl"] == 0 and second["policy/kl"] > 0
+    assert first["policy/ratio"] == pytest.approx(1, abs=1e-6)
+    plain = tiny_policy()
+    plain.load(tmp_path / "run" / "model")
+    made = plain.sample(["a red circle"], [1], steps=2).trajectory.final
+    expected = trainer.policy.sample(["a red circle"], [1], steps=2).trajectory.final
+    assert torch.equal(made, expected)
+
+
+def test_kl_to_the_reference_with_lora_keeps_no_second_copy(tmp_path: Path) -> None:
+    trainer = run(tmp_path, **{"algorithm.kl_weight": 0.1, "training.iterations": 2})
+    assert records(tmp_path)[0]["policy/kl"] >= 0 and trainer.policy._reference is None
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 3])
+def test_the_micro_batch_does_not_change_the_update(tmp_path: Path, micro_batch_size: int) -> None:
+    changes = {"training.iterations": 1, "training.updates_per_iteration": 1, "training.optimizer.weight_decay": 0.0}
+    whole = run(tmp_path / "whole", **changes).parameters
+    parts = run(tmp_path / "parts", **changes, **{"training.micro_batch_size": micro_batch_size}).parameters
+    first, second = records(tmp_path / "whole")[0], records(tmp_path / "parts")[0]
+    assert second == pytest.approx(first, rel=1e-4, abs=1e-7)
+    assert whole.keys() == parts.keys()
+
+
+def test_a_group_without_spread_teaches_nothing(tmp_path: Path) -> None:
+    start = Trainer(settings(tmp_path / "start"), reward=brightness, progress=False).parameters
+    changes = {"training.iterations": 1, "training.optimizer.weight_decay": 0.0}
+    trained = run(tmp_path / "run", lambda images, prompts: [0.5] * len(images), **changes).parameters
+    assert all(torch.equal(trained[name], value) for name, value in start.items())
+    assert records(tmp_path / "run")[0]["reward/zero_spread"] == 1
+
+
+# Real processes
+
+
+def command(folder: Path, *launch: str, **changes: Any) -> tuple[list[str], dict[str, str]]:
+    """The command of a run in a process of its own, and its environment."""
+    folder.mkdir(parents=True, exist_ok=True)
+    values = settings(folder, **{"rewards": [{"name": "recording:brightness"}], **changes})
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OMP_NUM_THREADS": "1",
+        "FLOWALIGN_ADVANTAGES": str(folder / "advantages"),
+    }
+    return [sys.executable, "-m", *launch, "flowalign", "train", str(folder / "config.yaml")], environment
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_any_moment_and_resumed_ends_with_the_same_weights(tmp_path: Path) -> None:
+    changes = {"training.iterations": 12, "training.ema_decay": 0.9}
+    whole, environment = command(tmp_path / "whole", **changes)
+    subprocess.run(whole, env=environment, check=True, capture_output=True)
+    killed, environment = command(tmp_path / "killed", **changes)
+    metrics = tmp_path / "killed" / "run" / "metrics.jsonl"
+    generator = random.Random(time.time_ns())  # other moments every time
+    done = 0
+    for _ in range(3):
+        process = subprocess.Popen([*killed, "--resume"], env=environment, stderr=subprocess.DEVNULL)
+        while process.poll() is None and len(metrics.read_text().splitlines() if metrics.exists() else []) <= done:
+            time.sleep(0.01)
+        time.sleep(generator.uniform(0, 1))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        done = len(metrics.read_text().splitlines())
+    subprocess.run([*killed, "--resume"], env=environment, check=True, capture_output=True)
+    for name in ("trainable", "optimizer", "ema"):
+        mine, theirs = weights(tmp_path / "killed", 12, name), weights(tmp_path / "whole", 12, name)
+        assert all(torch.equal(mine[key], theirs[key]) for key in theirs), name
+    assert records(tmp_path / "killed") == records(tmp_path / "whole")
+    assert len(records(tmp_path / "whole")) == 12
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_advantages_and_weights_of_one(tmp_path: Path) -> None:
+    changes = {"algorithm.name": "recording:RecordingFlowGRPO", "training.iterations": 2, **WITH_EVALUATION}
+    changes |= {"training.prompts_per_iteration": 4, "training.checkpoint_every": 0}
+    launch = ["accelerate.commands.launch", "--num_processes", "2", "--cpu", "-m"]
+    for name, arguments in {"one": [], "two": launch}.items():
+        line, environment = command(tmp_path / name, *arguments, **changes)
+        subprocess.run(line, env=environment, check=True, capture_output=True)
+    one = torch.load(tmp_path / "one" / "advantages.0", weights_only=True)
+    for rank in (0, 1):
+        two = torch.load(tmp_path / "two" / f"advantages.{rank}", weights_only=True)
+        # the rollout's batches differ in size, and that by float summation order
+        torch.testing.assert_close(two[0], one[0], atol=1e-3, rtol=0)
+    for mine, theirs in zip(records(tmp_path / "two"), records(tmp_path / "one"), strict=True):
+        for counted in ("forwards", "reward_calls"):  # of the main process
+            assert 0 < mine.pop(counted) < theirs.pop(counted)
+        assert mine == pytest.approx(theirs, rel=1e-2, abs=1e-4)
+    mine, theirs = weights(tmp_path / "two", 2), weights(tmp_path / "one", 2)
+    start = Trainer(settings(tmp_path / "start"), reward=brightness, progress=False).parameters
+    moved = torch.cat([(theirs[name] - start[name].detach()).flatten() for name in theirs])
+    apart = torch.cat([(mine[name] - theirs[name]).flatten() for name in theirs])
+    print("moved", moved.norm(), "apart", apart.norm())
+    assert apart.norm() < 0.01 * moved.norm()
+    versions = yaml.safe_load((tmp_path / "two" / "run" / "versions.yaml").read_text())
+    assert versions["processes"] == 2
+    evaluations = [records(tmp_path / name, "evaluations") for name in ("one", "two")]
+    for mine, theirs in zip(*evaluations, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-3)

@@ -1,0 +1,283 @@
+"""Composition and the cache, each formula against numbers worked out by hand or with another library."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.special import expit
+
+from rewards import FunctionReward, RewardError, Scores, Spec, WeightedSum, groups, reference_images, score, spec_of
+from rewards.cache import Cached
+from rewards.compose import (
+    Agreement,
+    BoundedCentred,
+    Gate,
+    MeanMinusSpread,
+    Normalized,
+    PerFrame,
+    Product,
+    Rescaled,
+    ScheduledSum,
+    WinRate,
+    WorstCase,
+    advance,
+)
+
+PROMPTS = ["x", "x", "x", "y", "y"]
+NO_METADATA = [{}] * 5
+A, B = [0.1, 0.5, 0.9, 0.2, 0.2], [3.0, 1.0, 2.0, 4.0, 8.0]
+PICTURES = [Image.new("RGB", (4, 4), (40 * i, 10, 10)) for i in range(5)]
+
+
+def table(values, name):
+    """A pointwise reward that knows its pictures by their red."""
+    return FunctionReward(lambda images, prompts: [values[i.getpixel((0, 0))[0] // 40] for i in images], name)
+
+
+class Brightness:
+    """A differentiable reward."""
+
+    name = "brightness"
+    spec = Spec(frozenset({"image"}), differentiable=True)
+
+    def __call__(self, images, prompts, metadata):
+        return Scores(torch.tensor([float(np.asarray(image).mean()) / 255 for image in images]))
+
+    def score_pixels(self, pixels, prompts, metadata):
+        return Scores(pixels.mean(dim=(1, 2, 3)))
+
+
+class BradleyTerry:
+    """A pairwise reward."""
+
+    spec = Spec(kind="pairwise")
+
+    def __init__(self, reward, temperature=1.0):
+        self.reward, self.temperature, self.name = reward, temperature, "bradley_terry"
+
+    def compare(self, first, second, prompts, metadata):
+        gap = score(self.reward, first, prompts, metadata).value - score(self.reward, second, prompts, metadata).value
+        return Scores((gap / self.temperature).sigmoid())
+
+
+def values(reward, prompts=PROMPTS, metadata=NO_METADATA):
+    return score(reward, PICTURES, prompts, metadata).value
+
+
+a, b = table(A, "a"), table(B, "b")
+
+
+@pytest.mark.parametrize(
+    ("reward", "expected"),
+    [
+        (WeightedSum([a, b], [2.0, -1.0]), [2 * x - y for x, y in zip(A, B)]),
+        (WeightedSum([a, b]), [x + y for x, y in zip(A, B)]),
+        (Product([a, b]), [x * y for x, y in zip(A, B)]),
+        (WorstCase([a, b]), [min(x, y) for x, y in zip(A, B)]),
+        (MeanMinusSpread([a, b], 0.5), [(x + y) / 2 - 0.5 * abs(x - y) / 2 for x, y in zip(A, B)]),
+        (Gate(b, a, threshold=0.5, otherwise=-1.0), [-1.0, 1.0, 2.0, -1.0, -1.0]),
+        (Rescaled(b, 2.0, 4.0), [0.5, 0.0, 0.0, 1.0, 1.0]),
+        (Rescaled(b, 2.0, 4.0, clip=False), [0.5, -0.5, 0.0, 1.0, 3.0]),
+        (BoundedCentred(b, reference=2.0, scale=0.5), [expit((y - 2) / 0.5) for y in B]),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_formula(reward, expected):
+    torch.testing.assert_close(values(reward), torch.tensor(expected, dtype=torch.float32))
+
+
+def test_every_part_stays_visible_also_of_one_name():
+    parts = score(WeightedSum([a, table(B, "a")], [1.0, 1.0]), PICTURES, PROMPTS, NO_METADATA).parts
+    assert list(parts) == ["a", "a_2"]
+    nested = score(WeightedSum([Product([a, b])]), PICTURES, PROMPTS, NO_METADATA).parts
+    assert list(nested) == ["product(a,b)", "product(a,b)/a", "product(a,b)/b"]
+
+
+def test_normalized_within_groups_is_the_z_score():
+    ours = values(Normalized([a, b], [1.0, 2.0]))
+    rows = np.array([A, B])
+    for members in ([0, 1, 2], [3, 4]):
+        own = rows[:, members]
+        deviation = own.std(axis=1, keepdims=True)
+        z = np.divide(own - own.mean(axis=1, keepdims=True), deviation, out=np.zeros_like(own), where=deviation > 0)
+        np.testing.assert_allclose(ours[members], np.array([1.0, 2.0]) @ z, atol=1e-4)
+
+
+def test_normalized_over_the_batch():
+    ours = values(Normalized([b], over="batch"))
+    np.testing.assert_allclose(ours, (np.array(B) - np.mean(B)) / np.std(B), atol=1e-5)
+    assert spec_of(Normalized([b], over="batch")).kind == "set" and spec_of(Normalized([b])).kind == "group"
+
+
+def test_agreement_of_two_generations_is_ctrl_u():
+    ours = values(Agreement(b))
+    weight = math.exp(-abs(4.0 - 8.0))
+    torch.testing.assert_close(ours[3:], torch.tensor([4.0 * weight, 8.0 * weight]))
+    three = np.mean([abs(x - y) for x, y in itertools.combinations(B[:3], 2)])
+    torch.testing.assert_close(ours[:3], torch.tensor(B[:3]) * math.exp(-three))
+
+
+def test_par_averages_over_references_of_the_metadata():
+    metadata = [{"reference_score": [1.0, 3.0]}, {"reference_score": 1.0}, {}, {}, {}]
+    ours = values(BoundedCentred(b, reference=0.0), metadata=metadata)
+    assert ours[0].item() == pytest.approx((expit(2.0) + expit(0.0)) / 2)
+    assert ours[1].item() == pytest.approx(0.5) and ours[2].item() == pytest.approx(expit(2.0))
+    with pytest.raises(RewardError, match="'x' has no 'reference_score'"):
+        values(BoundedCentred(b))
+
+
+def test_schedules_are_straight_lines_also_deep_inside():
+    inner = ScheduledSum([a, b], [[(0.0, 1.0), (0.5, 0.0)], [(0.0, 0.0), (1.0, 2.0)]])
+    reward = WeightedSum([inner])
+    for progress, weights in ((0.0, (1.0, 0.0)), (0.25, (0.5, 0.5)), (0.75, (0.0, 1.5)), (1.0, (0.0, 2.0))):
+        advance(reward, progress)
+        expected = weights[0] * torch.tensor(A) + weights[1] * torch.tensor(B)
+        torch.testing.assert_close(values(reward), expected)
+    advance(a, 0.5)  # nothing to tell
+
+
+def test_a_composition_is_as_wide_and_as_sure_as_its_parts():
+    random = FunctionReward(lambda images, prompts, metadata: [0.0] * len(images), "random")
+    random.spec = Spec(frozenset({"frames"}), deterministic=False)
+    spec = spec_of(WeightedSum([a, Product([random, Normalized([a])])]))
+    assert spec.kind == "group" and not spec.deterministic and {"frames", "prompt"} <= spec.needs
+    assert spec_of(Product([Brightness(), Brightness()])).differentiable and not spec_of(Product([a])).differentiable
+
+
+def test_gradient_goes_through_a_composition():
+    pixels = torch.full((2, 3, 4, 4), 0.25, requires_grad=True)
+    scores = Product([Brightness(), Brightness()]).score_pixels(pixels, ["x"] * 2, [{}] * 2)
+    (gradient,) = torch.autograd.grad(scores.value.sum(), pixels)
+    torch.testing.assert_close(gradient, torch.full_like(pixels, 2 * 0.25 / 48))
+    with pytest.raises(RewardError, match="'a' in .* is not differentiable"):
+        Product([Brightness(), a]).score_pixels(pixels, ["x"] * 2, [{}] * 2)
+
+
+def test_win_rate_is_the_mean_probability_to_beat_the_others():
+    ours = values(WinRate(BradleyTerry(b, temperature=2.0)))
+    for members in ([0, 1, 2], [3, 4]):
+        for i in members:
+            expected = np.mean([expit((B[i] - B[j]) / 2) for j in members if j != i])
+            assert ours[i].item() == pytest.approx(expected, abs=1e-6)
+    assert values(WinRate(BradleyTerry(b)), prompts=list("vwxyz")).tolist() == [0.5] * 5
+
+
+def test_win_rate_of_a_pointwise_reward_counts_the_worse_ones():
+    assert values(WinRate(b)).tolist() == [1.0, 0.0, 0.5, 0.0, 1.0]
+    assert values(WinRate(a)).tolist() == [0.0, 0.5, 1.0, 0.5, 0.5]
+
+
+def test_win_rate_cancels_a_liking_for_the_first_place():
+    class Biased(BradleyTerry):
+        def compare(self, first, second, prompts, metadata):
+            return Scores((super().compare(first, second, prompts, metadata).value + 1) / 2)
+
+    fair, biased = values(WinRate(BradleyTerry(b))), values(WinRate(Biased(b)))
+    assert (fair.argsort() == biased.argsort()).all()
+    torch.testing.assert_close(biased - 0.5, (fair - 0.5) / 2)
+
+
+@pytest.mark.parametrize("count", range(2, 8))
+@pytest.mark.parametrize("opponents", [1, 2, 3, None])
+def test_win_rate_asks_each_pair_once_and_everyone_as_often(count, opponents):
+    pairs = list(WinRate(BradleyTerry(a), opponents)._pairs(list(range(count))))
+    reach = min(opponents or count, count - 1)
+    wanted = {frozenset((i, (i + step) % count)) for i in range(count) for step in range(1, reach + 1)}
+    assert len(pairs) == len(wanted) and {frozenset(pair) for pair in pairs} == wanted
+
+
+def test_a_pairwise_reward_alone_is_refused():
+    with pytest.raises(RewardError, match="wrap it in 'win_rate'"):
+        values(BradleyTerry(a))
+
+
+def test_per_frame_is_the_mean_over_frames_of_a_video():
+    videos = [PICTURES, PICTURES[:3]]
+    ours = score(PerFrame(b, frames=3), videos, ["x", "y"], [{}, {}]).value
+    torch.testing.assert_close(ours, torch.tensor([(3 + 2 + 8) / 3, (3 + 1 + 2) / 3]))
+    with pytest.raises(RewardError, match="needs frames"):
+        score(PerFrame(b), PICTURES[:1], ["x"], [{}])
+    with pytest.raises(RewardError, match="'per_frame' applies it"):
+        score(b, videos, ["x", "y"], [{}, {}])
+
+
+def test_groups_go_by_prompt_and_by_number_where_given():
+    assert groups(PROMPTS, NO_METADATA) == [[0, 1, 2], [3, 4]]
+    assert groups(["x"] * 4, [{"group": n} for n in (0, 1, 0, 1)]) == [[0, 2], [1, 3]]
+
+
+def test_reference_pictures_from_memory_and_file(tmp_path):
+    PICTURES[2].save(tmp_path / "picture.png")
+    pictures = reference_images([{"reference": PICTURES[1]}, {"reference": tmp_path / "picture.png"}])
+    assert pictures[0] is PICTURES[1] and pictures[1].tobytes() == PICTURES[2].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: WeightedSum([]), "no rewards"),
+        (lambda: WeightedSum([a], [1.0, 2.0]), "1 rewards but 2 weights"),
+        (lambda: MeanMinusSpread([a]), "at least two"),
+        (lambda: Rescaled(a, 1.0, 1.0), "not below"),
+        (lambda: ScheduledSum([a], []), "as many schedules"),
+        (lambda: ScheduledSum([a], [[(1.0, 0.0), (0.0, 1.0)]]), "in order"),
+        (lambda: Cached(Normalized([a])), "cannot be cached"),
+    ],
+)
+def test_what_cannot_work_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+class Counted:
+    name = "counted"
+
+    def __init__(self, needs=frozenset({"image", "prompt"})):
+        self.asked, self.spec = 0, Spec(needs)
+
+    def __call__(self, images, prompts, metadata):
+        self.asked += len(images)
+        sums = torch.tensor([float(np.asarray(image).sum()) for image in images])
+        return Scores(sums + torch.tensor([float(len(p)) for p in prompts]), {"sum": sums})
+
+
+def test_cache_asks_once_for_each_content_and_changes_nothing():
+    inner = Counted()
+    cached = Cached(inner)
+    pictures, prompts = [*PICTURES, PICTURES[0].copy()], [*PROMPTS, "x"]
+    first = score(cached, pictures, prompts, [{}] * 6)
+    again = score(cached, pictures[::-1], prompts[::-1], [{"n": i} for i in range(6)])
+    plain = score(Counted(), pictures, prompts, [{}] * 6)
+    assert inner.asked == 5 and (cached.hits, cached.misses) == (7, 5)
+    for ours in (first, Scores(again.value.flip(0), {"sum": again.parts["sum"].flip(0)})):
+        torch.testing.assert_close(ours.value, plain.value, rtol=0, atol=0)
+        torch.testing.assert_close(ours.parts["sum"], plain.parts["sum"], rtol=0, atol=0)
+
+
+def test_cache_tells_samples_apart_by_all_that_the_reward_needs():
+    inner = Counted(frozenset({"image", "prompt", "metadata", "reference"}))
+    cached = Cached(inner)
+    base = (PICTURES[0], "x", {"reference": PICTURES[1], "text": "one"})
+    others = [
+        (PICTURES[1], "x", base[2]),
+        (PICTURES[0], "y", base[2]),
+        (PICTURES[0], "x", {"reference": PICTURES[2], "text": "one"}),
+        (PICTURES[0], "x", {"reference": PICTURES[1], "text": "two"}),
+        (PICTURES[0].resize((2, 8)), "x", base[2]),
+    ]
+    for count, sample in enumerate([base, *others], start=1):
+        score(cached, *([part] for part in sample))
+        assert inner.asked == count
+    score(cached, *([part] for part in base))
+    assert inner.asked == 6
+
+
+def test_cache_forgets_the_longest_unused():
+    inner = Counted()
+    cached = Cached(inner, entries=2)
+    for number in (0, 1, 0, 2, 0, 1):
+        score(cached, [PICTURES[number]], ["x"], [{}])
+    assert inner.asked == 4 and len(cached.scores) == 2

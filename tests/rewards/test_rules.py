@@ -1,0 +1,181 @@
+"""Rewards by rule, against values worked out by hand and against the real library or model."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from transformers import DetrImageProcessor, YolosConfig, YolosForObjectDetection
+
+from rewards import RewardError, score
+from rewards.rules import (
+    OCR,
+    STATISTICS,
+    Detection,
+    Found,
+    GroupDiversity,
+    ImageStatistic,
+    JPEGSize,
+    edit_distance,
+    image_statistics,
+    similarity,
+    stands,
+    wanted_text,
+)
+
+GREY, RED = Image.new("RGB", (32, 32), (128, 128, 128)), Image.new("RGB", (32, 32), (255, 0, 0))
+NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8))
+CHECKS = Image.fromarray(np.kron(np.indices((8, 8)).sum(0) % 2, np.full((4, 4), 255)).astype(np.uint8)).convert("RGB")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "distance"),
+    [("", "", 0), ("abc", "", 3), ("kitten", "sitting", 3), ("flaw", "lawn", 2), ("same", "same", 0), ("ab", "ba", 2)],
+)
+def test_edit_distance(first, second, distance):
+    assert edit_distance(first, second) == edit_distance(second, first) == distance
+
+
+def test_similarity_is_in_the_unit_interval_and_punishes_what_was_not_asked_for():
+    assert similarity("hello", "hello") == 1 and similarity("", "hello") == 0 and similarity("", "") == 1
+    assert similarity("hello hello", "hello") < 0.5 and similarity("xyz", "hello") == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "record", "text"),
+    [
+        ('a sign that says "Open"', {}, "Open"),
+        ("a sign that says “Open late”", {}, "Open late"),
+        ("a cat's sign that says 'Don't'", {}, "Don't"),
+        ('"Fish" and "Chips"', {}, "Fish Chips"),
+        ('a "wrong" sign', {"text": "right"}, "right"),
+    ],
+)
+def test_wanted_text(prompt, record, text):
+    assert wanted_text(prompt, record) == text
+
+
+def test_a_prompt_without_text_is_named():
+    with pytest.raises(RewardError, match="'a plain sign' quotes no text"):
+        wanted_text("a plain sign", {})
+
+
+def test_ocr_reads_real_pictures():
+    pytest.importorskip("rapidocr", reason="the extra `ocr` is not installed")
+    picture = Image.new("RGB", (480, 160), "white")
+    ImageDraw.Draw(picture).text((40, 40), "Hello World", fill="black", font=ImageFont.load_default(60))
+    prompts = ['a sign "hello world"', 'a sign "Hello Word"', 'a sign "Bonjour"', 'a sign "Hello"']
+    blank = Image.new("RGB", (480, 160), "white")
+    images = [picture, picture, picture, blank]
+    scores = score(OCR(), images, prompts, [{}] * 4)
+    assert scores.parts["exact"].tolist() == [1, 0, 0, 0]
+    torch.testing.assert_close(scores.value[:2], torch.tensor([1.0, 1 - 1 / 11]))
+    assert scores.value[2] < 0.4 and scores.value[3] == 0
+    assert score(OCR("exact", case_sensitive=True), images[:1], prompts[:1], [{}]).value.tolist() == [0]
+
+
+def test_ocr_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "rapidocr", None)
+    with pytest.raises(ValueError, match=r"pip install 'flowalign\[ocr\]'"):
+        OCR()
+
+
+def test_jpeg_size_is_that_of_the_file():
+    file = io.BytesIO()
+    NOISE.save(file, "JPEG", quality=80)
+    small = score(JPEGSize(80), [NOISE, GREY], ["", ""], [{}, {}]).value
+    large = score(JPEGSize(80, prefer="large"), [NOISE, GREY], ["", ""], [{}, {}]).value
+    assert small[0].item() == pytest.approx(-len(file.getvalue()) / 1000) and small[1] > small[0]
+    torch.testing.assert_close(small, -large)
+
+
+def test_image_statistics_of_pictures_known_by_hand():
+    grey, red, noise, checks = (image_statistics(image) for image in (GREY, RED, NOISE, CHECKS))
+    assert grey == {
+        "brightness": pytest.approx(128 / 255),
+        "saturation": 0,
+        "colour_entropy": 0,
+        "edge_density": 0,
+        "sharpness": pytest.approx(0, abs=1e-9),
+    }
+    assert red["saturation"] == 1 and red["brightness"] == pytest.approx(0.299)
+    assert checks["colour_entropy"] == pytest.approx(1.0) and checks["brightness"] == pytest.approx(0.5)
+    assert 8 < noise["colour_entropy"] <= 9 and noise["edge_density"] > 0.5
+    # a step from 0 to 1 along a side of 4 pixels: its two pixels change by half each
+    assert 0.5 <= checks["edge_density"] < 1 and noise["sharpness"] > grey["sharpness"]
+    assert tuple(grey) == STATISTICS
+
+
+def test_image_statistic_as_a_reward():
+    values = score(ImageStatistic("brightness"), [GREY, RED], ["", ""], [{}, {}]).value
+    torch.testing.assert_close(values, torch.tensor([128 / 255, 0.299]))
+    near = score(ImageStatistic("brightness", target=0.3), [GREY, RED], ["", ""], [{}, {}]).value
+    torch.testing.assert_close(near, -(values - 0.3).abs())
+
+
+def box(left, top, size=10.0, label="cat"):
+    return Found(label, 0.9, (left, top, left + size, top + size))
+
+
+def test_places_by_genevals_rule():
+    # offset (-30, 0); a tenth of both sizes is 2, so -28 / 30 along x
+    assert stands("left of", box(0, 0), box(30, 0)) and stands("right of", box(30, 0), box(0, 0))
+    assert stands("above", box(0, 0), box(0, 30)) and stands("below", box(0, 30), box(0, 0))
+    assert not stands("left of", box(0, 0), box(2, 0))  # too near
+    assert not stands("left of", box(0, 0), box(10, 30))  # mainly above
+    assert stands("left of", box(0, 0), box(30, 30)) and stands("above", box(0, 0), box(30, 30))
+
+
+@pytest.fixture(scope="module")
+def detector(tmp_path_factory):
+    """A real detector of transformers with random weights, which sees something everywhere."""
+    folder = tmp_path_factory.mktemp("detector")
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = YolosConfig(**size, image_size=[32, 32], patch_size=8, num_detection_tokens=5, num_labels=2)
+    config.id2label, config.label2id = {0: "cat", 1: "dog"}, {"cat": 0, "dog": 1}
+    YolosForObjectDetection(config).save_pretrained(folder)
+    DetrImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+    return Detection(str(folder), threshold=0.0, counting_threshold=0.0, strict_weight=0.5, device="cpu")
+
+
+def test_detection_gives_what_the_model_gives(detector):
+    (found,) = detector.detect([NOISE])
+    inputs = detector.processor(images=[NOISE], return_tensors="pt")
+    with torch.no_grad():
+        output = detector.network(**inputs)
+    probability = output.logits.softmax(dim=-1)[0, :, :-1].max(dim=-1)
+    assert sorted(item.score for item in found) == pytest.approx(sorted(probability.values.tolist()), rel=1e-5)
+    assert all(0 < item.score <= 1 and item.label in ("cat", "dog") for item in found)
+    count = sum(item.label == found[0].label for item in found)
+    other = {"cat": "dog", "dog": "cat"}[found[0].label]
+    record = {"tag": "counting", "include": [{"class": found[0].label, "count": count}]}
+    wrong = {"tag": "counting", "include": [{"class": found[0].label, "count": count + 1}]}
+    mixed = {"include": [{"class": found[0].label, "count": 1}, {"class": other, "count": 9}]}
+    scores = score(detector, [NOISE] * 3, ["p"] * 3, [record, wrong, mixed])
+    assert scores.value.tolist() == [1.0, 0.0, 0.25] and scores.parts["soft"].tolist() == [1.0, 0.0, 0.5]
+    with pytest.raises(RewardError, match="have no 'include'"):
+        score(detector, [NOISE], ["p"], [{}])
+
+
+def test_detection_requirements(detector):
+    objects = [box(0, 0), box(30, 0, label="dog"), box(60, 0)]
+    include = [{"class": "cat", "count": 1}, {"class": "dog", "count": 1, "position": ["right of", 0]}]
+    ask = lambda **record: detector.requirements(GREY, "p", record, objects)  # noqa: E731
+    assert ask(include=include) == [True, True, True]
+    left = [include[0], include[1] | {"position": ["left of", 0]}]
+    assert ask(include=left) == [True, True, False]  # the surest cat only
+    assert ask(include=[{"class": "cat", "count": 2}], exclude=[{"class": "cat", "count": 3}]) == [True, True]
+    assert ask(include=[{"class": "cat", "count": 1}], exclude=[{"class": "dog", "count": 1}]) == [True, False]
+    assert ask(tag="counting", include=[{"class": "cat", "count": 1}]) == [False]
+    with pytest.raises(RewardError, match="set colour_model"):
+        ask(include=[{"class": "cat", "count": 1, "color": "red"}])
+
+
+def test_group_diversity():
+    white = Image.new("RGB", (32, 32), (255, 255, 255))
+    black = Image.new("RGB", (32, 32))
+    reward = GroupDiversity()
+    values = score(reward, [white, black, black, white, NOISE], ["x", "x", "x", "y", "z"], [{}] * 5).value
+    torch.testing.assert_close(values, torch.tensor([1.0, 0.5, 0.5, 0.0, 0.0]))

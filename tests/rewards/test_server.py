@@ -1,0 +1,278 @@
+"""Served rewards against the same reward in process, with real server processes on loopback and their faults."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from starlette.testclient import TestClient
+
+from rewards import FunctionReward, RewardError, Scores, Spec, score
+from rewards.remote import RemoteReward
+from rewards.server import RewardServer
+from rewards.shapes import draw, heldout_requests, sample_requests
+from rewards.shapes.reward import ShapesReward
+from rewards.wire import decode, encode
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(port: int, *settings: str, script: str = "served_reward.py") -> subprocess.Popen:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen([sys.executable, str(FOLDER / script), str(port), *settings], env=environment)
+
+
+@contextmanager
+def serving(*settings: str, script: str = "served_reward.py") -> Iterator[str]:
+    """A server process; its address, once it answers."""
+    port = free_port()
+    process = start(port, *settings, script=script)
+    try:
+        wait_for(port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for(port: int) -> None:
+    for _ in range(1200):
+        try:
+            assert httpx2.get(f"http://127.0.0.1:{port}/health", timeout=5).json() == {"status": "ok"}
+            return
+        except httpx2.HTTPError:
+            time.sleep(0.1)
+    raise AssertionError("the server did not start")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving() as address:
+        yield address
+
+
+def samples(count: int, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    requests = sample_requests(heldout_requests(), count, rng)
+    images = [Image.fromarray(draw(requests[i - i % 2], rng)) for i in range(count)]
+    return images, [request.prompt for request in requests], [{"category": r.category} for r in requests]
+
+
+@pytest.mark.parametrize("settings", [{}, {"images": "png"}, {"batch_size": 5}])
+def test_same_scores_as_in_process(url, settings):
+    here, there = ShapesReward()(*samples(32)), score(RemoteReward(url, **settings), *samples(32))
+    assert torch.equal(here.value, there.value)
+    assert there.parts.keys() == here.parts.keys()
+    for name, values in here.parts.items():  # some are NaN
+        torch.testing.assert_close(there.parts[name], values, rtol=0, atol=0, equal_nan=True)
+    assert 0 < here.value.mean() < 1
+
+
+def test_spec_comes_from_the_server(url):
+    assert RemoteReward(url).spec == Spec()
+
+
+def test_metrics_and_version(url):
+    score(RemoteReward(url), *samples(3))
+    lines = dict(line.split() for line in httpx2.get(f"{url}/metrics").text.splitlines())
+    assert float(lines["flowalign_reward_samples_total"]) >= 3
+    assert float(lines["flowalign_reward_queue_requests"]) == 0
+    version = httpx2.get(f"{url}/version").json()
+    assert version["reward"] == "shapes" and "torch" in version["versions"]
+
+
+def test_errors_of_the_reward_arrive_at_once(url):
+    begin = time.monotonic()
+    images, prompts, metadata = samples(2)
+    with pytest.raises(RewardError, match="is not a shapes prompt"):
+        # the served reward's own complaint, not this end's
+        RemoteReward(url, patience=30)(images, ["a cat", prompts[1]], metadata)
+    assert time.monotonic() - begin < 30
+
+
+@pytest.mark.parametrize("encoding", ["safetensors", "png"])
+def test_wire_keeps_everything(encoding):
+    rng = np.random.default_rng(0)
+    rgb = Image.fromarray(rng.integers(0, 256, (5, 7, 3), dtype=np.uint8))
+    mask = Image.fromarray(rng.integers(0, 256, (4, 3), dtype=np.uint8))
+    alpha = Image.fromarray(rng.integers(0, 256, (2, 2, 4), dtype=np.uint8))
+    records = [{"reference": mask, "n": 3, "words": ["ü", None]}, {"more": [alpha, rgb]}]
+    images, prompts, metadata = decode(*encode([rgb, [rgb, mask]], ["é", "b"], records, encoding))
+    assert prompts == ["é", "b"] and metadata[0]["words"] == ["ü", None] and metadata[0]["n"] == 3
+    pairs = [(images[0], rgb), (images[1][0], rgb), (images[1][1], mask)]
+    pairs += [(metadata[0]["reference"], mask), (metadata[1]["more"][0], alpha)]
+    for got, sent in pairs:
+        assert got.mode == sent.mode and np.array_equal(np.asarray(got), np.asarray(sent))
+
+
+def test_metadata_that_cannot_be_sent_is_an_error(url):
+    images, prompts, _ = samples(1)
+    with pytest.raises(RewardError, match="cannot be sent"):
+        RemoteReward(url)(images, prompts, [{"object": object()}])
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"\x80\x04\x95pickle", "application/x-safetensors"),
+        (b"\x80\x04\x95pickle", "application/json"),
+        (b"[]", "application/json"),
+        (b'{"images": [{"$png": "xx"}], "prompts": ["a"], "metadata": [{}]}', "application/json"),
+        (b'{"images": [{"$image": 3}], "prompts": ["a"], "metadata": [{}]}', "application/json"),
+        (b'{"images": [], "prompts": ["a"], "metadata": []}', "application/json"),
+        (b"", ""),
+    ],
+)
+def test_malformed_requests_are_refused(body, kind):
+    with TestClient(RewardServer(ShapesReward()).app) as client:
+        answer = client.post("/score", content=body, headers={"Content-Type": kind})
+        assert answer.status_code == 400 and "error" in answer.json()
+        assert client.get("/health").status_code == 200
+
+
+def test_token():
+    with TestClient(RewardServer(ShapesReward(), token="secret").app) as client:
+        body, kind = encode(*samples(1), "safetensors")
+        headers = {"Content-Type": kind}
+        assert client.post("/score", content=body, headers=headers).status_code == 401
+        assert client.get("/metrics").status_code == client.get("/version").status_code == 401
+        assert client.get("/health").status_code == 200
+        headers["Authorization"] = "Bearer secret"
+        assert client.post("/score", content=body, headers=headers).status_code == 200
+
+
+def test_token_comes_from_the_environment(monkeypatch):
+    with pytest.raises(ValueError, match="'NO_TOKEN'.*not set"):
+        RemoteReward("http://127.0.0.1:1", token_variable="NO_TOKEN")
+    monkeypatch.setenv("SOME_TOKEN", "secret")
+    reward = RemoteReward("http://127.0.0.1:1", token_variable="SOME_TOKEN")
+    assert reward.asker.client.headers["authorization"] == "Bearer secret"
+
+
+class Recorder:
+    """Notes the size of every call; scores a prompt's length."""
+
+    name = "recorder"
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.go = threading.Event()
+
+    def __call__(self, images, prompts, metadata):
+        self.sizes.append(len(images))
+        self.go.wait(30)
+        if "bad" in prompts:
+            raise RewardError("a bad prompt")
+        return Scores(torch.tensor([float(len(prompt)) for prompt in prompts]))
+
+
+def test_waiting_requests_are_merged_and_a_bad_one_fails_alone():
+    reward = Recorder()
+    image = Image.new("RGB", (2, 2))
+    answers = {}
+    with TestClient(RewardServer(reward, merge=8).app) as client:
+
+        def ask(prompt: str) -> None:
+            body, kind = encode([image, image], [prompt, prompt], [{}, {}], "safetensors")
+            answers[prompt] = client.post("/score", content=body, headers={"Content-Type": kind})
+
+        threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in ("a", "bb", "ccc", "bad")]
+        threads[0].start()
+        while not reward.sizes:  # the first is being scored; the others queue up
+            time.sleep(0.01)
+        for thread in threads[1:]:
+            thread.start()
+        while "queue_requests 3" not in client.get("/metrics").text:
+            time.sleep(0.01)
+        reward.go.set()
+        for thread in threads:
+            thread.join()
+    assert reward.sizes == [2, 6, 2, 2, 2]  # the merged call fails, then each alone
+    assert [answers[p].json()["value"] for p in ("a", "bb", "ccc")] == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+    assert answers["bad"].status_code == 422 and "a bad prompt" in answers["bad"].json()["error"]
+
+
+def test_groups_are_not_merged():
+    reward = FunctionReward(lambda images, prompts: [0.0] * len(images), "grouped")
+    reward.spec = Spec(kind="group")
+    with pytest.raises(ValueError, match="looks at whole groups"):
+        RewardServer(reward, merge=8)
+
+
+# Faults
+
+
+def faulty(fault: str):
+    return serving(fault, script="faulty_server.py")
+
+
+def test_killed_and_restarted_server_is_waited_for():
+    port = free_port()
+    process = start(port)
+    reward = RemoteReward(f"http://127.0.0.1:{port}", patience=120, timeout=60)
+    wanted = [ShapesReward()(*samples(8, seed)).value for seed in range(6)]
+    try:
+        wait_for(port)
+        found = [reward(*samples(8, seed)).value for seed in range(3)]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        restart = threading.Timer(0.5, lambda: restarted.append(start(port)))
+        restarted: list[subprocess.Popen] = []
+        restart.start()
+        found += [reward(*samples(8, seed)).value for seed in range(3, 6)]
+        restart.join()
+    finally:
+        for child in (process, *restarted):
+            child.kill()
+            child.wait()
+    assert all(torch.equal(here, there) for here, there in zip(wanted, found))
+
+
+def test_slow_server_is_given_its_time():
+    with serving("0.5") as url:
+        assert torch.equal(RemoteReward(url, timeout=60)(*samples(4)).value, ShapesReward()(*samples(4)).value)
+
+
+def test_garbage_is_an_error_soon():
+    with faulty("garbage") as url, pytest.raises(RewardError, match=r"3 times .*<html>not a score</html>"):
+        RemoteReward(url, patience=60)(*samples(4))
+
+
+def test_wrong_count_is_an_error():
+    with faulty("count") as url, pytest.raises(RewardError, match="returned 1 values for 4 pictures"):
+        RemoteReward(url)(*samples(4))
+
+
+@pytest.mark.parametrize("fault", ["hang", "drip", "hide"])
+def test_server_that_never_scores_stops_the_run_after_the_stated_time(fault):
+    with faulty(fault) as url:
+        reward = RemoteReward(url, timeout=0.5, patience=1.0)
+        begin = time.monotonic()
+        with pytest.raises(RewardError, match=r"gave up on http.* after 1 s"):
+            reward(*samples(2))
+        assert 0.5 < time.monotonic() - begin < 1.5 + 8.0  # timeout + patience, and a busy machine
+
+
+def test_server_that_is_not_there_stops_the_run_after_the_stated_time():
+    begin = time.monotonic()
+    with pytest.raises(RewardError, match="gave up on http://127.0.0.1:9/version after 1 s"):
+        _ = RemoteReward("http://127.0.0.1:9", patience=1.0).spec
+    assert time.monotonic() - begin < 1.0 + 8.0
