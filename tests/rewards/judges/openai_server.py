@@ -39,7 +39,10 @@ class Server:
         return JSONResponse(answer)
 
     async def stats(self, request: Request) -> JSONResponse:
-        return JSONResponse({"calls": self.calls, "most_in_flight": self.most_in_flight})
+        """Since the last time."""
+        stats = {"calls": self.calls, "most_in_flight": self.most_in_flight}
+        self.calls = self.most_in_flight = 0
+        return JSONResponse(stats)
 
     async def models(self, request: Request) -> JSONResponse:
         return JSONResponse({"object": "list", "data": [{"id": "tiny", "object": "model"}]})
