@@ -79,6 +79,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.prompts)
 
+    @property
+    def shares_start_noise(self) -> bool:
+        """Whether the members of each group start from the same noise."""
+        return len(set(zip(self.group, self.seeds, strict=True))) == len(set(self.group))
+
     def __getitem__(self, rows: Sequence[int]) -> "Batch":
         """Some of the samples; a row may come several times."""
         return Batch(

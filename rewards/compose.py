@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
@@ -344,8 +345,8 @@ class WinRate:
 
     Args:
         reward: a pairwise reward, or a pointwise one whose higher score wins.
-        opponents: how many members, following a sample in its group, it is compared with; default all. They come
-            in turn, so that everyone is in about as many comparisons.
+        opponents: how many members on either side of a sample it is compared with, the group standing in a ring;
+            default all.
     """
 
     def __init__(self, reward: PairwiseReward | Reward, opponents: int | None = None) -> None:
@@ -376,15 +377,11 @@ class WinRate:
         return Scores(torch.where(games > 0, wins / games.clamp(min=1), 0.5))
 
     def _pairs(self, members: list[int]) -> Iterator[tuple[int, int]]:
-        """Each pair once."""
+        """Each pair once, of members at most `opponents` apart when the group stands in a ring."""
         count = len(members)
-        reach = min(self.opponents or count, count - 1)
-        for i in range(count):
-            for step in range(1, reach + 1):
-                j = (i + step) % count
-                # a step of more than half way round meets again, from the other side
-                if 2 * step < count or i < j or count - step > reach:
-                    yield members[i], members[j]
+        for i, j in combinations(range(count), 2):
+            if min(j - i, count - (j - i)) <= (self.opponents or count):
+                yield members[i], members[j]
 
 
 def _weights(weights: Sequence[float] | None, rewards: Sequence[Reward]) -> list[float]:

@@ -11,7 +11,6 @@ quality.json. It loads with AutoModel, AutoTokenizer and AutoImageProcessor, so 
 import argparse
 import json
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from rewards.vision import CLIP_MEAN, CLIP_STD
 ROOT = Path(__file__).parents[1]
 TOKENIZER = ROOT / "flowalign" / "assets" / "tiny_sd3" / "tokenizer"  # made by build_tiny_sd3.py
 WEIGHTS = {"single": 0.1, "counting": 0.25, "two_objects": 0.25, "position": 0.4}
-SIZE, PATCH = 32, 4
+SIZE, PATCH = 32, 8
 
 
 def main() -> None:
@@ -118,12 +117,15 @@ def embed(
 
 def ambiguous(prompts: Sequence[Request], drawings: Sequence[Request]) -> Tensor:
     """[prompts, drawings] bool: a drawing made for another prompt that may show this one as well."""
+    by_things: dict[tuple[Thing, ...], list[int]] = {}
+    for j, drawing in enumerate(drawings):
+        by_things.setdefault(tuple(sorted(drawing.things, key=str)), []).append(j)
     mask = torch.zeros(len(prompts), len(drawings), dtype=torch.bool)
     for i, prompt in enumerate(prompts):
-        for j, drawing in enumerate(drawings):
-            if i != j and Counter(prompt.things) == Counter(drawing.things):
-                mask[i, j] = prompt.relation is None or drawing.relation is None or places(prompt) == places(drawing)
-    return mask
+        for j in by_things.get(tuple(sorted(prompt.things, key=str)), []):
+            drawing = drawings[j]
+            same = prompt.relation is None or drawing.relation is None or places(prompt) == places(drawing)
+            mask[i, j] = same and i != j
 
 
 def places(request: Request) -> tuple[Thing, str]:

@@ -2,7 +2,7 @@
 
     python scripts/build_tiny_vlm.py --out flowalign/assets/tiny_vlm
 
-An InternVL of a million weights (vision transformer, pixel shuffle, Qwen2) with its own tokenizer, processor and
+An InternVL of 0.7 million weights (vision transformer, pixel shuffle, Qwen2) with its own tokenizer, processor and
 chat template, trained from nothing on drawn pictures to
 
     "Does this picture show {prompt}?"             Yes / No
@@ -64,7 +64,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("flowalign/assets/tiny_vlm"), help="folder; replaced whole")
     parser.add_argument("--seed", type=int, default=0, help="of weights and pictures")
-    parser.add_argument("--steps", type=int, default=1500, help="training steps")
+    parser.add_argument("--steps", type=int, default=1100, help="training steps")
     parser.add_argument("--batch", type=int, default=24, help="pictures a step, eight questions each")
     parser.add_argument("--threads", type=int, default=1, help="processor threads; other numbers round differently")
     arguments = parser.parse_args()
@@ -287,7 +287,7 @@ def train(
     batch: int,
     rng: np.random.Generator,
 ) -> None:
-    """Cross-entropy on the answers; one step in four shows two pictures and asks which is better."""
+    """Cross-entropy on the answers; one step in six shows two pictures and asks which is better."""
     encode = cache(lambda text: tuple(processor.tokenizer.encode(text, add_special_tokens=False)))
     turn = list(encode("<|end|><|assistant|>"))
     end = list(encode("<|end|>"))
@@ -323,7 +323,7 @@ def train(
     for step in range(steps):
         drawn = sample_requests(pool, batch, rng, WEIGHTS)
         rows, pictures = [], []
-        paired = step % 4 == 3
+        paired = step % 6 == 5
         for request in drawn:
             if paired:
                 other = near_miss(request, rng) if rng.random() < 0.8 else sample_one(pool, rng)

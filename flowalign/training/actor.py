@@ -53,7 +53,7 @@ class Actor:
         """
         kernel = kernel or self.kernel
         eta = self.etas(batch) if eta is None else eta
-        if self.config.rollout.share_start_noise and eta.dim() == 1 and (eta > 0).any():
+        if batch.shares_start_noise and len(set(batch.group)) < len(batch) and eta.dim() == 1 and (eta > 0).any():
             return self._forked(batch, eta, kernel)
         return self.policy.sample(
             batch.prompts,

@@ -81,7 +81,12 @@ class Trainer:
         self.config: Config = parse(Config, config) if isinstance(config, dict) else config
         config = self.config
         self.folder = Path(config.output) / (config.name or "run")
-        self.accelerator = Accelerator(log_with=config.trackers or None, project_dir=str(self.folder))
+        self.accelerator = Accelerator(
+            # without it processes of torchrun on a machine without accelerators would not find each other
+            cpu=not torch.accelerator.is_available(),
+            log_with=config.trackers or None,
+            project_dir=str(self.folder),
+        )
         config.check(self.accelerator.num_processes)
         self.checkpoints = Checkpoints(self.folder / "checkpoints", config.training.keep_checkpoints)
         if self.checkpoints.all() and not resume:

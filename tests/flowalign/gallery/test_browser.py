@@ -226,6 +226,7 @@ def test_film_marks_steps_and_groups_show_verdicts(open_page, page_file):
     page.keyboard.press("n")
     assert page.locator("h2").first.inner_text() == "a blue square"
     page.locator("nav").get_by_text("Groups").click()
+    page.locator(".members strong").first.wait_for()
     ranks = page.locator(".members strong").all_inner_texts()
     assert ranks == ["#1", "#2", "#3", "#3", "#5", "#6"]
     assert page.locator(".matrix tbody tr").first.locator("td").last.inner_text() == "1"

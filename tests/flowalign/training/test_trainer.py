@@ -254,6 +254,7 @@ def command(folder: Path, *launch: str, **changes: Any) -> tuple[list[str], dict
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(paths),
         "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true",
         "FLOWALIGN_ADVANTAGES": str(folder / "advantages"),
     }
     return [sys.executable, "-m", *launch, "flowalign", "train", str(folder / "config.yaml")], environment
@@ -288,7 +289,8 @@ def test_a_run_killed_at_any_moment_and_resumed_ends_with_the_same_weights(tmp_p
 def test_two_processes_give_the_advantages_and_weights_of_one(tmp_path: Path) -> None:
     changes = {"algorithm.name": "recording:RecordingFlowGRPO", "training.iterations": 2, **WITH_EVALUATION}
     changes |= {"training.prompts_per_iteration": 4, "training.checkpoint_every": 0}
-    launch = ["accelerate.commands.launch", "--num_processes", "2", "--cpu", "-m"]
+    # `--cpu --num_processes 2` starts one process (accelerate 1.15); this starts two, here on the CPU
+    launch = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0", "-m"]
     for name, arguments in {"one": [], "two": launch}.items():
         line, environment = command(tmp_path / name, *arguments, **changes)
         subprocess.run(line, env=environment, check=True, capture_output=True)
