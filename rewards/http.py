@@ -48,13 +48,13 @@ class Asker:
 
     def map(self, function: Callable[[A], T], items: Sequence[A]) -> list[T]:
         """Results in the order of the items, up to `concurrency` of them under way at once."""
-        with ThreadPoolExecutor(max(1, min(self.concurrency, len(items)))) as pool:
-            futures = [pool.submit(function, item) for item in items]
-            try:
-                return [future.result() for future in futures]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        if len(items) == 1:  # in this thread, so that Ctrl-C gets through
+            return [function(items[0])]
+        pool = ThreadPoolExecutor(max(1, min(self.concurrency, len(items))))
+        try:
+            return [future.result() for future in [pool.submit(function, item) for item in items]]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def get(self, path: str, read: Callable[[httpx2.Response], T]) -> T:
         return self._ask("GET", path, None, {}, read)

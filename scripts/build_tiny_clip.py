@@ -140,7 +140,7 @@ def spoiled(request: Request, rng: np.random.Generator) -> Request:
     things, relation = request.things, request.relation
     choices = ["colour", "shape"]
     choices += ["number"] if request.category == "counting" else []
-    choices += ["swap"] if len(set(things)) == 2 and swapped(things) != things[::-1] and valid(swapped(things)) else []
+    choices += ["swap"] if len(set(things)) == 2 and set(swapped(things)) != set(things) else []
     choices += ["relation", "relation"] if relation else []
     match rng.choice(choices):
         case "number":
@@ -159,7 +159,7 @@ def spoiled(request: Request, rng: np.random.Generator) -> Request:
                     else replace(things[which], shape=str(rng.choice(SHAPES)))
                 )
                 changed = tuple(new if old == things[which] else old for old in things)
-                if new not in things and valid(changed):
+                if new not in things:
                     return replace(request, things=changed)
 
 
@@ -167,11 +167,6 @@ def swapped(things: Sequence[Thing]) -> tuple[Thing, ...]:
     """Two things that have exchanged their colours."""
     first, last = things[0], things[-1]
     return (replace(first, colour=last.colour), replace(last, colour=first.colour))
-
-
-def valid(things: Sequence[Thing]) -> bool:
-    """Whether two things differ, or all are alike."""
-    return len(set(things)) in (1, min(len(things), 2)) and not (len(things) == 2 and things[0] == things[1])
 
 
 @torch.no_grad()

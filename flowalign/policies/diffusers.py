@@ -83,7 +83,9 @@ class DiffusersPolicy:
         self.encode_options = encode_options or {}
         self.denoiser: Any = getattr(pipeline, self.family.denoiser)
         self.model: nn.Module = self.denoiser
-        """the denoiser as the trainer wraps it; equal to `denoiser` outside distributed training"""
+        """the denoiser as the trainer wraps it, for calls with gradients; `denoiser` outside distributed training"""
+        self._bare: nn.Module = self.denoiser
+        """the denoiser for calls without: a wrapper would wait for the other processes"""
         self.dtype: torch.dtype = self.denoiser.dtype
         self.lora = False
         self.forwards = 0
@@ -163,7 +165,7 @@ class DiffusersPolicy:
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
-        """Within it the policy is the reference."""
+        """Within it the policy is the reference, for calls without gradients."""
         if self.lora:
             self.denoiser.disable_adapters()
             try:
@@ -173,11 +175,11 @@ class DiffusersPolicy:
             return
         if self._reference is None:
             raise FlowalignError("the reference weights were not kept; call keep_reference() before training")
-        model, self.model = self.model, self._reference
+        self._bare = self._reference
         try:
             yield
         finally:
-            self.model = model
+            self._bare = self.denoiser
 
     def save(self, folder: str | Path) -> None:
         """Write what plain diffusers loads: a LoRA file for `load_lora_weights`, or the whole denoiser."""
@@ -343,9 +345,10 @@ class DiffusersPolicy:
         x = (rollout.trajectory.latents[samples, steps] if x is None else x).to(self.dtype)
         copies = rollout.conditions.copies
         self.forwards += len(x) * sum(copies)
+        network = self.model if torch.is_grad_enabled() else self._bare
         with self._autocast():
             outputs = [
-                self.model(x.repeat(n, *[1] * (x.dim() - 1)), **call)[0]
+                network(x.repeat(n, *[1] * (x.dim() - 1)), **call)[0]
                 for n, call in zip(copies, rollout.conditions.gather(samples, steps), strict=True)
             ]
             return self.family.velocity(outputs, copies, rollout.guidance)
