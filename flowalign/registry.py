@@ -35,7 +35,6 @@ REWARDS = {
     "lambda_harmonic": "rewards.clip:LambdaHarmonic",
     "aesthetic": "rewards.aesthetic:Aesthetic",
     "image_reward": "rewards.image_reward:ImageReward",
-    "tiny_clip": "flowalign.embedded:TinyCLIP",
     "ocr": "rewards.rules:OCR",
     "jpeg_size": "rewards.rules:JPEGSize",
     "image_statistic": "rewards.rules:ImageStatistic",
