@@ -41,7 +41,7 @@ class PrefGRPO(TrajectoryAlgorithm):
 
     def check(self, config: "Config") -> None:
         if "name" not in self.settings.judge:
-            raise ConfigError("algorithm.judge: give the judge's name, e.g. judge: {name: tiny_clip}")
+            raise ConfigError("algorithm.judge: give the judge's name, e.g. judge: {name: pick_score}")
         registry.resolve("rewards", self.settings.judge["name"])
 
     def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
