@@ -2,11 +2,10 @@
 
 Rollout: `window` consecutive stochastic steps, moved on every `every` iterations from the early, noisy steps to the
 late ones. Credit: each reward is normalised within its group and the advantages are summed. Loss: PPO's clip on the
-steps of the window only. MixGRPO-Flash finishes after the window by a second-order solver in fewer steps:
-`rollout.tail_ratio`.
+steps of the window only.
 
 Departure: the window keeps its size at the end of the schedule and then starts over; the released one shrinks
-until an iteration trains nothing.
+until an iteration trains nothing. MixGRPO-Flash's second-order solver after the window is not here.
 """
 
 from typing import TYPE_CHECKING
