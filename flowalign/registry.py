@@ -137,5 +137,5 @@ def build(table: str, name: str, arguments: Mapping[str, Any], where: str) -> An
         return target
     try:
         return target(**checked)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: {error}") from error
+    except (TypeError, ValueError, OSError, ImportError) as error:
+        raise ConfigError(f"{where}: {' '.join(str(error).split())}") from error

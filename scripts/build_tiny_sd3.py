@@ -105,6 +105,10 @@ def build(
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as folder:
         new, old = Path(folder, "new"), Path(folder, "old")
         pipe.to(dtype=torch.float16).save_pretrained(new)
+        for encoder in ("text_encoder", "text_encoder_2"):
+            # transformers loads in the dtype written here, diffusers in float32: a plain from_pretrained would mix them
+            path = new / encoder / "config.json"
+            path.write_text(path.read_text().replace('"dtype": "float16"', '"dtype": "float32"'))
         quality = measure(new, eval_images, seed)
         (new / "quality.json").write_text(json.dumps(quality, indent=2) + "\n")
         (new / "README.md").write_text(model_card(quality, f"--seed {seed} --vae-steps {vae_steps} --steps {steps}"))
