@@ -22,7 +22,7 @@ def ode(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) ->
 
 
 def flow_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
-    """Flow-GRPO's SDE with the marginals of the ODE (arXiv 2505.05470, eq. 12): g = eta * sqrt(s / (1 - s)).
+    """Flow-GRPO's SDE with the marginals of the ODE (arXiv 2505.05470): g = eta * sqrt(s / (1 - s)).
 
     The diffusion is infinite at sigma = 1; there 1 - s uses the schedule's second sigma, as the authors' code
     does. Published eta: 0.7.

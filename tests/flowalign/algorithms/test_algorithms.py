@@ -127,3 +127,10 @@ def test_shared_prefixes_change_nothing_but_the_cost(tmp_path: Path):
     assert torch.equal(shared.eta, apart.eta)
     # two trunks of five steps, then the two steps after the first stochastic one
     assert forwards == 2 * 5 + 8 * 3 and run.policy.forwards - forwards == 8 * 5
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_has_a_valid_recipe_for_sd3(name: str):
+    config = load(recipe(f"sd3/{name}"))
+    assert config.algorithm.name == name
+    config.check(processes=1)
