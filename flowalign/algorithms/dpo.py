@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms import base
-from flowalign.core.preferences import diffusion_dpo_logit, preference_loss
+from flowalign.core.losses import preference_loss
 from flowalign.data import Batch, Preferences, draw_batch
 from flowalign.policies import DiffusersPolicy, Noised
 from samplers import derive_seed
@@ -96,13 +96,13 @@ class DPO(base.Algorithm[Experience]):
         error = self._error(policy, noised, rows)
         with torch.no_grad(), policy.reference():
             reference = self._error(policy, noised, rows)
-        logit = diffusion_dpo_logit(*error.chunk(2), *reference.chunk(2), beta=self.settings.beta)
-        learned = (reference - error).chunk(2)
+        chosen_gain, rejected_gain = (reference - error).chunk(2)
+        logit = self.settings.beta / 2 * (chosen_gain - rejected_gain)
         return preference_loss(logit), {
             "preference/accuracy": (logit > 0).float() + (logit == 0) / 2,
             "preference/logit": logit,
-            "preference/learned_chosen": learned[0],
-            "preference/learned_rejected": learned[1],
+            "preference/chosen_gain": chosen_gain,
+            "preference/rejected_gain": rejected_gain,
         }
 
     @staticmethod

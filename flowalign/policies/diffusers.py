@@ -207,8 +207,12 @@ class DiffusersPolicy:
     # Prompts
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str], batch_size: int = 64) -> None:
-        """Put the embeddings of the distinct prompts into the cache; the text encoders leave the device after."""
+    def encode(self, prompts: Sequence[str]) -> None:
+        """Put the embeddings of the distinct prompts into the cache; the text encoders leave the device after.
+
+        Each is encoded alone: in a batch it would depend, in its last bits, on those it came with, and a resumed run,
+        whose cache is empty, would not repeat the uninterrupted one.
+        """
         missing = [p for p in dict.fromkeys(prompts) if p not in self._embeddings]
         for prompt in prompts:
             if prompt in self._embeddings:
@@ -219,12 +223,9 @@ class DiffusersPolicy:
         encoders = [m for n, m in self.pipeline.components.items() if n.startswith("text_encoder")]
         for encoder in encoders:
             to_device(encoder, self.device)
-        for i in range(0, len(missing), batch_size):
-            batch = missing[i : i + batch_size]
-            encoded = self.family.encode(self.pipeline, batch, device=self.device, **self.encode_options)
-            encoded = {name: value.cpu() for name, value in encoded.items()}
-            for row, prompt in enumerate(batch):
-                self._embeddings[prompt] = {name: value[row] for name, value in encoded.items()}
+        for prompt in missing:
+            encoded = self.family.encode(self.pipeline, [prompt], device=self.device, **self.encode_options)
+            self._embeddings[prompt] = {name: value[0].cpu() for name, value in encoded.items()}
         if self.device.type != "cpu":
             for encoder in encoders:
                 to_device(encoder, "cpu")
