@@ -167,3 +167,7 @@ def test_prompts_without_pictures_are_refused_before_a_model_loads(tmp_path: Pat
     config = load(recipe("tiny_sd3/dpo"), [f"data.prompts={tmp_path / 'prompts.jsonl'}"])
     with pytest.raises(ConfigError, match="line 1: no file name under the key 'chosen'"):
         config.check(processes=1)
+
+
+def test_the_recipe_for_sd3_is_valid(votes: Path) -> None:
+    load(recipe("sd3/dpo"), [f"data.prompts={votes}"]).check(processes=1)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from scipy.stats import binomtest
 
-from flowalign.errors import ConfigError
 from flowalign.data import Preferences
+from flowalign.errors import ConfigError
 from flowalign.gallery.votes import Pair, Votes, kappa, results, wilson
 
 
