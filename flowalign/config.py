@@ -195,13 +195,14 @@ class Config(Section):
 
     def check(self, processes: int) -> None:
         """Everything that can be known to be wrong before a model loads."""
-        self.build_algorithm().check(self)
+        algorithm = self.build_algorithm()
+        algorithm.check(self)
         kernel = registry.resolve("kernels", self.rollout.kernel)
         try:
             check_eta(kernel, self.rollout.eta)
         except ValueError as error:
             raise ConfigError(f"rollout.eta: {error}") from error
-        plan = self.build_plan()
+        self.build_plan()
         for where, rewards in (("rewards", self.rewards), ("evaluation.rewards", self.evaluation.rewards or [])):
             for i, named in enumerate(rewards):
                 registry.check("rewards", named.name, named.settings, f"{where}.{i}")
@@ -211,7 +212,7 @@ class Config(Section):
                     f"{where}.sigmas: {len(sampling.sigmas)} noise levels for {where}.steps={sampling.steps}; "
                     "give one a step, without the final 0"
                 )
-        Prompts.read(self.data.prompts, self.data.where)
+        algorithm.read(self.data)
         if self.evaluation.prompts is not None:
             Prompts.read(self.evaluation.prompts, self.evaluation.where)
         training = self.training
@@ -221,12 +222,10 @@ class Config(Section):
                 f"training.prompts_per_iteration: {training.prompts_per_iteration} groups cannot be split over "
                 f"{processes} processes (groups stay whole); {up} would work"
             )
-        stochastic = int((plan.etas(self.rollout.steps, self.rollout.eta, 0, 0) > 0).sum())
-        actions = training.group_size * stochastic
-        if actions % training.updates_per_iteration:
+        items = algorithm.items(self)
+        if items % training.updates_per_iteration:
             raise ConfigError(
-                f"training.updates_per_iteration: the {actions} actions of a group (group_size "
-                f"{training.group_size} x {stochastic} stochastic steps) cannot be split into "
+                f"training.updates_per_iteration: the {items} {algorithm.unit} of a group cannot be split into "
                 f"{training.updates_per_iteration} equal updates"
             )
 

@@ -1,7 +1,7 @@
 """Prompts and their metadata, and the batches an iteration trains on."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -36,19 +36,12 @@ class Prompts:
         path = shipped.get(source, Path(source))
         if not path.is_file():
             raise ConfigError(f"no prompts at '{source}'; give a .txt or .jsonl file, or {nearest(source, shipped)}")
-        lines = [line for line in path.read_text().splitlines() if line.strip()]
         if path.suffix == ".jsonl":
-            try:
-                records = [json.loads(line) for line in lines]
-                texts = [record.pop("prompt") for record in records]
-                if not all(isinstance(text, str) for text in texts):
-                    raise TypeError
-            except (json.JSONDecodeError, KeyError, AttributeError, TypeError) as error:
-                raise ConfigError(
-                    f"{path}: every line must be a JSON object with a text under the key 'prompt'"
-                ) from error
+            records = [record for _, record in _records(path)]
+            texts = [record.pop("prompt") for record in records]
         else:
-            texts, records = lines, [{} for _ in lines]
+            texts = [line for line in path.read_text().splitlines() if line.strip()]
+            records = [{} for _ in texts]
         keep = [i for i, r in enumerate(records) if all(r.get(k) in v for k, v in (where or {}).items())]
         if not keep:
             raise ConfigError(f"{path}: no prompt is left" + (f" where {dict(where)}" if where else ""))
@@ -60,6 +53,58 @@ class Prompts:
             return self
         keep = np.linspace(0, len(self) - 1, limit).round().astype(int)
         return Prompts([self.texts[i] for i in keep], [self.metadata[i] for i in keep])
+
+
+@dataclass
+class Preferences(Prompts):
+    """Choices between two pictures of a prompt: `metadata` has the files under 'chosen' and 'rejected'."""
+
+    @classmethod
+    def read(cls, source: str, where: Mapping[str, Sequence[str]] | None = None) -> "Preferences":
+        """Read JSON lines with 'prompt', 'chosen' and 'rejected', as `flowalign gallery RUN --export FILE` writes them.
+
+        Args:
+            source: the file; relative picture paths start from its folder.
+            where: as of `Prompts.read`; {"rater": ["Ada"]} keeps the choices of one rater.
+
+        Raises:
+            ConfigError: a missing file, a line that is no preference, or a picture that is not there; names the line.
+        """
+        path = Path(source)
+        if not path.is_file():
+            raise ConfigError(f"no preferences at '{source}'; `flowalign gallery RUN --export FILE` writes them")
+        records = []
+        for number, record in _records(path):
+            for key in ("chosen", "rejected"):
+                if not isinstance(record.get(key), str):
+                    raise ConfigError(f"{path}, line {number}: no file name under the key '{key}'")
+                record[key] = str(path.parent / record[key])
+                if not Path(record[key]).is_file():
+                    raise ConfigError(f"{path}, line {number}: no picture at {record[key]}")
+            if all(record.get(k) in v for k, v in (where or {}).items()):
+                records.append(record)
+        if not records:
+            raise ConfigError(f"{path}: no preference is left" + (f" where {dict(where)}" if where else ""))
+        return cls([record.pop("prompt") for record in records], records)
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The numbered JSON objects of a file of lines, each with a text under 'prompt'."""
+    try:
+        # not splitlines(): JSON may hold U+2028 and its like inside a text
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            record = None
+        if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+            raise ConfigError(f"{path}, line {number}: not a JSON object with a text under the key 'prompt'")
+        yield number, record
 
 
 @dataclass

@@ -24,6 +24,7 @@ ALGORITHMS = {
     "grpo_guard": "flowalign.algorithms.grpo_guard:GRPOGuard",
     "flow_dppo": "flowalign.algorithms.flow_dppo:FlowDPPO",
     "reinflow": "flowalign.algorithms.reinflow:ReinFlow",
+    "dpo": "flowalign.algorithms.dpo:DPO",
 }
 REWARDS = {
     "shapes": "rewards.shapes.reward:ShapesReward",

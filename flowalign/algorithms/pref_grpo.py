@@ -6,6 +6,7 @@ single-elimination tournament (ArenaRL, arXiv 2601.06487) or one random opponent
 side: `both_orders` asks twice. Rollout and loss are Flow-GRPO's.
 """
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from flowalign import registry
 from flowalign.algorithms import trajectory
 from flowalign.algorithms.trajectory import TrajectoryAlgorithm
-from flowalign.core.pairwise import Schedule, compare
+from flowalign.core.pairwise import Pair, Schedule, compare, win_table
 from flowalign.data import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies import Rollout
@@ -38,6 +39,8 @@ class PrefGRPO(TrajectoryAlgorithm):
     Settings = PrefGRPOSettings
     settings: PrefGRPOSettings
     judge: Any = None
+    met: dict[Pair, list[float]]
+    """verdicts of the last batch: the first row's share of the win, each time a pair was judged"""
 
     def check(self, config: "Config") -> None:
         if "name" not in self.settings.judge:
@@ -49,8 +52,9 @@ class PrefGRPO(TrajectoryAlgorithm):
             arguments = dict(self.settings.judge)
             self.judge = as_judge(registry.build("rewards", arguments.pop("name"), arguments, "algorithm.judge"))
         images = actor.decode(rollout)
+        self.met = defaultdict(list)
 
-        def verdicts(pairs: list[tuple[int, int]]) -> list[float]:
+        def verdicts(pairs: list[Pair]) -> list[float]:
             first, second = zip(*pairs, strict=True)
             actor.reward_calls += 2 * len(pairs)
             judged = self.judge.compare(
@@ -59,7 +63,13 @@ class PrefGRPO(TrajectoryAlgorithm):
                 [batch.prompts[i] for i in first],
                 [batch.metadata[i] for i in first],
             )
-            return judged.value.tolist()
+            shares: list[float] = judged.value.tolist()
+            for pair, share in zip(pairs, shares, strict=True):
+                self.met[pair].append(share)
+            return shares
 
         s = self.settings
         return compare(batch.group, verdicts, s.schedule, batch.iteration, s.both_orders)
+
+    def wins(self, rows: int) -> Tensor:
+        return win_table(rows, self.met)

@@ -62,10 +62,10 @@ class ReinFlow(TrajectoryAlgorithm):
     def _kernel(self, policy: DiffusersPolicy, prompts: Sequence[str]) -> Kernel:
         return self.noise.given(policy.prompt_vectors(prompts).to(policy.device))
 
-    def actions(self, policy: DiffusersPolicy, experience: Experience, pairs: Tensor) -> Actions:
-        samples = pairs[:, 0].tolist()
+    def actions(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Actions:
+        samples = items[:, 0].tolist()
         experience.rollout.kernel = self._kernel(policy, [experience.batch.prompts[i] for i in samples])
-        return super().actions(policy, experience, pairs)
+        return super().actions(policy, experience, items)
 
     def loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
         loss, metrics = super().loss(actions)

@@ -7,15 +7,15 @@ which reward every step gets (`step_reward`), how rewards become advantages (`cr
 
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor, nn
+from pydantic import Field
+from torch import Tensor
 
+from flowalign.algorithms import base
 from flowalign.core.advantages import Scale, group_advantage, zero_spread
 from flowalign.core.credit import per_reward
 from flowalign.core.divergences import gaussian_kl, velocity_mse
@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 Combine = Literal["reward", "advantage", "gdpo"]
 
 
-class PolicySettings(BaseModel):
-    """Settings that the whole family has; an algorithm adds its own. Unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid")
+class PolicySettings(base.AlgorithmSettings):
+    """Settings that the whole family has; an algorithm adds its own."""
 
     clip_range: float = Field(1e-4, gt=0)
     """of the ratio, which is per element and so stays close to 1"""
@@ -130,47 +128,38 @@ class Actions:
 
 
 @dataclass
-class Experience:
+class Experience(base.Experience):
     """One process's part of an iteration: its rollout, its scores and what each action earned."""
 
     rollout: Rollout
-    batch: Batch
     scores: Scores
     advantage: Tensor
     """[B, T]"""
-    metrics: dict[str, float]
 
-    def pairs(self) -> Tensor:
+    def items(self) -> Tensor:
         """[N, 2] (sample, step) of every stochastic step, group after group."""
         return self.rollout.trajectory.mask.nonzero()
 
+    def useful(self, items: Tensor) -> Tensor:
+        return self.advantage[items[:, 0], items[:, 1]] != 0
 
-class TrajectoryAlgorithm:
-    """Base of the family.
 
-    Args:
-        settings: the algorithm's own, validated.
-    """
+class TrajectoryAlgorithm(base.Algorithm[Experience]):
+    """Base of the family."""
 
-    Settings: ClassVar[type[PolicySettings]] = PolicySettings
-
-    def __init__(self, settings: PolicySettings) -> None:
-        self.settings = settings
+    Settings: ClassVar[type[base.AlgorithmSettings]] = PolicySettings
+    settings: PolicySettings
+    headline = "reward/mean"
+    unit = "stochastic steps"
 
     @property
     def uses_reference(self) -> bool:
         """Whether the loss compares with the start weights."""
         return self.settings.kl_weight > 0
 
-    def check(self, config: "Config") -> None:
-        """Refuse configurations that cannot work with this algorithm, saying what would."""
-
-    def modules(self, policy: DiffusersPolicy) -> Mapping[str, nn.Module]:
-        """Networks of the algorithm's own that are trained and saved with the policy."""
-        return {}
-
-    def progress(self, done: float) -> None:
-        """Told before each iteration what share of training is done, in [0, 1]."""
+    def items(self, config: "Config") -> int:
+        etas = config.build_plan().etas(config.rollout.steps, config.rollout.eta, 0, 0)
+        return config.training.group_size * int((etas > 0).sum())
 
     def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
         """The trajectories to learn from and the samples they are of; one group's stand side by side."""
@@ -233,9 +222,7 @@ class TrajectoryAlgorithm:
         record = actor.record(rollout, batch, scores, reward)
         if record.reward.dim() == 2:
             actor.calibrate(record.reward, record.mask)
-        advantage = self.credit(record)
-        if advantage.dim() == 1:
-            advantage = advantage[:, None].expand_as(record.mask)
+        advantage = self.advantages(record)
         value = actor.gather(scores.value.to(actor.device))
         metrics = {
             "reward/mean": value.mean().item(),
@@ -251,11 +238,38 @@ class TrajectoryAlgorithm:
                 metrics[f"reward/{name}"] = mean
         metrics |= actor.metrics
         actor.metrics = {}
-        return Experience(rollout, batch, scores, actor.mine(advantage, len(batch)), metrics)
+        return Experience(batch, metrics, rollout, scores, actor.mine(advantage, len(batch)))
 
-    def actions(self, policy: DiffusersPolicy, experience: Experience, pairs: Tensor) -> Actions:
+    def advantages(self, record: Record) -> Tensor:
+        """[B, T] what each action earned."""
+        advantage = self.credit(record)
+        return advantage[:, None].expand_as(record.mask) if advantage.dim() == 1 else advantage
+
+    def show(self, actor: "Actor", batch: Batch) -> base.Seen:
+        rollout, batch = self.rollout(actor, batch)
+        images = actor.decode(rollout)
+        scores = actor.score(images, batch)
+        record = actor.record(rollout, batch, scores, self.step_reward(actor, rollout, batch, scores))
+        earned = self.advantages(record).where(record.mask, torch.nan)
+        return base.Seen(rollout, batch, images, scores, earned, self.wins(len(batch)))
+
+    def wins(self, rows: int) -> Tensor | None:
+        """[B, B] verdicts of the comparisons that the last rewards came from, as in `Seen`; None without any."""
+        return None
+
+    def verify(self, policy: DiffusersPolicy, experience: Experience) -> None:
+        policy.verify(experience.rollout)
+
+    def losses(
+        self, policy: DiffusersPolicy, experience: Experience, items: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        actions = self.actions(policy, experience, items)
+        loss, values = self.loss(actions)
+        return loss, {**values, "policy/ratio": actions.ratio}
+
+    def actions(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Actions:
         """The stored actions of [N, 2] (sample, step) pairs, scored under the present weights."""
-        samples, steps = pairs.unbind(1)
+        samples, steps = items.unbind(1)
         rollout = experience.rollout
         velocity = policy.velocity(rollout, samples, steps)
         reference = None

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from flowalign.core.divergences import gaussian_kl
 
@@ -98,3 +99,13 @@ def noise_weight(std: Tensor, mask: Tensor) -> Tensor:
     """
     std = std * mask
     return std * mask.sum(1, keepdim=True) / std.sum(1, keepdim=True)
+
+
+def preference_loss(logit: Tensor) -> Tensor:
+    """Minus the log-probability that the chosen one of a pair wins, by Bradley and Terry's model; log 2 at logit 0.
+
+    Args:
+        logit: how much more the chosen one is worth than the rejected one. For a reward the difference of its scores;
+            for a generator that of its implicit rewards (Diffusion-DPO, arXiv 2311.12908, eq. 14).
+    """
+    return -F.logsigmoid(logit)

@@ -5,7 +5,7 @@ that it can batch.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Literal
 
@@ -78,6 +78,21 @@ def win_rates(count: int, pairs: Sequence[Pair], verdicts: Sequence[float]) -> T
     """Wins over comparisons of each of `count` rows, [count] float32; 1/2 for a row that met nobody."""
     points = _points(pairs, verdicts)
     return torch.tensor([sum(points[row]) / len(points[row]) if points[row] else 0.5 for row in range(count)])
+
+
+def win_table(count: int, met: Mapping[Pair, Sequence[float]]) -> Tensor:
+    """[count, count] the row's mean share of the win over the column, NaN for pairs that did not meet.
+
+    Args:
+        met: (i, j) -> row i's share each time they were judged in this order.
+    """
+    total, times = torch.zeros(count, count), torch.zeros(count, count)
+    for (i, j), shares in met.items():
+        total[i, j] += sum(shares)
+        total[j, i] += len(shares) - sum(shares)
+        times[i, j] += len(shares)
+        times[j, i] += len(shares)
+    return total / times
 
 
 def tournament(group: Sequence[int], judge: Judge, seed: int = 0, both: bool = False) -> Tensor:

@@ -2,6 +2,5 @@
 
 from flowalign.gallery.build import build
 from flowalign.gallery.previews import Film, Group, Limits, save_previews
-from flowalign.gallery.votes import Preference, read_preferences
 
-__all__ = ["Film", "Group", "Limits", "Preference", "build", "read_preferences", "save_previews"]
+__all__ = ["Film", "Group", "Limits", "build", "save_previews"]

@@ -9,10 +9,11 @@ A moment's previews are one folder of the run, which appears by one rename:
 
 A film line is `{"prompt", "seed", "metadata", "sigmas", "pictures", "rewards", "dense", "advantages", "stochastic",
 "turning"}`, a group line `{"prompt", "metadata", "members": [{"picture", "seed", "reward", "advantage", "parts"}],
-"wins"}`; the fields mean what they mean in `Film` and `Group`, and what was not given is null.
+"wins"}`; the fields mean what they mean in `Film` and `Group`, and what was not given or is NaN is null.
 """
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -136,8 +137,8 @@ def _save_group(folder: Path, number: int, group: Group, limits: Limits) -> dict
             "picture": _save_picture(folder / f"group-{number:02d}-{i:03d}.webp", group.pictures[i], limits.side),
             "seed": int(group.seeds[i]),
             "reward": float(group.rewards[i]),
-            "advantage": None if group.advantages is None else float(group.advantages[i]),
-            "parts": {name: float(values[i]) for name, values in group.parts.items()},
+            "advantage": None if group.advantages is None else _number(group.advantages[i]),
+            "parts": {name: _number(values[i]) for name, values in group.parts.items()},
         }
         for i in range(size)
     ]
@@ -153,8 +154,13 @@ def _save_picture(path: Path, picture: Image, side: int) -> str:
     return path.name
 
 
-def _numbers(values: Sequence[float] | None) -> list[float] | None:
-    return None if values is None else [float(value) for value in values]
+def _numbers(values: Sequence[float] | None) -> list[float | None] | None:
+    return None if values is None else [_number(value) for value in values]
+
+
+def _number(value: float) -> float | None:
+    """JSON has no NaN: what does not apply is null."""
+    return None if math.isnan(value) else float(value)
 
 
 def _thin(parent: Path, moments: int) -> None:

@@ -17,8 +17,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from flowalign.errors import ConfigError
-
 VERDICTS = ("first", "second", "tie", "skip")
 WORTH = {"first": 0.0, "second": 1.0, "tie": 0.5}
 """of a verdict for the second picture"""
@@ -33,16 +31,6 @@ class Pair:
     seed: str
     first: Path
     second: Path
-
-
-@dataclass(frozen=True)
-class Preference:
-    """One choice of one rater."""
-
-    prompt: str
-    chosen: Path
-    rejected: Path
-    rater: str
 
 
 class Votes:
@@ -121,38 +109,6 @@ class Votes:
 
 def json_lines(records: Iterable[Mapping[str, Any]]) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
-
-
-def read_preferences(path: str | Path) -> list[Preference]:
-    """Read exported votes, or any JSON lines with 'prompt', 'chosen' and 'rejected'.
-
-    Relative picture paths start from the file's folder.
-
-    Raises:
-        ConfigError: a missing file, a line that is no preference, or a picture that is not there; names the line.
-    """
-    path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"no preferences at {path}; `flowalign gallery RUN --export FILE` writes them") from error
-    preferences = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            prompt, names = record["prompt"], (record["chosen"], record["rejected"])
-            chosen, rejected = (path.parent / name for name in names)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"{path}, line {number}: not a JSON object with 'prompt', 'chosen' and 'rejected'"
-            ) from error
-        for picture in (chosen, rejected):
-            if not picture.is_file():
-                raise ConfigError(f"{path}, line {number}: no picture at {picture}")
-        preferences.append(Preference(str(prompt), chosen, rejected, str(record.get("rater", ""))))
-    return preferences
 
 
 def wilson(successes: float, trials: int) -> tuple[float, float]:

@@ -98,10 +98,14 @@ class Conditions:
 
 
 class CallRecorder:
-    """Context manager that writes down every call of a denoiser while a pipeline runs."""
+    """Context manager that writes down every call of a denoiser while a pipeline runs.
 
-    def __init__(self, denoiser: nn.Module) -> None:
-        self.denoiser = denoiser
+    Args:
+        dry: answer with zeros in place of the network.
+    """
+
+    def __init__(self, denoiser: nn.Module, dry: bool = False) -> None:
+        self.denoiser, self.dry = denoiser, dry
         self.signature = inspect.signature(denoiser.forward)
         self.input_name = next(iter(self.signature.parameters))
         self.calls: list[Call] = []
@@ -109,10 +113,18 @@ class CallRecorder:
 
     def __enter__(self) -> "CallRecorder":
         self.handle = self.denoiser.register_forward_pre_hook(self._record, with_kwargs=True)
+        if self.dry:
+            # on the instance, where it hides the class's own
+            self.denoiser.__dict__["forward"] = self._zeros
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.handle.remove()
+        if self.dry:
+            del self.denoiser.__dict__["forward"]
+
+    def _zeros(self, *args: Any, **kwargs: Any) -> tuple[Tensor]:
+        return (torch.zeros_like(self.signature.bind(*args, **kwargs).arguments[self.input_name]),)
 
     def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = dict(self.signature.bind(*args, **kwargs).arguments)

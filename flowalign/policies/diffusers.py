@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.conditions import CallRecorder, Conditions
 from flowalign.policies.families import Family, family_of, to_device
-from flowalign.policies.scheduler import TransitionScheduler
+from flowalign.policies.noised import Noised
+from flowalign.policies.scheduler import LevelScheduler, TransitionScheduler
 from samplers import Trajectory, Transition, ode
 from samplers.completion import VelocityAt
 from samplers.kernels import Kernel
+from samplers.noise import generators, normal
 
 logger = logging.getLogger(__name__)
 
@@ -205,8 +207,12 @@ class DiffusersPolicy:
     # Prompts
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str], batch_size: int = 64) -> None:
-        """Put the embeddings of the distinct prompts into the cache; the text encoders leave the device after."""
+    def encode(self, prompts: Sequence[str]) -> None:
+        """Put the embeddings of the distinct prompts into the cache; the text encoders leave the device after.
+
+        Each is encoded alone: in a batch it would depend, in its last bits, on those it came with, and a resumed run,
+        whose cache is empty, would not repeat the uninterrupted one.
+        """
         missing = [p for p in dict.fromkeys(prompts) if p not in self._embeddings]
         for prompt in prompts:
             if prompt in self._embeddings:
@@ -217,12 +223,9 @@ class DiffusersPolicy:
         encoders = [m for n, m in self.pipeline.components.items() if n.startswith("text_encoder")]
         for encoder in encoders:
             to_device(encoder, self.device)
-        for i in range(0, len(missing), batch_size):
-            batch = missing[i : i + batch_size]
-            encoded = self.family.encode(self.pipeline, batch, device=self.device, **self.encode_options)
-            encoded = {name: value.cpu() for name, value in encoded.items()}
-            for row, prompt in enumerate(batch):
-                self._embeddings[prompt] = {name: value[row] for name, value in encoded.items()}
+        for prompt in missing:
+            encoded = self.family.encode(self.pipeline, [prompt], device=self.device, **self.encode_options)
+            self._embeddings[prompt] = {name: value[0].cpu() for name, value in encoded.items()}
         if self.device.type != "cpu":
             for encoder in encoders:
                 to_device(encoder, "cpu")
@@ -313,24 +316,37 @@ class DiffusersPolicy:
         scheduler: TransitionScheduler,
         call: dict[str, Any],
     ) -> Rollout:
+        with CallRecorder(self.denoiser) as recorded:
+            self._call(scheduler, prompts, seeds, guidance, steps, call)
+        self.forwards += sum(recorded.rows)
+        conditions = recorded.conditions(len(prompts), len(scheduler.sigmas) - 1, self.family.shared)
+        assert scheduler.recorder is not None
+        return Rollout(scheduler.recorder.trajectory(), conditions, list(prompts), guidance, scheduler.kernel)
+
+    def _call(
+        self,
+        scheduler: TransitionScheduler,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        guidance: float,
+        steps: int,
+        call: dict[str, Any],
+    ) -> None:
+        """The pipeline's own call with another scheduler."""
         own = self.pipeline.scheduler
         self.pipeline.scheduler = scheduler
         try:
-            with CallRecorder(self.denoiser) as recorded, self._autocast():
+            with self._autocast():
                 self.pipeline(
                     **self._embeds(prompts, guidance),
                     guidance_scale=guidance,
                     num_inference_steps=steps,
-                    generator=[torch.Generator("cpu").manual_seed(seed) for seed in seeds],
+                    generator=generators(seeds),
                     output_type="latent",
                     **call,
                 )
         finally:
             self.pipeline.scheduler = own
-        self.forwards += sum(recorded.rows)
-        conditions = recorded.conditions(len(prompts), len(scheduler.sigmas) - 1, self.family.shared)
-        assert scheduler.recorder is not None
-        return Rollout(scheduler.recorder.trajectory(), conditions, list(prompts), guidance, scheduler.kernel)
 
     def velocity(self, rollout: Rollout, samples: Tensor, steps: Tensor, x: Tensor | None = None) -> Tensor:
         """Guided velocities of the present weights: [N, ...] for the pairs (samples[n], steps[n]).
@@ -340,16 +356,20 @@ class DiffusersPolicy:
         Args:
             x: [N, ...] states of these samples at these steps; default those stored.
         """
-        x = (rollout.trajectory.latents[samples, steps] if x is None else x).to(self.dtype)
-        copies = rollout.conditions.copies
+        x = rollout.trajectory.latents[samples, steps] if x is None else x
+        return self._velocity(x, rollout.conditions, samples, steps, rollout.guidance)
+
+    def _velocity(self, x: Tensor, conditions: Conditions, samples: Tensor, steps: Tensor, guidance: float) -> Tensor:
+        x = x.to(self.dtype)
+        copies = conditions.copies
         self.forwards += len(x) * sum(copies)
         network = self.model if torch.is_grad_enabled() else self._bare
         with self._autocast():
             outputs = [
                 network(x.repeat(n, *[1] * (x.dim() - 1)), **call)[0]
-                for n, call in zip(copies, rollout.conditions.gather(samples, steps), strict=True)
+                for n, call in zip(copies, conditions.gather(samples, steps), strict=True)
             ]
-            return self.family.velocity(outputs, copies, rollout.guidance)
+            return self.family.velocity(outputs, copies, guidance)
 
     def at(self, rollout: Rollout) -> VelocityAt:
         """The velocity at any state of a rollout's samples, as completions and trees ask for it."""
@@ -382,6 +402,48 @@ class DiffusersPolicy:
                 f"(at most {tolerance:g} is numerical noise); its family needs its own velocity or encode"
             )
         return relative
+
+    # The forward process
+
+    @torch.no_grad()
+    def noised(
+        self,
+        prompts: Sequence[str],
+        levels: Tensor,
+        images: Sequence[Image],
+        seeds: Sequence[int],
+        guidance: float = 1.0,
+        batch_size: int = 64,
+        **call: Any,
+    ) -> Noised:
+        """Pictures noised to levels, ready for `velocity_of`.
+
+        The pipeline's own call says what its denoiser is called with at these levels, without the network being run.
+
+        Args:
+            prompts: B prompts.
+            levels: [B] noise levels in (0, 1) before the pipeline's own shift, which then applies to them.
+            images: B pictures, brought to the pipeline's size.
+            seeds: B seeds of the noise.
+            guidance: classifier-free guidance scale of the velocities; 1 does without.
+            call: further arguments of the pipeline's call (height, width).
+        """
+        distinct, place = (-levels).unique(return_inverse=True)
+        scheduler = LevelScheduler.like(self.pipeline.scheduler, ode, None, seeds)
+        with CallRecorder(self.denoiser, dry=True) as recorded:
+            self._call(scheduler, prompts, seeds, guidance, len(distinct), {"sigmas": (-distinct).tolist()} | call)
+        conditions = recorded.conditions(len(prompts), len(distinct), self.family.shared)
+        height, width = (self.pipeline.vae_scale_factor * side for side in scheduler.shape[-2:])
+        pixels = self.pipeline.image_processor.preprocess(list(images), height=height, width=width)
+        parts = [self.family.latents(self.pipeline, part.to(self.device)) for part in pixels.split(batch_size)]
+        x0 = torch.cat(parts).float()
+        noise = normal(x0.shape[1:], generators(seeds), self.device)
+        place = place.to(self.device)
+        return Noised(x0, noise, scheduler.sigmas.to(self.device)[place], conditions, place, guidance)
+
+    def velocity_of(self, noised: Noised, rows: Tensor) -> Tensor:
+        """[N, ...] velocities of the present weights at these of the noised samples, [N] indices."""
+        return self._velocity(noised.x[rows], noised.conditions, rows, noised.levels[rows], noised.guidance)
 
     @torch.no_grad()
     def decode(self, latents: Tensor, batch_size: int = 64) -> list[Image]:

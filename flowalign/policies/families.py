@@ -41,6 +41,12 @@ class Family:
         unconditional, conditional = outputs[0].chunk(2)
         return unconditional + guidance * (conditional - unconditional)
 
+    def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
+        """Pictures [B, 3, H, W] in [-1, 1] to latents, the mean of the VAE's posterior: the inverse of `decode`."""
+        vae = pipeline.vae
+        latents = vae.encode(pixels.to(vae.dtype)).latent_dist.mode()
+        return (latents - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
+
     def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
         """Latents to pictures [B, 3, H, W] in [-1, 1]."""
         vae = pipeline.vae

@@ -56,3 +56,14 @@ class TransitionScheduler(FlowMatchEulerDiscreteScheduler):
                 raise FlowalignError(f"the plan has {eta.shape[-1]} steps, the pipeline's schedule {steps}")
             self.recorder = Recorder(sample, self.sigmas, self.kernel, eta, self.seeds, self.order)
         return (self.recorder.step(model_output).to(sample.dtype),)
+
+
+class LevelScheduler(TransitionScheduler):
+    """Walks the noise levels without moving: for the arguments a pipeline calls its denoiser with at each of them."""
+
+    shape: tuple[int, ...]
+    """of the latents"""
+
+    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, **_: Any) -> tuple[Tensor]:
+        self.shape = tuple(sample.shape)
+        return (sample,)

@@ -1,6 +1,7 @@
 """What an algorithm acts through: the policy, the reward, the rollout settings and the other processes."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -34,6 +35,18 @@ class Actor:
         self.metrics: dict[str, float] = {}
         """what acting measured in this iteration"""
         self._head: ValueHead | None = None
+        self._alone = False
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within it this process acts for itself, to look at something: nothing is exchanged, counted or learned."""
+        kept = self.policy.forwards, self.reward_calls, dict(self.metrics)
+        self._alone = True
+        try:
+            yield
+        finally:
+            self._alone = False
+            self.policy.forwards, self.reward_calls, self.metrics = kept
 
     # Rollouts
 
@@ -146,6 +159,8 @@ class Actor:
         Args:
             final: [B] rewards of the finished samples, R_T.
         """
+        # exact ones need no network that learns
+        estimator = Estimator() if self._alone else estimator
         exact = self._completed(rollout, batch, final, None) if estimator.is_exact(batch.iteration) else None
         if estimator.kind == "ode":
             assert exact is not None
@@ -229,7 +244,7 @@ class Actor:
 
     def gather(self, values: Tensor) -> Tensor:
         """Rows of all processes, in the order of one process."""
-        return self.accelerator.gather(values.contiguous())
+        return values if self._alone else self.accelerator.gather(values.contiguous())
 
     def mine(self, values: Tensor, rows: int) -> Tensor:
         """This process's rows of gathered values."""

@@ -4,69 +4,75 @@ import dataclasses
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from flowalign.algorithms.base import Algorithm, Seen
 from flowalign.config import Config
-from flowalign.core.advantages import group_advantage
 from flowalign.core.credit import dense_rewards, turning_points
 from flowalign.data import Prompts, draw_batch
 from flowalign.gallery.previews import Film, Group, save_previews
 from flowalign.training.actor import Actor
-from rewards.dense import Estimator
 from samplers.completion import completions
+from samplers.plans import Tree
 
 MEMBERS = 8
 """samples a prompt, at most"""
 
 
-def preview(actor: Actor, config: Config, prompts: Prompts, folder: Path, iteration: int) -> None:
-    """Sample a group of each of the first few prompts as training does, and save how its members came to be.
+@torch.no_grad()
+def preview(actor: Actor, algorithm: Algorithm, config: Config, prompts: Prompts, folder: Path, iteration: int) -> None:
+    """Sample a group of each of a few prompts as the algorithm does, and save how its members came to be.
 
     The same prompts, start and step noises each time. It counts neither as forwards nor as reward calls.
     """
-    forwards, calls = actor.policy.forwards, actor.reward_calls
     count = min(config.training.previews, len(prompts))
-    members = min(config.training.group_size, MEMBERS)
-    fixed = prompts.spread(count)
-    batch = draw_batch(fixed, 0, count, members, config.training.seed, config.rollout.share_start_noise)
-    batch = dataclasses.replace(batch, iteration=iteration)
-    rollout = actor.rollout(batch)
-    images = actor.decode(rollout)
-    scores = actor.score(images, batch)
-    values = actor.values(rollout, batch, scores.value, Estimator())
-    advantage = group_advantage(scores.value, torch.tensor(batch.group))
-    dense, turning = dense_rewards(values), turning_points(values)
-    films, groups = [], []
-    for g in range(count):
-        rows = range(g * members, (g + 1) * members)
-        first = rollout.trajectory[rows.start : rows.start + 1]
-        one = rollout.branch(first, torch.tensor([rows.start], device=actor.device))
-        made = completions(actor.policy.at(one), first)
-        ends = actor.policy.decode(made.latents)
-        i = rows.start
-        films.append(
-            Film(
-                batch.prompts[i],
-                batch.seeds[i],
-                [ends[state] for state in made.index[0].tolist()],
-                rewards=values[i].tolist(),
-                dense=dense[i].tolist(),
-                advantages=[float(advantage[i])] * dense.shape[1],
-                stochastic=first.mask[0].tolist(),
-                turning=turning[i].tolist(),
-                sigmas=first.sigmas.tolist(),
-                metadata=batch.metadata[i],
-            )
-        )
-        groups.append(
-            Group(
-                batch.prompts[i],
-                [batch.noise_seeds[row] for row in rows],
-                [images[row] for row in rows],
-                [float(scores.value[row]) for row in rows],
-                advantages=[float(advantage[row]) for row in rows],
-                parts={name: [float(part[row]) for row in rows] for name, part in scores.parts.items()},
-                metadata=batch.metadata[i],
-            )
-        )
+    # a tree has as many leaves as it has
+    members = actor.plan.leaves if isinstance(actor.plan, Tree) else min(config.training.group_size, MEMBERS)
+    batch = draw_batch(prompts.spread(count), 0, count, members, config.training.seed, config.rollout.share_start_noise)
+    with actor.alone():
+        seen = algorithm.show(actor, dataclasses.replace(batch, iteration=iteration))
+        # an algorithm that branches makes several groups of a prompt: the first one is shown
+        firsts = [seen.batch.prompts.index(prompt) for prompt in dict.fromkeys(seen.batch.prompts)]
+        films = [_film(actor, seen, row) for row in firsts]
+        groups = [_group(seen, seen.batch.group[row]) for row in firsts]
     save_previews(folder, iteration, films, groups)
-    actor.policy.forwards, actor.reward_calls = forwards, calls
+
+
+def _film(actor: Actor, seen: Seen, row: int) -> Film:
+    """What every state of a sample would end in, and what its steps earned."""
+    trajectory = seen.rollout.trajectory[row : row + 1]
+    one = seen.rollout.branch(trajectory, torch.tensor([row], device=actor.device))
+    made = completions(actor.policy.at(one), trajectory)
+    ends = actor.policy.decode(made.latents)
+    values = actor.score(ends, seen.batch, [row] * len(ends)).value[made.index.cpu()]
+    return Film(
+        seen.batch.prompts[row],
+        seen.batch.seeds[row],
+        [ends[state] for state in made.index[0].tolist()],
+        rewards=values[0].tolist(),
+        dense=dense_rewards(values)[0].tolist(),
+        advantages=None if seen.advantage is None else seen.advantage[row].tolist(),
+        stochastic=trajectory.mask[0].tolist(),
+        turning=turning_points(values)[0].tolist(),
+        sigmas=trajectory.sigmas.tolist(),
+        metadata=seen.batch.metadata[row],
+    )
+
+
+def _group(seen: Seen, number: int) -> Group:
+    """The members of a group; a member's advantage is the mean over the steps that have one."""
+    rows = [row for row, group in enumerate(seen.batch.group) if group == number]
+
+    def of(values: Tensor) -> list[float]:
+        return values[rows].tolist()
+
+    return Group(
+        seen.batch.prompts[rows[0]],
+        [seen.batch.noise_seeds[row] for row in rows],
+        [seen.images[row] for row in rows],
+        of(seen.scores.value),
+        advantages=None if seen.advantage is None else of(seen.advantage.nanmean(1)),
+        parts={name: of(part) for name, part in seen.scores.parts.items()},
+        wins=None if seen.wins is None else seen.wins[rows][:, rows].tolist(),
+        metadata=seen.batch.metadata[rows[0]],
+    )

@@ -19,7 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from flowalign import registry
-from flowalign.algorithms.trajectory import Experience
+from flowalign.algorithms.base import Experience
 from flowalign.config import Config, Weighted, parse
 from flowalign.data import ASSETS, Prompts, draw_batch
 from flowalign.errors import ConfigError
@@ -109,7 +109,7 @@ class Trainer:
         reward = build_reward(config.rewards) if reward is None else as_reward(reward)
         self.actor = Actor(config, self.policy, reward, self.accelerator)
         self.eval_reward = build_reward(config.evaluation.rewards) if config.evaluation.rewards else reward
-        self.prompts = Prompts.read(config.data.prompts, config.data.where)
+        self.prompts = self.algorithm.read(config.data)
 
         self.modules = self.algorithm.modules(self.policy)
         own = {f"{name}.{key}": p for name, m in self.modules.items() for key, p in m.named_parameters()}
@@ -166,7 +166,7 @@ class Trainer:
             self.iteration += 1
             last = self.done() >= 1
             self._log(metrics)
-            bar.set_postfix(reward=f"{metrics['reward/mean']:.3f}")
+            bar.set_postfix({self.algorithm.headline: f"{metrics[self.algorithm.headline]:.3f}"})
             bar.update()
             if last or (evaluation.every and self.iteration % evaluation.every == 0):
                 self.evaluate()
@@ -214,14 +214,14 @@ class Trainer:
         self.algorithm.progress(done)
         experience = self.algorithm.collect(self.actor, batch)
         if self.iteration == 0:
-            self.policy.verify(experience.rollout)
+            self.algorithm.verify(self.policy, experience)
         begin = time.perf_counter()
         sums: dict[str, list[Tensor]] = defaultdict(list)
-        for i, pairs in enumerate(self._updates(experience)):
+        for i, items in enumerate(self._updates(experience)):
             rate = training.optimizer.learning_rate * self.learning_rate_factor(round(done * self.updates) + i)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
-            self._update(experience, pairs, sums)
+            self._update(experience, items, sums)
         metrics = dict(experience.metrics)
         for name, values in sums.items():
             metrics[name] = self.actor.gather(torch.stack(values)).mean().item()
@@ -231,38 +231,32 @@ class Trainer:
         return metrics
 
     def _updates(self, experience: Experience) -> Iterator[Tensor]:
-        """The actions of each update: every group gives an equal, random share of its actions to each."""
+        """The items of each update: every group gives an equal, random share of its own to each."""
         training = self.config.training
         groups = list(dict.fromkeys(experience.batch.group))
-        pairs = experience.pairs().unflatten(0, (len(groups), -1))
+        items = experience.items().unflatten(0, (len(groups), -1))
         orders = []
         for number in groups:
             generator = torch.Generator().manual_seed(derive_seed(training.seed, self.iteration, number, 2))
-            orders.append(torch.randperm(pairs.shape[1], generator=generator))
-        order = torch.stack(orders).to(pairs.device)
-        pairs = pairs.gather(1, order[..., None].expand_as(pairs))
-        for chunk in pairs.chunk(training.updates_per_iteration, dim=1):
+            orders.append(torch.randperm(items.shape[1], generator=generator))
+        order = torch.stack(orders).to(items.device)
+        items = items.gather(1, order[..., None].expand_as(items))
+        for chunk in items.chunk(training.updates_per_iteration, dim=1):
             yield chunk.flatten(0, 1)
 
-    def _update(self, experience: Experience, pairs: Tensor, sums: dict[str, list[Tensor]]) -> None:
-        """One optimizer step on the mean loss of these actions over all processes."""
-        total = len(pairs)
-        pairs = self._with_gradient(experience, pairs)
-        parts = pairs.split(self.config.training.micro_batch_size)
+    def _update(self, experience: Experience, items: Tensor, sums: dict[str, list[Tensor]]) -> None:
+        """One optimizer step on the mean loss of these items over all processes."""
+        total = len(items)
+        items = self._with_gradient(experience, items)
+        parts = items.split(self.config.training.micro_batch_size)
         totals: dict[str, Tensor] = {}
         for i, part in enumerate(parts):
             last = i == len(parts) - 1
             wait = contextlib.nullcontext() if last else self.accelerator.no_sync(self.policy.model)
             with wait:
-                actions = self.algorithm.actions(self.policy, experience, part)
-                loss, values = self.algorithm.loss(actions)
+                loss, values = self.algorithm.losses(self.policy, experience, part)
                 self.accelerator.backward(loss.sum() / total)
-            values = {
-                **values,
-                "policy/loss": loss,
-                "policy/ratio": (actions.log_prob - actions.old_log_prob).exp(),
-            }
-            for name, value in values.items():
+            for name, value in {**values, "policy/loss": loss}.items():
                 totals[name] = totals.get(name, 0) + value.detach().sum()
         self._share_own_gradients()
         norm = self.accelerator.clip_grad_norm_(self.parameters.values(), self.config.training.optimizer.max_grad_norm)
@@ -271,7 +265,7 @@ class Trainer:
         if self.ema is not None:
             self.ema.step(self.parameters.values())
         for name, value in totals.items():
-            sums[name].append(value / len(pairs))
+            sums[name].append(value / len(items))
         sums["policy/gradient_norm"].append(torch.as_tensor(norm, device=self.accelerator.device))
 
     def _share_own_gradients(self) -> None:
@@ -280,17 +274,17 @@ class Trainer:
             for parameter in module.parameters():
                 parameter.grad = self.accelerator.reduce(parameter.grad, "mean")
 
-    def _with_gradient(self, experience: Experience, pairs: Tensor) -> Tensor:
-        """Leave out actions of zero advantage, which teach nothing unless the loss has other terms.
+    def _with_gradient(self, experience: Experience, items: Tensor) -> Tensor:
+        """Leave out items that teach nothing, such as actions of zero advantage, unless the loss has other terms.
 
         Every process keeps the same number, at least one, so that collective operations match.
         """
-        if self.algorithm.uses_reference:
-            return pairs
-        useful = experience.advantage[pairs[:, 0], pairs[:, 1]] != 0
+        useful = None if self.algorithm.uses_reference else experience.useful(items)
+        if useful is None:
+            return items
         keep = max(1, self.actor.largest(int(useful.sum())))
         # stable: the useful ones first, each part in its random order
-        return pairs[torch.argsort(~useful, stable=True)[:keep]]
+        return items[torch.argsort(~useful, stable=True)[:keep]]
 
     # Evaluation
 
@@ -329,11 +323,12 @@ class Trainer:
                 "iteration": self.iteration,
                 **{f"{k}/{n}": v for k, row in means.items() for n, v in row.items()},
             }
+            with self.averaged():
+                record |= self.algorithm.measure(self.actor)
+                if self.config.training.previews:
+                    preview(self.actor, self.algorithm, self.config, prompts, self.folder, self.iteration)
             self.evaluations.append(record)
             self._save_pictures(result)
-            if self.config.training.previews:
-                with self.averaged():
-                    preview(self.actor, self.config, prompts, self.folder, self.iteration)
         if self.config.trackers:
             self.accelerator.log({f"evaluation/{n}": v for n, v in result.means()["all"].items()}, step=self.iteration)
         return result

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from flowalign.gallery import build, read_preferences
+from flowalign.config import load, recipe
+from flowalign.gallery import build
+from flowalign.training import Trainer
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
@@ -332,8 +334,12 @@ def test_votes_by_keys_are_exported_and_read_back(open_page, maker, tmp_path):
         with page.expect_download() as download:
             page.get_by_role("link", name="Download").click()
         download.value.save_as(tmp_path / "preferences.jsonl")
-        preferences = read_preferences(tmp_path / "preferences.jsonl")
-        assert len(preferences) == 6 and {p.rater for p in preferences} == {"Ada"}
+        small = ["training.iterations=1", "training.prompts_per_iteration=2", "evaluation.prompts=null"]
+        data = [f"data.prompts={tmp_path / 'preferences.jsonl'}", "data.where={rater: [Ada]}", f"output={tmp_path}"]
+        trainer = Trainer(load(recipe("tiny_sd3/dpo"), [*data, *small]), progress=False)
+        assert len(trainer.prompts) == 6
+        trainer.train()
+        assert trainer.metrics.read()[0]["policy/gradient_norm"] > 0
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(20)

@@ -221,9 +221,9 @@ def test_votes_outlive_a_kill(maker, tmp_path):
         server.end()
     command = [sys.executable, "-c", CODE, str(run), "-o", str(tmp_path / "out"), "--export", str(tmp_path / "p.jsonl")]
     subprocess.run(command, check=True, capture_output=True)
-    from flowalign.gallery import read_preferences
+    from flowalign.data import Preferences
 
-    assert len(read_preferences(tmp_path / "p.jsonl")) == 5
+    assert len(Preferences.read(str(tmp_path / "p.jsonl"))) == 5
 
 
 def test_a_taken_port_is_one_line(server, run, tmp_path):

@@ -4,12 +4,13 @@ import os
 import signal
 import sqlite3
 import time
+from pathlib import Path
 
 import pytest
 from scipy.stats import binomtest
 
+from flowalign.data import Preferences
 from flowalign.errors import ConfigError
-from flowalign.gallery import read_preferences
 from flowalign.gallery.votes import Pair, Votes, kappa, results, wilson
 
 
@@ -78,15 +79,17 @@ def test_export_is_read_back(tmp_path):
     for n, verdict in enumerate(("first", "second", "tie", "skip")):
         votes.add("Ada", pair(tmp_path, n), verdict)
     assert votes.export(tmp_path / "sets" / "p.jsonl") == 2
-    first, second = read_preferences(tmp_path / "sets" / "p.jsonl")
-    assert first.prompt == "prompt 0 \u05e9 \n'" and first.rater == "Ada"
-    assert [first.chosen.name, first.rejected.name] == ["a0.png", "b0.png"]
-    assert [second.chosen.name, second.rejected.name] == ["b1.png", "a1.png"]
+    preferences = Preferences.read(str(tmp_path / "sets" / "p.jsonl"))
+    first, second = preferences.metadata
+    assert preferences.texts[0] == "prompt 0 \u05e9 \n'" and first["rater"] == "Ada"
+    assert [Path(first[key]).name for key in ("chosen", "rejected")] == ["a0.png", "b0.png"]
+    assert [Path(second[key]).name for key in ("chosen", "rejected")] == ["b1.png", "a1.png"]
     # relative: data set and pictures move together
     (tmp_path / "moved").mkdir()
     for name in ("sets", "a0.png", "b0.png", "a1.png", "b1.png"):
         os.rename(tmp_path / name, tmp_path / "moved" / name)
-    assert read_preferences(tmp_path / "moved" / "sets" / "p.jsonl")[0].chosen.is_file()
+    moved = Preferences.read(str(tmp_path / "moved" / "sets" / "p.jsonl")).metadata[0]["chosen"]
+    assert Path(moved).is_file() and "moved" in moved
 
 
 @pytest.mark.parametrize(
@@ -102,9 +105,9 @@ def test_export_is_read_back(tmp_path):
 def test_bad_preferences_name_the_line(tmp_path, line):
     (tmp_path / "p.jsonl").write_text("\n" + line)
     with pytest.raises(ConfigError, match="line 2"):
-        read_preferences(tmp_path / "p.jsonl")
+        Preferences.read(str(tmp_path / "p.jsonl"))
     with pytest.raises(ConfigError, match="no preferences at"):
-        read_preferences(tmp_path / "none.jsonl")
+        Preferences.read(str(tmp_path / "none.jsonl"))
 
 
 def keep_voting(path, folder, told) -> None:

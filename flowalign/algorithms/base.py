@@ -1,0 +1,122 @@
+"""What the trainer knows of an algorithm: it collects experience, and gives the loss of the experience's items.
+
+An item is what is learned from in one piece: a step of a trajectory, a noised pair of pictures. The families are
+subclasses: `trajectory.py` learns from stochastic steps that were recorded, `preference.py` from pairs of pictures.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+
+from PIL.Image import Image
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+from flowalign.data import Batch, Prompts
+from flowalign.policies import DiffusersPolicy, Rollout
+from rewards import Scores
+
+if TYPE_CHECKING:
+    from flowalign.config import Config, Data
+    from flowalign.training.actor import Actor
+
+
+class AlgorithmSettings(BaseModel):
+    """An algorithm's own settings; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+@dataclass
+class Experience:
+    """One process's part of an iteration."""
+
+    batch: Batch
+    metrics: dict[str, float]
+
+    def items(self) -> Tensor:
+        """[N, ...] integers that name what is learned from, as many for every group, group after group."""
+        raise NotImplementedError
+
+    def useful(self, items: Tensor) -> Tensor | None:
+        """[N] bool: the items whose loss has a gradient; None where all have."""
+        return None
+
+
+@dataclass
+class Seen:
+    """A batch that was sampled and scored for people to look at."""
+
+    rollout: Rollout
+    batch: Batch
+    images: list[Image]
+    scores: Scores
+    advantage: Tensor | None = None
+    """[B, T], NaN for steps that nothing is learned from; None where the algorithm has no advantages"""
+    wins: Tensor | None = None
+    """[B, B] share of the row's wins over the column, NaN for pairs that did not meet; None without comparisons"""
+
+
+E = TypeVar("E", bound=Experience)
+
+
+class Algorithm(Generic[E]):
+    """Base of all families.
+
+    Args:
+        settings: the algorithm's own, validated.
+    """
+
+    Settings: ClassVar[type[AlgorithmSettings]] = AlgorithmSettings
+    headline: ClassVar[str]
+    """the metric that the progress bar shows"""
+    unit: ClassVar[str]
+    """what items are, in messages"""
+
+    def __init__(self, settings: AlgorithmSettings) -> None:
+        self.settings = settings
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether the loss compares with the start weights."""
+        return False
+
+    def check(self, config: "Config") -> None:
+        """Refuse configurations that cannot work with this algorithm, saying what would."""
+
+    def read(self, data: "Data") -> Prompts:
+        """What batches are drawn from."""
+        return Prompts.read(data.prompts, data.where)
+
+    def items(self, config: "Config") -> int:
+        """How many items a group has."""
+        raise NotImplementedError
+
+    def modules(self, policy: DiffusersPolicy) -> Mapping[str, nn.Module]:
+        """Networks of the algorithm's own that are trained and saved with the policy."""
+        return {}
+
+    def progress(self, done: float) -> None:
+        """Told before each iteration what share of training is done, in [0, 1]."""
+
+    def collect(self, actor: "Actor", batch: Batch) -> E:
+        """The experience of this iteration, with what it measured."""
+        raise NotImplementedError
+
+    def verify(self, policy: DiffusersPolicy, experience: E) -> None:
+        """Before the first update: refuse a pipeline that replay does not reproduce."""
+        raise NotImplementedError
+
+    def losses(self, policy: DiffusersPolicy, experience: E, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """[N] losses of items under the present weights, and named [N] values for the metrics."""
+        raise NotImplementedError
+
+    def measure(self, actor: "Actor") -> dict[str, float]:
+        """Further figures of an evaluation; called on the main process alone."""
+        return {}
+
+    def show(self, actor: "Actor", batch: Batch) -> Seen:
+        """Sample and score a batch for people to look at; here by a plain rollout."""
+        rollout = actor.rollout(batch)
+        images = actor.decode(rollout)
+        return Seen(rollout, batch, images, actor.score(images, batch))

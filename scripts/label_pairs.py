@@ -1,0 +1,62 @@
+"""Preferences without people: pairs of samples of a model, the one that a reward scores higher is chosen.
+
+    python scripts/label_pairs.py configs/tiny_sd3/flow_grpo.yaml --pairs 1000 --output runs/pairs [KEY=VALUE ...]
+
+Model, prompts, rewards and the evaluation's sampling are those of the configuration. Writes OUTPUT/preferences.jsonl, as
+the gallery exports votes, and the pictures beside it. Both pictures of a pair have one prompt; pairs that score alike are
+left out.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from flowalign.config import Config, load
+from flowalign.data import Prompts, draw_batch
+from flowalign.files import write_atomically
+from flowalign.training.trainer import build_policy, build_reward
+from rewards import score
+
+
+def label_pairs(config: Config, pairs: int, output: Path, seed: int = 0) -> Path:
+    """Sample pairs until this many score differently; returns the file of preferences."""
+    policy = build_policy(config, "cuda" if torch.cuda.is_available() else "cpu")
+    reward = build_reward(config.rewards)
+    prompts = Prompts.read(config.data.prompts, config.data.where)
+    (output / "pictures").mkdir(parents=True, exist_ok=True)
+    lines: list[str] = []
+    bar = tqdm(total=pairs, desc="pairs")
+    groups, iteration = max(1, config.evaluation.batch_size // 2), 0
+    while len(lines) < pairs:
+        batch = draw_batch(prompts, iteration, groups, 2, seed, share_start_noise=False)
+        rollout = policy.sample(batch.prompts, batch.seeds, **config.evaluation.arguments())
+        images = policy.decode(rollout.trajectory.final, config.evaluation.batch_size)
+        value = score(reward, images, batch.prompts, batch.metadata).value.tolist()
+        for one in range(0, len(batch), 2):
+            chosen, rejected = sorted((one, one + 1), key=lambda row: -value[row])
+            if value[chosen] == value[rejected] or len(lines) == pairs:
+                continue
+            record = {"prompt": batch.prompts[one]}
+            for name, row in (("chosen", chosen), ("rejected", rejected)):
+                record[name] = f"pictures/{len(lines):06d}-{name}.png"
+                images[row].save(output / record[name])
+            lines.append(json.dumps(record | {"rater": reward.name}) + "\n")
+            bar.update()
+        iteration += 1
+    write_atomically(output / "preferences.jsonl", "".join(lines))
+    return output / "preferences.jsonl"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--pairs", type=int, default=1000)
+    parser.add_argument("--output", type=Path, default=Path("runs/pairs"))
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts' order and the start noises")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    arguments = parser.parse_intermixed_args()
+    config = load(arguments.config, arguments.overrides)
+    print(label_pairs(config, arguments.pairs, arguments.output, arguments.seed))
