@@ -161,7 +161,8 @@ def league(
 @app.command("list")
 def list_names(
     kind: Annotated[
-        str | None, typer.Argument(help="algorithms, kernels, plans, rewards or models; default all.")
+        str | None,
+        typer.Argument(help="algorithms, kernels, plans, rewards, models, advantages, losses; default all."),
     ] = None,
 ) -> None:
     """Show what there is, one line each."""

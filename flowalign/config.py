@@ -30,6 +30,10 @@ class Named(BaseModel):
     def settings(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
 
+    def part(self, table: str, where: str) -> Any:
+        """The function of the core that is meant, its settings checked and bound."""
+        return registry.part(table, self.name, self.settings, where)
+
 
 class Weighted(Named):
     """A reward of a weighted sum."""

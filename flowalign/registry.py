@@ -1,11 +1,13 @@
 """Names in configurations to code. Imports happen when a name is used; a dotted path needs no registration."""
 
+import functools
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 
 from flowalign.errors import ConfigError, nearest
 
@@ -70,6 +72,26 @@ PLANS = {
     "calibrated": "samplers.plans:Calibrated",
     "tree": "samplers.plans:Tree",
 }
+ADVANTAGES = {
+    name: f"flowalign.core.estimators:{name}"
+    for name in (
+        "grpo",
+        "dr_grpo",
+        "rloo",
+        "reinforce_pp",
+        "remax",
+        "gdpo",
+        "bnpo",
+        "ngrpo",
+        "gigpo",
+        "pass_k",
+        "best_margin",
+        "psr_nsr",
+    )
+}
+LOSSES = {
+    name: f"flowalign.core.policy_losses:{name}" for name in ("ppo", "reinforce", "gspo", "cispo", "reg_grpo", "pacs")
+}
 MODELS = {"sd3": "flowalign.policies.families:SD3"}
 
 TABLES: dict[str, dict[str, str]] = {
@@ -78,6 +100,8 @@ TABLES: dict[str, dict[str, str]] = {
     "plans": PLANS,
     "rewards": REWARDS,
     "models": MODELS,
+    "advantages": ADVANTAGES,
+    "losses": LOSSES,
 }
 
 
@@ -110,19 +134,37 @@ def check(table: str, name: str, arguments: Mapping[str, Any], where: str) -> di
             raise ConfigError(f"{where}: '{name}' is a function and takes no settings ({', '.join(arguments)})")
         return {}
     parameters = inspect.signature(target).parameters
-    hints = get_type_hints(target.__init__)
-    checked = {}
-    for key, value in arguments.items():
-        if key not in parameters:
-            raise ConfigError(f"{where}: '{name}' has no setting '{key}'; {nearest(key, parameters)}")
-        try:
-            checked[key] = TypeAdapter(hints.get(key, Any)).validate_python(value)
-        except ValidationError as error:
-            raise ConfigError(f"{where}.{key}: {error.errors()[0]['msg']} (got {value!r})") from error
+    checked = _checked(name, arguments, parameters, get_type_hints(target.__init__), where)
     try:
         inspect.signature(target).bind(**checked)
     except TypeError as error:
         raise ConfigError(f"{where}: '{name}': {error}") from error
+    return checked
+
+
+def part(table: str, name: str, settings: Mapping[str, Any], where: str) -> Callable[[Any], Tensor]:
+    """A function of one argument with settings as keywords (an advantage, a loss), its settings checked and bound.
+
+    Raises:
+        ConfigError: an unknown name or setting, or a value of a wrong type or range.
+    """
+    target = resolve(table, name)
+    hints = get_type_hints(target, include_extras=True)
+    known = [p.name for p in inspect.signature(target).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return functools.partial(target, **_checked(name, settings, known, hints, where))
+
+
+def _checked(
+    name: str, arguments: Mapping[str, Any], known: Collection[str], hints: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    checked = {}
+    for key, value in arguments.items():
+        if key not in known:
+            raise ConfigError(f"{where}: '{name}' has no setting '{key}'; {nearest(key, known)}")
+        try:
+            checked[key] = TypeAdapter(hints.get(key, Any)).validate_python(value)
+        except ValidationError as error:
+            raise ConfigError(f"{where}.{key}: {error.errors()[0]['msg']} (got {value!r})") from error
     return checked
 
 

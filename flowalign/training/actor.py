@@ -10,8 +10,8 @@ from PIL.Image import Image
 from torch import Tensor
 
 from flowalign import registry
-from flowalign.algorithms.trajectory import Record
 from flowalign.config import Config
+from flowalign.core.record import Record
 from flowalign.data import Batch
 from flowalign.policies import DiffusersPolicy, Rollout
 from flowalign.training.checkpoint import optimizer_state, optimizer_tensors
