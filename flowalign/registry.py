@@ -26,6 +26,7 @@ ALGORITHMS = {
     "grpo_guard": "flowalign.algorithms.grpo_guard:GRPOGuard",
     "flow_dppo": "flowalign.algorithms.flow_dppo:FlowDPPO",
     "reinflow": "flowalign.algorithms.reinflow:ReinFlow",
+    "grpo": "flowalign.algorithms.grpo:GRPO",
     "dpo": "flowalign.algorithms.dpo:DPO",
 }
 REWARDS = {
@@ -60,6 +61,13 @@ REWARDS = {
     "vlm_judge": "rewards.judges.reward:VLMJudge",
     "vlm_pairwise": "rewards.judges.reward:PairwiseVLMJudge",
     "remote": "rewards.remote:RemoteReward",
+    "exact_match": "rewards.text.verifiers:ExactMatch",
+    "maths": "rewards.text.verifiers:Maths",
+    "multiple_choice": "rewards.text.verifiers:MultipleChoice",
+    "text_format": "rewards.text.shape:TextFormat",
+    "soft_length": "rewards.text.shape:SoftLength",
+    "length_switch": "rewards.text.shape:LengthSwitch",
+    "majority": "rewards.text.shape:Majority",
 }
 KERNELS = {
     name: f"samplers.kernels:{name}" for name in ("ode", "flow_sde", "dance_sde", "cps", "cps_published", "ddim")

@@ -48,10 +48,10 @@ def contact_sheet(before: Evaluated, after: Evaluated, columns: int = 6, rows: i
     """Pairs of pictures, before left of after, spread over the evaluation."""
     gap, count = 8, columns * rows
     sheet = new_image("RGB", (columns * (2 * side + 3 * gap), rows * (side + 2 * gap)), "white")
-    step = max(1, len(before.images) // count)
+    step = max(1, len(before.samples) // count)
     for n, i in enumerate(range(0, step * count, step)):
         x, y = (n % columns) * (2 * side + 3 * gap) + gap, (n // columns) * (side + 2 * gap) + gap
-        for k, image in enumerate((before.images[i], after.images[i])):
+        for k, image in enumerate((before.samples[i], after.samples[i])):
             sheet.paste(image.resize((side, side), Resampling.NEAREST), (x + k * (side + gap // 2), y))
     return sheet
 
@@ -65,8 +65,8 @@ def write_report(
         {
             "prompt": before.prompts[i],
             "seed": before.seeds[i],
-            "before": _picture(before.images[i]),
-            "after": _picture(after.images[i]),
+            "before": _picture(before.samples[i]),
+            "after": _picture(after.samples[i]),
             "reward_before": before.value[i],
             "reward_after": after.value[i],
         }

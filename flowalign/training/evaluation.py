@@ -1,4 +1,4 @@
-"""Evaluation on held-out prompts with the ODE sampler: the same prompts and start noises every time."""
+"""Evaluation on held-out prompts: the same prompts and seeds every time; pictures by the ODE sampler."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,35 +6,39 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from PIL.Image import Image
 
-from flowalign.config import Sampling
 from flowalign.data import Prompts
-from flowalign.policies import DiffusersPolicy
+from flowalign.policies.base import Policy
 from rewards import Reward, score
 
 
 @dataclass
 class Evaluated:
-    """Scores of N pictures, over all processes, in the order of the prompts."""
+    """Scores of N samples, over all processes, in the order of the prompts."""
 
     prompts: list[str]
     metadata: list[dict[str, Any]]
     seeds: list[int]
     value: list[float]
     parts: dict[str, list[float]]
-    images: list[Image]
-    """this process's pictures: on one process all, otherwise every n-th"""
+    samples: list[Any]
+    """this process's pictures or texts: on one process all, otherwise every n-th"""
+
+    def row(self, i: int) -> dict[str, Any]:
+        """Prompt, seed, metadata and scores of a sample."""
+        parts = {name: values[i] for name, values in self.parts.items()}
+        sample = {"prompt": self.prompts[i], "seed": self.seeds[i], "metadata": self.metadata[i]}
+        return {**sample, "reward": self.value[i], **parts}
 
     def means(self, by: str = "category") -> dict[str, dict[str, float]]:
-        """Mean value and parts over all pictures ('all') and over those of each value of a metadata key."""
+        """Mean value and parts over all samples ('all') and over those of each value of a metadata key."""
         own = [str(record[by]) if by in record else None for record in self.metadata]
         table: dict[str, dict[str, float]] = {}
         for label in ["all", *sorted({name for name in own if name is not None})]:
             rows = [i for i, name in enumerate(own) if label in ("all", name)]
             columns = {"reward": self.value, **self.parts}
             for name, column in columns.items():
-                # NaN marks pictures that a part does not apply to
+                # NaN marks samples that a part does not apply to
                 known = [column[i] for i in rows if column[i] == column[i]]
                 if known:
                     table.setdefault(label, {})[name] = sum(known) / len(known)
@@ -43,31 +47,30 @@ class Evaluated:
 
 
 def evaluate(
-    policy: DiffusersPolicy,
+    policy: Policy,
     reward: Reward,
     prompts: Prompts,
-    sampling: Sampling,
-    pictures_per_prompt: int,
+    sampling: Any,
+    per_prompt: int,
     seed: int,
     accelerator: Accelerator | None = None,
 ) -> Evaluated:
-    """Sample each prompt `pictures_per_prompt` times by the ODE and score the pictures.
+    """Sample each prompt `per_prompt` times as an evaluation section says, and score the samples.
 
     Picture n of the list starts from the noise of `torch.Generator().manual_seed(seed + n)`, so plain diffusers
-    makes it again.
+    makes it again; text n draws from it.
     """
-    texts = [text for text in prompts.texts for _ in range(pictures_per_prompt)]
-    metadata = [record for record in prompts.metadata for _ in range(pictures_per_prompt)]
+    texts = [text for text in prompts.texts for _ in range(per_prompt)]
+    metadata = [record for record in prompts.metadata for _ in range(per_prompt)]
     seeds = list(range(seed, seed + len(texts)))
     process, processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
     mine = range(process, len(texts), processes)
     rows: list[dict[str, Any]] = []
-    images: list[Image] = []
+    samples: list[Any] = []
     forwards = policy.forwards
     if mine:
-        rollout = policy.sample([texts[i] for i in mine], [seeds[i] for i in mine], **sampling.arguments())
-        images = policy.decode(rollout.trajectory.final, sampling.batch_size)
-        scores = score(reward, images, [texts[i] for i in mine], [metadata[i] for i in mine])
+        samples = policy.make([texts[i] for i in mine], [seeds[i] for i in mine], sampling)
+        scores = score(reward, samples, [texts[i] for i in mine], [metadata[i] for i in mine])
         for row, i in enumerate(mine):
             parts = {name: float(values[row]) for name, values in scores.parts.items()}
             rows.append({"i": i, "value": float(scores.value[row]), "parts": parts})
@@ -83,7 +86,7 @@ def evaluate(
         seeds,
         [row["value"] for row in rows],
         {name: [row["parts"][name] for row in rows] for name in names},
-        images,
+        samples,
     )
 
 

@@ -20,12 +20,12 @@ from tqdm import tqdm
 
 from flowalign import registry
 from flowalign.algorithms.base import Experience
-from flowalign.config import Config, Weighted, parse
-from flowalign.data import ASSETS, Prompts, draw_batch
+from flowalign.config import kind_of
+from flowalign.data import Prompts, draw_batch
 from flowalign.errors import ConfigError
 from flowalign.files import write_atomically
-from flowalign.policies import DiffusersPolicy
-from flowalign.training.actor import Actor
+from flowalign.policies.base import Policy
+from flowalign.sections import BaseConfig, Weighted, parse
 from flowalign.training.checkpoint import (
     Checkpoints,
     optimizer_state,
@@ -33,21 +33,17 @@ from flowalign.training.checkpoint import (
     restore,
 )
 from flowalign.training.evaluation import Evaluated, evaluate
+from flowalign.training.medium import MEDIA
 from flowalign.training.metrics import MetricsFile
-from flowalign.training.previews import preview
 from rewards import Reward, WeightedSum, as_reward
 from samplers import derive_seed
 
 logger = logging.getLogger(__name__)
 
 
-def build_policy(config: Config, device: torch.device | str = "cpu") -> DiffusersPolicy:
+def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
     """Load the model of a configuration, without anything trainable yet."""
-    model = config.model
-    shipped = ASSETS / model.path
-    return DiffusersPolicy.from_pretrained(
-        shipped if shipped.is_dir() else model.path, model.dtype, device, model.encode, model.attention
-    )
+    return MEDIA[config.medium].policy(config, device)
 
 
 def build_reward(named: list[Weighted]) -> Reward:
@@ -63,23 +59,24 @@ class Trainer:
     """Trains a policy with the algorithm of a configuration.
 
     Args:
-        config: a `Config`, or its keys and values as a dictionary.
+        config: a `Config` or `TextConfig`, or its keys and values as a dictionary.
         policy: default the configuration's model.
-        reward: a reward or any function (images, prompts) -> list of floats; default the configuration's.
+        reward: a reward or any function (samples, prompts) -> list of floats; default the configuration's.
         resume: go on from the newest whole checkpoint of the run's folder.
         progress: show a progress bar.
     """
 
     def __init__(
         self,
-        config: Config | dict[str, Any],
-        policy: DiffusersPolicy | None = None,
+        config: BaseConfig | dict[str, Any],
+        policy: Policy | None = None,
         reward: Any = None,
         resume: bool = False,
         progress: bool = True,
     ) -> None:
-        self.config: Config = parse(Config, config) if isinstance(config, dict) else config
+        self.config: Any = parse(kind_of(config), config) if isinstance(config, dict) else config
         config = self.config
+        self.medium = MEDIA[config.medium]
         self.folder = Path(config.output) / (config.name or "run")
         self.accelerator = Accelerator(
             # without it processes of torchrun on a machine without accelerators would not find each other
@@ -96,7 +93,7 @@ class Trainer:
         training = config.training
         torch.manual_seed(training.seed)
         self.algorithm = config.build_algorithm()
-        self.policy = policy or build_policy(config, self.accelerator.device)
+        self.policy: Any = policy or build_policy(config, self.accelerator.device)
         if config.model.lora is not None:
             lora = config.model.lora
             self.policy.add_lora(lora.rank, lora.alpha, lora.targets, lora.init)
@@ -105,9 +102,9 @@ class Trainer:
                 self.policy.keep_reference()
             self.policy.train_all()
         if config.model.gradient_checkpointing:
-            self.policy.denoiser.enable_gradient_checkpointing()
+            self.policy.checkpoint_gradients()
         reward = build_reward(config.rewards) if reward is None else as_reward(reward)
-        self.actor = Actor(config, self.policy, reward, self.accelerator)
+        self.actor: Any = self.medium.actor(config, self.policy, reward, self.accelerator)
         self.eval_reward = build_reward(config.evaluation.rewards) if config.evaluation.rewards else reward
         self.prompts = self.algorithm.read(config.data)
 
@@ -131,7 +128,7 @@ class Trainer:
             num_training_steps=self.updates,
         )
         self.learning_rate_factor = schedule.lr_lambdas[0]
-        self.policy.model = self.accelerator.prepare(self.policy.denoiser)
+        self.policy.model = self.accelerator.prepare(self.policy.network)
         self.ema = EMAModel(self.parameters.values(), training.ema_decay) if training.ema_decay else None
 
         self.iteration = 0
@@ -206,7 +203,7 @@ class Trainer:
             training.prompts_per_iteration,
             training.group_size,
             training.seed,
-            self.config.rollout.share_start_noise,
+            getattr(self.config.rollout, "share_start_noise", False),
             self.accelerator.process_index,
             self.accelerator.num_processes,
         )
@@ -313,7 +310,7 @@ class Trainer:
                 self.eval_reward,
                 prompts,
                 settings,
-                settings.pictures_per_prompt,
+                settings.per_prompt,
                 settings.seed,
                 self.accelerator,
             )
@@ -326,32 +323,14 @@ class Trainer:
             with self.averaged():
                 record |= self.algorithm.measure(self.actor)
                 if self.config.training.previews:
-                    preview(self.actor, self.algorithm, self.config, prompts, self.folder, self.iteration)
+                    self.medium.look(self.actor, self.algorithm, self.config, prompts, self.folder, self.iteration)
             self.evaluations.append(record)
-            self._save_pictures(result)
+            folder = self.folder / "samples" / f"iteration-{self.iteration:06d}"
+            # the main process evaluates every n-th sample
+            self.medium.keep(result, folder, self.config, self.accelerator.num_processes)
         if self.config.trackers:
             self.accelerator.log({f"evaluation/{n}": v for n, v in result.means()["all"].items()}, step=self.iteration)
         return result
-
-    def _save_pictures(self, result: Evaluated) -> None:
-        """The main process's first pictures as PNG, with a list of prompts, seeds and scores."""
-        count = min(self.config.evaluation.save_pictures, len(result.images))
-        folder = self.folder / "samples" / f"iteration-{self.iteration:06d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        # the main process evaluates every n-th picture
-        stride = self.accelerator.num_processes
-        lines = MetricsFile(folder / "samples.jsonl")
-        lines.path.unlink(missing_ok=True)
-        spread = torch.linspace(0, len(result.images) - 1, count).round().int().tolist() if count else []
-        for row in spread:
-            i = row * stride
-            name = f"{i:05d}.png"
-            result.images[row].save(folder / name)
-            parts = {part: values[i] for part, values in result.parts.items()}
-            lines.append(
-                {"picture": name, "prompt": result.prompts[i], "seed": result.seeds[i]}
-                | {"metadata": result.metadata[i], "reward": result.value[i], **parts}
-            )
 
     # Saving
 
@@ -381,7 +360,7 @@ class Trainer:
                 self.policy.save(folder)
 
     def export(self) -> None:
-        """Write the result for plain diffusers: `lora/` for load_lora_weights, or the whole denoiser."""
+        """Write the result for plain diffusers or transformers: `lora/`, an adapter, or `model/`, the whole network."""
         if self.accelerator.is_main_process:
             with self.averaged():
                 self.policy.save(self.folder / ("lora" if self.policy.lora else "model"))

@@ -1,0 +1,82 @@
+"""One process's part of training: its policy, its reward, and the other processes."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from flowalign.config import BaseConfig
+from flowalign.data import Batch
+from flowalign.policies.base import Policy
+from rewards import Reward, Scores, WeightedSum, score
+
+
+class Worker:
+    """Scores one process's samples and exchanges numbers with the others; subclasses sample."""
+
+    config: BaseConfig
+    policy: Policy
+
+    def __init__(self, config: BaseConfig, policy: Policy, reward: Reward, accelerator: Accelerator) -> None:
+        self.config, self.policy, self.reward, self.accelerator = config, policy, reward, accelerator
+        self.device = accelerator.device
+        self.reward_calls = 0
+        self.metrics: dict[str, float] = {}
+        """what acting measured in this iteration"""
+        self._alone = False
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within it this process acts for itself, to look at something: nothing is exchanged, counted or learned."""
+        kept = self.policy.forwards, self.reward_calls, dict(self.metrics)
+        self._alone = True
+        try:
+            yield
+        finally:
+            self._alone = False
+            self.policy.forwards, self.reward_calls, self.metrics = kept
+
+    # Scores
+
+    def score(self, samples: Sequence[Any], batch: Batch, rows: Sequence[int] | None = None) -> Scores:
+        """Checked scores of one sample a row of the batch, or of samples of these rows."""
+        rows = range(len(batch)) if rows is None else rows
+        self.reward_calls += len(samples)
+        return score(self.reward, samples, [batch.prompts[i] for i in rows], [batch.metadata[i] for i in rows])
+
+    def apart(self, scores: Scores) -> tuple[Tensor, Tensor]:
+        """The rewards behind a weighted sum, [L, B] of all processes, and their weights [L]."""
+        if isinstance(self.reward, WeightedSum):
+            apart = torch.stack([scores.parts[r.name] for r in self.reward.rewards])
+            weights = torch.tensor(self.reward.weights, device=self.device)
+        else:
+            apart, weights = scores.value[None], torch.ones(1, device=self.device)
+        return self.gather(apart.T.to(self.device)).T, weights
+
+    # Other processes
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Rows of all processes, in the order of one process."""
+        return values if self._alone else self.accelerator.gather(values.contiguous())
+
+    def mine(self, values: Tensor, rows: int) -> Tensor:
+        """This process's rows of gathered values."""
+        start = self.accelerator.process_index * rows
+        return values[start : start + rows]
+
+    def largest(self, count: int) -> int:
+        """The largest of a number over the processes."""
+        return int(self.gather(torch.tensor([count], device=self.device)).max())
+
+    # What adapts, for the checkpoint
+
+    def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        """Tensors by file, and JSON."""
+        return {}, {"reward_calls": self.reward_calls, "forwards": self.policy.forwards}
+
+    def load_state(self, tensors: dict[str, dict[str, Tensor]], rest: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        self.reward_calls, self.policy.forwards = rest["reward_calls"], rest["forwards"]

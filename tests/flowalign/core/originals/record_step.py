@@ -1,0 +1,86 @@
+"""Record one training step of TRL's GRPOTrainer: the gradient that its optimizer would have got. README.md says how.
+
+The completions are made up here, so that TRL and flowalign learn from the same ones.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import TrainerCallback
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+from step import ALPHABET, BETA, COMPLETIONS, PROMPTS, model, reward, tokenizer  # noqa: E402
+
+
+def main() -> None:
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    made = 0
+
+    def rollout(prompts: list[str], trainer: Any = None, **_: Any) -> dict[str, Any]:
+        nonlocal made
+        rows = [[ALPHABET.index(letter) + 2 for letter in text] + [1] for text in COMPLETIONS]
+        made += len(prompts)
+        assert list(prompts) == [p for p in PROMPTS for _ in range(4)], prompts
+        ids = tokenizer()(list(prompts)).input_ids
+        return {"prompt_ids": ids, "completion_ids": rows, "logprobs": [[0.0] * len(row) for row in rows]}
+
+    class Keep(TrainerCallback):
+        gradients: dict[str, torch.Tensor] = {}
+        loss = 0.0
+
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            self.gradients |= {name: p.grad.clone().contiguous() for name, p in model.named_parameters()}
+
+    network = model()
+    weights = {name: p.detach().clone().contiguous() for name, p in network.named_parameters()}
+    keep = Keep()
+    with tempfile.TemporaryDirectory() as folder:
+        config = GRPOConfig(
+            output_dir=folder,
+            per_device_train_batch_size=8,
+            num_generations=4,
+            max_steps=1,
+            max_completion_length=10,
+            beta=BETA,
+            epsilon=0.2,
+            epsilon_high=0.28,
+            loss_type="dapo",
+            temperature=0.8,
+            max_grad_norm=1e9,
+            learning_rate=1e-3,
+            use_cpu=True,
+            report_to=[],
+            shuffle_dataset=False,
+            gradient_checkpointing=False,
+            bf16=False,
+        )
+        trainer = GRPOTrainer(
+            network,
+            reward_funcs=lambda completions, **_: [reward(text) for text in completions],
+            args=config,
+            train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+            processing_class=tokenizer(),
+            rollout_func=rollout,
+            callbacks=[keep],
+        )
+        trainer.train()
+        loss = trainer.state.log_history[0]["loss"]
+    save_file(
+        {f"weight.{k}": v for k, v in weights.items()} | {f"gradient.{k}": v for k, v in keep.gradients.items()},
+        HERE / "step.safetensors",
+    )
+    (HERE / "step.json").write_text(
+        json.dumps({"loss": loss, "log": trainer.state.log_history[0]}, default=float) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
