@@ -42,7 +42,7 @@ class Evaluated:
                 known = [column[i] for i in rows if column[i] == column[i]]
                 if known:
                     table.setdefault(label, {})[name] = sum(known) / len(known)
-            table[label]["pictures"] = len(rows)
+            table[label]["samples"] = len(rows)
         return table
 
 
