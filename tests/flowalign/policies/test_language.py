@@ -27,7 +27,7 @@ def llama() -> LlamaForCausalLM:
     torch.manual_seed(1)
     size = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     ids = {"vocab_size": 14, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
-    network = LlamaForCausalLM(LlamaConfig(**size, **ids, max_position_embeddings=24, initializer_range=0.4))
+    network = LlamaForCausalLM(LlamaConfig(**size, **ids, max_position_embeddings=24, initializer_range=0.25))
     return network
 
 
@@ -35,7 +35,7 @@ def gpt2() -> GPT2LMHeadModel:
     """Learned positions, which tell padding on the wrong side."""
     torch.manual_seed(1)
     ids = {"vocab_size": 14, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
-    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=24, initializer_range=0.4, **ids))
+    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=24, initializer_range=0.25, **ids))
 
 
 Maker = Callable[[], Any]
