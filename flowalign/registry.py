@@ -100,6 +100,11 @@ ADVANTAGES = {
 LOSSES = {
     name: f"flowalign.core.policy_losses:{name}" for name in ("ppo", "reinforce", "gspo", "cispo", "reg_grpo", "pacs")
 }
+SELECTIONS = {
+    "shuffled": "flowalign.selection:Shuffled",
+    "mopps": "flowalign.selection:MoPPS",
+    "sec": "flowalign.selection:SEC",
+}
 MODELS = {"sd3": "flowalign.policies.families:SD3"}
 
 TABLES: dict[str, dict[str, str]] = {
@@ -110,6 +115,7 @@ TABLES: dict[str, dict[str, str]] = {
     "models": MODELS,
     "advantages": ADVANTAGES,
     "losses": LOSSES,
+    "selections": SELECTIONS,
 }
 
 

@@ -74,6 +74,8 @@ class Data(Section):
     prompts: str
     """a text file (a prompt a line), JSON lines with a 'prompt' key, or a list shipped with flowalign"""
     where: dict[str, list[str]] = {}
+    selection: Named = Named(name="shuffled")
+    """which prompts an iteration trains on; `flowalign list selections`"""
 
 
 class Optimizer(Section):
@@ -164,6 +166,7 @@ class BaseConfig(Section):
         for where, rewards in (("rewards", self.rewards), ("evaluation.rewards", self.evaluation.rewards or [])):
             for i, named in enumerate(rewards):
                 registry.check("rewards", named.name, named.settings, f"{where}.{i}")
+        registry.build("selections", self.data.selection.name, self.data.selection.settings, "data.selection")
         algorithm.read(self.data)
         if self.evaluation.prompts is not None:
             Prompts.read(self.evaluation.prompts, self.evaluation.where)

@@ -37,6 +37,10 @@ class Experience:
         """[N, ...] integers that name what is learned from, as many for every group, group after group."""
         raise NotImplementedError
 
+    def outcome(self) -> tuple[Tensor, Tensor] | None:
+        """[B] rewards of the batch's samples and [B] mean sizes of their advantages; None where there are none."""
+        return None
+
     def useful(self, items: Tensor) -> Tensor | None:
         """[N] bool: the items whose loss has a gradient; None where all have."""
         return None

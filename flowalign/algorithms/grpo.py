@@ -84,6 +84,9 @@ class Experience(base.Experience):
     every: bool = False
     """the loss is not one of advantages alone, so that all rows teach"""
 
+    def outcome(self) -> tuple[Tensor, Tensor]:
+        return self.scores.value, masked_mean(self.advantage.abs(), self.rollout.mask)
+
     def useful(self, items: Tensor) -> Tensor | None:
         if self.every:
             return None

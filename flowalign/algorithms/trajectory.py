@@ -128,6 +128,9 @@ class Experience(base.Experience):
         """[N, 2] (sample, step) of every stochastic step, group after group."""
         return self.rollout.trajectory.mask.nonzero()
 
+    def outcome(self) -> tuple[Tensor, Tensor]:
+        return self.scores.value, self.advantage.abs().mean(1)
+
     def useful(self, items: Tensor) -> Tensor:
         return self.advantage[items[:, 0], items[:, 1]] != 0
 

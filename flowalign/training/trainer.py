@@ -107,6 +107,8 @@ class Trainer:
         self.actor: Any = self.medium.actor(config, self.policy, reward, self.accelerator)
         self.eval_reward = build_reward(config.evaluation.rewards) if config.evaluation.rewards else reward
         self.prompts = self.algorithm.read(config.data)
+        selection = config.data.selection
+        self.selection = registry.build("selections", selection.name, selection.settings, "data.selection")
 
         self.modules = self.algorithm.modules(self.policy)
         own = {f"{name}.{key}": p for name, m in self.modules.items() for key, p in m.named_parameters()}
@@ -197,21 +199,24 @@ class Trainer:
         training = self.config.training
         # Stateless randomness: a resumed iteration draws what the uninterrupted one would have drawn.
         torch.manual_seed(derive_seed(training.seed, self.iteration, self.accelerator.process_index))
+        groups = training.prompts_per_iteration
         batch = draw_batch(
             self.prompts,
             self.iteration,
-            training.prompts_per_iteration,
+            groups,
             training.group_size,
             training.seed,
             getattr(self.config.rollout, "share_start_noise", False),
             self.accelerator.process_index,
             self.accelerator.num_processes,
+            self.selection.picks(self.prompts, self.iteration, groups, training.seed),
         )
         done = self.done()
         self.algorithm.progress(done)
         experience = self.algorithm.collect(self.actor, batch)
         if self.iteration == 0:
             self.algorithm.verify(self.policy, experience)
+        self._tell_selection(experience)
         begin = time.perf_counter()
         sums: dict[str, list[Tensor]] = defaultdict(list)
         for i, items in enumerate(self._updates(experience)):
@@ -226,6 +231,18 @@ class Trainer:
         metrics["learning_rate"] = rate
         metrics["seconds/update"] = time.perf_counter() - begin
         return metrics
+
+    def _tell_selection(self, experience: Experience) -> None:
+        """How this iteration's prompts fared, over all processes."""
+        outcome = experience.outcome()
+        if outcome is None:
+            return
+        value, gain = (self.actor.gather(column.to(self.accelerator.device)) for column in outcome)
+        picks = self.actor.gather(torch.tensor(experience.batch.picks, device=self.accelerator.device))
+        numbers, index = picks.unique(return_inverse=True)
+        count = index.bincount()
+        means = [column.new_zeros(len(numbers)).index_add(0, index, column) / count for column in (value, gain)]
+        self.selection.learn(numbers.tolist(), self.prompts, *(mean.tolist() for mean in means))
 
     def _updates(self, experience: Experience) -> Iterator[Tensor]:
         """The items of each update: every group gives an equal, random share of its own to each."""
@@ -346,6 +363,7 @@ class Trainer:
                 "seconds": self.seconds,
                 "optimizer": rest,
                 "actor": extra,
+                "selection": self.selection.state_dict(),
             }
             if self.ema is not None:
                 averages = zip(self.parameters, self.ema.shadow_params, strict=True)
@@ -374,6 +392,7 @@ class Trainer:
             restore(self.parameters, tensors["trainable"])
             self.actor.load_state(tensors, state["actor"])
             self.seconds = state["seconds"]
+            self.selection.load_state_dict(state["selection"])
             self.optimizer.load_state_dict(optimizer_state(tensors["optimizer"], state["optimizer"]))
             if self.ema is not None:
                 self.ema.optimization_step = state["ema_steps"]

@@ -207,7 +207,7 @@ def test_one_step_has_trls_loss_and_gradient() -> None:
     reward = as_reward(lambda texts, prompts: [step.reward(text) for text in texts])
     actor = TextActor(config, policy, reward, Accelerator(cpu=True))
     actor.rollout = lambda batch: rollout  # type: ignore[method-assign]
-    batch = Batch(prompts, [{}] * 8, [0] * 4 + [1] * 4, [0] * 8, list(range(8)), 0)
+    batch = Batch(prompts, [{}] * 8, [0] * 4 + [1] * 4, [0] * 8, list(range(8)), 0, [0] * 4 + [1] * 4)
     algorithm = GRPO(
         GRPOSettings(loss={"name": "ppo", "clip_range": 0.2, "clip_range_high": 0.28}, kl_weight=step.BETA)
     )
@@ -219,3 +219,14 @@ def test_one_step_has_trls_loss_and_gradient() -> None:
     for name, parameter in network.named_parameters():
         expected = stored[f"gradient.{name}"]
         torch.testing.assert_close(parameter.grad, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("selection", ["mopps", "sec"])
+def test_a_selection_learns_and_goes_on_where_it_was(selection: str, world: Path, tmp_path: Path) -> None:
+    settings = (f"data.selection={{name: {selection}}}", "training.iterations=3", "training.checkpoint_every=3")
+    run = trainer(world, tmp_path, *settings)
+    run.train()
+    state = run.selection.state_dict()
+    assert state and state != type(run.selection)().state_dict()
+    again = trainer(world, tmp_path, *settings, resume=True)
+    assert again.selection.state_dict() == state
