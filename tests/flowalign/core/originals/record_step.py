@@ -40,9 +40,12 @@ def main() -> None:
             self.gradients |= {name: p.grad.clone().contiguous() for name, p in model.named_parameters()}
 
     network = model()
-    weights = {name: p.detach().clone().contiguous() for name, p in network.named_parameters()}
     keep = Keep()
+    weights = {name: p.detach().clone().contiguous() for name, p in network.named_parameters()}
     with tempfile.TemporaryDirectory() as folder:
+        # TRL loads the reference from where the model came from
+        network.save_pretrained(f"{folder}/model")
+        network = type(network).from_pretrained(f"{folder}/model")
         config = GRPOConfig(
             output_dir=folder,
             per_device_train_batch_size=8,
