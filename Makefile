@@ -15,7 +15,7 @@ PYTHON := python3.14 python3.13 python3.12 python3.11 python3
 help:  ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(STAMP)  ## align the tiny Stable Diffusion 3 that ships with flowalign, and write a page of pictures
+demo: $(STAMP)  ## align the tiny Stable Diffusion 3 that ships with flowalign; ends on its gallery
 	@$(BIN)/flowalign demo $(ARGS)
 
 test: lint  ## everything CI runs: lint, then all tests

@@ -11,7 +11,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 
 import flowalign
-from flowalign.commands_rewards import reward_check, reward_server
+from flowalign.commands_rewards import reward_check, reward_server, train_reward
 from flowalign.errors import ConfigError, FlowalignError, nearest
 from flowalign.gallery.cli import gallery
 
@@ -45,7 +45,7 @@ def demo(
         bool, typer.Option("--text", help="Teach the shipped tiny language model its sums instead.")
     ] = False,
 ) -> None:
-    """Align the shipped tiny Stable Diffusion 3 in minutes on a laptop, and write a page of pictures."""
+    """Align the shipped tiny Stable Diffusion 3 in minutes on a laptop, and write the gallery of it."""
     if text:
         from flowalign.demo_text import run_text_demo
 
@@ -195,6 +195,7 @@ def list_names(
 app.command()(gallery)
 app.command()(reward_server)
 app.command()(reward_check)
+app.command()(train_reward)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -78,7 +78,7 @@ def reward_server(
     try:
         serve(reward, host, port, server.merge, server.queue, token)
     except ValueError as error:
-        raise ConfigError(f"server.{error}") from error
+        raise ConfigError(f"server: {error}") from error
 
 
 def reward_check(
@@ -102,6 +102,38 @@ def reward_check(
         console.print(table)
     if failed:
         raise typer.Exit(1)
+
+
+def train_reward(
+    preferences: Annotated[str, typer.Argument(help="JSON lines, as `flowalign gallery RUN --export FILE` writes.")],
+    output: Annotated[Path, typer.Option("--out", "-o", help="Folder for the trained model; must not exist.")],
+    model: Annotated[str, typer.Option(help="CLIP of transformers: folder, hub name or a shipped one.")] = (
+        "yuvalkirstain/PickScore_v1"
+    ),
+    processor: Annotated[str | None, typer.Option(help="Its tokenizer and picture settings, if elsewhere.")] = None,
+    heldout: Annotated[
+        str | None, typer.Option(help="Preferences to judge by; default a tenth of the prompts.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the preferences.")] = 3,
+    learning_rate: Annotated[float, typer.Option(min=0, help="Of AdamW, falling linearly to 0.")] = 3e-6,
+    batch_size: Annotated[int, typer.Option(min=1, help="Pairs an update.")] = 32,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order of the pairs.")] = 0,
+) -> None:
+    """Train a reward on votes: a CLIP that scores the chosen picture of a pair above the other one."""
+    from flowalign.data import ASSETS, Preferences
+    from flowalign.training import reward
+
+    pairs = Preferences.read(preferences)
+    if output.exists():
+        raise ConfigError(f"{output} is there already; --out names a new folder")
+    train, test = (pairs, Preferences.read(heldout)) if heldout else reward.split(pairs, 0.1, seed)
+    scorer = reward.Scorer(str(ASSETS / model) if (ASSETS / model).is_dir() else model, processor)
+    report = reward.train_reward(scorer, train, test, output, epochs, learning_rate, batch_size, seed)
+    print(
+        f"{report['pairs']} pairs; on {report['heldout_pairs']} held-out ones the chosen picture scores higher in "
+        f"{report['heldout_accuracy_before']:.1%} before and {report['heldout_accuracy_after']:.1%} after"
+    )
+    print(f"rewards: [{{name: pick_score, model: {output}, processor: null}}]")
 
 
 def _loopback(host: str) -> bool:

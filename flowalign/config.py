@@ -20,6 +20,7 @@ from flowalign.sections import (
     Optimizer,
     Section,
     Training,
+    Watch,
     Weighted,
     parse,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "RolloutSampling",
     "Sampling",
     "Training",
+    "Watch",
     "Weighted",
     "kind_of",
     "load",
@@ -85,6 +87,8 @@ class RolloutSampling(Sampling):
     plan: Named = Named(name="all")
     share_start_noise: bool = False
     """the members of a group start from the same noise"""
+    overlap: int = Field(1, ge=1)
+    """parts an iteration's groups are sampled in: the rewards of one are computed while the next is sampled"""
 
 
 class Evaluation(Sampling, Heldout):
@@ -94,6 +98,10 @@ class Evaluation(Sampling, Heldout):
     @property
     def per_prompt(self) -> int:
         return self.pictures_per_prompt
+
+    @property
+    def saved(self) -> int:
+        return self.save_pictures
 
 
 class Config(BaseConfig):
@@ -118,7 +126,7 @@ class Config(BaseConfig):
             )
         return plan
 
-    def check_sampling(self) -> None:
+    def check_sampling(self, groups: int) -> None:
         kernel = registry.resolve("kernels", self.rollout.kernel)
         try:
             check_eta(kernel, self.rollout.eta)
@@ -131,6 +139,11 @@ class Config(BaseConfig):
                     f"{where}.sigmas: {len(sampling.sigmas)} noise levels for {where}.steps={sampling.steps}; "
                     "give one a step, without the final 0"
                 )
+        if self.rollout.overlap > groups:
+            raise ConfigError(
+                f"rollout.overlap: the {groups} groups of a process cannot be split into {self.rollout.overlap} parts "
+                f"(groups stay whole); at most {groups} works"
+            )
 
 
 def recipe(name: str) -> Path:

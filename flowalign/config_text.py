@@ -41,6 +41,10 @@ class TextEvaluation(TextSampling, Heldout):
     def per_prompt(self) -> int:
         return self.texts_per_prompt
 
+    @property
+    def saved(self) -> int:
+        return self.save_texts
+
 
 class TextConfig(BaseConfig):
     """Of a language model."""
@@ -50,7 +54,7 @@ class TextConfig(BaseConfig):
     rollout: TextSampling = TextSampling()
     evaluation: TextEvaluation = TextEvaluation()
 
-    def check_sampling(self) -> None:
+    def check_sampling(self, groups: int) -> None:
         if self.rollout.temperature == 0:
             raise ConfigError("rollout.temperature: at 0 the members of a group are alike; 1.0 works")
         if self.model.system is not None and not self.model.chat:

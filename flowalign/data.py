@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -26,7 +26,7 @@ class Prompts:
         return len(self.texts)
 
     @classmethod
-    def read(cls, source: str, where: Mapping[str, Sequence[str]] | None = None) -> "Prompts":
+    def read(cls, source: str, where: Mapping[str, Sequence[str]] | None = None) -> Self:
         """Read a text file (a prompt a line), JSON lines with a 'prompt' key, or a list shipped with flowalign.
 
         Args:
@@ -45,14 +45,17 @@ class Prompts:
         keep = [i for i, r in enumerate(records) if all(r.get(k) in v for k, v in (where or {}).items())]
         if not keep:
             raise ConfigError(f"{path}: no prompt is left" + (f" where {dict(where)}" if where else ""))
-        return cls([texts[i] for i in keep], [records[i] for i in keep])
+        return cls(texts, records).take(keep)
 
-    def spread(self, limit: int | None) -> "Prompts":
+    def take(self, rows: Sequence[int]) -> Self:
+        """Some of them."""
+        return type(self)([self.texts[i] for i in rows], [self.metadata[i] for i in rows])
+
+    def spread(self, limit: int | None) -> Self:
         """`limit` prompts taken evenly over the list."""
         if limit is None or limit >= len(self):
             return self
-        keep = np.linspace(0, len(self) - 1, limit).round().astype(int)
-        return Prompts([self.texts[i] for i in keep], [self.metadata[i] for i in keep])
+        return self.take(np.linspace(0, len(self) - 1, limit).round().astype(int).tolist())
 
 
 @dataclass
@@ -60,7 +63,7 @@ class Preferences(Prompts):
     """Choices between two pictures of a prompt: `metadata` has the files under 'chosen' and 'rejected'."""
 
     @classmethod
-    def read(cls, source: str, where: Mapping[str, Sequence[str]] | None = None) -> "Preferences":
+    def read(cls, source: str, where: Mapping[str, Sequence[str]] | None = None) -> Self:
         """Read JSON lines with 'prompt', 'chosen' and 'rejected', as `flowalign gallery RUN --export FILE` writes them.
 
         Args:
@@ -141,6 +144,24 @@ class Batch:
             noise_seeds=[self.noise_seeds[i] for i in rows],
             iteration=self.iteration,
             picks=[self.picks[i] for i in rows],
+        )
+
+    def split(self, parts: int) -> list["Batch"]:
+        """Parts of whole groups, as equal as can be."""
+        shares = np.array_split(np.array(list(dict.fromkeys(self.group))), parts)
+        return [self[np.flatnonzero(np.isin(self.group, share)).tolist()] for share in shares]
+
+    @staticmethod
+    def cat(parts: Sequence["Batch"]) -> "Batch":
+        """Join batches of one iteration."""
+        return Batch(
+            prompts=[prompt for part in parts for prompt in part.prompts],
+            metadata=[record for part in parts for record in part.metadata],
+            group=[number for part in parts for number in part.group],
+            seeds=[seed for part in parts for seed in part.seeds],
+            noise_seeds=[seed for part in parts for seed in part.noise_seeds],
+            iteration=parts[0].iteration,
+            picks=[pick for part in parts for pick in part.picks],
         )
 
 

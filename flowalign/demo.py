@@ -1,4 +1,4 @@
-"""`flowalign demo`: align the shipped tiny Stable Diffusion 3, measure it on held-out prompts, show the pictures."""
+"""`flowalign demo`: align the shipped tiny Stable Diffusion 3, measure it on held-out prompts, end on the gallery."""
 
 import json
 import time
@@ -12,8 +12,7 @@ from rich.table import Table
 from flowalign.config import load, recipe
 from flowalign.data import Prompts
 from flowalign.files import write_atomically
-from flowalign.gallery import build
-from flowalign.report import write_report
+from flowalign.gallery import build, save_samples
 from flowalign.training import Trainer
 from flowalign.training.evaluation import Evaluated, evaluate
 
@@ -36,6 +35,10 @@ class Measured:
         totals = {"trained": trained.pop("all"), "others": others.pop("all")}
         return {**trained, **others, **totals}
 
+    def save(self, run: Path, iteration: int) -> None:
+        """Put the pictures that were measured into the run's folder, in the place of those the trainer saved."""
+        save_samples(run, iteration, self.trained.samples() + self.others.samples())
+
 
 def measure(trainer: Trainer) -> Measured:
     """Score the present weights: always the same prompts, start noises, steps and guidance."""
@@ -56,29 +59,27 @@ def measure(trainer: Trainer) -> Measured:
 
 
 def run_demo(seeds: int, json_path: Path | None, output: Path | None, iterations: int | None, console: Console) -> None:
-    """Train once a seed; print the table, write the page and the figures."""
+    """Train once a seed; print the table, write the figures and the gallery."""
     folder = output or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     runs: list[dict[str, Any]] = []
-    pages = []
     for seed in range(seeds):
         begin = time.perf_counter()
         overrides = [f"training.seed={seed}", f"output={folder}", f"name=seed{seed}"]
         overrides += [f"training.iterations={iterations}"] if iterations is not None else []
-        trainer = Trainer(load(recipe("tiny_sd3/flow_grpo"), overrides))
+        trainer = Trainer(load(recipe("tiny_sd3/demo"), overrides))
         console.print(f"[bold]Seed {seed}[/bold]: measuring the base model on held-out prompts")
         before = measure(trainer)
         trainer.train()
         after = measure(trainer)
         seconds = time.perf_counter() - begin
+        before.save(trainer.folder, 0)
+        after.save(trainer.folder, trainer.iteration)
         runs.append(_figures(seed, before.means(), after.means(), seconds))
         _print(console, runs[-1])
-        pages.append(write_report(trainer.folder, before.trained, after.trained, trainer.metrics.read()))
     if json_path is not None:
         write_atomically(json_path, json.dumps({"runs": runs}, indent=2) + "\n")
-    for page in pages:
-        console.print(f"before and after: {page.resolve()}", soft_wrap=True)
-    gallery = build([folder / f"seed{run['seed']}" for run in runs], folder / "gallery")
-    console.print(f"gallery: {gallery.resolve()}", soft_wrap=True)
+    page = build([folder / f"seed{run['seed']}" for run in runs], folder / "gallery")
+    console.print(f"before and after: {page.resolve()}", soft_wrap=True)
 
 
 def _figures(

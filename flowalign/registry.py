@@ -3,13 +3,15 @@
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from flowalign.errors import ConfigError, nearest
+from rewards import PairwiseReward, Reward
 
 ALGORITHMS = {
     "flow_grpo": "flowalign.algorithms.flow_grpo:FlowGRPO",
@@ -43,7 +45,7 @@ REWARDS = {
     "ocr": "rewards.rules:OCR",
     "jpeg_size": "rewards.rules:JPEGSize",
     "image_statistic": "rewards.rules:ImageStatistic",
-    "detection": "rewards.rules:Detection",
+    "detection": "rewards.detection:Detection",
     "group_diversity": "rewards.rules:GroupDiversity",
     "weighted_sum": "rewards.compose:WeightedSum",
     "normalized": "rewards.compose:Normalized",
@@ -55,8 +57,8 @@ REWARDS = {
     "gate": "rewards.compose:Gate",
     "rescaled": "rewards.compose:Rescaled",
     "scheduled": "rewards.compose:ScheduledSum",
-    "per_frame": "rewards.compose:PerFrame",
-    "win_rate": "rewards.compose:WinRate",
+    "per_frame": "rewards.frames:PerFrame",
+    "win_rate": "rewards.preference:WinRate",
     "cached": "rewards.cache:Cached",
     "vlm_judge": "rewards.judges.reward:VLMJudge",
     "vlm_pairwise": "rewards.judges.reward:PairwiseVLMJudge",
@@ -119,21 +121,29 @@ TABLES: dict[str, dict[str, str]] = {
 }
 
 
-def resolve(table: str, name: str) -> Any:
-    """The object behind a registered name or a dotted path ('package.module:name' or 'package.module.name')."""
+def resolve(table: str, name: str, where: str = "") -> Any:
+    """The object behind a registered name or a dotted path ('package.module:name' or 'package.module.name').
+
+    Args:
+        where: the name stands in the configuration, for messages.
+    """
+    place = f"{where}: " if where else ""
     path = TABLES[table].get(name, name)
     module, _, attribute = path.rpartition(":" if ":" in path else ".")
     if not module:
-        raise ConfigError(f"no {table[:-1]} is called '{name}'; {nearest(name, TABLES[table])}")
+        raise ConfigError(f"{place}no {table[:-1]} is called '{name}'; {nearest(name, TABLES[table])}")
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{table[:-1]} '{name}' cannot be imported: {error}") from error
+        raise ConfigError(f"{place}{table[:-1]} '{name}' cannot be imported: {error}") from error
 
 
 def summary(table: str, name: str) -> str:
     """First line of what a name stands for."""
     return (inspect.getdoc(resolve(table, name)) or "").partition("\n")[0]
+
+
+Make = Callable[[str, str, Mapping[str, Any], str], Any]
 
 
 def check(table: str, name: str, arguments: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -142,13 +152,43 @@ def check(table: str, name: str, arguments: Mapping[str, Any], where: str) -> di
     Raises:
         ConfigError: an unknown name or argument, or a value of a wrong type.
     """
-    target = resolve(table, name)
+    return _checked(table, name, arguments, where, nested=check)
+
+
+def build(table: str, name: str, arguments: Mapping[str, Any], where: str) -> Any:
+    """Make the object a name stands for, with checked arguments; rewards among them are made first.
+
+    A class is instantiated; a plain function takes no arguments and is returned as it is.
+
+    Raises:
+        ConfigError: an unknown name or argument, or a value of a wrong type or range.
+    """
+    target, checked = resolve(table, name, where), _checked(table, name, arguments, where, nested=build)
+    if not inspect.isclass(target):
+        return target
+    try:
+        return target(**checked)
+    except (TypeError, ValueError, OSError, ImportError) as error:
+        raise ConfigError(f"{where}: {' '.join(str(error).split())}") from error
+
+
+def _checked(table: str, name: str, arguments: Mapping[str, Any], where: str, nested: Make) -> dict[str, Any]:
+    """Checked arguments; `nested` says what becomes of the rewards among them."""
+    target = resolve(table, name, where)
     if not inspect.isclass(target):
         if arguments:
             raise ConfigError(f"{where}: '{name}' is a function and takes no settings ({', '.join(arguments)})")
         return {}
-    parameters = inspect.signature(target).parameters
-    checked = _checked(name, arguments, parameters, get_type_hints(target.__init__), where)
+    settings = _settings(target)
+    checked = {}
+    for key, value in arguments.items():
+        if key not in settings:
+            raise ConfigError(f"{where}: '{name}' has no setting '{key}'; {nearest(key, settings)}")
+        hint, place = settings[key], f"{where}.{key}"
+        if _holds_rewards(hint):
+            checked[key] = _rewards(hint, value, place, nested)
+            continue
+        checked[key] = _value(hint, value, place)
     try:
         inspect.signature(target).bind(**checked)
     except TypeError as error:
@@ -162,38 +202,56 @@ def part(table: str, name: str, settings: Mapping[str, Any], where: str) -> Call
     Raises:
         ConfigError: an unknown name or setting, or a value of a wrong type or range.
     """
-    target = resolve(table, name)
+    target = resolve(table, name, where)
     hints = get_type_hints(target, include_extras=True)
     known = [p.name for p in inspect.signature(target).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    return functools.partial(target, **_checked(name, settings, known, hints, where))
-
-
-def _checked(
-    name: str, arguments: Mapping[str, Any], known: Collection[str], hints: Mapping[str, Any], where: str
-) -> dict[str, Any]:
-    checked = {}
-    for key, value in arguments.items():
+    bound = {}
+    for key, value in settings.items():
         if key not in known:
             raise ConfigError(f"{where}: '{name}' has no setting '{key}'; {nearest(key, known)}")
-        try:
-            checked[key] = TypeAdapter(hints.get(key, Any)).validate_python(value)
-        except ValidationError as error:
-            raise ConfigError(f"{where}.{key}: {error.errors()[0]['msg']} (got {value!r})") from error
-    return checked
+        bound[key] = _value(hints.get(key, Any), value, f"{where}.{key}")
+    return functools.partial(target, **bound)
 
 
-def build(table: str, name: str, arguments: Mapping[str, Any], where: str) -> Any:
-    """Make the object a name stands for, with checked arguments.
-
-    A class is instantiated; a plain function takes no arguments and is returned as it is.
-
-    Raises:
-        ConfigError: an unknown name or argument, or a value of a wrong type or range.
-    """
-    target, checked = resolve(table, name), check(table, name, arguments, where)
-    if not inspect.isclass(target):
-        return target
+def _value(hint: Any, value: Any, where: str) -> Any:
     try:
-        return target(**checked)
-    except (TypeError, ValueError, OSError, ImportError) as error:
-        raise ConfigError(f"{where}: {' '.join(str(error).split())}") from error
+        return TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {error.errors()[0]['msg']} (got {value!r})") from error
+
+
+def _settings(target: type) -> dict[str, Any]:
+    """Names and types of what a class is made with; those of `**settings: Unpack[...]` among them."""
+    hints = get_type_hints(target.__init__)  # type: ignore[misc]
+    settings: dict[str, Any] = {}
+    for name, parameter in inspect.signature(target).parameters.items():
+        hint = hints.get(name, Any)
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            settings[name] = hint
+        elif get_args(hint):
+            settings |= get_type_hints(get_args(hint)[0])
+    return settings
+
+
+def _holds_rewards(hint: Any) -> bool:
+    return hint in (Reward, PairwiseReward) or any(_holds_rewards(inner) for inner in get_args(hint))
+
+
+def _rewards(hint: Any, value: Any, where: str, nested: Make) -> Any:
+    """A setting that is a reward, or a list or mapping of rewards: each is written as its name and settings."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if hint in (Reward, PairwiseReward):
+        if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+            raise ConfigError(f"{where}: a reward is its name and settings, e.g. {{name: shapes}} (got {value!r})")
+        return nested("rewards", value["name"], {key: own for key, own in value.items() if key != "name"}, where)
+    if inspect.isclass(kind) and issubclass(kind, Mapping):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where}: give rewards by name, e.g. {{mine: {{name: shapes}}}} (got {value!r})")
+        return {key: _rewards(inner[1], own, f"{where}.{key}", nested) for key, own in value.items()}
+    if inspect.isclass(kind) and issubclass(kind, Sequence):
+        if not isinstance(value, list):
+            raise ConfigError(f"{where}: give a list of rewards, e.g. [{{name: shapes}}] (got {value!r})")
+        return [_rewards(inner[0], own, f"{where}.{i}", nested) for i, own in enumerate(value)]
+    if value is None and NoneType in inner:
+        return None
+    return _rewards(next(option for option in inner if _holds_rewards(option)), value, where, nested)

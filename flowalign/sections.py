@@ -48,6 +48,19 @@ class Lora(Section):
     """peft's init_lora_weights"""
 
 
+class Watch(Section):
+    """When evaluations look like reward hacking: see `flowalign.training.watch.judge`."""
+
+    deviations: float = Field(2.0, ge=0)
+    """a change must be this many standard errors"""
+    share: float = Field(0.5, gt=0, le=1)
+    """of the panel's rewards that must fall"""
+    patience: int = Field(2, ge=1)
+    """evaluations in a row that must look hacked"""
+    action: Literal["warn", "stop"] = "warn"
+    """stop ends the run with the weights of the last good evaluation"""
+
+
 class Heldout(Section):
     """What is measured before, during and after training."""
 
@@ -63,10 +76,18 @@ class Heldout(Section):
     """of the first sample"""
     rewards: list[Weighted] | None = None
     """default: those trained on"""
+    panel: list[Named] = []
+    """rewards that are never trained on, to notice reward hacking by"""
+    watch: Watch = Watch()
 
     @property
     def per_prompt(self) -> int:
         """Samples a prompt."""
+        raise NotImplementedError
+
+    @property
+    def saved(self) -> int:
+        """How many of the samples are kept to look at."""
         raise NotImplementedError
 
 
@@ -139,6 +160,7 @@ class BaseConfig(Section):
     rewards: list[Weighted] = Field(min_length=1)
     """weighted sum; each has `name`, optional `weight`, and its own settings"""
     algorithm: Named
+    rollout: Section = Section()
     evaluation: Heldout = Heldout()
     training: Training
     output: str = "runs"
@@ -162,20 +184,32 @@ class BaseConfig(Section):
                 f"and model.kind here makes {self.medium}"
             )
         algorithm.check(self)
-        self.check_sampling()
-        for where, rewards in (("rewards", self.rewards), ("evaluation.rewards", self.evaluation.rewards or [])):
+        training, evaluation = self.training, self.evaluation
+        if training.prompts_per_iteration % processes:
+            up = -(-training.prompts_per_iteration // processes) * processes
+            raise ConfigError(
+                f"training.prompts_per_iteration: {training.prompts_per_iteration} groups cannot be split over "
+                f"{processes} processes (groups stay whole); {up} would work"
+            )
+        self.check_sampling(training.prompts_per_iteration // processes)
+        places: dict[str, Sequence[Named]] = {
+            "rewards": self.rewards,
+            "evaluation.rewards": evaluation.rewards or [],
+            "evaluation.panel": evaluation.panel,
+        }
+        for where, rewards in places.items():
             for i, named in enumerate(rewards):
                 registry.check("rewards", named.name, named.settings, f"{where}.{i}")
         registry.build("selections", self.data.selection.name, self.data.selection.settings, "data.selection")
         algorithm.read(self.data)
         if self.evaluation.prompts is not None:
             Prompts.read(self.evaluation.prompts, self.evaluation.where)
-        training = self.training
-        if training.prompts_per_iteration % processes:
-            up = -(-training.prompts_per_iteration // processes) * processes
+        elif evaluation.panel:
+            raise ConfigError("evaluation.panel: without evaluation.prompts there are no samples to watch")
+        if evaluation.watch.action == "stop" and not (evaluation.panel and evaluation.every):
             raise ConfigError(
-                f"training.prompts_per_iteration: {training.prompts_per_iteration} groups cannot be split over "
-                f"{processes} processes (groups stay whole); {up} would work"
+                "evaluation.watch.action: to stop a run takes an evaluation.panel to watch by, and evaluations during "
+                "training (evaluation.every: 10)"
             )
         items = algorithm.items(self)
         if items % training.updates_per_iteration:
@@ -184,8 +218,8 @@ class BaseConfig(Section):
                 f"{training.updates_per_iteration} equal updates"
             )
 
-    def check_sampling(self) -> None:
-        """What can be wrong with the sections that say how to sample."""
+    def check_sampling(self, groups: int) -> None:
+        """What can be wrong with the sections that say how to sample; a process has so many groups an iteration."""
         raise NotImplementedError
 
     def dump(self) -> str:

@@ -1,6 +1,7 @@
 """Sample to score. Depends on samplers and torch; knows nothing of training."""
 
 from rewards.base import (
+    UNPARSED,
     DifferentiableReward,
     FunctionReward,
     PairwiseReward,
@@ -8,6 +9,7 @@ from rewards.base import (
     RewardError,
     Scores,
     Spec,
+    advance,
     as_reward,
     groups,
     reference_images,
@@ -17,6 +19,7 @@ from rewards.base import (
 from rewards.compose import WeightedSum
 
 __all__ = [
+    "UNPARSED",
     "DifferentiableReward",
     "FunctionReward",
     "PairwiseReward",
@@ -25,6 +28,7 @@ __all__ = [
     "Scores",
     "Spec",
     "WeightedSum",
+    "advance",
     "as_reward",
     "groups",
     "reference_images",

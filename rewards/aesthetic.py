@@ -3,13 +3,13 @@ improved-aesthetic-predictor)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 
 from rewards.base import Scores, Spec
-from rewards.clip import Backend, DualEncoderReward
-from rewards.vision import Dtype, load_weights
+from rewards.clip import DualEncoderReward, EncoderSettings
+from rewards.vision import load_weights
 
 
 class LinearHead(nn.Module):
@@ -38,24 +38,16 @@ class Aesthetic(DualEncoderReward):
 
     Args:
         head: weights of the published head (sac+logos+ava1-l14-linearMSE).
-        model, ...: the CLIP ViT-L/14 below it, as of `DualEncoderReward`.
+        encoder: the CLIP ViT-L/14 below it, as of `DualEncoderReward`.
     """
 
     name = "aesthetic"
     spec = Spec(frozenset({"image"}), differentiable=True)
 
     def __init__(
-        self,
-        head: str = "trl-lib/ddpo-aesthetic-predictor/aesthetic-model.pth",
-        model: str = "openai/clip-vit-large-patch14",
-        backend: Backend = "transformers",
-        weights: str | None = None,
-        processor: str | None = None,
-        batch_size: int = 32,
-        device: str = "auto",
-        dtype: Dtype = "float32",
+        self, head: str = "trl-lib/ddpo-aesthetic-predictor/aesthetic-model.pth", **encoder: Unpack[EncoderSettings]
     ) -> None:
-        super().__init__(model, backend, weights, processor, batch_size, device, dtype)
+        super().__init__(**encoder)
         self.preprocess = replace(self.preprocess, round_centre=True)
         tensors = load_weights(head)
         self.head = LinearHead(tensors["layers.0.weight"].shape[1])

@@ -23,6 +23,13 @@ class Scores:
     parts: dict[str, Tensor] = field(default_factory=dict)
     """named [B] float32 values for the metrics and the gallery"""
 
+    @staticmethod
+    def cat(parts: "Sequence[Scores]") -> "Scores":
+        """Join the scores of one reward."""
+        names = parts[0].parts
+        value = torch.cat([own.value for own in parts])
+        return Scores(value, {name: torch.cat([own.parts[name] for own in parts]) for name in names})
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -40,6 +47,8 @@ class Spec:
     """it has `score_pixels`, and gradients flow from its value to the pixels"""
     deterministic: bool = True
     """the same samples always get the same values, so that they may be cached"""
+    scheduled: bool = False
+    """the value changes over training: it has an `advance` that must be told how far training is"""
 
 
 class Reward(Protocol):
@@ -74,7 +83,11 @@ class PairwiseReward(Protocol):
         prompts: Sequence[str],
         metadata: Sequence[Mapping[str, Any]],
     ) -> Scores:
-        """The probability that `first` is better, in [0, 1]; 0.5 is a tie."""
+        """The probability that `first` is better, in [0, 1]; 0.5 is a tie.
+
+        Parts are probabilities of the same kind, NaN where there is none; `unparsed` is 1 where a verdict could not be
+        read, else 0.
+        """
 
 
 class RewardError(Exception):
@@ -102,6 +115,10 @@ class FunctionReward:
         return Scores(torch.as_tensor(values, dtype=torch.float32).cpu())
 
 
+UNPARSED = "unparsed"
+"""name of the part that is 1 where a judge's verdict could not be read"""
+
+
 def as_reward(reward: Reward | Callable[..., Sequence[float]]) -> Reward:
     """A reward as it is, a plain function wrapped."""
     if isinstance(getattr(reward, "name", None), str):
@@ -112,6 +129,12 @@ def as_reward(reward: Reward | Callable[..., Sequence[float]]) -> Reward:
 def spec_of(reward: Any) -> Spec:
     """What a reward says of itself."""
     return getattr(reward, "spec", Spec())
+
+
+def advance(reward: Any, progress: float) -> None:
+    """Tell a reward how far training is, in [0, 1]; rewards without a schedule do not mind."""
+    if hasattr(reward, "advance"):
+        reward.advance(progress)
 
 
 def score(

@@ -24,7 +24,7 @@ class Cached:
     def __init__(self, reward: Reward, entries: int = 100_000) -> None:
         self.reward, self.entries = as_reward(reward), entries
         self.name, self.spec = self.reward.name, spec_of(self.reward)
-        if self.spec.kind != "pointwise" or not self.spec.deterministic:
+        if self.spec.kind != "pointwise" or not self.spec.deterministic or self.spec.scheduled:
             raise ValueError(f"'{self.name}' cannot be cached: its value depends on more than the sample itself")
         self.scores: OrderedDict[bytes, tuple[float, dict[str, float]]] = OrderedDict()
         self.hits = self.misses = 0
@@ -68,6 +68,7 @@ class Cached:
         if "prompt" in needs:
             content.update(prompt.encode())
         if needs & {"metadata", "reference"}:
-            others = {key: value for key, value in record.items() if not isinstance(value, Image)}
+            # the group changes from one iteration to the next, but not what a pointwise reward makes of a sample
+            others = {k: value for k, value in record.items() if k != "group" and not isinstance(value, Image)}
             content.update(repr(sorted(others.items())).encode())
         return content.digest()

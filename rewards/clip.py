@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from PIL.Image import Resampling
@@ -80,24 +80,29 @@ def _load_transformers(model: str, processor: str | None, device: torch.device, 
     def tokenize(texts: Sequence[str]) -> Mapping[str, Tensor]:
         return tokenizer(list(texts), padding=padding, truncation=True, max_length=length, return_tensors="pt")
 
-    crop = bool(getattr(picture, "do_center_crop", False))
-    size = dict(picture.crop_size if crop else picture.size)
     return DualEncoder(
         images=lambda pixels: F.normalize(network.get_image_features(pixels).pooler_output.float(), dim=-1),
         tokenize=tokenize,
         tokens=lambda **tokens: F.normalize(network.get_text_features(**tokens).pooler_output.float(), dim=-1),
-        preprocess=Preprocess(
-            size=(size["height"], size["width"]),
-            fit="crop" if crop else "squash",
-            shorter=dict(picture.size)["shortest_edge"] if crop else None,
-            mean=tuple(picture.image_mean),
-            std=tuple(picture.image_std),
-            resample=Resampling(picture.resample),
-            round_centre=False,
-        ),
+        preprocess=picture_settings(picture),
         scale=float(network.logit_scale.exp()),
         device=device,
         dtype=dtype,
+    )
+
+
+def picture_settings(processor: Any) -> Preprocess:
+    """How a transformers image processor prepares pictures."""
+    crop = bool(getattr(processor, "do_center_crop", False))
+    size = dict(processor.crop_size if crop else processor.size)
+    return Preprocess(
+        size=(size["height"], size["width"]),
+        fit="crop" if crop else "squash",
+        shorter=dict(processor.size)["shortest_edge"] if crop else None,
+        mean=tuple(processor.image_mean),
+        std=tuple(processor.image_std),
+        resample=Resampling(processor.resample),
+        round_centre=False,
     )
 
 
@@ -128,6 +133,18 @@ def _load_open_clip(model: str, weights: str | None, device: torch.device, dtype
         device=device,
         dtype=dtype,
     )
+
+
+class EncoderSettings(TypedDict, total=False):
+    """What `DualEncoderReward` is made with, for the rewards that have settings besides."""
+
+    model: str
+    backend: Backend
+    weights: str | None
+    processor: str | None
+    batch_size: int
+    device: str
+    dtype: Dtype
 
 
 class DualEncoderReward(ModelReward):
@@ -224,27 +241,16 @@ class GoalBaseline(DualEncoderReward):
     Args:
         baseline: what a picture shows that does not yet show the prompt; metadata["baseline"] overrides it.
         alpha: in [0, 1].
-        others: as of `DualEncoderReward`.
+        encoder: as of `DualEncoderReward`.
     """
 
     name = "goal_baseline"
     spec = Spec(frozenset({"image", "prompt", "metadata"}), differentiable=True)
 
-    def __init__(
-        self,
-        baseline: str = "a picture",
-        alpha: float = 0.5,
-        model: str = "openai/clip-vit-large-patch14",
-        backend: Backend = "transformers",
-        weights: str | None = None,
-        processor: str | None = None,
-        batch_size: int = 32,
-        device: str = "auto",
-        dtype: Dtype = "float32",
-    ) -> None:
+    def __init__(self, baseline: str = "a picture", alpha: float = 0.5, **encoder: Unpack[EncoderSettings]) -> None:
         if not 0 <= alpha <= 1:
             raise ValueError(f"goal_baseline: alpha {alpha} is not in [0, 1]")
-        super().__init__(model, backend, weights, processor, batch_size, device, dtype)
+        super().__init__(**encoder)
         self.baseline, self.alpha = baseline, alpha
 
     def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
@@ -281,26 +287,16 @@ class LambdaHarmonic(CLIPImage):
 
     Args:
         identity_weight: lambda, in [0, 1].
-        others: as of `DualEncoderReward`.
+        encoder: as of `DualEncoderReward`.
     """
 
     name = "lambda_harmonic"
     spec = Spec(frozenset({"image", "prompt", "reference"}), differentiable=True)
 
-    def __init__(
-        self,
-        identity_weight: float = 0.3,
-        model: str = "openai/clip-vit-large-patch14",
-        backend: Backend = "transformers",
-        weights: str | None = None,
-        processor: str | None = None,
-        batch_size: int = 32,
-        device: str = "auto",
-        dtype: Dtype = "float32",
-    ) -> None:
+    def __init__(self, identity_weight: float = 0.3, **encoder: Unpack[EncoderSettings]) -> None:
         if not 0 <= identity_weight <= 1:
             raise ValueError(f"lambda_harmonic: identity_weight {identity_weight} is not in [0, 1]")
-        super().__init__(model, backend, weights, processor, batch_size, device, dtype)
+        super().__init__(**encoder)
         self.identity_weight = identity_weight
 
     def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:

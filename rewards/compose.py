@@ -1,8 +1,8 @@
 """Rewards made of rewards. Each class is one formula over the values of its parts, which all stay visible."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,17 +13,16 @@ from torch import Tensor
 from rewards.base import (
     DifferentiableReward,
     Kind,
-    PairwiseReward,
     Reward,
     RewardError,
     Scores,
     Spec,
+    advance,
     as_reward,
     groups,
     score,
     spec_of,
 )
-from rewards.preference import as_judge
 
 _WIDTH: dict[Kind, int] = {"pointwise": 0, "group": 1, "set": 2}
 _EPS = 1e-6
@@ -42,11 +41,11 @@ class Composition(ABC):
         if not rewards:
             raise ValueError(f"{title} of no rewards; name at least one")
         self.rewards = [as_reward(reward) for reward in rewards]
-        names = [reward.name for reward in self.rewards]
-        self.labels = [
-            name + (f"_{names[:i].count(name) + 1}" if name in names[:i] else "") for i, name in enumerate(names)
-        ]
-        self.name = f"{title}({','.join(names)})"
+        for reward in self.rewards:
+            if spec_of(reward).kind == "pairwise":
+                raise ValueError(f"{title}: '{reward.name}' compares pairs; wrap it in 'win_rate'")
+        self.labels = labels(self.rewards)
+        self.name = f"{title}({','.join(reward.name for reward in self.rewards)})"
 
     @property
     def spec(self) -> Spec:
@@ -56,6 +55,7 @@ class Composition(ABC):
             kind=max([self.kind, *(spec.kind for spec in specs)], key=_WIDTH.__getitem__),
             differentiable=all(spec.differentiable for spec in specs),
             deterministic=all(spec.deterministic for spec in specs),
+            scheduled=any(spec.scheduled for spec in specs),
         )
 
     @abstractmethod
@@ -91,10 +91,10 @@ class Composition(ABC):
         return Scores(self.combine(torch.stack([own.value for own in scores]), prompts, metadata), parts)
 
 
-def advance(reward: Any, progress: float) -> None:
-    """Tell a reward how far training is, in [0, 1]; rewards without a schedule do not mind."""
-    if hasattr(reward, "advance"):
-        reward.advance(progress)
+def labels(rewards: Sequence[Reward]) -> list[str]:
+    """The names of rewards; where one comes again it gets a number."""
+    names = [reward.name for reward in rewards]
+    return [name + (f"_{names[:i].count(name) + 1}" if name in names[:i] else "") for i, name in enumerate(names)]
 
 
 class WeightedSum(Composition):
@@ -230,7 +230,7 @@ class BoundedCentred(Composition):
     @property
     def spec(self) -> Spec:
         inner = super().spec
-        return Spec(inner.needs | {"metadata"}, inner.kind, inner.differentiable, inner.deterministic)
+        return replace(inner, needs=inner.needs | {"metadata"})
 
     def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         gaps = []
@@ -249,17 +249,18 @@ class Gate(Composition):
     """Pay a reward only where another passes.
 
     Args:
-        reward: paid where `gate` is at least `threshold`.
+        passes: must be at least `threshold`.
+        then: what is paid there.
         otherwise: the value elsewhere.
     """
 
-    def __init__(self, reward: Reward, gate: Reward, threshold: float, otherwise: float = 0.0) -> None:
-        super().__init__([reward, gate], "gate")
+    def __init__(self, passes: Reward, then: Reward, threshold: float = 0.5, otherwise: float = 0.0) -> None:
+        super().__init__([then, passes], "gate")
         self.threshold, self.otherwise = threshold, otherwise
 
     def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
-        value, gate = values
-        return torch.where(gate >= self.threshold, value, self.otherwise)
+        then, passes = values
+        return torch.where(passes >= self.threshold, then, self.otherwise)
 
 
 class Rescaled(Composition):
@@ -298,6 +299,10 @@ class ScheduledSum(Composition):
             raise ValueError("scheduled: the points of a schedule must be in order of progress")
         self.progress = 0.0
 
+    @property
+    def spec(self) -> Spec:
+        return replace(super().spec, scheduled=True)
+
     def advance(self, progress: float) -> None:
         super().advance(progress)
         self.progress = progress
@@ -309,79 +314,6 @@ class ScheduledSum(Composition):
 
     def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         return torch.tensor(self.weights).to(values) @ values
-
-
-class PerFrame:
-    """A reward of pictures on videos: the mean over frames.
-
-    Args:
-        frames: how many, taken evenly from the first to the last.
-    """
-
-    def __init__(self, reward: Reward, frames: int = 8) -> None:
-        self.reward, self.frames = as_reward(reward), frames
-        self.name = f"per_frame({self.reward.name})"
-        inner = spec_of(self.reward)
-        self.spec = Spec(inner.needs - {"image"} | {"frames"}, inner.kind, deterministic=inner.deterministic)
-
-    def __call__(
-        self, images: Sequence[Sequence[Image]], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
-        picks = [np.linspace(0, len(video) - 1, self.frames).round().astype(int) for video in images]
-        pictures = [video[i] for video, own in zip(images, picks, strict=True) for i in own]
-        owners = [i for i in range(len(images)) for _ in range(self.frames)]
-        scores = score(self.reward, pictures, [prompts[i] for i in owners], [metadata[i] for i in owners])
-        return Scores(
-            scores.value.unflatten(0, (-1, self.frames)).mean(dim=1),
-            {name: part.unflatten(0, (-1, self.frames)).mean(dim=1) for name, part in scores.parts.items()},
-        )
-
-
-class WinRate:
-    """The mean probability of a sample to beat others of its group (Pref-GRPO, arXiv 2508.20751).
-
-    Every pair is asked in both orders, so that a judge's liking for the first place cancels. A sample alone in its
-    group gets 0.5.
-
-    Args:
-        reward: a pairwise reward, or a pointwise one whose higher score wins.
-        opponents: how many members on either side of a sample it is compared with, the group standing in a ring;
-            default all.
-    """
-
-    def __init__(self, reward: PairwiseReward | Reward, opponents: int | None = None) -> None:
-        self.reward, self.opponents = as_judge(reward), opponents
-        self.name = f"win_rate({reward.name})"
-        inner = spec_of(reward)
-        self.spec = Spec(inner.needs, "group", deterministic=inner.deterministic)
-
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
-        pairs = [pair for members in groups(prompts, metadata) for pair in self._pairs(members)]
-        wins, games = torch.zeros(len(images)), torch.zeros(len(images))
-        if pairs:
-            both = pairs + [(b, a) for a, b in pairs]
-            first, second = (torch.tensor(side) for side in zip(*both, strict=True))
-            probability = self.reward.compare(
-                [images[a] for a, _ in both],
-                [images[b] for _, b in both],
-                [prompts[a] for a, _ in both],
-                [metadata[a] for a, _ in both],
-            ).value
-            if probability.shape != (len(both),):
-                raise RewardError(f"'{self.reward.name}' returned {probability.numel()} values for {len(both)} pairs")
-            for side, won in ((first, probability), (second, 1 - probability)):
-                wins.index_add_(0, side, won)
-                games.index_add_(0, side, torch.ones(len(both)))
-        return Scores(torch.where(games > 0, wins / games.clamp(min=1), 0.5))
-
-    def _pairs(self, members: list[int]) -> Iterator[tuple[int, int]]:
-        """Each pair once, of members at most `opponents` apart when the group stands in a ring."""
-        count = len(members)
-        for i, j in combinations(range(count), 2):
-            if min(j - i, count - (j - i)) <= (self.opponents or count):
-                yield members[i], members[j]
 
 
 def _weights(weights: Sequence[float] | None, rewards: Sequence[Reward]) -> list[float]:

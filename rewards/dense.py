@@ -107,3 +107,25 @@ def agreement(estimate: Tensor, exact: Tensor) -> dict[str, Tensor]:
         for e, x in zip(estimate.T.cpu(), exact.T.cpu(), strict=True)
     ]
     return {"rank_correlation": torch.tensor(rank), "bias": (estimate - exact).mean(0).cpu()}
+
+
+def persistence(values: Tensor, group: Tensor) -> Tensor:
+    """How much of what a state is worth lasts: its correlation with the final reward, within groups.
+
+    Where the state before a step has one below 1/2, the gain R_k - R_{k-1} of that step is noisier than the final
+    reward itself, and dense credit costs more than it tells.
+
+    Args:
+        values: [B, T + 1] exact values, R_0 .. R_T.
+        group: [B] integers.
+
+    Returns:
+        [T + 1]; NaN for states that a group shares.
+    """
+    _, index, sizes = group.unique(return_inverse=True, return_counts=True)
+    mean = values.new_zeros(len(sizes), values.shape[1]).index_add(0, index, values) / sizes[:, None]
+    centred = values - mean[index]
+    size = centred.square().sum(0).sqrt()
+    # rounding leaves a group's equal values a little apart
+    size = size.where(size > 1e-4 * len(values) ** 0.5, torch.nan)
+    return (centred * centred[:, -1:]).sum(0) / (size * size[-1])

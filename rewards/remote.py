@@ -70,9 +70,7 @@ class RemoteReward:
                 )
             return scores
 
-        answers = self.asker.map(ask, starts)
-        parts = {name: torch.cat([answer.parts[name] for answer in answers]) for name in answers[0].parts}
-        return Scores(torch.cat([answer.value for answer in answers]), parts)
+        return Scores.cat(self.asker.map(ask, starts))
 
 
 def _read_spec(response: httpx2.Response) -> Spec:

@@ -59,6 +59,11 @@ class RewardServer:
     def __init__(self, reward: Reward, merge: int = 0, queue: int = 64, token: str | None = None) -> None:
         if merge and spec_of(reward).kind != "pointwise":
             raise ValueError(f"merge: reward '{reward.name}' looks at whole groups, so requests cannot be joined")
+        if spec_of(reward).scheduled:
+            raise ValueError(
+                f"reward '{reward.name}' changes over training, which a server knows nothing of; serve its parts, and "
+                "put `remote` rewards into the schedule of the training's configuration"
+            )
         self.reward, self.merge, self.queue, self.token = reward, merge, queue, token
         self.waiting: deque[Job] = deque()
         self.arrived = asyncio.Event()

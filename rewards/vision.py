@@ -125,10 +125,8 @@ class ModelReward(ABC):
             pixels = self.preprocess.images(images[rows]).to(self.device, self.dtype)
             with torch.no_grad():
                 batches.append(self.model_scores(pixels, prompts[rows], metadata[rows]))
-        return Scores(
-            torch.cat([batch.value for batch in batches]).float().cpu(),
-            {name: torch.cat([batch.parts[name] for batch in batches]).float().cpu() for name in batches[0].parts},
-        )
+        scores = Scores.cat(batches)
+        return Scores(scores.value.float().cpu(), {name: part.float().cpu() for name, part in scores.parts.items()})
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """As `DifferentiableReward.score_pixels`. The resize is torch's, not PIL's in 8 bits: values differ a little

@@ -93,6 +93,8 @@ class Completions:
     """[M, ...]: first the B samples themselves, then the completions"""
     samples: Tensor
     """[M] the trajectory each belongs to, or one of them"""
+    steps: Tensor
+    """[M] the step whose state each was finished from, T for the samples themselves"""
     index: Tensor
     """[B, T + 1] into the M: what state k ends in when it is finished by the ODE"""
 
@@ -140,8 +142,12 @@ def completions(
     ends = [torch.arange(batch, device=number.device)]
     for k in reversed(range(steps)):
         ends.append(torch.where(trajectory.mask[:, k], number[:, k], ends[-1]))
+    own = torch.arange(batch, device=samples.device)
     return Completions(
-        finished, torch.cat([torch.arange(batch, device=samples.device), samples]), torch.stack(ends[::-1], 1)
+        finished,
+        torch.cat([own, samples]),
+        torch.cat([torch.full_like(own, steps), firsts]),
+        torch.stack(ends[::-1], 1),
     )
 
 

@@ -55,7 +55,7 @@ class Trajectory:
         nodes, count = [], 0
         for part in parts:
             nodes.append(part.numbered() + count)
-            count += int(nodes[-1].max()) + 1
+            count = int(nodes[-1].max()) + 1
         shared = any(part.nodes is not None for part in parts)
         return Trajectory(**rows, sigmas=parts[0].sigmas, nodes=torch.cat(nodes) if shared else None)
 

@@ -54,6 +54,8 @@ class Seen:
     batch: Batch
     images: list[Image]
     scores: Scores
+    reward: Tensor
+    """[B] what a sample is rewarded with: its score, or what the algorithm makes of it"""
     advantage: Tensor | None = None
     """[B, T], NaN for steps that nothing is learned from; None where the algorithm has no advantages"""
     wins: Tensor | None = None
@@ -124,4 +126,5 @@ class Algorithm(Generic[E]):
         """Sample and score a batch for people to look at; here by a plain rollout."""
         rollout = actor.rollout(batch)
         images = actor.decode(rollout)
-        return Seen(rollout, batch, images, actor.score(images, batch))
+        scores = actor.score(images, batch)
+        return Seen(rollout, batch, images, scores, scores.value)

@@ -7,8 +7,11 @@ side: `both_orders` asks twice. Rollout and loss are Flow-GRPO's.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+from PIL.Image import Image
 from torch import Tensor
 
 from flowalign import registry
@@ -18,8 +21,8 @@ from flowalign.core.pairwise import Pair, Schedule, compare, win_table
 from flowalign.data import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies import Rollout
-from rewards import Scores
-from rewards.preference import as_judge
+from rewards import UNPARSED, Scores
+from rewards.preference import as_judge, mean_of_games
 
 if TYPE_CHECKING:
     from flowalign.config import Config
@@ -40,19 +43,22 @@ class PrefGRPO(TrajectoryAlgorithm):
     settings: PrefGRPOSettings
     judge: Any = None
     met: dict[Pair, list[float]]
-    """verdicts of the last batch: the first row's share of the win, each time a pair was judged"""
+    """verdicts of the pictures scored last: the first row's share of the win, each time a pair was judged"""
 
     def check(self, config: "Config") -> None:
         if "name" not in self.settings.judge:
             raise ConfigError("algorithm.judge: give the judge's name, e.g. judge: {name: pick_score}")
-        registry.resolve("rewards", self.settings.judge["name"])
+        arguments = dict(self.settings.judge)
+        registry.check("rewards", arguments.pop("name"), arguments, "algorithm.judge")
 
-    def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+    def scores(self, actor: "Actor", images: Sequence[Image], batch: Batch) -> Scores:
+        """The reward's scores, with the parts win_rate and, over a sample's comparisons, judge/unparsed."""
         if self.judge is None:
             arguments = dict(self.settings.judge)
             self.judge = as_judge(registry.build("rewards", arguments.pop("name"), arguments, "algorithm.judge"))
-        images = actor.decode(rollout)
         self.met = defaultdict(list)
+        asked: list[Pair] = []
+        unparsed: list[Tensor] = []
 
         def verdicts(pairs: list[Pair]) -> list[float]:
             first, second = zip(*pairs, strict=True)
@@ -63,13 +69,22 @@ class PrefGRPO(TrajectoryAlgorithm):
                 [batch.prompts[i] for i in first],
                 [batch.metadata[i] for i in first],
             )
+            asked.extend(pairs)
+            unparsed.append(judged.parts.get(UNPARSED, torch.zeros(len(pairs))))
             shares: list[float] = judged.value.tolist()
             for pair, share in zip(pairs, shares, strict=True):
                 self.met[pair].append(share)
             return shares
 
         s = self.settings
-        return compare(batch.group, verdicts, s.schedule, batch.iteration, s.both_orders)
+        scores = actor.score(images, batch)
+        scores.parts["win_rate"] = compare(batch.group, verdicts, s.schedule, batch.iteration, s.both_orders)
+        missing = torch.cat(unparsed)
+        scores.parts["judge/unparsed"] = mean_of_games(torch.tensor(asked), missing, missing, len(batch), 0.0)
+        return scores
+
+    def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+        return scores.parts["win_rate"]
 
     def wins(self, rows: int) -> Tensor:
         return win_table(rows, self.met)

@@ -1,17 +1,19 @@
 """The trajectory family: policy gradients over the stochastic denoising steps of recorded rollouts.
 
-An algorithm of the family is four answers, each a method with the plain one here: how to roll out (`rollout`),
-which reward every step gets (`step_reward`), how rewards become advantages (`credit`), and the loss of an action
-(`loss`). The plain answers are those of Flow-GRPO.
+An algorithm of the family is a few answers, each a method with the plain one here: how to roll out (`rollout`), what
+the pictures are worth (`scores`), which reward every step gets (`step_reward`), how rewards become advantages
+(`credit`), and the loss of an action (`loss`). The plain answers are those of Flow-GRPO.
 """
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
+from PIL.Image import Image
 from pydantic import Field
 from torch import Tensor
 
@@ -175,6 +177,13 @@ class TrajectoryAlgorithm(base.Algorithm[Experience]):
         """The trajectories to learn from and the samples they are of; one group's stand side by side."""
         return actor.rollout(batch), batch
 
+    def scores(self, actor: "Actor", images: Sequence[Image], batch: Batch) -> Scores:
+        """Scores of the finished pictures.
+
+        May run in a thread of its own while the policy samples further groups, and so leaves the policy alone.
+        """
+        return actor.score(images, batch)
+
     def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         """[B] or [B, T] rewards; here the finished sample's, one a trajectory."""
         return scores.value
@@ -226,13 +235,12 @@ class TrajectoryAlgorithm(base.Algorithm[Experience]):
 
     def collect(self, actor: "Actor", batch: Batch) -> Experience:
         """Roll out, score, and give credit."""
+        rollout, batch, scores = actor.sample_and_score(
+            batch, partial(self.rollout, actor), partial(self.scores, actor)
+        )
         begin = time.perf_counter()
-        rollout, batch = self.rollout(actor, batch)
-        images = actor.decode(rollout)
-        rolled = time.perf_counter()
-        scores = actor.score(images, batch)
         reward = self.step_reward(actor, rollout, batch, scores)
-        scored = time.perf_counter()
+        actor.metrics["seconds/reward"] += time.perf_counter() - begin
 
         record = actor.record(rollout, batch, scores, reward)
         if record.reward.dim() == 2:
@@ -243,8 +251,6 @@ class TrajectoryAlgorithm(base.Algorithm[Experience]):
             "reward/mean": value.mean().item(),
             "reward/std": value.std(correction=0).item(),
             "reward/zero_spread": zero_spread(value, record.group).item(),
-            "seconds/rollout": rolled - begin,
-            "seconds/reward": scored - rolled,
         }
         for name, part in scores.parts.items():
             mean = actor.gather(part.to(actor.device)).nanmean().item()
@@ -263,10 +269,11 @@ class TrajectoryAlgorithm(base.Algorithm[Experience]):
     def show(self, actor: "Actor", batch: Batch) -> base.Seen:
         rollout, batch = self.rollout(actor, batch)
         images = actor.decode(rollout)
-        scores = actor.score(images, batch)
+        scores = self.scores(actor, images, batch)
         record = actor.record(rollout, batch, scores, self.step_reward(actor, rollout, batch, scores))
         earned = self.advantages(record).where(record.mask, torch.nan)
-        return base.Seen(rollout, batch, images, scores, earned, self.wins(len(batch)))
+        reward = record.reward if record.reward.dim() == 1 else scores.value
+        return base.Seen(rollout, batch, images, scores, reward, earned, self.wins(len(batch)))
 
     def wins(self, rows: int) -> Tensor | None:
         """[B, B] verdicts of the comparisons that the last rewards came from, as in `Seen`; None without any."""

@@ -2,5 +2,6 @@
 
 from flowalign.gallery.build import build
 from flowalign.gallery.previews import Film, Group, Limits, save_previews
+from flowalign.gallery.samples import save_samples
 
-__all__ = ["Film", "Group", "Limits", "build", "save_previews"]
+__all__ = ["Film", "Group", "Limits", "build", "save_previews", "save_samples"]

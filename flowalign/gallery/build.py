@@ -15,9 +15,8 @@ from jinja2 import Environment, PackageLoader
 from PIL import Image
 
 from flowalign.gallery.runs import Run, Sample, read_runs
+from flowalign.gallery.samples import THUMBNAIL, save_thumbnail, thumbnail_of
 
-THUMBNAIL = 192
-"""pixels of a thumbnail's longer side; pictures up to this size are their own thumbnails"""
 CLIPS = {".mp4", ".webm"}
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".avif"}
 POINTS = 1000
@@ -172,7 +171,7 @@ class Store:
 
     def _one(self, name: str, source: Path) -> tuple[int, ...] | None:
         """(mtime, bytes, width, height) of a picture that is in place; width 0 for clips."""
-        target, thumbnail = self.output / "pictures" / name, self.output / "thumbnails" / f"{name}.webp"
+        target, thumbnail = self.output / "pictures" / name, self.output / "thumbnails" / f"{name}.jpg"
         try:
             state = source.stat()
             known = self.known.get(name)
@@ -184,37 +183,46 @@ class Store:
                 size = self._thumbnail(source, thumbnail)
             elif suffix not in CLIPS:
                 return None
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.unlink(missing_ok=True)
-            try:
-                os.link(source, target)
-            except OSError:
-                shutil.copyfile(source, target)
+            _link(source, target)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
             return None
         return (state.st_mtime_ns, state.st_size, *size)
 
     @staticmethod
     def _thumbnail(source: Path, thumbnail: Path) -> tuple[int, int]:
+        given = thumbnail_of(source)
         with Image.open(source) as picture:
             size = picture.size
             if max(size) <= THUMBNAIL:
                 picture.load()
+            elif _newer(given, source) and given.resolve().is_relative_to(source.parent):
+                _link(given, thumbnail)
             else:
-                picture.thumbnail((THUMBNAIL, THUMBNAIL))
-                mode = "RGBA" if picture.has_transparency_data else "RGB"
-                thumbnail.parent.mkdir(parents=True, exist_ok=True)
-                picture.convert(mode).save(thumbnail, quality=80, method=2)
+                save_thumbnail(picture, thumbnail)
         return size
 
     def finish(self) -> None:
         """Remove what no run shows any more and remember the rest."""
         for name in set(self.known) - set(self.used):
             (self.output / "pictures" / name).unlink(missing_ok=True)
-            (self.output / "thumbnails" / f"{name}.webp").unlink(missing_ok=True)
+            (self.output / "thumbnails" / f"{name}.jpg").unlink(missing_ok=True)
         partial = self.cache.with_name(".partial-pictures.json")
         partial.write_text(json.dumps(self.used, separators=(",", ":")))
         os.replace(partial, self.cache)
+
+
+def _newer(file: Path, other: Path) -> bool:
+    return file.is_file() and file.stat().st_mtime_ns >= other.stat().st_mtime_ns
+
+
+def _link(source: Path, target: Path) -> None:
+    """A hard link in the place of what is there, a copy where the file system has no links."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _digest(text: str) -> str:

@@ -8,8 +8,8 @@ A moment's previews are one folder of the run, which appears by one rename:
         *.webp          the pictures that the lines name
 
 A film line is `{"prompt", "seed", "metadata", "sigmas", "pictures", "rewards", "dense", "advantages", "stochastic",
-"turning"}`, a group line `{"prompt", "metadata", "members": [{"picture", "seed", "reward", "advantage", "parts"}],
-"wins"}`; the fields mean what they mean in `Film` and `Group`, and what was not given or is NaN is null.
+"turning"}`, a group line `{"prompt", "metadata", "members": [{"picture", "seed", "reward", "advantage", "parts",
+"rewritten"}], "wins"}`; the fields mean what they mean in `Film` and `Group`, and what was not given or is NaN is null.
 """
 
 import json
@@ -23,6 +23,8 @@ from typing import Any
 
 from PIL.Image import Image
 
+from flowalign.gallery.samples import Sample, save_picture
+
 FOLDER = "previews"
 
 
@@ -32,8 +34,8 @@ class Film:
 
     prompt: str
     seed: int
-    pictures: Sequence[Image]
-    """[T + 1] the picture each state would end in: its ODE completion, or the one-step estimate of x0"""
+    pictures: Sequence[Sample]
+    """[T + 1] the picture or video each state would end in: its ODE completion, or the one-step estimate of x0"""
     rewards: Sequence[float] | None = None
     """[T + 1] reward of each of these pictures"""
     dense: Sequence[float] | None = None
@@ -56,7 +58,7 @@ class Group:
     prompt: str
     seeds: Sequence[int]
     """[G]"""
-    pictures: Sequence[Image]
+    pictures: Sequence[Sample]
     """[G]"""
     rewards: Sequence[float]
     """[G]"""
@@ -66,6 +68,8 @@ class Group:
     """named [G] rewards"""
     wins: Sequence[Sequence[float]] | None = None
     """[G, G] pairwise verdicts: 1 where the row's sample beat the column's, 0 where it lost, 0.5 for a tie"""
+    rewritten: Sequence[str] | None = None
+    """[G] what a prompt rewriter made of the prompt, where that is what is trained"""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -113,7 +117,7 @@ def _save_film(folder: Path, number: int, film: Film, limits: Limits) -> dict[st
     states = len(film.pictures)
     kept = {round(i * (states - 1) / max(limits.frames - 1, 1)) for i in range(limits.frames)}
     names = [
-        _save_picture(folder / f"film-{number:02d}-{i:03d}.webp", picture, limits.side) if i in kept else None
+        _save_picture(folder / f"film-{number:02d}-{i:03d}", picture, limits.side) if i in kept else None
         for i, picture in enumerate(film.pictures)
     ]
     return {
@@ -134,11 +138,12 @@ def _save_group(folder: Path, number: int, group: Group, limits: Limits) -> dict
     size = min(len(group.pictures), limits.members)
     members = [
         {
-            "picture": _save_picture(folder / f"group-{number:02d}-{i:03d}.webp", group.pictures[i], limits.side),
+            "picture": _save_picture(folder / f"group-{number:02d}-{i:03d}", group.pictures[i], limits.side),
             "seed": int(group.seeds[i]),
             "reward": float(group.rewards[i]),
             "advantage": None if group.advantages is None else _number(group.advantages[i]),
             "parts": {name: _number(values[i]) for name, values in group.parts.items()},
+            "rewritten": None if group.rewritten is None else group.rewritten[i],
         }
         for i in range(size)
     ]
@@ -146,12 +151,14 @@ def _save_group(folder: Path, number: int, group: Group, limits: Limits) -> dict
     return {"prompt": group.prompt, "metadata": dict(group.metadata), "members": members, "wins": wins}
 
 
-def _save_picture(path: Path, picture: Image, side: int) -> str:
+def _save_picture(path: Path, sample: Sample, side: int) -> str:
     """Small pictures without loss, scaled ones at a quality where it does not show."""
-    small = picture.convert("RGB")
-    small.thumbnail((side, side))
-    small.save(path, quality=85, lossless=max(picture.size) <= 64)
-    return path.name
+    frames = [sample.convert("RGB")] if isinstance(sample, Image) else [frame.convert("RGB") for frame in sample]
+    lossless = max(frames[0].size) <= 64
+    for frame in frames:
+        frame.thumbnail((side, side))
+    small = frames[0] if isinstance(sample, Image) else frames
+    return save_picture(small, path, "webp", quality=85, lossless=lossless).name
 
 
 def _numbers(values: Sequence[float] | None) -> list[float | None] | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from flowalign.errors import ConfigError
 from flowalign.gallery.previews import FOLDER as PREVIEWS
+from flowalign.gallery.samples import FOLDER as SAMPLES
 
 MOMENT = re.compile(r"iteration-(\d{1,12})")
 KNOWN = {"picture", "prompt", "seed", "metadata", "rewritten"}
@@ -54,8 +55,8 @@ class Run:
     """with films or groups, oldest first"""
     series: dict[str, list[tuple[int, float]]]
     """named (iteration, value) points"""
-    warnings: list[tuple[int, str]]
-    """(iteration, text) of reward hacking and the like, from the key 'warnings' of the metrics"""
+    warnings: list[tuple[int, str, str]]
+    """(iteration, "suspect", "hacked" or "", text), from the keys `verdict` and `warnings` of a line"""
     notes: list[str]
     """what was left out, and why"""
 
@@ -77,13 +78,13 @@ def read_run(folder: Path, name: str) -> Run:
     """Read one run's folder; raises ConfigError where there is none."""
     if not folder.is_dir():
         raise ConfigError(f"no run's folder at {folder}")
-    if not any((folder / part).exists() for part in ("config.yaml", "metrics.jsonl", "samples", PREVIEWS)):
+    if not any((folder / part).exists() for part in ("config.yaml", "metrics.jsonl", SAMPLES, PREVIEWS)):
         raise ConfigError(f"{folder} is not a run's folder: it has no config.yaml, metrics.jsonl or samples/")
     run = Run(folder.resolve(), name, [], [], {}, [], [])
     for file, prefix in (("metrics.jsonl", ""), ("evaluations.jsonl", "held-out ")):
         for record in _lines(run, folder / file):
             _add_points(run, record, prefix)
-    for iteration, path in _moments(folder / "samples"):
+    for iteration, path in _moments(folder / SAMPLES):
         samples = [s for record in _lines(run, path / "samples.jsonl") if (s := _sample(run, path, record))]
         if samples:
             run.moments.append(Moment(iteration, samples))
@@ -136,8 +137,11 @@ def _add_points(run: Run, record: dict[str, Any], prefix: str) -> None:
     if isinstance(iteration, bool) or not isinstance(iteration, int) or not 0 <= iteration < 10**12:
         run.notes.append("a line of metrics without an iteration, left out")
         return
-    warnings = record.pop("warnings", [])
-    run.warnings += [(iteration, str(text)) for text in (warnings if isinstance(warnings, list) else [warnings])]
+    warnings, verdict = record.pop("warnings", []), record.pop("verdict", "")
+    verdict = verdict if verdict in ("suspect", "hacked") else ""
+    run.warnings += [
+        (iteration, verdict, _text(text)) for text in (warnings if isinstance(warnings, list) else [warnings])
+    ]
     for key, value in record.items():
         number = _number(value)
         if number is not None:
@@ -239,6 +243,7 @@ def _group(run: Run, folder: Path, record: dict[str, Any]) -> dict[str, Any] | N
                 "reward": _number(member.get("reward")),
                 "advantage": _number(member.get("advantage")),
                 "parts": {k: n for k, v in _metadata(member.get("parts")).items() if (n := _number(v)) is not None},
+                "rewritten": None if member.get("rewritten") is None else _text(member["rewritten"]),
             }
             for member in members
         ],

@@ -266,7 +266,7 @@ class DiffusersPolicy(Policy):
         call: dict[str, Any],
     ) -> Rollout:
         with CallRecorder(self.denoiser) as recorded:
-            self._call(scheduler, prompts, seeds, guidance, steps, call)
+            self._call(prompts, seeds, steps, guidance, scheduler, call)
         self.forwards += sum(recorded.rows)
         conditions = recorded.conditions(len(prompts), len(scheduler.sigmas) - 1, self.family.shared)
         assert scheduler.recorder is not None
@@ -274,11 +274,11 @@ class DiffusersPolicy(Policy):
 
     def _call(
         self,
-        scheduler: TransitionScheduler,
         prompts: Sequence[str],
         seeds: Sequence[int],
-        guidance: float,
         steps: int,
+        guidance: float,
+        scheduler: TransitionScheduler,
         call: dict[str, Any],
     ) -> None:
         """The pipeline's own call with another scheduler."""
@@ -380,7 +380,7 @@ class DiffusersPolicy(Policy):
         distinct, place = (-levels).unique(return_inverse=True)
         scheduler = LevelScheduler.like(self.pipeline.scheduler, ode, None, seeds)
         with CallRecorder(self.denoiser, dry=True) as recorded:
-            self._call(scheduler, prompts, seeds, guidance, len(distinct), {"sigmas": (-distinct).tolist()} | call)
+            self._call(prompts, seeds, len(distinct), guidance, scheduler, {"sigmas": (-distinct).tolist()} | call)
         conditions = recorded.conditions(len(prompts), len(distinct), self.family.shared)
         height, width = (self.pipeline.vae_scale_factor * side for side in scheduler.shape[-2:])
         pixels = self.pipeline.image_processor.preprocess(list(images), height=height, width=width)

@@ -1,6 +1,8 @@
 """What an algorithm acts through: the policy, the reward, the rollout settings and the other processes."""
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,9 +16,10 @@ from flowalign.core.record import Record
 from flowalign.data import Batch
 from flowalign.policies import DiffusersPolicy, Rollout
 from flowalign.training.checkpoint import optimizer_state, optimizer_tensors
+from flowalign.training.overlap import in_turn, overlapped
 from flowalign.training.worker import Worker
 from rewards import Reward, Scores
-from rewards.dense import Estimator, ValueHead, agreement
+from rewards.dense import Estimator, ValueHead, agreement, persistence
 from samplers import derive_seed
 from samplers.completion import complete, completions, fork, path, perturb
 from samplers.plans import Tree
@@ -132,6 +135,47 @@ class Actor(Worker):
         """The finished pictures of a rollout."""
         return self.policy.decode(rollout.trajectory.final, self.config.rollout.batch_size)
 
+    def sample_and_score(
+        self,
+        batch: Batch,
+        sample: Callable[[Batch], tuple[Rollout, Batch]],
+        score: Callable[[Sequence[Image], Batch], Scores],
+    ) -> tuple[Rollout, Batch, Scores]:
+        """Roll out and score a batch, in as many parts as `rollout.overlap` says: while one is scored, in a thread of
+        its own, the next is sampled.
+
+        Args:
+            sample: rollout of a part, and the samples it is of.
+            score: scores of the finished pictures of these samples.
+        """
+        begin = time.perf_counter()
+        seconds = {"rollout": 0.0, "reward": 0.0}
+
+        def sampled() -> Iterator[tuple[Rollout, Batch, list[Image]]]:
+            for part in batch.split(self.config.rollout.overlap):
+                start = time.perf_counter()
+                rollout, own = sample(part)
+                images = self.decode(rollout)
+                seconds["rollout"] += time.perf_counter() - start
+                yield rollout, own, images
+
+        def scored(made: tuple[Rollout, Batch, list[Image]]) -> Scores:
+            start = time.perf_counter()
+            scores = score(made[2], made[1])
+            seconds["reward"] += time.perf_counter() - start
+            return scores
+
+        walk = overlapped if self.config.rollout.overlap > 1 else in_turn
+        parts = walk(sampled(), scored)
+        waited = time.perf_counter() - begin - seconds["rollout"]
+        self.metrics |= {"seconds/rollout": seconds["rollout"], "seconds/reward": waited}
+        if len(parts) == 1:
+            ((rollout, batch, _), scores) = parts[0]
+            return rollout, batch, scores
+        self.metrics["seconds/reward_hidden"] = seconds["reward"] - waited
+        rollouts, batches, _ = zip(*(made for made, _ in parts), strict=True)
+        return Rollout.cat(rollouts), Batch.cat(batches), Scores.cat([scores for _, scores in parts])
+
     def values(self, rollout: Rollout, batch: Batch, final: Tensor, estimator: Estimator) -> Tensor:
         """[B, T + 1] what each state of each trajectory is worth, R_0 .. R_T.
 
@@ -141,6 +185,9 @@ class Actor(Worker):
         # exact ones need no network that learns
         estimator = Estimator() if self._alone else estimator
         exact = self._completed(rollout, batch, final, None) if estimator.is_exact(batch.iteration) else None
+        if exact is not None:
+            lasting = persistence(exact, torch.tensor(batch.group))
+            self.metrics |= {f"dense/persistence/{k}": v for k, v in enumerate(lasting.tolist()) if not math.isnan(v)}
         if estimator.kind == "ode":
             assert exact is not None
             return exact
@@ -162,7 +209,7 @@ class Actor(Worker):
         made = completions(self.policy.at(rollout), rollout.trajectory, count, size, order)
         extra = slice(len(rollout), None)
         images = self.policy.decode(made.latents[extra], size)
-        scores = self.score(images, batch, made.samples[extra].tolist())
+        scores = self.score(images, batch, made.samples[extra].tolist(), made.steps[extra].tolist())
         return torch.cat([final, scores.value])[made.index.cpu()]
 
     def _predicted(self, rollout: Rollout, final: Tensor, exact: Tensor | None) -> Tensor:

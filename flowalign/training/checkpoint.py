@@ -52,17 +52,27 @@ class Checkpoints:
         found = self.folder.glob("checkpoint-*") if self.folder.is_dir() else []
         return sorted((p for p in found if NAME.fullmatch(p.name)), key=lambda p: p.name)
 
+    def until(self, iteration: int) -> Path | None:
+        """The newest checkpoint that is not newer than this iteration."""
+        found = [path for path in self.all() if path.name <= _name(iteration)]
+        return found[-1] if found else None
+
     def save(
         self,
         iteration: int,
         tensors: dict[str, dict[str, Tensor]],
         state: dict[str, Any],
         export: Callable[[Path], None],
+        good: int | None = None,
     ) -> Path:
-        """Write one file of tensors per entry, state.json and what `export` adds, then let the folder appear."""
+        """Write one file of tensors per entry, state.json and what `export` adds, then let the folder appear.
+
+        Args:
+            good: an iteration whose checkpoint, or the last one before it, stays besides the newest.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._sweep()
-        final = self.folder / f"checkpoint-{iteration:06d}"
+        final = self.folder / _name(iteration)
         partial = self.folder / f".partial-{final.name}"
         partial.mkdir()
         for name, entries in tensors.items():
@@ -75,8 +85,10 @@ class Checkpoints:
             os.replace(final, self.folder / f".removed-{final.name}")
         os.replace(partial, final)
         sync_folder(self.folder)
+        also = None if good is None else self.until(good)
         for old in self.all()[: -self.keep]:
-            os.replace(old, self.folder / f".removed-{old.name}")
+            if old != also:
+                os.replace(old, self.folder / f".removed-{old.name}")
         self._sweep()
         return final
 
@@ -90,6 +102,10 @@ class Checkpoints:
         """What `save` was given."""
         tensors = {file.stem: load_file(file) for file in path.glob("*.safetensors")}
         return tensors, json.loads((path / "state.json").read_text())
+
+
+def _name(iteration: int) -> str:
+    return f"checkpoint-{iteration:06d}"
 
 
 def restore(parameters: dict[str, torch.nn.Parameter], values: dict[str, Tensor]) -> None:

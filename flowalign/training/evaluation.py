@@ -14,31 +14,36 @@ from rewards import Reward, score
 
 @dataclass
 class Evaluated:
-    """Scores of N samples, over all processes, in the order of the prompts."""
+    """Scores of N pictures, over all processes, in the order of the prompts."""
 
     prompts: list[str]
     metadata: list[dict[str, Any]]
     seeds: list[int]
     value: list[float]
     parts: dict[str, list[float]]
-    samples: list[Any]
-    """this process's pictures or texts: on one process all, otherwise every n-th"""
+    images: list[Any]
+    """this process's pictures, or texts: on one process all, otherwise those of every n-th prompt"""
+    rows: list[int]
+    """which of the N each of this process's pictures is"""
 
-    def row(self, i: int) -> dict[str, Any]:
-        """Prompt, seed, metadata and scores of a sample."""
-        parts = {name: values[i] for name, values in self.parts.items()}
-        sample = {"prompt": self.prompts[i], "seed": self.seeds[i], "metadata": self.metadata[i]}
-        return {**sample, "reward": self.value[i], **parts}
+    def samples(self) -> list[tuple[Any, dict[str, Any]]]:
+        """This process's pictures, each with what `save_samples` writes of it."""
+        listed = []
+        for i, image in zip(self.rows, self.images, strict=True):
+            record = {"prompt": self.prompts[i], "seed": self.seeds[i], "metadata": self.metadata[i]}
+            scores = {"reward": self.value[i], **{name: values[i] for name, values in self.parts.items()}}
+            listed.append((image, record | scores))
+        return listed
 
     def means(self, by: str = "category") -> dict[str, dict[str, float]]:
-        """Mean value and parts over all samples ('all') and over those of each value of a metadata key."""
+        """Mean value and parts over all pictures ('all') and over those of each value of a metadata key."""
         own = [str(record[by]) if by in record else None for record in self.metadata]
         table: dict[str, dict[str, float]] = {}
         for label in ["all", *sorted({name for name in own if name is not None})]:
             rows = [i for i, name in enumerate(own) if label in ("all", name)]
             columns = {"reward": self.value, **self.parts}
             for name, column in columns.items():
-                # NaN marks samples that a part does not apply to
+                # NaN marks pictures that a part does not apply to
                 known = [column[i] for i in rows if column[i] == column[i]]
                 if known:
                     table.setdefault(label, {})[name] = sum(known) / len(known)
@@ -64,13 +69,15 @@ def evaluate(
     metadata = [record for record in prompts.metadata for _ in range(per_prompt)]
     seeds = list(range(seed, seed + len(texts)))
     process, processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
-    mine = range(process, len(texts), processes)
+    # the pictures of a prompt stay together, for rewards that look at groups
+    mine = [i for i in range(len(texts)) if i // per_prompt % processes == process]
     rows: list[dict[str, Any]] = []
-    samples: list[Any] = []
+    images: list[Any] = []
     forwards = policy.forwards
     if mine:
-        samples = policy.make([texts[i] for i in mine], [seeds[i] for i in mine], sampling)
-        scores = score(reward, samples, [texts[i] for i in mine], [metadata[i] for i in mine])
+        images = policy.make([texts[i] for i in mine], [seeds[i] for i in mine], sampling)
+        grouped = [metadata[i] | {"group": i // per_prompt} for i in mine]
+        scores = score(reward, images, [texts[i] for i in mine], grouped)
         for row, i in enumerate(mine):
             parts = {name: float(values[row]) for name, values in scores.parts.items()}
             rows.append({"i": i, "value": float(scores.value[row]), "parts": parts})
@@ -86,7 +93,8 @@ def evaluate(
         seeds,
         [row["value"] for row in rows],
         {name: [row["parts"][name] for row in rows] for name in names},
-        samples,
+        images,
+        mine,
     )
 
 

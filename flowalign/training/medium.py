@@ -1,5 +1,6 @@
 """What differs between training on pictures and on text: which policy, which actor, and what is kept to look at."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,17 @@ from accelerate import Accelerator
 
 from flowalign.algorithms.base import Algorithm
 from flowalign.data import ASSETS, Prompts
+from flowalign.files import write_atomically
+from flowalign.gallery.samples import save_samples
 from flowalign.policies import DiffusersPolicy
 from flowalign.policies.language import LanguagePolicy
 from flowalign.training.actor import Actor
-from flowalign.training.evaluation import Evaluated
-from flowalign.training.metrics import MetricsFile
 from flowalign.training.previews import preview
 from flowalign.training.text_actor import TextActor
 from rewards import Reward
+
+Listed = list[tuple[Any, dict[str, Any]]]
+"""samples, each with its prompt, seed, metadata and scores"""
 
 
 class Pictures:
@@ -34,20 +38,9 @@ class Pictures:
         return Actor(config, policy, reward, accelerator)
 
     @staticmethod
-    def keep(result: Evaluated, folder: Path, config: Any, stride: int) -> None:
-        """The main process's first pictures as PNG, with a list of prompts, seeds and scores.
-
-        Args:
-            stride: the main process evaluated every n-th picture.
-        """
-        count = min(config.evaluation.save_pictures, len(result.samples))
-        folder.mkdir(parents=True, exist_ok=True)
-        lines = MetricsFile(folder / "samples.jsonl")
-        lines.path.unlink(missing_ok=True)
-        for row in _spread(len(result.samples), count):
-            name = f"{row * stride:05d}.png"
-            result.samples[row].save(folder / name)
-            lines.append({"picture": name, **result.row(row * stride)})
+    def keep(samples: Listed, folder: Path, iteration: int) -> None:
+        """Pictures as PNG, with a list of their prompts, seeds and scores."""
+        save_samples(folder, iteration, samples)
 
     @staticmethod
     def look(actor: Any, algorithm: Algorithm, config: Any, prompts: Prompts, folder: Path, iteration: int) -> None:
@@ -73,13 +66,12 @@ class Texts:
         return TextActor(config, policy, reward, accelerator)
 
     @staticmethod
-    def keep(result: Evaluated, folder: Path, config: Any, stride: int) -> None:
-        """The main process's texts, spread over the evaluation, with their prompts, seeds and scores."""
-        folder.mkdir(parents=True, exist_ok=True)
-        lines = MetricsFile(folder / "samples.jsonl")
-        lines.path.unlink(missing_ok=True)
-        for row in _spread(len(result.samples), min(config.evaluation.save_texts, len(result.samples))):
-            lines.append({"text": result.samples[row], **result.row(row * stride)})
+    def keep(samples: Listed, folder: Path, iteration: int) -> None:
+        """Texts with their prompts, seeds and scores, as JSON lines."""
+        place = folder / "samples" / f"iteration-{iteration:06d}"
+        place.mkdir(parents=True, exist_ok=True)
+        lines = "".join(json.dumps({"text": text, **record}) + "\n" for text, record in samples)
+        write_atomically(place / "samples.jsonl", lines)
 
     @staticmethod
     def look(actor: Any, algorithm: Algorithm, config: Any, prompts: Prompts, folder: Path, iteration: int) -> None:
@@ -92,7 +84,3 @@ MEDIA: dict[str, type[Pictures] | type[Texts]] = {"pictures": Pictures, "text": 
 def shipped(path: str) -> Path | str:
     """Where a model is: in flowalign's assets if it has that name, else as given."""
     return ASSETS / path if (ASSETS / path).is_dir() else path
-
-
-def _spread(total: int, count: int) -> list[int]:
-    return torch.linspace(0, total - 1, count).round().int().tolist() if count else []

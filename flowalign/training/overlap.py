@@ -1,30 +1,38 @@
 """Rewards of one rollout while the next is sampled."""
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+
+import torch
 
 T = TypeVar("T")
 S = TypeVar("S")
 
 
-def overlapped(rollouts: Iterable[T], score: Callable[[T], S]) -> Iterator[tuple[T, S]]:
+def in_turn(rollouts: Iterable[T], score: Callable[[T], S]) -> list[tuple[T, S]]:
+    """Each rollout with its scores: sampled, then scored."""
+    return [(rollout, score(rollout)) for rollout in rollouts]
+
+
+def overlapped(rollouts: Iterable[T], score: Callable[[T], S]) -> list[tuple[T, S]]:
     """Each rollout with its scores, in order; rollout n is scored while rollout n + 1 is sampled.
 
-    The numbers are those of sampling and scoring in turn: the rollouts of an iteration are all sampled from the same
-    weights, one after the other, in the calling thread, and scored one after the other in another. Of k rollouts
-    whose scoring takes as long as their sampling, a share 1 - 1/k of the scoring is hidden. Worth it where scoring
-    leaves this process free: a served reward, or one on another device. `score` must draw no global random numbers.
+    The numbers are those of `in_turn`: the rollouts of an iteration are all sampled from the same weights, one after
+    the other, in the calling thread, and scored one after the other in another. Of k rollouts whose scoring takes as
+    long as their sampling, a share 1 - 1/k of the scoring is hidden. Worth it where scoring leaves this process free:
+    a served reward, or one on another device. `score` must draw no global random numbers.
 
     Args:
         rollouts: an iterator that samples when asked for the next one; each holds whole groups.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="reward") as thread:
-        waiting: tuple[T, Future[S]] | None = None
-        for rollout in rollouts:
-            following = thread.submit(score, rollout)
-            if waiting is not None:
-                yield waiting[0], waiting[1].result()
-            waiting = rollout, following
-        if waiting is not None:
-            yield waiting[0], waiting[1].result()
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
+
+    def start() -> None:
+        # a new thread begins on the first GPU, whichever is this process's
+        if device is not None:
+            torch.cuda.set_device(device)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="reward", initializer=start) as thread:
+        scored = [(rollout, thread.submit(score, rollout)) for rollout in rollouts]
+        return [(rollout, scores.result()) for rollout, scores in scored]

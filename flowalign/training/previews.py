@@ -44,7 +44,7 @@ def _film(actor: Actor, seen: Seen, row: int) -> Film:
     one = seen.rollout.branch(trajectory, torch.tensor([row], device=actor.device))
     made = completions(actor.policy.at(one), trajectory)
     ends = actor.policy.decode(made.latents)
-    values = actor.score(ends, seen.batch, [row] * len(ends)).value[made.index.cpu()]
+    values = actor.score(ends, seen.batch, [row] * len(ends), made.steps.tolist()).value[made.index.cpu()]
     return Film(
         seen.batch.prompts[row],
         seen.batch.seeds[row],
@@ -66,13 +66,16 @@ def _group(seen: Seen, number: int) -> Group:
     def of(values: Tensor) -> list[float]:
         return values[rows].tolist()
 
+    parts = dict(seen.scores.parts)
+    if not torch.equal(seen.reward.cpu(), seen.scores.value):
+        parts["score"] = seen.scores.value
     return Group(
         seen.batch.prompts[rows[0]],
         [seen.batch.noise_seeds[row] for row in rows],
         [seen.images[row] for row in rows],
-        of(seen.scores.value),
+        of(seen.reward),
         advantages=None if seen.advantage is None else of(seen.advantage.nanmean(1)),
-        parts={name: of(part) for name, part in seen.scores.parts.items()},
+        parts={name: of(part) for name, part in parts.items()},
         wins=None if seen.wins is None else seen.wins[rows][:, rows].tolist(),
         metadata=seen.batch.metadata[rows[0]],
     )

@@ -5,7 +5,7 @@ import logging
 import platform
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from flowalign.data import Prompts, draw_batch
 from flowalign.errors import ConfigError
 from flowalign.files import write_atomically
 from flowalign.policies.base import Policy
-from flowalign.sections import BaseConfig, Weighted, parse
+from flowalign.sections import BaseConfig, Named, Weighted, parse
 from flowalign.training.checkpoint import (
     Checkpoints,
     optimizer_state,
@@ -35,7 +35,8 @@ from flowalign.training.checkpoint import (
 from flowalign.training.evaluation import Evaluated, evaluate
 from flowalign.training.medium import MEDIA
 from flowalign.training.metrics import MetricsFile
-from rewards import Reward, WeightedSum, as_reward
+from flowalign.training.watch import NOTHING_SEEN, Panel, judge, watched
+from rewards import Reward, WeightedSum, advance, as_reward, spec_of
 from samplers import derive_seed
 
 logger = logging.getLogger(__name__)
@@ -46,12 +47,19 @@ def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
     return MEDIA[config.medium].policy(config, device)
 
 
-def build_reward(named: list[Weighted]) -> Reward:
-    """The weighted sum of configured rewards; a single one of weight 1 stays itself."""
-    rewards, weights = [], []
+def build_rewards(named: Sequence[Named], where: str = "rewards") -> list[Reward]:
+    """Configured rewards, each of which gives one value a sample."""
+    rewards = []
     for i, entry in enumerate(named):
-        weights.append(entry.weight)
-        rewards.append(as_reward(registry.build("rewards", entry.name, entry.settings, f"rewards.{i}")))
+        rewards.append(as_reward(registry.build("rewards", entry.name, entry.settings, f"{where}.{i}")))
+        if spec_of(rewards[-1]).kind == "pairwise":
+            raise ConfigError(f"{where}.{i}: '{entry.name}' compares pairs; wrap it in 'win_rate'")
+    return rewards
+
+
+def build_reward(named: Sequence[Weighted], where: str = "rewards") -> Reward:
+    """The weighted sum of configured rewards; a single one of weight 1 stays itself."""
+    rewards, weights = build_rewards(named, where), [entry.weight for entry in named]
     return rewards[0] if weights == [1.0] else WeightedSum(rewards, weights)
 
 
@@ -104,8 +112,18 @@ class Trainer:
         if config.model.gradient_checkpointing:
             self.policy.checkpoint_gradients()
         reward = build_reward(config.rewards) if reward is None else as_reward(reward)
+        if getattr(self.config.rollout, "overlap", 1) > 1 and spec_of(reward).kind == "set":
+            raise ConfigError(
+                f"rollout.overlap: the reward '{reward.name}' looks at all pictures of an iteration at once, so they "
+                "cannot be scored in parts; overlap: 1 works"
+            )
         self.actor: Any = self.medium.actor(config, self.policy, reward, self.accelerator)
-        self.eval_reward = build_reward(config.evaluation.rewards) if config.evaluation.rewards else reward
+        self.eval_reward = (
+            build_reward(config.evaluation.rewards, "evaluation.rewards") if config.evaluation.rewards else reward
+        )
+        watchers = build_rewards(config.evaluation.panel, "evaluation.panel")
+        self.panel = Panel(self.eval_reward, watchers, reward, self.folder, self.accelerator.process_index)
+        self.verdict = NOTHING_SEEN
         self.prompts = self.algorithm.read(config.data)
         selection = config.data.selection
         self.selection = registry.build("selections", selection.name, selection.settings, "data.selection")
@@ -134,6 +152,8 @@ class Trainer:
         self.ema = EMAModel(self.parameters.values(), training.ema_decay) if training.ema_decay else None
 
         self.iteration = 0
+        self.resumed = False
+        """a checkpoint was found to go on from"""
         self.seconds = 0.0
         """spent in iterations so far"""
         self.metrics = MetricsFile(self.folder / "metrics.jsonl")
@@ -150,30 +170,42 @@ class Trainer:
             self._write_description()
         if self.config.trackers:
             self.accelerator.init_trackers("flowalign", config=_flat(self.config.model_dump(mode="json")))
-        if self.iteration == 0:
+        watching = bool(evaluation.panel)
+        if not self.resumed:
             self.evaluate()
+            if watching:
+                self.save()
+        spent = any(limit is not None for limit in training.budget.model_dump().values())
         bar = tqdm(
             initial=self.iteration,
-            total=training.iterations,
+            # how many iterations a budget lasts is not known
+            total=None if spent else training.iterations,
             disable=not self.progress,
             desc=self.config.name,
         )
-        while self.iteration < training.iterations:
+        while self.iteration < training.iterations and not self._hacked():
             begin = time.perf_counter()
             metrics = self._iterate()
             self.seconds += time.perf_counter() - begin
             self.iteration += 1
-            last = self.done() >= 1
+            done = self.done()
+            last = done >= 1
             self._log(metrics)
-            bar.set_postfix({self.algorithm.headline: f"{metrics[self.algorithm.headline]:.3f}"})
+            shown = {self.algorithm.headline: f"{metrics[self.algorithm.headline]:.3f}"}
+            bar.set_postfix(shown | ({"budget": f"{done:.0%}"} if spent else {}))
             bar.update()
-            if last or (evaluation.every and self.iteration % evaluation.every == 0):
+            evaluates = last or (evaluation.every and self.iteration % evaluation.every == 0)
+            if evaluates:
                 self.evaluate()
-            if last or (training.checkpoint_every and self.iteration % training.checkpoint_every == 0):
+            due = training.checkpoint_every and self.iteration % training.checkpoint_every == 0
+            # where the watch may call an evaluation the last good one, its weights must be there
+            if last or due or (evaluates and watching):
                 self.save()
             if last:
                 break
         bar.close()
+        if self._hacked():
+            self._return_to_good()
         self.export()
         if self.config.trackers:
             self.accelerator.end_training()
@@ -213,6 +245,7 @@ class Trainer:
         )
         done = self.done()
         self.algorithm.progress(done)
+        advance(self.actor.reward, done)
         experience = self.algorithm.collect(self.actor, batch)
         if self.iteration == 0:
             self.algorithm.verify(self.policy, experience)
@@ -321,10 +354,11 @@ class Trainer:
         if settings.prompts is None:
             return None
         prompts = Prompts.read(settings.prompts, settings.where).spread(settings.limit)
+        advance(self.panel, self.done())
         with self.averaged():
             result = evaluate(
                 self.policy,
-                self.eval_reward,
+                self.panel,
                 prompts,
                 settings,
                 settings.per_prompt,
@@ -333,21 +367,52 @@ class Trainer:
             )
         if self.accelerator.is_main_process:
             means = result.means(by="category")
-            record = {
-                "iteration": self.iteration,
-                **{f"{k}/{n}": v for k, row in means.items() for n, v in row.items()},
-            }
+            line: dict[str, Any] = {"iteration": self.iteration}
+            for label, row in means.items():
+                # statistics of every category would be many, and say little
+                line |= {f"{label}/{n}": v for n, v in row.items() if label == "all" or not n.startswith("statistics/")}
             with self.averaged():
-                record |= self.algorithm.measure(self.actor)
+                line |= self.algorithm.measure(self.actor)
                 if self.config.training.previews:
                     self.medium.look(self.actor, self.algorithm, self.config, prompts, self.folder, self.iteration)
-            self.evaluations.append(record)
-            folder = self.folder / "samples" / f"iteration-{self.iteration:06d}"
-            # the main process evaluates every n-th sample
-            self.medium.keep(result, folder, self.config, self.accelerator.num_processes)
+            self.evaluations.append(self._watched(line, result))
+            samples = result.samples()
+            count = min(settings.saved, len(samples))
+            spread = torch.linspace(0, len(samples) - 1, count).round().int().tolist() if count else []
+            self.medium.keep([samples[row] for row in spread], self.folder, self.iteration)
         if self.config.trackers:
             self.accelerator.log({f"evaluation/{n}": v for n, v in result.means()["all"].items()}, step=self.iteration)
         return result
+
+    def _watched(self, line: dict[str, Any], result: Evaluated) -> dict[str, Any]:
+        """The line of an evaluation with what the watch on reward hacking says of it."""
+        if not self.config.evaluation.panel:
+            return line
+        line, self.verdict = watched(
+            line, result.value, result.parts, self.evaluations.read(), self.config.evaluation.watch
+        )
+        if self.verdict.message:
+            logger.warning("iteration %d: reward hacking? %s", self.iteration, self.verdict.message)
+        return line
+
+    def _hacked(self) -> bool:
+        """Whether the watch ends the run: the main process's word, for all."""
+        stop = self.config.evaluation.watch.action == "stop"
+        return bool(self.actor.largest(stop and self.verdict.status == "hacked"))
+
+    def _return_to_good(self) -> None:
+        """Load the weights of the last good evaluation."""
+        good = self.checkpoints.until(self.actor.largest(self.verdict.last_good))
+        assert good is not None, "a checkpoint is saved with every evaluation that is watched"
+        self._load_weights(*self.checkpoints.load(good))
+        if self.accelerator.is_main_process:
+            logger.warning(
+                "stopped at iteration %d: %s; the run's result has the weights of %s. To train on from those, delete "
+                "the checkpoints after it and --resume; to train on from the newest, evaluation.watch.action=warn",
+                self.iteration,
+                self.verdict.message,
+                good,
+            )
 
     # Saving
 
@@ -369,7 +434,8 @@ class Trainer:
                 averages = zip(self.parameters, self.ema.shadow_params, strict=True)
                 tensors["ema"] = dict(averages)
                 state["ema_steps"] = self.ema.optimization_step
-            self.checkpoints.save(self.iteration, tensors, state, self._export_lora)
+            good = self.verdict.last_good if self.config.evaluation.panel else None
+            self.checkpoints.save(self.iteration, tensors, state, self._export_lora, good)
         self.accelerator.wait_for_everyone()
 
     def _export_lora(self, folder: Path) -> None:
@@ -388,20 +454,27 @@ class Trainer:
         found = self.checkpoints.all()
         if found:
             tensors, state = self.checkpoints.load(found[-1])
-            self.iteration = state["iteration"]
-            restore(self.parameters, tensors["trainable"])
+            self.iteration, self.resumed = state["iteration"], True
+            self._load_weights(tensors, state)
             self.actor.load_state(tensors, state["actor"])
             self.seconds = state["seconds"]
             self.selection.load_state_dict(state["selection"])
             self.optimizer.load_state_dict(optimizer_state(tensors["optimizer"], state["optimizer"]))
-            if self.ema is not None:
-                self.ema.optimization_step = state["ema_steps"]
-                for name, shadow in zip(self.parameters, self.ema.shadow_params, strict=True):
-                    shadow.copy_(tensors["ema"][name])
         if self.accelerator.is_main_process and self.folder.is_dir():
             self.metrics.keep_before(self.iteration)
             # the evaluation at the checkpoint's own iteration came before the checkpoint
             self.evaluations.keep_before(self.iteration + bool(found))
+            lines = [line for line in self.evaluations.read() if "watch" in line]
+            if lines:
+                self.verdict = judge([line["watch"] for line in lines], self.config.evaluation.watch)
+
+    def _load_weights(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
+        """The trained weights of a checkpoint, and their average."""
+        restore(self.parameters, tensors["trainable"])
+        if self.ema is not None:
+            self.ema.optimization_step = state["ema_steps"]
+            for name, shadow in zip(self.parameters, self.ema.shadow_params, strict=True):
+                shadow.copy_(tensors["ema"][name])
 
     def _write_description(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

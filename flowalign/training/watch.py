@@ -1,7 +1,7 @@
 """A watch on reward hacking: the trained reward rises while rewards that were never trained on fall.
 
-`Panel` scores the pictures of each evaluation with further rewards and image statistics; `judge` reads the records of
-all evaluations so far. Neither keeps a state that a resumed run would miss.
+`Panel` scores the pictures of each evaluation with further rewards and image statistics; `watched` adds to the line of
+an evaluation what `judge` makes of it and all lines before. Nothing is kept that a resumed run would miss.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from safetensors.numpy import load_file, save_file
 
-from rewards import Reward, Scores, as_reward, groups, score, spec_of
-from rewards.base import Spec
+from flowalign.config import Watch
+from rewards import Reward, Scores, Spec, advance, as_reward, groups, score, spec_of
+from rewards.compose import labels
 from rewards.rules import STATISTICS, image_statistics, thumbnail, thumbnail_distances
 
 NEAR_DUPLICATE = 0.02  # root mean square difference of thumbnails in [0, 1]
@@ -27,7 +28,8 @@ NEAR_DUPLICATE = 0.02  # root mean square difference of thumbnails in [0, 1]
 class Panel:
     """A reward whose value is the evaluated one's, with the panel's rewards and image statistics as further parts.
 
-    Parts `panel/<reward>`: rewards never trained on. Parts `statistics/<name>`: those of `image_statistics`,
+    Part `trained`: the reward trained on, where another is evaluated. Parts `panel/<reward>`: rewards never trained on;
+    without any, there is no part `trained` either. Parts `statistics/<name>`: those of `image_statistics`,
     `near_duplicate` (1 where another picture of the group looks the same) and, with a folder, `from_base`: the
     distance to the picture that the base model made of the same prompt and noise (left out where a resumed run has
     another number of processes).
@@ -35,24 +37,46 @@ class Panel:
     Args:
         reward: the reward evaluated.
         rewards: the panel.
+        trained: the reward trained on; default the one evaluated.
         folder: of the run. The first call is taken for the base model's and keeps its thumbnails there.
         process: number of this process; each has its own pictures.
     """
 
-    def __init__(self, reward: Reward, rewards: Sequence[Reward], folder: Path | None = None, process: int = 0) -> None:
-        self.reward, self.rewards = reward, [as_reward(entry) for entry in rewards]
-        self.name = reward.name
+    def __init__(
+        self,
+        reward: Reward,
+        rewards: Sequence[Reward],
+        trained: Reward | None = None,
+        folder: Path | None = None,
+        process: int = 0,
+    ) -> None:
+        self.reward, self.name = reward, reward.name
+        rewards = [as_reward(entry) for entry in rewards]
+        self.others = {f"panel/{label}": entry for label, entry in zip(labels(rewards), rewards, strict=True)}
+        if rewards and trained is not None and trained is not reward:
+            self.others["trained"] = trained
         self.file = folder / f"base-pictures-{process}.safetensors" if folder else None
-        needs = frozenset[str]().union(*(spec_of(entry).needs for entry in (reward, *self.rewards)))
-        self.spec = Spec(needs, kind="set", deterministic=False)
+
+    @property
+    def spec(self) -> Spec:
+        needs = frozenset[str]().union(*(spec_of(entry).needs for entry in (self.reward, *self.others.values())))
+        return Spec(needs, kind="set", deterministic=False)
+
+    def advance(self, progress: float) -> None:
+        """Tell the schedules inside how far training is, in [0, 1]."""
+        for entry in (self.reward, *self.others.values()):
+            advance(entry, progress)
 
     def __call__(
         self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> Scores:
         scores = score(self.reward, images, prompts, metadata)
         parts = dict(scores.parts)
-        for entry in self.rewards:
-            parts[f"panel/{entry.name}"] = score(entry, images, prompts, metadata).value
+        for label, entry in self.others.items():
+            parts[label] = score(entry, images, prompts, metadata).value
+        if isinstance(cast(Any, images[0]), str):
+            # a text has no image statistics
+            return Scores(scores.value, parts)
         rows = [image_statistics(image) for image in images]
         parts |= {f"statistics/{name}": torch.tensor([row[name] for row in rows]) for name in STATISTICS}
         twins = torch.zeros(len(images))
@@ -89,35 +113,58 @@ class Verdict:
     """iteration of the last evaluation before those that look hacked"""
 
 
+def watched(
+    line: Mapping[str, Any],
+    value: Sequence[float],
+    parts: Mapping[str, Sequence[float]],
+    earlier: Sequence[Mapping[str, Any]],
+    rule: Watch,
+) -> tuple[dict[str, Any], Verdict]:
+    """The line of an evaluation with what the watch needs of it, its verdict, and, if that is not good, a warning.
+
+    Args:
+        line: at least its `iteration`.
+        value, parts: of all pictures, as in `Evaluated`.
+        earlier: lines of the evaluations before, as this function returned them.
+        rule: what counts as hacked.
+    """
+    now = record(line["iteration"], value, parts)
+    records = [entry["watch"] for entry in earlier if "watch" in entry]
+    verdict = judge([*records, now], rule)
+    warnings = {"warnings": [verdict.message]} if verdict.status != "good" else {}
+    return {**line, "watch": now, "verdict": verdict.status, **warnings}, verdict
+
+
 def record(iteration: int, value: Sequence[float], parts: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """What `judge` needs of one evaluation: mean and standard error of the trained reward and of each panel reward.
 
     Args:
         value, parts: of all pictures, as in `Evaluated`.
     """
-    columns = {"reward": value} | {name: own for name, own in parts.items() if name.startswith("panel/")}
+    columns = {"reward": parts.get("trained", value)}
+    columns |= {name: own for name, own in parts.items() if name.startswith("panel/")}
     return {"iteration": iteration} | {
         name: {"mean": fmean(own), "error": stdev(own) / math.sqrt(len(own)) if len(own) > 1 else 0.0}
         for name, own in columns.items()
     }
 
 
-def judge(
-    records: Sequence[Mapping[str, Any]], deviations: float = 2.0, share: float = 0.5, patience: int = 2
-) -> Verdict:
+NOTHING_SEEN = Verdict("good", "", 0)
+
+
+def judge(records: Sequence[Mapping[str, Any]], rule: Watch) -> Verdict:
     """Tell whether the run is hacking its reward.
 
-    An evaluation looks hacked when at least `share` of the panel's rewards are each below their best earlier
-    evaluation, while the trained reward is above what it was there, both by more than `deviations` standard errors of
-    the difference.
+    An evaluation looks hacked when at least `rule.share` of the panel's rewards are each below their best earlier
+    evaluation, while the trained reward is above what it was there, both by more than `rule.deviations` standard
+    errors of the difference. `rule.patience` of them in a row are called hacked.
 
     Args:
         records: as of `record`, in order of iteration.
-        patience: evaluations in a row that look hacked before the verdict is "hacked".
     """
-    fallen = [_fallen(records[: i + 1], deviations) for i in range(len(records))]
+    fallen = [_fallen(records[: i + 1], rule.deviations) for i in range(len(records))]
     panel = [name for name in records[-1] if name.startswith("panel/")]
-    looks = [bool(panel) and len(names) >= share * len(panel) and bool(names) for names in fallen]
+    looks = [bool(panel) and len(names) >= rule.share * len(panel) and bool(names) for names in fallen]
     streak = next((i for i, bad in enumerate(reversed(looks)) if not bad), len(looks))
     last_good = records[max(len(records) - 1 - streak, 0)]["iteration"]
     if not streak:
@@ -127,7 +174,7 @@ def judge(
         f"the trained reward rises while {names} {'falls' if len(fallen[-1]) == 1 else 'fall'}, in the last {streak} "
         f"evaluation{'s' if streak > 1 else ''}; the last good one was at iteration {last_good}"
     )
-    return Verdict("hacked" if streak >= patience else "suspect", message, last_good)
+    return Verdict("hacked" if streak >= rule.patience else "suspect", message, last_good)
 
 
 def _fallen(records: Sequence[Mapping[str, Any]], deviations: float) -> list[str]:
@@ -135,8 +182,10 @@ def _fallen(records: Sequence[Mapping[str, Any]], deviations: float) -> list[str
     *earlier, now = records
     names = []
     for name in now:
-        if name.startswith("panel/") and earlier:
-            best = max(earlier, key=lambda entry: entry[name]["mean"])
+        # a resumed run may have got another panel
+        known = [entry for entry in earlier if name in entry]
+        if name.startswith("panel/") and known:
+            best = max(known, key=lambda entry: entry[name]["mean"])
             if _above(best[name], now[name], deviations) and _above(now["reward"], best["reward"], deviations):
                 names.append(name)
     return names

@@ -41,11 +41,25 @@ class Worker:
 
     # Scores
 
-    def score(self, samples: Sequence[Any], batch: Batch, rows: Sequence[int] | None = None) -> Scores:
-        """Checked scores of one sample a row of the batch, or of samples of these rows."""
+    def score(
+        self,
+        samples: Sequence[Any],
+        batch: Batch,
+        rows: Sequence[int] | None = None,
+        steps: Sequence[int] | None = None,
+    ) -> Scores:
+        """Checked scores of one sample a row of the batch, or of samples of these rows.
+
+        Rewards that look at groups see those of the batch; pictures finished from the states of different `steps` are
+        not in one group.
+        """
         rows = range(len(batch)) if rows is None else rows
+        group: list[int | str] = [batch.group[i] for i in rows]
+        if steps is not None:
+            group = [f"{number}/{step}" for number, step in zip(group, steps, strict=True)]
+        metadata = [batch.metadata[i] | {"group": own} for i, own in zip(rows, group, strict=True)]
         self.reward_calls += len(samples)
-        return score(self.reward, samples, [batch.prompts[i] for i in rows], [batch.metadata[i] for i in rows])
+        return score(self.reward, samples, [batch.prompts[i] for i in rows], metadata)
 
     def apart(self, scores: Scores) -> tuple[Tensor, Tensor]:
         """The rewards behind a weighted sum, [L, B] of all processes, and their weights [L]."""

@@ -2,12 +2,12 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from PIL.Image import Image
 
-from rewards.base import Kind, RewardError, Scores, Spec, groups, reference_images
+from rewards.base import UNPARSED, Kind, RewardError, Scores, Spec, groups, reference_images
 from rewards.judges.base import Judge, Question
 from rewards.judges.local import Local
 from rewards.judges.served import Served
@@ -43,7 +43,7 @@ class Answers:
                 columns[key] = [
                     float("nan") if verdict is None else verdict[1][name] if name else verdict[0] for verdict in own
                 ]
-        columns["unparsed"] = [float(value is None) for value in self.values]
+        columns[UNPARSED] = [float(value is None) for value in self.values]
         return {name: torch.tensor(values) for name, values in columns.items()}
 
     def complain(self, name: str, most: float) -> None:
@@ -58,19 +58,40 @@ class Answers:
             logger.warning("reward '%s': %d of %d verdicts could not be parsed", name, count, len(self.values))
 
 
-class _Asking:
-    """What both rewards share: asking a template's questions about samples."""
+class AskingSettings(TypedDict, total=False):
+    """How a judge is asked: what `Asking` is made with besides the template and the judge."""
+
+    name: str | None
+    samples: int
+    temperature: float
+    max_tokens: int
+    retries: int
+    frames: int
+
+
+class Asking:
+    """What both rewards share: asking a template's questions about samples.
+
+    Args:
+        template: name of a shipped template or path of a YAML file; see `rewards.judges.template`.
+        judge: where the model is, local or served.
+        samples: replies to average, drawn at `temperature`.
+        max_tokens: of a reply.
+        retries: further replies drawn where one cannot be parsed.
+        frames: of a video that the judge sees.
+        both_orders: ask comparisons in both orders.
+    """
 
     def __init__(
         self,
         template: str,
-        judge: Local | Served | Judge,
-        name: str | None,
-        samples: int,
-        temperature: float,
-        max_tokens: int,
-        retries: int,
-        frames: int,
+        judge: Local | Served,
+        name: str | None = None,
+        samples: int = 1,
+        temperature: float = 0.0,
+        max_tokens: int = 1024,
+        retries: int = 2,
+        frames: int = 8,
         both_orders: bool = True,
     ) -> None:
         if samples > 1 and temperature <= 0:
@@ -144,34 +165,24 @@ class _Asking:
         return None if parts is None else (combined(list(parts.values()), asked.combine), parts)
 
 
-class VLMJudge(_Asking):
+class VLMJudge(Asking):
     """A judge's value of each sample: a probability, an echo, or a score in [0, 1] (an echo: at most 0).
 
     Args:
-        template: name of a shipped template or path of a YAML file; see `rewards.judges.template`.
-        judge: where the model is, local or served.
-        samples: replies to average, drawn at `temperature`.
-        max_tokens: of a reply.
-        retries: further replies drawn where one cannot be parsed.
+        template, judge, asking: as of `Asking`.
         unparsed: what a sample gets whose verdict cannot be parsed: group_mean (the mean of its group's others, so
             that it teaches nothing; of the batch's where a whole group is unparsed), lowest (0), or error. More than
             half of a batch unparsed is always an error.
-        frames: of a video that the judge sees.
     """
 
     def __init__(
         self,
         template: str,
         judge: Local | Served,
-        name: str | None = None,
-        samples: int = 1,
-        temperature: float = 0.0,
-        max_tokens: int = 1024,
-        retries: int = 2,
         unparsed: Unparsed = "group_mean",
-        frames: int = 8,
+        **asking: Unpack[AskingSettings],
     ) -> None:
-        super().__init__(template, judge, name, samples, temperature, max_tokens, retries, frames)
+        super().__init__(template, judge, **asking)
         if self.template.pairwise:
             raise ValueError(f"template '{template}' compares two samples; use it with the reward 'vlm_pairwise'")
         self.unparsed = unparsed
@@ -199,13 +210,14 @@ class VLMJudge(_Asking):
         return Scores(torch.tensor(values, dtype=torch.float32), answers.parts())
 
 
-class PairwiseVLMJudge(_Asking):
+class PairwiseVLMJudge(Asking):
     """A judge that compares two samples of a prompt; `win_rate`, which asks in both orders, makes a reward of it.
 
     A comparison that cannot be parsed counts as a tie (0.5) and is reported as `unparsed`; more than half of them is
-    an error. Arguments as of `VLMJudge`, and:
+    an error.
 
     Args:
+        template, judge, asking: as of `Asking`.
         both_orders: ask in both orders here, for use without `win_rate`.
     """
 
@@ -213,15 +225,10 @@ class PairwiseVLMJudge(_Asking):
         self,
         template: str,
         judge: Local | Served,
-        name: str | None = None,
-        samples: int = 1,
-        temperature: float = 0.0,
-        max_tokens: int = 1024,
-        retries: int = 2,
-        frames: int = 8,
         both_orders: bool = False,
+        **asking: Unpack[AskingSettings],
     ) -> None:
-        super().__init__(template, judge, name, samples, temperature, max_tokens, retries, frames, both_orders)
+        super().__init__(template, judge, both_orders=both_orders, **asking)
         if not self.template.pairwise:
             raise ValueError(f"template '{template}' judges one sample; use it with the reward 'vlm_judge'")
         self.spec = Spec(self.template.needs, "pairwise", deterministic=self.deterministic)

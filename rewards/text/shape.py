@@ -58,7 +58,7 @@ class LengthSwitch:
         weight: what the longest right text loses.
     """
 
-    def __init__(self, reward: Any, threshold: float = 0.75, weight: float = 0.5) -> None:
+    def __init__(self, reward: Reward, threshold: float = 0.75, weight: float = 0.5) -> None:
         self.reward: Reward = as_reward(reward)
         self.threshold, self.weight = threshold, weight
         self.name = f"length_switch({self.reward.name})"

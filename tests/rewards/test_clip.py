@@ -76,7 +76,7 @@ def test_clip_i_and_the_harmonic_mean(pictures, vectors):
     )
     likeness = (image * text).sum(-1).clamp(min=1e-3)
     expected = 1 / (0.3 / identity.clamp(min=1e-3) + 0.7 / likeness)
-    made = score(LambdaHarmonic(0.3, TINY_CLIP), images, prompts, metadata)
+    made = score(LambdaHarmonic(0.3, model=TINY_CLIP), images, prompts, metadata)
     torch.testing.assert_close(made.value, expected, atol=1e-4, rtol=1e-3)
     assert set(made.parts) == {"identity", "prompt"}
 
@@ -103,4 +103,4 @@ def test_impossible_settings_say_so():
     with pytest.raises(ValueError, match="alpha 2 is not in"):
         GoalBaseline(alpha=2, model=TINY_CLIP)
     with pytest.raises(ValueError, match="identity_weight -1 is not in"):
-        LambdaHarmonic(-1, TINY_CLIP)
+        LambdaHarmonic(-1, model=TINY_CLIP)

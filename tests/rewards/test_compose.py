@@ -9,7 +9,18 @@ import torch
 from PIL import Image
 from scipy.special import expit
 
-from rewards import FunctionReward, RewardError, Scores, Spec, WeightedSum, groups, reference_images, score, spec_of
+from rewards import (
+    FunctionReward,
+    RewardError,
+    Scores,
+    Spec,
+    WeightedSum,
+    advance,
+    groups,
+    reference_images,
+    score,
+    spec_of,
+)
 from rewards.cache import Cached
 from rewards.compose import (
     Agreement,
@@ -17,14 +28,13 @@ from rewards.compose import (
     Gate,
     MeanMinusSpread,
     Normalized,
-    PerFrame,
     Product,
     Rescaled,
     ScheduledSum,
-    WinRate,
     WorstCase,
-    advance,
 )
+from rewards.frames import PerFrame
+from rewards.preference import WinRate
 
 PROMPTS = ["x", "x", "x", "y", "y"]
 NO_METADATA = [{}] * 5
@@ -78,7 +88,7 @@ a, b = table(A, "a"), table(B, "b")
         (Product([a, b]), [x * y for x, y in zip(A, B)]),
         (WorstCase([a, b]), [min(x, y) for x, y in zip(A, B)]),
         (MeanMinusSpread([a, b], 0.5), [(x + y) / 2 - 0.5 * abs(x - y) / 2 for x, y in zip(A, B)]),
-        (Gate(b, a, threshold=0.5, otherwise=-1.0), [-1.0, 1.0, 2.0, -1.0, -1.0]),
+        (Gate(a, b, threshold=0.5, otherwise=-1.0), [-1.0, 1.0, 2.0, -1.0, -1.0]),
         (Rescaled(b, 2.0, 4.0), [0.5, 0.0, 0.0, 1.0, 1.0]),
         (Rescaled(b, 2.0, 4.0, clip=False), [0.5, -0.5, 0.0, 1.0, 3.0]),
         (BoundedCentred(b, reference=2.0, scale=0.5), [expit((y - 2) / 0.5) for y in B]),
@@ -139,6 +149,17 @@ def test_schedules_are_straight_lines_also_deep_inside():
     advance(a, 0.5)  # nothing to tell
 
 
+def test_schedules_are_reached_through_whatever_wraps_them():
+    inner = ScheduledSum([a, b], [[(0.0, 1.0), (1.0, 0.0)], [(0.0, 0.0), (1.0, 1.0)]])
+    for wrapped in (WinRate(inner), PerFrame(inner), Rescaled(inner, 0.0, 1.0)):
+        assert spec_of(wrapped).scheduled
+        advance(wrapped, 0.0)
+        assert inner.weights == [1.0, 0.0]
+        advance(wrapped, 1.0)
+        assert inner.weights == [0.0, 1.0]
+    assert not spec_of(WeightedSum([a])).scheduled
+
+
 def test_a_composition_is_as_wide_and_as_sure_as_its_parts():
     random = FunctionReward(lambda images, prompts, metadata: [0.0] * len(images), "random")
     random.spec = Spec(frozenset({"frames"}), deterministic=False)
@@ -178,6 +199,25 @@ def test_win_rate_cancels_a_liking_for_the_first_place():
     fair, biased = values(WinRate(BradleyTerry(b))), values(WinRate(Biased(b)))
     assert (fair.argsort() == biased.argsort()).all()
     torch.testing.assert_close(biased - 0.5, (fair - 0.5) / 2)
+
+
+def test_win_rate_keeps_the_parts_of_the_verdicts():
+    """A part is a sample's own win rate on it; what could not be read counts against neither of the two."""
+
+    class InParts(BradleyTerry):
+        def compare(self, first, second, prompts, metadata):
+            scores = super().compare(first, second, prompts, metadata)
+            apart = [i.getpixel((0, 0))[0] + j.getpixel((0, 0))[0] == 40 for i, j in zip(first, second)]
+            lost = torch.tensor(apart)  # the verdicts on samples 0 and 1
+            parts = {"style": torch.where(lost, torch.nan, scores.value), "unparsed": lost.float()}
+            return Scores(torch.where(lost, 0.5, scores.value), parts)
+
+    scores = score(WinRate(InParts(b)), PICTURES, PROMPTS, NO_METADATA)
+    win = {(i, j): expit(B[i] - B[j]) for i in range(3) for j in range(3)}
+    expected = [win[0, 2], win[1, 2], (win[2, 0] + win[2, 1]) / 2, expit(-4.0), expit(4.0)]
+    torch.testing.assert_close(scores.parts["style"], torch.tensor(expected, dtype=torch.float32))
+    assert scores.parts["unparsed"].tolist() == [0.5, 0.5, 0.0, 0.0, 0.0]
+    assert scores.value[0].item() == pytest.approx((0.5 + win[0, 2]) / 2)
 
 
 @pytest.mark.parametrize("count", range(2, 8))
@@ -225,6 +265,8 @@ def test_reference_pictures_from_memory_and_file(tmp_path):
         (lambda: ScheduledSum([a], []), "as many schedules"),
         (lambda: ScheduledSum([a], [[(1.0, 0.0), (0.0, 1.0)]]), "in order"),
         (lambda: Cached(Normalized([a])), "cannot be cached"),
+        (lambda: Cached(ScheduledSum([a], [[(0.0, 1.0)]])), "cannot be cached"),
+        (lambda: Product([BradleyTerry(a)]), "wrap it in 'win_rate'"),
     ],
 )
 def test_what_cannot_work_is_refused(make, message):
@@ -272,6 +314,7 @@ def test_cache_tells_samples_apart_by_all_that_the_reward_needs():
         score(cached, *([part] for part in sample))
         assert inner.asked == count
     score(cached, *([part] for part in base))
+    score(cached, [base[0]], ["x"], [{**base[2], "group": 7}])  # the group is not what the sample is
     assert inner.asked == 6
 
 

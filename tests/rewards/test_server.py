@@ -19,6 +19,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from rewards import FunctionReward, RewardError, Scores, Spec, score
+from rewards.compose import ScheduledSum
 from rewards.remote import RemoteReward
 from rewards.server import RewardServer
 from rewards.shapes import draw, heldout_requests, sample_requests
@@ -208,6 +209,12 @@ def test_waiting_requests_are_merged_and_a_bad_one_fails_alone():
     assert reward.sizes == [2, 6, 2, 2, 2]  # the merged call fails, then each alone
     assert [answers[p].json()["value"] for p in ("a", "bb", "ccc")] == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
     assert answers["bad"].status_code == 422 and "a bad prompt" in answers["bad"].json()["error"]
+
+
+def test_a_schedule_is_not_served():
+    reward = ScheduledSum([FunctionReward(lambda images, prompts: [0.0], "zero")], [[(0.0, 1.0), (1.0, 0.0)]])
+    with pytest.raises(ValueError, match="changes over training"):
+        RewardServer(reward)
 
 
 def test_groups_are_not_merged():

@@ -55,13 +55,17 @@ const gallery = (() => {
   const clip = (picture) => /\.(mp4|webm)$/.test(picture.name);
   const address = (picture) => "pictures/" + picture.name;
   const thumbnail = (picture) =>
-    Math.max(picture.width, picture.height) > data.thumbnail ? "thumbnails/" + picture.name + ".webp" : address(picture);
+    Math.max(picture.width, picture.height) > data.thumbnail ? "thumbnails/" + picture.name + ".jpg" : address(picture);
   const shortened = (words) => (words.length > 150 ? words.slice(0, 150) + "…" : words);
 
   // a picture or a clip; small ones keep their pixels sharp when enlarged
   function image(source, alt, attributes = {}) {
     if (/\.(mp4|webm)$/.test(source)) {
-      return element("video", { src: source, "aria-label": alt, loop: true, playsinline: true, preload: "metadata", ...attributes });
+      const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+      const clip = element("video", { src: source, "aria-label": alt, loop: true, playsinline: true, preload: "metadata", autoplay: !still, ...attributes });
+      // the attribute counts only where a page is parsed, and browsers do not start clips with sound
+      clip.muted = true;
+      return clip;
     }
     const sharpen = () => view.classList.toggle("pixels", Math.max(view.naturalWidth, view.naturalHeight) <= 128);
     const view = element("img", { src: source, alt, decoding: "async", onload: sharpen, ...attributes });
@@ -118,6 +122,26 @@ const gallery = (() => {
     return () => document.removeEventListener("keydown", press);
   }
 
+  // the saved moment of a run that is nearest to an iteration
+  function nearest(run, iteration) {
+    const own = columns.filter((column) => data.runs[column.run] === run);
+    return own.reduce((best, column) => (best === null || Math.abs(column.iteration - iteration) < Math.abs(best.iteration - iteration) ? column : best), null);
+  }
+
+  const warned = data.runs.flatMap((run) => run.warnings.map(([iteration, watch, words]) => ({ run, iteration, watch, words })));
+  function warnings() {
+    if (!warned.length) return;
+    const line = ({ run, iteration, watch, words }) => {
+      const column = nearest(run, iteration);
+      return [watch ? element("strong", {}, watch + " ") : null, data.runs.length > 1 ? text(run.name) : null, ` iteration ${iteration}: `, text(words), " ",
+        column ? element("a", { href: link("grid", { at: column.index }) }, "pictures") : null];
+    };
+    const worst = warned.findLast((entry) => entry.watch === "hacked") ?? warned.at(-1);
+    document.getElementById("warnings").append(element("details", { class: "warnings" },
+      element("summary", {}, "⚠ ", `${warned.length} ${warned.length === 1 ? "warning" : "warnings"} of reward hacking: `, text(shortened(worst.words))),
+      element("ul", {}, warned.map((entry) => element("li", {}, line(entry))))));
+  }
+
   function notes() {
     const lines = data.runs.flatMap((run) => run.notes.map((note) => element("li", {}, text(run.name), ": ", text(note))));
     if (lines.length) {
@@ -126,5 +150,5 @@ const gallery = (() => {
     }
   }
 
-  return { data, element, svg, text, number, signed, rows, columns, score, gain, clip, thumbnail, shortened, image, full, select, views, go, link, remember, show, keys, notes };
+  return { data, element, svg, text, number, signed, rows, columns, score, gain, clip, thumbnail, shortened, image, full, select, views, go, link, remember, show, keys, nearest, warned, warnings, notes };
 })();

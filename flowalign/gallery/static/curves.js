@@ -2,11 +2,11 @@
 // Every metric of every run over the iterations. A click on a point opens the samples of that moment.
 
 gallery.views.curves = (main, settings) => {
-  const { data, element, svg, text, number, columns } = gallery;
+  const { data, element, svg, text, number } = gallery;
   const WIDTH = 420, HEIGHT = 190, LEFT = 52, RIGHT = 10, TOP = 10, BOTTOM = 26;
   const first = [
     [/^reward\/mean$/, "trained reward"], [/^held-out all\/(?!pictures)/, "held-out"], [/panel/, "panel"], [/kl/, "KL"],
-    [/diversity|duplicate/, "diversity"], [/clip_fraction/, "clip fraction"], [/ratio/, "ratio"], [/gradient_norm/, "gradient norm"],
+    [/diversity|duplicate/, "diversity"], [/^preference\//, "preference"], [/clip_fraction/, "clip fraction"], [/ratio/, "ratio"], [/gradient_norm/, "gradient norm"],
     [/^reward\//, "reward"], [/^held-out /, "held-out"],
   ];
   const names = [...new Set(data.runs.flatMap((run) => Object.keys(run.series)))].filter((name) => !/\/pictures$/.test(name));
@@ -16,26 +16,20 @@ gallery.views.curves = (main, settings) => {
     main.append(element("p", { class: "empty" }, "No metrics yet."));
     return;
   }
-  const warnings = data.runs.flatMap((run) => run.warnings.map(([iteration, words]) => ({ run, iteration, words })));
   const input = element("input", { type: "search", value: settings.text ?? "", placeholder: "contains …", oninput: () => draw() });
   const all = element("input", { type: "checkbox", checked: settings.all === "1", onchange: () => draw() });
+  // six colours, and beyond six runs dashes
+  const look = (index) => `line-${index % 6} dash-${Math.floor(index / 6) % 4}`;
+  const swatch = (index) => svg("svg", { class: "swatch", viewBox: "0 0 24 6", "aria-hidden": "true" }, svg("line", { class: `line ${look(index)}`, x1: 0, x2: 24, y1: 3, y2: 3 }));
   const legend = data.runs.length > 1
-    ? element("ul", { class: "legend" }, data.runs.map((run, i) => element("li", {}, element("span", { class: `swatch line-${i % 6}` }), text(run.name)))) : null;
+    ? element("ul", { class: "legend" }, data.runs.map((run, i) => element("li", {}, swatch(i), text(run.name)))) : null;
   const charts = element("div", { class: "charts" });
   main.append(
     element("form", { class: "controls", onsubmit: (event) => event.preventDefault(), "aria-label": "Choose curves" },
       element("label", {}, "Metric", input), element("label", { class: "check" }, all, "all metrics")),
     ...(legend ? [legend] : []),
     element("p", { class: "hint" }, "Click a point, or focus a chart, move with the arrow keys and press Enter, to see the samples nearest to that iteration."),
-    ...(warnings.length ? [element("section", { class: "warnings", "aria-label": "Warnings" }, element("h2", {}, "Warnings"),
-      element("ul", {}, warnings.map(({ run, iteration, words }) => element("li", {}, "⚠ ", text(run.name), `, iteration ${iteration}: `, text(words)))))] : []),
     charts);
-
-  // the saved moment of a run that is nearest to an iteration
-  function nearest(run, iteration) {
-    const own = columns.filter((column) => column.run === run);
-    return own.reduce((best, column) => (best === null || Math.abs(column.iteration - iteration) < Math.abs(best.iteration - iteration) ? column : best), null);
-  }
 
   function chart(name) {
     const lines = data.runs.map((run, index) => ({ run, index, points: run.series[name] ?? [] })).filter((line) => line.points.length);
@@ -56,14 +50,14 @@ gallery.views.curves = (main, settings) => {
     for (const i of new Set([start, end])) {
       picture.append(svg("text", { class: "tick", x: x(i), y: HEIGHT - 8, "text-anchor": i === start ? "start" : "end" }, String(i)));
     }
-    for (const { iteration } of warnings) {
+    for (const { iteration } of gallery.warned) {
       if (iteration >= start && iteration <= end) {
         picture.append(svg("line", { class: "alarm", x1: x(iteration), x2: x(iteration), y1: TOP, y2: HEIGHT - BOTTOM }),
           svg("text", { class: "alarm", x: x(iteration), y: TOP + 10, "text-anchor": "middle" }, "⚠"));
       }
     }
     for (const line of lines) {
-      picture.append(svg("polyline", { class: `line line-${line.index % 6}`, points: line.points.map(([i, v]) => `${x(i)},${y(v)}`).join(" ") }));
+      picture.append(svg("polyline", { class: `line ${look(line.index)}`, points: line.points.map(([i, v]) => `${x(i)},${y(v)}`).join(" ") }));
       if (line.points.length <= 60) {
         for (const [i, v] of line.points) picture.append(svg("circle", { class: `dot line-${line.index % 6}`, cx: x(i), cy: y(v), r: 2.5 }));
       }
@@ -90,7 +84,7 @@ gallery.views.curves = (main, settings) => {
       return points.reduce((best, p, i) => (far(p) < far(points[best]) ? i : best), 0);
     }
     function open() {
-      const column = nearest(points[at].run, points[at].iteration);
+      const column = gallery.nearest(data.runs[points[at].run], points[at].iteration);
       if (column) gallery.go("grid", { at: column.index });
       else readout.textContent = "this run has saved no pictures yet";
     }
@@ -107,7 +101,7 @@ gallery.views.curves = (main, settings) => {
 
   function draw() {
     const wanted = input.value.trim().toLowerCase();
-    const some = names.filter((name) => place(name) < 8);
+    const some = names.filter((name) => place(name) < 9);
     const kept = (wanted || all.checked || !some.length ? names : some).filter((name) => name.toLowerCase().includes(wanted));
     gallery.remember("curves", { ...(input.value ? { text: input.value } : {}), ...(all.checked ? { all: "1" } : {}) });
     charts.replaceChildren(...kept.map(chart));

@@ -51,7 +51,9 @@ gallery.views.grid = (main, settings) => {
     body.style.width = (lanes > 1 ? room : columns.length * width) + "px";
     body.style.height = Math.ceil(shown.length / lanes) * height + "px";
     head.replaceChildren(...Array.from({ length: Math.min(lanes, shown.length) }, (_, i) => columns.map((column) => {
-      const name = element("span", { class: column.index === Number(chosen.at) ? "at" : "", title: column.label }, text(column.label));
+      const alarm = gallery.warned.filter(({ run, iteration }) => run === data.runs[column.run] && iteration === column.iteration).map(({ words }) => words);
+      const name = element("span", { class: column.index === Number(chosen.at) ? "at" : "", title: [column.label, ...alarm].join(": ") },
+        alarm.length ? "⚠ " : null, text(column.label));
       name.style.left = i * lane + column.index * width + "px";
       name.style.width = side + "px";
       return name;
@@ -91,10 +93,10 @@ gallery.views.grid = (main, settings) => {
     }
     const value = gallery.score(picture, index), gained = columns[column].base === column ? null : gallery.gain(row, column, index);
     const words = `${columns[column].label}, ${chosen.score} ${number(value)}${gained === null ? "" : `, gain ${signed(gained)}`}: ${gallery.shortened(row.prompt)}`;
-    const view = gallery.image(gallery.thumbnail(picture), words);
+    const view = gallery.image(gallery.thumbnail(picture), words, gallery.clip(picture) ? { autoplay: false } : {});
     view.style.height = view.style.width = side + "px";
     box.append(view, element("span", { class: "value" }, number(value),
-      gained === null ? null : element("span", { class: gained > 0 ? "up" : gained < 0 ? "down" : "" }, " " + signed(gained))));
+      gained === null ? null : element("span", { class: gained > 0 ? "up" : gained < 0 ? "down" : "" }, " " + (gained === 0 ? "±0" : signed(gained)))));
     return box;
   }
 
@@ -113,7 +115,7 @@ gallery.views.grid = (main, settings) => {
       const row = shown[position];
       let line = drawn.get(position);
       if (!line) {
-        const rewritten = row.cells.find((picture) => picture?.rewritten)?.rewritten;
+        const rewritten = (row.cells[Number(chosen.at)] ?? row.cells.find((picture) => picture))?.rewritten;
         const node = element("div", { class: "row", role: "row", "aria-rowindex": position + 1 },
           element("div", { class: "caption", role: "rowheader", title: row.prompt },
             text(gallery.shortened(row.prompt), { class: "prompt" }),

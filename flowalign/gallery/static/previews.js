@@ -65,6 +65,7 @@
     const members = order.map((i) => {
       const m = entry.members[i];
       return element("li", {}, picture(m.picture, `rank ${place(i)}, reward ${number(m.reward)}, seed ${m.seed}`), element("strong", {}, `#${place(i)}`), ` seed ${m.seed}`,
+        m.rewritten === null ? null : element("p", { class: "rewritten" }, "became: ", text(m.rewritten)),
         pairs([["reward", number(m.reward)], ["advantage", toned(m.advantage)], ...Object.entries(m.parts).map(([name, value]) => [text(name), number(value)])]));
     });
     const parts = [element("h2", {}, text(entry.prompt)), element("p", { class: "hint" }, `${entry.members.length} samples of one prompt, best first`), element("ul", { class: "members" }, members)];

@@ -1,4 +1,5 @@
 "use strict";
+gallery.warnings();
 gallery.notes();
 addEventListener("hashchange", gallery.show);
 gallery.show();

@@ -12,6 +12,7 @@ from PIL import Image
 from flowalign.config import load, recipe
 from flowalign.data import Preferences, draw_batch
 from flowalign.errors import ConfigError
+from flowalign.gallery.runs import read_run
 from flowalign.training import Trainer
 from rewards.shapes import draw, parse
 
@@ -141,6 +142,18 @@ def test_training_starts_at_log_two_and_turns_to_the_chosen_ones(votes: Path) ->
     assert run.policy.forwards - forwards == 8 * 2 * 2 * 2 * 2 + 16
 
 
+def test_an_evaluation_tells_the_accuracy_and_shows_groups_without_advantages(votes: Path) -> None:
+    small = ["evaluation.prompts=shapes_heldout", "evaluation.limit=2", "evaluation.pictures_per_prompt=1"]
+    run = trainer(votes, *small, f"algorithm.heldout={votes}", "training.iterations=1", "training.previews=1")
+    run.train()
+    first, last = run.evaluations.read()
+    assert first["preference/accuracy"] == 0.5 and last["preference/accuracy"] > 0.5
+    read = read_run(run.folder, "run")
+    assert not read.notes and [moment.iteration for moment in read.previews] == [0, 1]
+    assert all(member["advantage"] is None for member in read.previews[0].groups[0]["members"])
+    assert read.series["held-out preference/accuracy"][0] == (0, 0.5)
+
+
 def test_a_resumed_run_is_the_uninterrupted_one(votes: Path) -> None:
     whole = trainer(votes, "name=whole")
     whole.train()
@@ -167,7 +180,3 @@ def test_prompts_without_pictures_are_refused_before_a_model_loads(tmp_path: Pat
     config = load(recipe("tiny_sd3/dpo"), [f"data.prompts={tmp_path / 'prompts.jsonl'}"])
     with pytest.raises(ConfigError, match="line 1: no file name under the key 'chosen'"):
         config.check(processes=1)
-
-
-def test_the_recipe_for_sd3_is_valid(votes: Path) -> None:
-    load(recipe("sd3/dpo"), [f"data.prompts={votes}"]).check(processes=1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from flowalign.gallery.previews import Film, Group, save_previews
+from flowalign.gallery import Film, Group, save_previews, save_samples
 
 COLOURS = ["red", "green", "blue", "orange", "purple", "teal"]
 SHAPES = ["circle", "square", "triangle"]
@@ -39,22 +39,13 @@ def draw(prompt: str, quality: float, seed: int, side: int) -> Image.Image:
 
 def add_moment(run: Path, iteration: int, prompts: list[str], quality: float, side: int = 32) -> None:
     """samples/iteration-XXXXXX with a picture a prompt."""
-    folder = run / "samples" / f"iteration-{iteration:06d}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "samples.jsonl", "w") as lines:
-        for i, prompt in enumerate(prompts):
-            good = min(1.0, max(0.0, quality + random.Random(f"{iteration} {i}").uniform(-0.3, 0.3)))
-            draw(prompt, good, i, side).save(folder / f"{i:05d}.png")
-            record = {
-                "picture": f"{i:05d}.png",
-                "prompt": prompt,
-                "seed": 1_000_000 + i,
-                "metadata": {"category": "single" if i % 2 else "counting"},
-                "reward": good,
-                "soft": good,
-                "strict": float(good > 0.6),
-            }
-            lines.write(json.dumps(record) + "\n")
+    samples = []
+    for i, prompt in enumerate(prompts):
+        good = min(1.0, max(0.0, quality + random.Random(f"{iteration} {i}").uniform(-0.3, 0.3)))
+        record = {"prompt": prompt, "seed": 1_000_000 + i, "metadata": {"category": "single" if i % 2 else "counting"}}
+        scores = {"reward": good, "soft": good, "strict": float(good > 0.6)}
+        samples.append((draw(prompt, good, i, side), record | scores))
+    save_samples(run, iteration, samples)
 
 
 def add_previews(run: Path, iteration: int, side: int = 32) -> None:
@@ -126,7 +117,8 @@ def make_run(
             record = {"iteration": 10 * moment, "all/reward": 0.3 + 0.1 * moment, "all/strict": 0.2 + 0.1 * moment}
             record |= {"all/samples": prompts, "panel/aesthetic": 0.6 - 0.02 * moment**2}
             if moment == 2:
-                record["warnings"] = ["the trained reward rises while panel/aesthetic falls"]
+                text = "the trained reward rises while panel/aesthetic falls"
+                record |= {"watch": {"iteration": 20}, "verdict": "suspect", "warnings": [text]}
             lines.write(json.dumps(record) + "\n")
     add_previews(run, 10 * (moments - 1), side)
     return run

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from flowalign.config import load, recipe
-from flowalign.gallery import build
+from flowalign.gallery import Film, Group, build, save_previews, save_samples
 from flowalign.training import Trainer
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
@@ -234,9 +234,20 @@ def test_film_marks_steps_and_groups_show_verdicts(open_page, page_file):
     assert page.locator(".matrix tbody tr").first.locator("td").last.inner_text() == "1"
 
 
+def test_a_warning_stands_on_top_of_every_view_and_leads_to_its_pictures(open_page, page_file):
+    page = open_page(f"file://{page_file}#film")
+    assert "panel/aesthetic falls" in page.locator("#warnings summary").inner_text()
+    page.locator("#warnings summary").click()
+    assert "suspect iteration 20" in page.locator("#warnings li").inner_text()
+    page.locator("#warnings a").click()
+    page.wait_for_selector("main.grid")
+    assert page.get_by_label("Judged at").input_value() == "2"
+    assert page.locator(".head .at").first.inner_text() == "\u26a0 iteration 20"
+
+
 def test_a_point_of_a_curve_opens_its_samples(open_page, page_file):
     page = open_page(f"file://{page_file}#curves")
-    assert "panel/aesthetic falls" in page.locator(".warnings").inner_text()
+    assert page.locator(".chart").first.locator("line.alarm").count() == 1
     chart = page.locator(".chart", has_text="reward/mean").first.locator("svg")
     box = chart.bounding_box()
     page.mouse.click(box["x"] + box["width"] * (52 + 358 * 11 / 29) / 420, box["y"] + box["height"] / 2)
@@ -291,14 +302,67 @@ def test_broken_runs_show_notes_and_no_blank_page(open_page, maker, tmp_path):
         assert open_page(f"file://{index}#{view}").locator("main").inner_text()
 
 
-def test_rewritten_prompts_and_clips(open_page, maker, tmp_path):
-    run = maker.make_run(tmp_path / "run", prompts=1, moments=1)
-    folder = run / "samples" / "iteration-000000"
-    shutil.copy(folder / "00000.png", folder / "moving.gif")
-    record = {"picture": "moving.gif", "prompt": "loose", "rewritten": "a red circle", "seed": 0, "reward": 1}
-    (folder / "samples.jsonl").write_text(json.dumps(record) + "\n")
-    page = open_page(f"file://{build([run], tmp_path / 'out')}")
-    assert "became: a red circle" in page.locator(".caption").inner_text()
+def test_rewritten_prompts_are_shown_before_and_after(open_page, maker, tmp_path):
+    samples = [(maker.draw("a red circle", 1, 0, 32), {"prompt": "loose", "seed": 0, "reward": 1})]
+    for iteration, text in ((0, "a red circle"), (10, "one red circle")):
+        save_samples(tmp_path / "run", iteration, [(picture, {**r, "rewritten": text}) for picture, r in samples])
+    group = Group("loose", [1, 2], [samples[0][0]] * 2, [0, 1], rewritten=["a ball", "a circle"])
+    save_previews(tmp_path / "run", 10, groups=[group])
+    page = open_page(f"file://{build([tmp_path / 'run'], tmp_path / 'out')}")
+    assert "became: one red circle" in page.locator(".caption").inner_text()
+    page.locator(".cell").first.click()
+    texts = page.locator(".about .prompt").all_inner_texts()
+    assert texts == ["loose", "a red circle", "one red circle"]
+    page.locator("nav").get_by_text("Groups").click()
+    assert page.locator(".members .rewritten").all_inner_texts() == ["became: a circle", "became: a ball"]
+
+
+RECORD = """async () => {
+  const canvas = document.createElement('canvas'), pen = canvas.getContext('2d');
+  canvas.width = canvas.height = 64;
+  const recorder = new MediaRecorder(canvas.captureStream(30), { mimeType: 'video/webm' }), parts = [];
+  recorder.ondataavailable = (event) => parts.push(event.data);
+  recorder.start();
+  for (let i = 0; i < 20; i++) {
+    pen.fillStyle = `hsl(${18 * i} 90% 50%)`;
+    pen.fillRect(0, 0, 64, 64);
+    await new Promise((done) => setTimeout(done, 30));
+  }
+  await new Promise((done) => { recorder.onstop = done; recorder.stop(); });
+  return [...new Uint8Array(await new Blob(parts).arrayBuffer())];
+}"""
+
+
+def test_videos_are_clips_that_play(open_page, browser, maker, tmp_path):
+    """One that the browser itself recorded, and one of frames that the trainer saved."""
+    tab = browser.new_page()
+    recorded = bytes(tab.evaluate(RECORD))
+    tab.close()
+    frames = [maker.draw("a red circle", quality, 0, 256) for quality in (0.2, 0.6, 1)]
+    for iteration in (0, 10):
+        folder = save_samples(tmp_path / "run", iteration, [(frames, {"prompt": "frames", "seed": 0, "reward": 1})])
+        (folder / "clip.webm").write_bytes(recorded)
+        with open(folder / "samples.jsonl", "a") as lines:
+            lines.write(json.dumps({"picture": "clip.webm", "prompt": "recorded", "seed": 1, "reward": 0}) + "\n")
+    save_previews(tmp_path / "run", 0, [Film("frames", 0, [frames, frames], [0, 1])])
+    index = build([tmp_path / "run"], tmp_path / "out")
+    page = open_page(f"file://{index}")
+    settle(page)
+    assert page.locator(".cell video").count() == 2 and page.locator(".cell img").count() == 2
+    thumbnail = page.locator(".cell img").first.get_attribute("src")
+    assert "thumbnails/" in thumbnail and not Image.open(index.parent / thumbnail).info.get("duration")
+    page.get_by_role("searchbox").fill("recorded")
+    page.locator(".cell").first.click()
+    wait(page, "[...document.querySelectorAll('.pair video')].filter((clip) => clip.currentTime > 0).length === 2")
+    page.keyboard.press("ArrowRight")
+    page.go_back()
+    page.get_by_role("searchbox").fill("frames")
+    page.locator(".cell").first.click()
+    settle(page)
+    shown = Image.open(index.parent / page.locator(".pair img").first.get_attribute("src"))
+    assert shown.n_frames == 3
+    page.locator("nav").get_by_text("Film").click()
+    assert Image.open(index.parent / page.locator(".film img").first.get_attribute("src")).n_frames == 3
 
 
 def test_votes_by_keys_are_exported_and_read_back(open_page, maker, tmp_path):

@@ -38,7 +38,7 @@ def test_page_holds_every_picture_and_works_without_its_run(run, tmp_path):
     assert data["columns"] == [[0, 0], [0, 10], [0, 20], [0, 30]]
     assert len(data["rows"]) == 12 and len(data["pictures"]) == 48
     assert data["scores"] == ["reward", "soft", "strict"]
-    assert data["runs"][0]["warnings"] == [[20, "the trained reward rises while panel/aesthetic falls"]]
+    assert data["runs"][0]["warnings"] == [[20, "suspect", "the trained reward rises while panel/aesthetic falls"]]
     assert data["runs"][0]["series"]["held-out all/reward"][0] == [0, 0.3]
     for _, _, name, width, height, _, _ in data["pictures"]:
         with Image.open(page.parent / "pictures" / name) as picture:
@@ -72,7 +72,7 @@ def test_large_pictures_get_small_thumbnails_once(maker, tmp_path):
     run = maker.make_run(tmp_path / "run", prompts=2, moments=2, side=300)
     out = tmp_path / "out"
     build([run], out)
-    made = {path: path.stat().st_mtime_ns for path in (out / "thumbnails").rglob("*.webp")}
+    made = {path: path.stat().st_mtime_ns for path in (out / "thumbnails").rglob("*.jpg")}
     assert len(made) == 4 + 2 * 7 + 2 * 6
     assert all(max(Image.open(path).size) == 192 for path in made)
     maker.add_moment(run, 20, ["a red circle"], 0.9, side=300)
@@ -81,11 +81,11 @@ def test_large_pictures_get_small_thumbnails_once(maker, tmp_path):
     Image.new("RGB", (400, 300)).save(changed)
     (run / "samples" / "iteration-000000" / "00001.png").unlink()
     build([run], out)
-    after = {path: path.stat().st_mtime_ns for path in (out / "thumbnails").rglob("*.webp")}
+    after = {path: path.stat().st_mtime_ns for path in (out / "thumbnails").rglob("*.jpg")}
     remade = {path.name + path.parent.name for path, time in after.items() if made.get(path) != time}
-    assert remade == {"00000.png.webpiteration-000020", "00000.png.webpiteration-000010"}
+    assert remade == {"00000.png.jpgiteration-000020", "00000.png.jpgiteration-000010"}
     gone = {path.name + path.parent.name for path in made.keys() - after.keys()}
-    assert gone == {"00001.png.webpiteration-000000"}
+    assert gone == {"00001.png.jpgiteration-000000"}
 
 
 def test_hostile_texts_are_data_and_come_back_as_they_were(maker, tmp_path):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
+from flowalign.config import Watch
 from flowalign.training.watch import Panel, judge, record
 from rewards import FunctionReward, score
 from rewards.rules import STATISTICS, image_statistics
@@ -24,38 +25,38 @@ RISING = [0.2, 0.4, 0.6, 0.8, 0.9]
 
 def test_an_honest_run_is_good():
     records = history(RISING, {"a": [1.0, 1.2, 1.4, 1.5, 1.6], "b": [0.5, 0.5, 0.51, 0.5, 0.5]})
-    verdicts = [judge(records[: i + 1]) for i in range(5)]
+    verdicts = [judge(records[: i + 1], Watch()) for i in range(5)]
     assert {verdict.status for verdict in verdicts} == {"good"}
     assert [verdict.last_good for verdict in verdicts] == [0, 10, 20, 30, 40]
 
 
 def test_a_hacked_run_is_suspect_then_hacked():
     records = history(RISING, {"a": [1.0, 1.2, 1.3, 1.0, 0.7], "b": [0.5] * 5})
-    verdicts = [judge(records[: i + 1]) for i in range(5)]
+    verdicts = [judge(records[: i + 1], Watch()) for i in range(5)]
     assert [verdict.status for verdict in verdicts] == ["good", "good", "good", "suspect", "hacked"]
     assert verdicts[-1].last_good == 20
     assert verdicts[-1].message == (
         "the trained reward rises while a falls, in the last 2 evaluations; the last good one was at iteration 20"
     )
-    assert judge(records, patience=3).status == "suspect"
+    assert judge(records, Watch(patience=3)).status == "suspect"
 
 
 def test_panel_and_trained_reward_falling_together_is_not_hacking():
-    assert judge(history(RISING[::-1], {"a": [1.0, 0.9, 0.8, 0.7, 0.6]})).status == "good"
+    assert judge(history(RISING[::-1], {"a": [1.0, 0.9, 0.8, 0.7, 0.6]}), Watch()).status == "good"
 
 
 def test_a_minority_of_the_panel_does_not_count():
     panel = {name: [1.0] * 5 for name in "abc"} | {"d": [1.0, 0.9, 0.8, 0.7, 0.6]}
-    assert judge(history(RISING, panel)).status == "good"
-    assert judge(history(RISING, panel), share=0.25).status == "hacked"
+    assert judge(history(RISING, panel), Watch()).status == "good"
+    assert judge(history(RISING, panel), Watch(share=0.25)).status == "hacked"
 
 
 def test_a_run_that_recovers_is_good_again():
-    assert judge(history(RISING, {"a": [1.0, 1.1, 0.7, 0.7, 1.2]})).status == "good"
+    assert judge(history(RISING, {"a": [1.0, 1.1, 0.7, 0.7, 1.2]}), Watch()).status == "good"
 
 
 def test_without_a_panel_nothing_is_said():
-    assert judge(history(RISING, {})).status == "good"
+    assert judge(history(RISING, {}), Watch()).status == "good"
 
 
 def test_noise_raises_few_alarms():
@@ -65,7 +66,7 @@ def test_noise_raises_few_alarms():
     for _ in range(200):
         parts = [{f"panel/{n}": rng.normal(0, 1, 64) for n in "abc"} for _ in range(8)]
         records = [record(i, rng.normal(i, 1, 64).tolist(), p) for i, p in enumerate(parts)]
-        hacked += any(judge(records[: i + 1]).status == "hacked" for i in range(8))
+        hacked += any(judge(records[: i + 1], Watch()).status == "hacked" for i in range(8))
     assert hacked <= 6
 
 
@@ -77,7 +78,7 @@ def test_a_fall_beyond_the_noise_is_seen():
         drops = [0, 0, 0.5, 1.0, 1.0]
         parts = [{f"panel/{n}": rng.normal(-drop, 1, 64) for n in "abc"} for drop in drops]
         records = [record(i, rng.normal(i, 1, 64).tolist(), p) for i, p in enumerate(parts)]
-        seen += judge(records).status == "hacked"
+        seen += judge(records, Watch()).status == "hacked"
     assert seen >= 48
 
 
@@ -100,7 +101,7 @@ def test_panel_adds_parts_and_leaves_the_reward(tmp_path):
     other = FunctionReward(lambda images, prompts: [-1.0] * 4, "other")
     images, prompts = pictures(0), ["x", "x", "x", "y"]
     images[1] = images[0].copy()
-    panel = Panel(trained, [other], tmp_path)
+    panel = Panel(trained, [other], folder=tmp_path)
     scores = score(panel, images, prompts, [{}] * 4)
     assert panel.name == "trained" and scores.value.tolist() == [1.0, 2.0, 3.0, 4.0]
     assert scores.parts["panel/other"].tolist() == [-1.0] * 4
@@ -113,7 +114,7 @@ def test_panel_adds_parts_and_leaves_the_reward(tmp_path):
 
 def test_distance_to_the_base_pictures_outlives_a_resume(tmp_path):
     trained = FunctionReward(lambda images, prompts: [0.0] * 4, "trained")
-    score(Panel(trained, [], tmp_path), pictures(0), ["x"] * 4, [{}] * 4)
+    score(Panel(trained, [], folder=tmp_path), pictures(0), ["x"] * 4, [{}] * 4)
     moved = [*pictures(0)[:2], *pictures(1)[2:]]
-    distance = score(Panel(trained, [], tmp_path), moved, ["x"] * 4, [{}] * 4).parts["statistics/from_base"]
+    distance = score(Panel(trained, [], folder=tmp_path), moved, ["x"] * 4, [{}] * 4).parts["statistics/from_base"]
     assert distance[:2].tolist() == [0.0, 0.0] and (distance[2:] > 0.05).all()

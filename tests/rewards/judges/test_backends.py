@@ -8,8 +8,8 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from rewards import RewardError
-from rewards.compose import WinRate
 from rewards.judges import Local, PairwiseVLMJudge, Served, VLMJudge
+from rewards.preference import WinRate
 
 TOLERANCE = 1e-5
 

@@ -1,0 +1,81 @@
+"""The samples that a trainer saves at each evaluation, with small copies of their pictures for the gallery.
+
+    samples/iteration-000010/
+        samples.jsonl       a line a sample
+        00000.png           the pictures that the lines name; 00000.webp, animated, where a sample is a video
+        thumbnails/         small copies of the large ones, 00000.png.jpg
+
+A line is `{"picture", "prompt", "seed", "metadata", "rewritten"}` and scores by name: `picture` names a picture or a
+clip of the folder, `rewritten`, where there is one, is what a prompt rewriter made of the prompt.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+FOLDER = "samples"
+THUMBNAIL = 192
+"""pixels of a thumbnail's longer side; pictures up to this size are their own thumbnails"""
+MILLISECONDS = 125
+"""of a video's frame"""
+
+
+Sample = Image.Image | Sequence[Image.Image]
+"""a picture, or the frames of a video"""
+
+
+def save_samples(run: Path, iteration: int, samples: Iterable[tuple[Sample, Mapping[str, Any]]]) -> Path:
+    """Save pictures or videos into a run's folder; they appear by one rename, in the place of the same iteration's.
+
+    Args:
+        samples: pictures or videos, and what else their lines hold.
+
+    Returns:
+        the folder of the iteration's samples.
+    """
+    final = run / FOLDER / f"iteration-{iteration:06d}"
+    partial = final.with_name(f".partial-{final.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    lines = []
+    for number, (sample, record) in enumerate(samples):
+        path = save_picture(sample, partial / f"{number:05d}", "png")
+        first = sample if isinstance(sample, Image.Image) else sample[0]
+        if max(first.size) > THUMBNAIL:
+            save_thumbnail(first.copy(), thumbnail_of(path))
+        lines.append(json.dumps({"picture": path.name, **record}) + "\n")
+    (partial / "samples.jsonl").write_text("".join(lines))
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(partial, final)
+    return final
+
+
+def save_picture(sample: Sample, path: Path, ending: str, **settings: Any) -> Path:
+    """Write a picture, or a sequence of frames as an animated WebP; returns the path with its ending."""
+    if isinstance(sample, Image.Image):
+        path = path.with_suffix(f".{ending}")
+        sample.save(path, **settings)
+    else:
+        path = path.with_suffix(".webp")
+        sample[0].save(path, save_all=True, append_images=sample[1:], duration=MILLISECONDS, loop=0, **settings)
+    return path
+
+
+def thumbnail_of(picture: Path) -> Path:
+    """Where a trainer puts the thumbnail of a picture, so that the gallery need not decode the picture."""
+    return picture.parent / "thumbnails" / f"{picture.name}.jpg"
+
+
+def save_thumbnail(picture: Image.Image, path: Path) -> None:
+    """Shrink a picture and write it as a JPEG, which is encoded ten times faster than a WebP."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # first by a whole number, which saves time and cannot be seen
+    picture.thumbnail((THUMBNAIL, THUMBNAIL), reducing_gap=1.1)
+    if picture.has_transparency_data:
+        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture.convert("RGBA"))
+    picture.convert("RGB").save(path, quality=85)

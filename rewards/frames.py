@@ -1,0 +1,40 @@
+"""Rewards of pictures on videos."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from PIL.Image import Image
+
+from rewards.base import Reward, Scores, advance, as_reward, score, spec_of
+
+
+class PerFrame:
+    """A reward of pictures on videos: the mean over frames.
+
+    Args:
+        frames: how many, taken evenly from the first to the last.
+    """
+
+    def __init__(self, reward: Reward, frames: int = 8) -> None:
+        self.reward, self.frames = as_reward(reward), frames
+        self.name = f"per_frame({self.reward.name})"
+        inner = spec_of(self.reward)
+        self.spec = replace(inner, needs=inner.needs - {"image"} | {"frames"}, differentiable=False)
+
+    def advance(self, progress: float) -> None:
+        """As `Composition.advance`."""
+        advance(self.reward, progress)
+
+    def __call__(
+        self, images: Sequence[Sequence[Image]], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> Scores:
+        picks = [np.linspace(0, len(video) - 1, self.frames).round().astype(int) for video in images]
+        pictures = [video[i] for video, own in zip(images, picks, strict=True) for i in own]
+        owners = [i for i in range(len(images)) for _ in range(self.frames)]
+        scores = score(self.reward, pictures, [prompts[i] for i in owners], [metadata[i] for i in owners])
+        return Scores(
+            scores.value.unflatten(0, (-1, self.frames)).mean(dim=1),
+            {name: part.unflatten(0, (-1, self.frames)).mean(dim=1) for name, part in scores.parts.items()},
+        )

@@ -1,0 +1,94 @@
+"""What the trainer saves of a few prompts is what the algorithm did with them."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flowalign.algorithms.trajectory import TrajectoryAlgorithm
+from flowalign.config import load, recipe
+from flowalign.core.advantages import group_advantage
+from flowalign.data import draw_batch
+from flowalign.gallery.runs import read_run
+from flowalign.registry import ALGORITHMS, resolve
+from flowalign.training import Trainer
+from flowalign.training.previews import preview
+
+TRAJECTORY = [name for name in ALGORITHMS if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)]
+
+
+def trainer(name: str, folder: Path, *overrides: str) -> Trainer:
+    members = 8 if name == "branch_grpo" else 4
+    small = ["training.iterations=1", "training.prompts_per_iteration=2", f"training.group_size={members}"]
+    small += ["training.updates_per_iteration=1", "training.previews=2", f"output={folder}", "name=run"]
+    return Trainer(load(recipe(f"tiny_sd3/{name}"), [*small, *overrides]), progress=False)
+
+
+def previewed(run: Trainer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Films and groups as the gallery reads them."""
+    run.folder.mkdir(parents=True)
+    preview(run.actor, run.algorithm, run.config, run.prompts, run.folder, 0)
+    read = read_run(run.folder, "run")
+    (moment,) = read.previews
+    assert read.notes == ["no pictures yet"]
+    return moment.films, moment.groups
+
+
+@pytest.mark.parametrize("name", TRAJECTORY)
+def test_every_algorithm_shows_films_and_groups(name: str, tmp_path: Path) -> None:
+    run = trainer(name, tmp_path)
+    before = run.actor.state()
+    films, groups = previewed(run)
+    # looking is not training: nothing is counted or learned
+    assert run.actor.state() == before and run.actor.metrics == {} and run.actor._head is None
+    assert len(films) == len(groups) == 2
+    for film, group in zip(films, groups, strict=True):
+        assert film["prompt"] == group["prompt"]
+        assert all(path.is_file() for path in film["pictures"]) and len(film["pictures"]) == 6
+        # a step is stochastic exactly where something is learned from it
+        assert [a is not None for a in film["advantages"]] == [bool(s) for s in film["stochastic"]]
+        assert film["dense"] == pytest.approx([b - a for a, b in zip(film["rewards"], film["rewards"][1:])], abs=1e-6)
+        assert len(group["members"]) == run.config.training.group_size
+        assert all(member["advantage"] is not None and member["picture"].is_file() for member in group["members"])
+
+
+def test_the_verdicts_of_a_pairwise_algorithm_are_shown(tmp_path: Path) -> None:
+    _, groups = previewed(trainer("pref_grpo", tmp_path))
+    for group in groups:
+        wins = group["wins"]
+        for i, member in enumerate(group["members"]):
+            others = [wins[i][j] for j in range(4) if j != i]
+            assert wins[i][i] is None and all(a + wins[j][i] == 1 for j, a in enumerate(wins[i]) if j != i)
+            assert member["reward"] == pytest.approx(sum(others) / 3, abs=1e-6)
+            assert 0 <= member["parts"]["score"] <= 1
+    rewards = torch.tensor([m["reward"] for group in groups for m in group["members"]])
+    advantages = [m["advantage"] for group in groups for m in group["members"]]
+    expected = group_advantage(rewards, torch.tensor([0] * 4 + [1] * 4))
+    assert advantages == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_a_tournament_shows_the_pairs_that_met(tmp_path: Path) -> None:
+    settings = "algorithm={name: pref_grpo, judge: {name: shapes}, schedule: one}"
+    _, groups = previewed(trainer("pref_grpo", tmp_path, settings))
+    met = [[value is not None for value in row] for row in groups[0]["wins"]]
+    assert sum(map(sum, met)) == 2 * 3
+
+
+def test_the_advantages_of_steps_are_those_the_update_would_use(tmp_path: Path) -> None:
+    run = trainer("dense_grpo", tmp_path)
+    films, _ = previewed(run)
+    batch = draw_batch(run.prompts.spread(2), 0, 2, 4, 0, run.config.rollout.share_start_noise)
+    experience = run.algorithm.collect(run.actor, batch)
+    for film, row in zip(films, (0, 4), strict=True):
+        earned = experience.advantage[row].where(experience.rollout.trajectory.mask[row], torch.nan).tolist()
+        shown = [math.nan if a is None else a for a in film["advantages"]]
+        assert shown == pytest.approx(earned, abs=1e-5, nan_ok=True)
+
+
+def test_an_estimator_that_learns_does_not_learn_from_previews(tmp_path: Path) -> None:
+    estimator = "algorithm={name: dense_grpo, clip_range: 0.01, estimator: {kind: learned, warmup: 5}}"
+    run = trainer("dense_grpo", tmp_path, estimator)
+    films, _ = previewed(run)
+    assert run.actor._head is None and films[0]["rewards"]
