@@ -65,7 +65,14 @@ def main() -> None:
             gradient_checkpointing=False,
             bf16=False,
         )
-        trainer = GRPOTrainer(
+
+        class Kept(GRPOTrainer):
+            def compute_loss(self, *arguments: Any, **settings: Any) -> torch.Tensor:
+                loss = super().compute_loss(*arguments, **settings)
+                keep.loss = loss.item()
+                return loss
+
+        trainer = Kept(
             network,
             reward_funcs=lambda completions, **_: [reward(text) for text in completions],
             args=config,
@@ -75,14 +82,11 @@ def main() -> None:
             callbacks=[keep],
         )
         trainer.train()
-        loss = trainer.state.log_history[0]["loss"]
     save_file(
         {f"weight.{k}": v for k, v in weights.items()} | {f"gradient.{k}": v for k, v in keep.gradients.items()},
         HERE / "step.safetensors",
     )
-    (HERE / "step.json").write_text(
-        json.dumps({"loss": loss, "log": trainer.state.log_history[0]}, default=float) + "\n"
-    )
+    (HERE / "step.json").write_text(json.dumps({"loss": keep.loss}) + "\n")
 
 
 if __name__ == "__main__":
