@@ -9,7 +9,6 @@ With several updates an iteration the 'token' mean is over the tokens of the who
 update, as in verl.
 """
 
-import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +19,6 @@ from torch import Tensor
 
 from flowalign.algorithms import base
 from flowalign.config import Named
-from flowalign.core.advantages import zero_spread
 from flowalign.core.aggregation import Aggregation, action_weights
 from flowalign.core.divergences import Estimator, sampled_kl
 from flowalign.core.entropy import entropy_modulated, uncertain, unlikeliness
@@ -111,13 +109,11 @@ class GRPO(base.Algorithm[Experience]):
     def check(self, config: Any) -> None:
         if self.settings.advantage.name == "gigpo":
             raise ConfigError("algorithm.advantage: gigpo compares turns, and a text here is one turn; grpo works")
-        share = config.training.group_size // config.training.updates_per_iteration
-        if self.whole_groups and (
-            config.training.micro_batch_size % share or config.training.updates_per_iteration > 1
-        ):
+        size, training = config.training.group_size, config.training
+        if self.whole_groups and (training.updates_per_iteration > 1 or training.micro_batch_size % size):
             raise ConfigError(
-                f"training: '{self.settings.loss.name}' looks at whole groups of {config.training.group_size} at once; "
-                f"updates_per_iteration=1 and micro_batch_size={config.training.group_size} work"
+                f"training: '{self.settings.loss.name}' looks at whole groups of {size} at once; "
+                f"updates_per_iteration=1 and micro_batch_size={size} work"
             )
 
     @property
@@ -130,40 +126,32 @@ class GRPO(base.Algorithm[Experience]):
     def collect(self, actor: "TextActor", batch: Batch) -> Experience:
         begin = time.perf_counter()
         rollout = actor.rollout(batch)
-        texts = actor.texts(rollout)
         rolled = time.perf_counter()
-        scores = actor.score(texts, batch)
+        scores = actor.score(actor.policy.decode(rollout), batch)
         baseline = actor.baseline(batch) if self.settings.advantage.name == "remax" else None
         scored = time.perf_counter()
 
-        record = actor.record(rollout, batch, scores, scores.value, baseline)
-        value = record.reward
+        record = actor.record(rollout, batch, scores, baseline)
+        assert record.entropy is not None
         if self.settings.unlikeliness > 0:
             likelihood = masked_mean(record.log_prob, record.mask)
-            record.reward = unlikeliness(value, likelihood, record.group, self.settings.unlikeliness)
+            record.reward = unlikeliness(record.reward, likelihood, record.group, self.settings.unlikeliness)
         ended = actor.gather(rollout.ended)
         counted = record.mask & ended[:, None] if self.settings.mask_truncated else record.mask
-        weight = action_weights(counted, self.settings.aggregation, actor.config.rollout.max_new_tokens) * len(value)
-        if self.settings.entropy_share < 1 and record.entropy is not None:
+        weight = action_weights(counted, self.settings.aggregation, actor.config.rollout.max_new_tokens)
+        weight = weight * len(record.group)
+        if self.settings.entropy_share < 1:
             weight = weight * uncertain(record.entropy, counted, self.settings.entropy_share)
         advantage = self.advantages(record)
 
         rows, length = len(batch), rollout.mask.shape[1]
-        metrics = {
-            "reward/mean": value.mean().item(),
-            "reward/std": value.std(correction=0).item(),
-            "reward/zero_spread": zero_spread(value, record.group).item(),
+        metrics = actor.measured(scores, record.group) | {
             "text/tokens": record.mask.sum(1).float().mean().item(),
             "text/cut": 1 - ended.float().mean().item(),
-            "text/entropy": record.entropy[record.mask].mean().item() if record.entropy is not None else math.nan,
+            "text/entropy": record.entropy[record.mask].mean().item(),
             "seconds/rollout": rolled - begin,
             "seconds/reward": scored - rolled,
         }
-        for name, part in scores.parts.items():
-            mean = actor.gather(part.to(actor.device)).nanmean().item()
-            # NaN marks samples that a part does not apply to
-            if not math.isnan(mean):
-                metrics[f"reward/{name}"] = mean
         return Experience(
             batch,
             metrics,
@@ -181,7 +169,8 @@ class GRPO(base.Algorithm[Experience]):
         advantage = self.advantage_of(record)
         if advantage.dim() == 1:
             advantage = advantage[:, None].expand_as(record.mask)
-        if self.settings.empg is not None and record.entropy is not None:
+        if self.settings.empg is not None:
+            assert record.entropy is not None
             advantage = entropy_modulated(advantage, record.entropy, record.mask, **self.settings.empg.model_dump())
         return advantage
 

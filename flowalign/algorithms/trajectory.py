@@ -5,7 +5,6 @@ the pictures are worth (`scores`), which reward every step gets (`step_reward`),
 (`credit`), and the loss of an action (`loss`). The plain answers are those of Flow-GRPO.
 """
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from flowalign.algorithms import base
 from flowalign.config import Named
-from flowalign.core.advantages import Scale, group_advantage, zero_spread
+from flowalign.core.advantages import Scale, group_advantage
 from flowalign.core.credit import per_reward
 from flowalign.core.divergences import gaussian_kl, velocity_mse
 from flowalign.core.losses import clip_fraction, clipped_policy_loss
@@ -246,18 +245,7 @@ class TrajectoryAlgorithm(base.Algorithm[Experience]):
         if record.reward.dim() == 2:
             actor.calibrate(record.reward, record.mask)
         advantage = self.advantages(record)
-        value = actor.gather(scores.value.to(actor.device))
-        metrics = {
-            "reward/mean": value.mean().item(),
-            "reward/std": value.std(correction=0).item(),
-            "reward/zero_spread": zero_spread(value, record.group).item(),
-        }
-        for name, part in scores.parts.items():
-            mean = actor.gather(part.to(actor.device)).nanmean().item()
-            # NaN marks samples that a part does not apply to
-            if not math.isnan(mean):
-                metrics[f"reward/{name}"] = mean
-        metrics |= actor.metrics
+        metrics = actor.measured(scores, record.group) | actor.metrics
         actor.metrics = {}
         return Experience(batch, metrics, rollout, scores, actor.mine(advantage, len(batch)))
 

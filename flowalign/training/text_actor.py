@@ -1,7 +1,5 @@
 """What an algorithm for language models acts through."""
 
-from collections.abc import Sequence
-
 import torch
 from accelerate import Accelerator
 from torch import Tensor
@@ -37,13 +35,10 @@ class TextActor(Worker):
         value = self.score(self.policy.decode(greedy), batch, rows).value
         return value[[numbers.index(group) for group in batch.group]]
 
-    def record(
-        self, rollout: TextRollout, batch: Batch, scores: Scores, reward: Tensor, baseline: Tensor | None = None
-    ) -> Record:
+    def record(self, rollout: TextRollout, batch: Batch, scores: Scores, baseline: Tensor | None = None) -> Record:
         """The record of all processes.
 
         Args:
-            reward: [B] of this process's rows.
             baseline: [B] of this process's rows, as of `baseline`.
         """
         rewards, weights = self.apart(scores)
@@ -53,7 +48,7 @@ class TextActor(Worker):
             return self.gather(torch.nn.functional.pad(values, (0, length - values.shape[1])))
 
         return Record(
-            reward=self.gather(reward.to(self.device)),
+            reward=self.gather(scores.value.to(self.device)),
             group=self.gather(torch.tensor(batch.group, device=self.device)),
             mask=everyone(rollout.mask),
             log_prob=everyone(rollout.log_prob),
@@ -63,7 +58,3 @@ class TextActor(Worker):
             entropy=everyone(rollout.entropy),
             baseline=None if baseline is None else self.gather(baseline.to(self.device)),
         )
-
-    def texts(self, rollout: TextRollout) -> Sequence[str]:
-        """The completions of a rollout."""
-        return self.policy.decode(rollout)

@@ -1,6 +1,7 @@
 """One process's part of training: its policy, its reward, and the other processes."""
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from flowalign.config import BaseConfig
+from flowalign.core.advantages import zero_spread
 from flowalign.data import Batch
 from flowalign.policies.base import Policy
 from rewards import Reward, Scores, WeightedSum, score
@@ -60,6 +62,25 @@ class Worker:
         metadata = [batch.metadata[i] | {"group": own} for i, own in zip(rows, group, strict=True)]
         self.reward_calls += len(samples)
         return score(self.reward, samples, [batch.prompts[i] for i in rows], metadata)
+
+    def measured(self, scores: Scores, group: Tensor) -> dict[str, float]:
+        """What the metrics say of the scores of all processes.
+
+        Args:
+            group: of all processes.
+        """
+        value = self.gather(scores.value.to(self.device))
+        metrics = {
+            "reward/mean": value.mean().item(),
+            "reward/std": value.std(correction=0).item(),
+            "reward/zero_spread": zero_spread(value, group).item(),
+        }
+        for name, part in scores.parts.items():
+            mean = self.gather(part.to(self.device)).nanmean().item()
+            # NaN marks samples that a part does not apply to
+            if not math.isnan(mean):
+                metrics[f"reward/{name}"] = mean
+        return metrics
 
     def apart(self, scores: Scores) -> tuple[Tensor, Tensor]:
         """The rewards behind a weighted sum, [L, B] of all processes, and their weights [L]."""
