@@ -3,10 +3,7 @@
 Rollout: a group of completions of each prompt, every token an action. Credit: `advantage`, one of the core's, of one
 reward a completion; then `unlikeliness`, `empg` and the share of most entropy. Loss: `loss`, one of the core's, summed
 up by `aggregation`, plus an estimate of the KL to the start weights. The defaults are GRPO with DAPO's mean over all
-tokens and without KL. The recipes under configs/tiny_lm show what DAPO, Dr. GRPO, GSPO, CISPO and others set.
-
-With several updates an iteration the 'token' mean is over the tokens of the whole iteration, as in TRL, not of each
-update, as in verl.
+tokens, of a whole iteration as in TRL, and without KL; the recipes under configs/tiny_lm show what others set.
 """
 
 import time
