@@ -22,6 +22,7 @@ from flowalign.core.advantages import Scale, group_advantage
 from flowalign.core.credit import per_reward
 from flowalign.core.divergences import gaussian_kl, velocity_mse
 from flowalign.core.losses import clip_fraction, clipped_policy_loss
+from flowalign.core.estimators import NEEDS_MORE
 from flowalign.core.policy_losses import WHOLE_ROWS
 from flowalign.core.record import Record
 from flowalign.data import Batch
@@ -153,6 +154,11 @@ class TrajectoryAlgorithm(base.Algorithm[Experience]):
         ):
             if getattr(settings, key) is not None and method is not plain:
                 raise ConfigError(f"algorithm.{key}: {own.__name__} has its own; flow_grpo takes any")
+        if settings.advantage is not None and settings.advantage.name in NEEDS_MORE:
+            raise ConfigError(
+                f"algorithm.advantage: '{settings.advantage.name}' compares with what denoising has not, "
+                f"{NEEDS_MORE[settings.advantage.name]}; grpo works"
+            )
         if settings.loss is not None and settings.loss.name in WHOLE_ROWS:
             raise ConfigError(
                 f"algorithm.loss: '{settings.loss.name}' looks at all actions of a row at once, and denoising steps "

@@ -211,6 +211,10 @@ def psr_nsr(record: Record, *, positive: Share = 0.1, negative: Share = 1.0) -> 
     return torch.where(record.reward > 0.5, positive, -negative).to(record.reward.dtype)
 
 
+NEEDS_MORE = {"remax": "a most probable trajectory", "gigpo": "turns in one and the same state"}
+"""advantages that look at more of the record than most rollouts have"""
+
+
 def _rows(values: Tensor, like: Tensor) -> Tensor:
     """[B] values against [B] or [B, T]."""
     return values.view(-1, *[1] * (like.dim() - 1))

@@ -53,6 +53,7 @@ def test_chosen_parts_give_what_the_family_gives(tmp_path: Path) -> None:
         ("{name: flow_grpo, loss: {name: gspo}}", "one by one"),
         ("{name: grpo_guard, loss: {name: cispo}}", "GRPOGuard has its own"),
         ("{name: dance_grpo, advantage: {name: rloo}}", "DanceGRPO has its own"),
+        ("{name: flow_grpo, advantage: {name: remax}}", "has not, a most probable trajectory"),
         ("{name: flow_grpo, advantage: {name: rlo}}", "did you mean 'rloo'"),
         ("{name: flow_grpo, advantage: {name: pass_k, kk: 2}}", "'pass_k' has no setting 'kk'; did you mean 'k'"),
         ("{name: flow_grpo, advantage: {name: pass_k, k: 0}}", "algorithm.advantage.k: Input should be greater"),
