@@ -21,8 +21,8 @@ from flowalign.config import Named
 from flowalign.core.advantages import Scale, group_advantage
 from flowalign.core.credit import per_reward
 from flowalign.core.divergences import gaussian_kl, velocity_mse
-from flowalign.core.losses import clip_fraction, clipped_policy_loss
 from flowalign.core.estimators import NEEDS_MORE
+from flowalign.core.losses import clip_fraction, clipped_policy_loss
 from flowalign.core.policy_losses import WHOLE_ROWS
 from flowalign.core.record import Record
 from flowalign.data import Batch
