@@ -181,15 +181,14 @@ def test_one_step_has_trls_loss_and_gradient() -> None:
     weights = {k.removeprefix("weight."): v for k, v in stored.items() if k.startswith("weight.")}
     network.load_state_dict(weights, strict=False)
     network.tie_weights()
-    tokens = step.tokenizer()
-    policy = LanguagePolicy(network, tokens)
-    prompts = [prompt for prompt in step.PROMPTS for _ in range(4)]
+    recorded = json.loads((ORIGINALS / "step.json").read_text())
+    policy = LanguagePolicy(network, step.tokenizer())
+    prompts = policy.tokenizer.batch_decode(recorded["prompt_ids"], skip_special_tokens=True)
+    group = [step.PROMPTS.index(prompt) for prompt in prompts]
     rollout = policy.sample(prompts, list(range(8)), max_new_tokens=10, temperature=0.8)
-    # TRL's step was taken on these texts
-    rows = [[*tokens(text).input_ids, 1] for text in step.COMPLETIONS]
-    width = max(map(len, rows))
-    rollout.completion_ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-    rollout.mask = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows])
+    # the texts that TRL sampled in its step
+    rollout.completion_ids = torch.tensor(recorded["completion_ids"])
+    rollout.mask = torch.tensor(recorded["completion_mask"]).bool()
     rollout.ended = torch.ones(8, dtype=torch.bool)
     policy.keep_reference()
     policy.train_all()
@@ -207,7 +206,7 @@ def test_one_step_has_trls_loss_and_gradient() -> None:
     reward = as_reward(lambda texts, prompts: [step.reward(text) for text in texts])
     actor = TextActor(config, policy, reward, Accelerator(cpu=True))
     actor.rollout = lambda batch: rollout  # type: ignore[method-assign]
-    batch = Batch(prompts, [{}] * 8, [0] * 4 + [1] * 4, [0] * 8, list(range(8)), 0, [0] * 4 + [1] * 4)
+    batch = Batch(prompts, [{}] * 8, group, [0] * 8, list(range(8)), 0, group)
     algorithm = GRPO(
         GRPOSettings(loss={"name": "ppo", "clip_range": 0.2, "clip_range_high": 0.28}, kl_weight=step.BETA)
     )
@@ -215,7 +214,7 @@ def test_one_step_has_trls_loss_and_gradient() -> None:
     losses, _ = algorithm.losses(policy, experience, experience.items())
     loss = losses.sum() / 8
     loss.backward()
-    assert loss.item() == pytest.approx(json.loads((ORIGINALS / "step.json").read_text())["loss"], abs=1e-5)
+    assert loss.item() == pytest.approx(recorded["loss"], abs=1e-5)
     for name, parameter in network.named_parameters():
         expected = stored[f"gradient.{name}"]
         torch.testing.assert_close(parameter.grad, expected, atol=1e-5, rtol=1e-4)

@@ -1,7 +1,4 @@
-"""Record one training step of TRL's GRPOTrainer: the gradient that its optimizer would have got. README.md says how.
-
-The completions are made up here, so that TRL and flowalign learn from the same ones.
-"""
+"""Record one training step of TRL's GRPOTrainer: its completions, loss and gradient. README.md says how."""
 
 import json
 import sys
@@ -15,26 +12,16 @@ from transformers import TrainerCallback
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from step import ALPHABET, BETA, COMPLETIONS, PROMPTS, model, reward, tokenizer  # noqa: E402
+from step import BETA, PROMPTS, model, reward, tokenizer  # noqa: E402
 
 
 def main() -> None:
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    made = 0
-
-    def rollout(prompts: list[str], trainer: Any = None, **_: Any) -> dict[str, Any]:
-        nonlocal made
-        rows = [[ALPHABET.index(letter) + 2 for letter in text] + [1] for text in COMPLETIONS]
-        made += len(prompts)
-        assert list(prompts) == [p for p in PROMPTS for _ in range(4)], prompts
-        ids = tokenizer()(list(prompts)).input_ids
-        return {"prompt_ids": ids, "completion_ids": rows, "logprobs": [[0.0] * len(row) for row in rows]}
-
     class Keep(TrainerCallback):
         gradients: dict[str, torch.Tensor] = {}
-        loss = 0.0
+        step: dict[str, Any] = {}
 
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
             self.gradients |= {name: p.grad.clone().contiguous() for name, p in model.named_parameters()}
@@ -67,9 +54,10 @@ def main() -> None:
         )
 
         class Kept(GRPOTrainer):
-            def compute_loss(self, *arguments: Any, **settings: Any) -> torch.Tensor:
-                loss = super().compute_loss(*arguments, **settings)
-                keep.loss = loss.item()
+            def compute_loss(self, model: Any, inputs: dict[str, Any], *more: Any, **settings: Any) -> torch.Tensor:
+                loss = super().compute_loss(model, inputs, *more, **settings)
+                rows = {key: inputs[key].tolist() for key in ("prompt_ids", "completion_ids", "completion_mask")}
+                keep.step |= {"loss": loss.item(), **rows}
                 return loss
 
         trainer = Kept(
@@ -78,7 +66,6 @@ def main() -> None:
             args=config,
             train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
             processing_class=tokenizer(),
-            rollout_func=rollout,
             callbacks=[keep],
         )
         trainer.train()
@@ -86,7 +73,7 @@ def main() -> None:
         {f"weight.{k}": v for k, v in weights.items()} | {f"gradient.{k}": v for k, v in keep.gradients.items()},
         HERE / "step.safetensors",
     )
-    (HERE / "step.json").write_text(json.dumps({"loss": keep.loss}) + "\n")
+    (HERE / "step.json").write_text(json.dumps(keep.step) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What both sides of the comparison of a training step share: a tiny model, prompts, completions, a reward."""
+"""What both sides of the comparison of a training step share: a tiny model, prompts, a reward."""
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -6,7 +6,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 ALPHABET = "abcdefghijkl"
 PROMPTS = ["abc", "hgfedcba"]
-COMPLETIONS = ["a", "aabb", "cdefghij", "", "bababa", "lk", "caca", "aaaaaaaaa"]
 BETA = 0.04
 
 
