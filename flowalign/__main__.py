@@ -41,8 +41,16 @@ def demo(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for the runs; default a new one in runs/.")] = None,
     iterations: Annotated[int | None, typer.Option(min=1, help="Train for fewer or more iterations.")] = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="Teach the shipped tiny language model its sums instead.")
+    ] = False,
 ) -> None:
     """Align the shipped tiny Stable Diffusion 3 in minutes on a laptop, and write the gallery of it."""
+    if text:
+        from flowalign.demo_text import run_text_demo
+
+        run_text_demo(seeds=seeds, json_path=json_path, output=output, iterations=iterations, console=console)
+        return
     from flowalign.demo import run_demo
 
     run_demo(seeds=seeds, json_path=json_path, output=output, iterations=iterations, console=console)
@@ -82,14 +90,21 @@ def sample(
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("samples"),
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
 ) -> None:
-    """Sample pictures from a model or from what a run trained."""
+    """Sample pictures, or a text run's texts, from a model or from what a run trained."""
     from flowalign.launch import load_for_sampling
+    from flowalign.policies.language import LanguagePolicy
 
     policy, sampling = load_for_sampling(model, lora, dtype)
     arguments = sampling.arguments()
     arguments |= {"steps": steps, "sigmas": None} if steps is not None else {}
     arguments |= {"guidance": guidance} if guidance is not None else {}
     texts = [prompt for prompt in prompts for _ in range(count)]
+    if isinstance(policy, LanguagePolicy):
+        if steps is not None or guidance is not None:
+            raise ConfigError("--steps, --guidance: of pictures, and this run trained a language model")
+        for prompt, completion in zip(texts, policy.make(texts, range(seed, seed + len(texts)), sampling), strict=True):
+            print(f"{prompt!r} -> {completion!r}")
+        return
     rollout = policy.sample(texts, list(range(seed, seed + len(texts))), **arguments)
     output.mkdir(parents=True, exist_ok=True)
     for i, image in enumerate(policy.decode(rollout.trajectory.final)):
@@ -122,7 +137,7 @@ def evaluate_run(
         build_reward(settings.rewards or config.rewards),
         Prompts.read(settings.prompts, settings.where).spread(settings.limit),
         settings,
-        pictures or settings.pictures_per_prompt,
+        pictures or settings.per_prompt,
         settings.seed if seed is None else seed,
     )
     print_means(result.means(by="category"))
@@ -161,7 +176,8 @@ def league(
 @app.command("list")
 def list_names(
     kind: Annotated[
-        str | None, typer.Argument(help="algorithms, kernels, plans, rewards or models; default all.")
+        str | None,
+        typer.Argument(help="algorithms, kernels, plans, rewards, models, advantages, losses; default all."),
     ] = None,
 ) -> None:
     """Show what there is, one line each."""

@@ -12,8 +12,8 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from flowalign.config import Section, Weighted, parse
 from flowalign.errors import ConfigError
+from flowalign.sections import Section, Weighted, parse
 from rewards.clip import PICK_SCORE, PICK_SCORE_PROCESSOR
 
 logger = logging.getLogger(__name__)

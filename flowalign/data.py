@@ -121,8 +121,10 @@ class Batch:
     seeds: list[int]
     """of the start noise"""
     noise_seeds: list[int]
-    """of the step noise"""
+    """of the step noise, or of a text's draws"""
     iteration: int
+    picks: list[int]
+    """number of each sample's prompt in the list it was drawn from"""
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -141,6 +143,7 @@ class Batch:
             seeds=[self.seeds[i] for i in rows],
             noise_seeds=[self.noise_seeds[i] for i in rows],
             iteration=self.iteration,
+            picks=[self.picks[i] for i in rows],
         )
 
     def split(self, parts: int) -> list["Batch"]:
@@ -158,7 +161,18 @@ class Batch:
             seeds=[seed for part in parts for seed in part.seeds],
             noise_seeds=[seed for part in parts for seed in part.noise_seeds],
             iteration=parts[0].iteration,
+            picks=[pick for part in parts for pick in part.picks],
         )
+
+
+def shuffled(count: int, iteration: int, groups: int, seed: int) -> list[int]:
+    """The numbers of an iteration's prompts: every one in turn, in a seeded order that is new each time around."""
+    positions = range(iteration * groups, (iteration + 1) * groups)
+    orders = {
+        epoch: np.random.default_rng([seed, epoch]).permutation(count)
+        for epoch in {position // count for position in positions}
+    }
+    return [int(orders[position // count][position % count]) for position in positions]
 
 
 def draw_batch(
@@ -170,18 +184,16 @@ def draw_batch(
     share_start_noise: bool,
     process: int = 0,
     processes: int = 1,
+    picks: Sequence[int] | None = None,
 ) -> Batch:
     """The part of one process of an iteration's batch: `groups` prompts x `group_size` members in all.
 
-    Prompts are walked in a seeded order, reshuffled each time the list is used up. Which prompts and noises make
-    up an iteration does not depend on the number of processes.
+    Which prompts and noises make up an iteration does not depend on the number of processes.
+
+    Args:
+        picks: numbers of the prompts, one a group; default `shuffled`.
     """
-    positions = np.arange(iteration * groups, (iteration + 1) * groups)
-    orders = {
-        int(epoch): np.random.default_rng([seed, int(epoch)]).permutation(len(prompts))
-        for epoch in np.unique(positions // len(prompts))
-    }
-    picks = [int(orders[int(p) // len(prompts)][int(p) % len(prompts)]) for p in positions]
+    picks = shuffled(len(prompts), iteration, groups, seed) if picks is None else picks
     mine = range(process * groups // processes, (process + 1) * groups // processes)
     samples = [(g, member) for g in mine for member in range(group_size)]
     return Batch(
@@ -191,4 +203,5 @@ def draw_batch(
         seeds=[derive_seed(seed, iteration, g, 0 if share_start_noise else member, 0) for g, member in samples],
         noise_seeds=[derive_seed(seed, iteration, g, member, 1) for g, member in samples],
         iteration=iteration,
+        picks=[picks[g] for g, _ in samples],
     )

@@ -95,8 +95,8 @@ def _figures(
         for label, prefix in (("trained", ""), ("others", "others_")):
             figures[f"{prefix}{score}_before"] = before[label][score]
             figures[f"{prefix}{score}_after"] = after[label][score]
-    figures["pictures"] = before["trained"]["pictures"]
-    figures["others_pictures"] = before["others"]["pictures"]
+    figures["pictures"] = before["trained"]["samples"]
+    figures["others_pictures"] = before["others"]["samples"]
     figures["seconds"] = seconds
     figures["categories"] = {name: {"before": before[name], "after": after[name]} for name in before}
     return figures
@@ -113,7 +113,7 @@ def _print(console: Console, run: dict[str, Any]) -> None:
             table.add_section()
         table.add_row(
             {"trained": "all trained on", "others": "all others"}.get(name, name),
-            str(before["pictures"]),
+            str(before["samples"]),
             f"{before['strict']:.1%}",
             f"{after['strict']:.1%}",
             f"{100 * (after['strict'] - before['strict']):+.1f}",

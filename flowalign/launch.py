@@ -2,11 +2,13 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
-from flowalign.config import Config, Sampling, load
-from flowalign.data import ASSETS
+from flowalign.config import Sampling, load
 from flowalign.errors import ConfigError
 from flowalign.policies import DiffusersPolicy
+from flowalign.training.medium import shipped
+from flowalign.training.trainer import build_policy
 
 
 def world_size() -> int:
@@ -14,33 +16,26 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def load_for_sampling(
-    model: str, lora: Path | None, dtype: str, trained: bool = True
-) -> tuple[DiffusersPolicy, Sampling]:
-    """A policy ready to sample, and the settings to sample it with.
+def load_for_sampling(model: str, lora: Path | None, dtype: str, trained: bool = True) -> tuple[Any, Any]:
+    """A policy ready to sample, and the section of a configuration that says how.
 
     Args:
-        model: a run's folder, a pipeline's folder, a hub name, or a shipped model.
+        model: a run's folder, a pipeline's folder, a hub name, or a shipped model. A language model: a run's folder.
         lora: folder with LoRA weights.
         trained: with a run's folder, put on what the run trained.
     """
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    folder, sampling, encode = Path(model), Sampling(), {}
-    weights = lora
+    folder, weights = Path(model), lora
     if (folder / "config.yaml").is_file():
-        config: Config = load(folder / "config.yaml")
-        model, dtype, encode, sampling = (
-            config.model.path,
-            config.model.dtype,
-            config.model.encode,
-            config.evaluation,
-        )
+        config = load(folder / "config.yaml")
+        policy: Any = build_policy(config, device)
+        sampling: Any = config.evaluation
         if trained and weights is None:
             weights = trained_weights(folder)
-    path = ASSETS / model if (ASSETS / model).is_dir() else model
-    policy = DiffusersPolicy.from_pretrained(path, dtype, device, encode)
+    else:
+        policy, sampling = DiffusersPolicy.from_pretrained(shipped(model), dtype, device), Sampling()
     if weights is not None:
         policy.load(weights)
     return policy, sampling
@@ -53,7 +48,9 @@ def trained_weights(run: Path) -> Path:
         run / "model",
         *sorted((run / "checkpoints").glob("checkpoint-*"), reverse=True),
     ]
+    # of a pipeline: LoRA, denoiser; of a language model: LoRA, all weights
+    marks = ("pytorch_lora_weights.safetensors", "transformer", "adapter_config.json", "config.json")
     for folder in candidates:
-        if (folder / "pytorch_lora_weights.safetensors").is_file() or (folder / "transformer").is_dir():
+        if any((folder / mark).exists() for mark in marks):
             return folder
     raise ConfigError(f"{run} holds no trained weights yet")

@@ -1,5 +1,6 @@
 """Names in configurations to code. Imports happen when a name is used; a dotted path needs no registration."""
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -7,6 +8,7 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 
 from flowalign.errors import ConfigError, nearest
 from rewards import PairwiseReward, Reward
@@ -26,6 +28,7 @@ ALGORITHMS = {
     "grpo_guard": "flowalign.algorithms.grpo_guard:GRPOGuard",
     "flow_dppo": "flowalign.algorithms.flow_dppo:FlowDPPO",
     "reinflow": "flowalign.algorithms.reinflow:ReinFlow",
+    "grpo": "flowalign.algorithms.grpo:GRPO",
     "dpo": "flowalign.algorithms.dpo:DPO",
 }
 REWARDS = {
@@ -61,6 +64,13 @@ REWARDS = {
     "vlm_judge": "rewards.judges.reward:VLMJudge",
     "vlm_pairwise": "rewards.judges.reward:PairwiseVLMJudge",
     "remote": "rewards.remote:RemoteReward",
+    "exact_match": "rewards.text.verifiers:ExactMatch",
+    "maths": "rewards.text.verifiers:Maths",
+    "multiple_choice": "rewards.text.verifiers:MultipleChoice",
+    "text_format": "rewards.text.shape:TextFormat",
+    "soft_length": "rewards.text.shape:SoftLength",
+    "length_switch": "rewards.text.shape:LengthSwitch",
+    "majority": "rewards.text.shape:Majority",
 }
 KERNELS = {
     name: f"samplers.kernels:{name}" for name in ("ode", "flow_sde", "dance_sde", "cps", "cps_published", "ddim")
@@ -73,6 +83,31 @@ PLANS = {
     "calibrated": "samplers.plans:Calibrated",
     "tree": "samplers.plans:Tree",
 }
+ADVANTAGES = {
+    name: f"flowalign.core.estimators:{name}"
+    for name in (
+        "grpo",
+        "dr_grpo",
+        "rloo",
+        "reinforce_pp",
+        "remax",
+        "gdpo",
+        "bnpo",
+        "ngrpo",
+        "gigpo",
+        "pass_k",
+        "best_margin",
+        "psr_nsr",
+    )
+}
+LOSSES = {
+    name: f"flowalign.core.policy_losses:{name}" for name in ("ppo", "reinforce", "gspo", "cispo", "reg_grpo", "pacs")
+}
+SELECTIONS = {
+    "shuffled": "flowalign.selection:Shuffled",
+    "mopps": "flowalign.selection:MoPPS",
+    "sec": "flowalign.selection:SEC",
+}
 MODELS = {"sd3": "flowalign.policies.families:SD3"}
 
 TABLES: dict[str, dict[str, str]] = {
@@ -81,6 +116,9 @@ TABLES: dict[str, dict[str, str]] = {
     "plans": PLANS,
     "rewards": REWARDS,
     "models": MODELS,
+    "advantages": ADVANTAGES,
+    "losses": LOSSES,
+    "selections": SELECTIONS,
 }
 
 
@@ -151,15 +189,36 @@ def _checked(table: str, name: str, arguments: Mapping[str, Any], where: str, ne
         if _holds_rewards(hint):
             checked[key] = _rewards(hint, value, place, nested)
             continue
-        try:
-            checked[key] = TypeAdapter(hint).validate_python(value)
-        except ValidationError as error:
-            raise ConfigError(f"{place}: {error.errors()[0]['msg']} (got {value!r})") from error
+        checked[key] = _value(hint, value, place)
     try:
         inspect.signature(target).bind(**checked)
     except TypeError as error:
         raise ConfigError(f"{where}: '{name}': {error}") from error
     return checked
+
+
+def part(table: str, name: str, settings: Mapping[str, Any], where: str) -> Callable[[Any], Tensor]:
+    """A function of one argument with settings as keywords (an advantage, a loss), its settings checked and bound.
+
+    Raises:
+        ConfigError: an unknown name or setting, or a value of a wrong type or range.
+    """
+    target = resolve(table, name, where)
+    hints = get_type_hints(target, include_extras=True)
+    known = [p.name for p in inspect.signature(target).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    bound = {}
+    for key, value in settings.items():
+        if key not in known:
+            raise ConfigError(f"{where}: '{name}' has no setting '{key}'; {nearest(key, known)}")
+        bound[key] = _value(hints.get(key, Any), value, f"{where}.{key}")
+    return functools.partial(target, **bound)
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    try:
+        return TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {error.errors()[0]['msg']} (got {value!r})") from error
 
 
 def _settings(target: type) -> dict[str, Any]:

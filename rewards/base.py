@@ -36,8 +36,9 @@ class Spec:
     """What a reward says of itself, in an attribute `spec`; a reward without one is as these defaults say."""
 
     needs: frozenset[str] = frozenset({"image", "prompt"})
-    """of "image", "prompt", "metadata", "reference" (a picture or its file in metadata["reference"]), and "frames"
-    (`images` holds videos, each a sequence of frames)"""
+    """of "image", "text", "prompt", "metadata", "reference" (a picture or its file in metadata["reference"]), and
+    "frames" (`images` holds videos, each a sequence of frames). With "text", `images` may hold a language model's
+    texts, and nothing else where there is no "image"."""
     kind: Kind = "pointwise"
     """pointwise: each value depends on its own sample only. group: on the samples of its group (see `groups`), which
     come whole. set: on all samples of the call. pairwise: there is a `compare` instead of a call; `WinRate` makes a
@@ -105,7 +106,7 @@ class FunctionReward:
         self.function = function
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
         self.takes_metadata = len(inspect.signature(function).parameters) > 2
-        self.spec = Spec(frozenset({"image", "prompt"} | ({"metadata"} if self.takes_metadata else set())))
+        self.spec = Spec(frozenset({"image", "text", "prompt"} | ({"metadata"} if self.takes_metadata else set())))
 
     def __call__(
         self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
@@ -164,7 +165,13 @@ def _check_needs(
     spec = spec_of(reward)
     if spec.kind == "pairwise":
         raise RewardError(f"reward '{reward.name}' compares pairs; wrap it in 'win_rate' to get one value a sample")
-    for image, prompt, record in zip(images, prompts, metadata, strict=True):
+    samples = cast(Sequence[Any], images)
+    for image, prompt, record in zip(samples, prompts, metadata, strict=True):
+        if isinstance(image, str) != ("text" in spec.needs) and not {"text", "image"} <= spec.needs:
+            own, got = ("texts", "picture") if "text" in spec.needs else ("pictures", "text")
+            raise RewardError(f"reward '{reward.name}' scores {own}, but got a {got} for the prompt {prompt!r}")
+        if isinstance(image, str):
+            continue
         if "frames" in spec.needs and isinstance(image, Image):
             raise RewardError(f"reward '{reward.name}' needs frames, but got a picture for the prompt {prompt!r}")
         if "frames" not in spec.needs and "image" in spec.needs and not isinstance(image, Image):

@@ -6,19 +6,18 @@ subclasses: `trajectory.py` learns from stochastic steps that were recorded, `pr
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from PIL.Image import Image
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from flowalign.data import Batch, Prompts
-from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.policies import Rollout
 from rewards import Scores
 
 if TYPE_CHECKING:
-    from flowalign.config import Config, Data
-    from flowalign.training.actor import Actor
+    from flowalign.config import Data
 
 
 class AlgorithmSettings(BaseModel):
@@ -37,6 +36,10 @@ class Experience:
     def items(self) -> Tensor:
         """[N, ...] integers that name what is learned from, as many for every group, group after group."""
         raise NotImplementedError
+
+    def outcome(self) -> tuple[Tensor, Tensor] | None:
+        """[B] rewards of the batch's samples and [B] mean sizes of their advantages; None where there are none."""
+        return None
 
     def useful(self, items: Tensor) -> Tensor | None:
         """[N] bool: the items whose loss has a gradient; None where all have."""
@@ -70,6 +73,8 @@ class Algorithm(Generic[E]):
     """
 
     Settings: ClassVar[type[AlgorithmSettings]] = AlgorithmSettings
+    medium: ClassVar[Literal["pictures", "text"]] = "pictures"
+    """what the models that it trains make"""
     headline: ClassVar[str]
     """the metric that the progress bar shows"""
     unit: ClassVar[str]
@@ -83,41 +88,41 @@ class Algorithm(Generic[E]):
         """Whether the loss compares with the start weights."""
         return False
 
-    def check(self, config: "Config") -> None:
+    def check(self, config: Any) -> None:
         """Refuse configurations that cannot work with this algorithm, saying what would."""
 
     def read(self, data: "Data") -> Prompts:
         """What batches are drawn from."""
         return Prompts.read(data.prompts, data.where)
 
-    def items(self, config: "Config") -> int:
+    def items(self, config: Any) -> int:
         """How many items a group has."""
         raise NotImplementedError
 
-    def modules(self, policy: DiffusersPolicy) -> Mapping[str, nn.Module]:
+    def modules(self, policy: Any) -> Mapping[str, nn.Module]:
         """Networks of the algorithm's own that are trained and saved with the policy."""
         return {}
 
     def progress(self, done: float) -> None:
         """Told before each iteration what share of training is done, in [0, 1]."""
 
-    def collect(self, actor: "Actor", batch: Batch) -> E:
+    def collect(self, actor: Any, batch: Batch) -> E:
         """The experience of this iteration, with what it measured."""
         raise NotImplementedError
 
-    def verify(self, policy: DiffusersPolicy, experience: E) -> None:
+    def verify(self, policy: Any, experience: E) -> None:
         """Before the first update: refuse a pipeline that replay does not reproduce."""
         raise NotImplementedError
 
-    def losses(self, policy: DiffusersPolicy, experience: E, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def losses(self, policy: Any, experience: E, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """[N] losses of items under the present weights, and named [N] values for the metrics."""
         raise NotImplementedError
 
-    def measure(self, actor: "Actor") -> dict[str, float]:
+    def measure(self, actor: Any) -> dict[str, float]:
         """Further figures of an evaluation; called on the main process alone."""
         return {}
 
-    def show(self, actor: "Actor", batch: Batch) -> Seen:
+    def show(self, actor: Any, batch: Batch) -> Seen:
         """Sample and score a batch for people to look at; here by a plain rollout."""
         rollout = actor.rollout(batch)
         images = actor.decode(rollout)

@@ -16,9 +16,10 @@ from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms import trajectory
-from flowalign.algorithms.trajectory import Record, TrajectoryAlgorithm
+from flowalign.algorithms.trajectory import TrajectoryAlgorithm
 from flowalign.core.advantages import group_advantage
 from flowalign.core.credit import back_up, first_of
+from flowalign.core.record import Record
 from flowalign.data import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies import Rollout

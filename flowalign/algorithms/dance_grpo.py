@@ -10,8 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms import trajectory
-from flowalign.algorithms.trajectory import Record, TrajectoryAlgorithm
+from flowalign.algorithms.trajectory import TrajectoryAlgorithm
 from flowalign.core.credit import best_and_worst
+from flowalign.core.record import Record
 
 
 class DanceGRPOSettings(trajectory.PolicySettings):

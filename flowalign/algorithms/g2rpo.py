@@ -17,9 +17,10 @@ from torch import Tensor
 
 from flowalign.algorithms import trajectory
 from flowalign.algorithms.branching import branch_everywhere, require_single
-from flowalign.algorithms.trajectory import Record, TrajectoryAlgorithm
+from flowalign.algorithms.trajectory import TrajectoryAlgorithm
 from flowalign.core.advantages import group_advantage
 from flowalign.core.credit import multi_granularity
+from flowalign.core.record import Record
 from flowalign.data import Batch
 from flowalign.policies import Rollout
 from rewards import Scores

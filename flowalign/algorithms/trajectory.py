@@ -5,7 +5,6 @@ the pictures are worth (`scores`), which reward every step gets (`step_reward`),
 (`credit`), and the loss of an action (`loss`). The plain answers are those of Flow-GRPO.
 """
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +17,16 @@ from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms import base
-from flowalign.core.advantages import Scale, group_advantage, zero_spread
+from flowalign.config import Named
+from flowalign.core.advantages import Scale, group_advantage
 from flowalign.core.credit import per_reward
 from flowalign.core.divergences import gaussian_kl, velocity_mse
+from flowalign.core.estimators import NEEDS_MORE
 from flowalign.core.losses import clip_fraction, clipped_policy_loss
+from flowalign.core.policy_losses import WHOLE_ROWS
+from flowalign.core.record import Record
 from flowalign.data import Batch
+from flowalign.errors import ConfigError
 from flowalign.policies import DiffusersPolicy, Rollout
 from rewards import Scores
 from samplers import Transition
@@ -52,26 +56,10 @@ class PolicySettings(base.AlgorithmSettings):
     advantage_clip: float = Field(5.0, gt=0)
     combine: Combine = "reward"
     """several rewards: normalise their weighted sum; normalise each and sum; or that and normalise over the batch"""
-
-
-@dataclass
-class Record:
-    """The one record of what happened, over all processes: B trajectories of T actions."""
-
-    log_prob: Tensor
-    """[B, T]"""
-    mask: Tensor
-    """[B, T] bool: the actions that were drawn"""
-    reward: Tensor
-    """[B], or [B, T] where every action has its own"""
-    group: Tensor
-    """[B] integers"""
-    rewards: Tensor
-    """[L, B] the rewards behind a sum, apart"""
-    weights: Tensor
-    """[L] their weights"""
-    seed: int
-    """of this iteration's random choices, the same on every process"""
+    advantage: Named | None = None
+    """an advantage of the core by name with its settings, in the place of the family's; `flowalign list advantages`"""
+    loss: Named | None = None
+    """a loss of the core by name with its settings, in the place of the clip above; `flowalign list losses`"""
 
 
 @dataclass
@@ -142,6 +130,9 @@ class Experience(base.Experience):
         """[N, 2] (sample, step) of every stochastic step, group after group."""
         return self.rollout.trajectory.mask.nonzero()
 
+    def outcome(self) -> tuple[Tensor, Tensor]:
+        return self.scores.value, self.advantage.abs().mean(1)
+
     def useful(self, items: Tensor) -> Tensor:
         return self.advantage[items[:, 0], items[:, 1]] != 0
 
@@ -153,6 +144,30 @@ class TrajectoryAlgorithm(base.Algorithm[Experience]):
     settings: PolicySettings
     headline = "reward/mean"
     unit = "stochastic steps"
+
+    def __init__(self, settings: PolicySettings) -> None:
+        super().__init__(settings)
+        own = type(self)
+        for key, method, plain in (
+            ("advantage", own.credit, TrajectoryAlgorithm.credit),
+            ("loss", own.loss, TrajectoryAlgorithm.loss),
+        ):
+            if getattr(settings, key) is not None and method is not plain:
+                raise ConfigError(f"algorithm.{key}: {own.__name__} has its own; flow_grpo takes any")
+        if settings.advantage is not None and settings.advantage.name in NEEDS_MORE:
+            raise ConfigError(
+                f"algorithm.advantage: '{settings.advantage.name}' compares with what denoising has not, "
+                f"{NEEDS_MORE[settings.advantage.name]}; grpo works"
+            )
+        if settings.loss is not None and settings.loss.name in WHOLE_ROWS:
+            raise ConfigError(
+                f"algorithm.loss: '{settings.loss.name}' looks at all actions of a row at once, and denoising steps "
+                "are learned from one by one; ppo, cispo and reinforce work"
+            )
+        self.core_advantage = (
+            settings.advantage.part("advantages", "algorithm.advantage") if settings.advantage else None
+        )
+        self.core_loss = settings.loss.part("losses", "algorithm.loss") if settings.loss else None
 
     @property
     def uses_reference(self) -> bool:
@@ -181,6 +196,8 @@ class TrajectoryAlgorithm(base.Algorithm[Experience]):
     def credit(self, record: Record) -> Tensor:
         """[B] or [B, T] advantages from the record of all processes: normalised within groups."""
         s = self.settings
+        if self.core_advantage is not None:
+            return self.core_advantage(record)
         mask = record.mask if record.reward.dim() == 2 else None
         if s.combine == "reward":
             return group_advantage(record.reward, record.group, s.advantage_scale, s.advantage_clip, mask=mask)
@@ -195,6 +212,9 @@ class TrajectoryAlgorithm(base.Algorithm[Experience]):
 
     def loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
         """[N] loss of each action, and named [N] values for the metrics: PPO's clip and the divergence."""
+        if self.core_loss is not None:
+            penalty, metrics = self.penalty(actions)
+            return self.core_loss(actions) + penalty, metrics
         return self.clipped(actions, actions.log_prob, actions.old_log_prob)
 
     def clipped(self, actions: Actions, log_prob: Tensor, old_log_prob: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -231,18 +251,7 @@ class TrajectoryAlgorithm(base.Algorithm[Experience]):
         if record.reward.dim() == 2:
             actor.calibrate(record.reward, record.mask)
         advantage = self.advantages(record)
-        value = actor.gather(scores.value.to(actor.device))
-        metrics = {
-            "reward/mean": value.mean().item(),
-            "reward/std": value.std(correction=0).item(),
-            "reward/zero_spread": zero_spread(value, record.group).item(),
-        }
-        for name, part in scores.parts.items():
-            mean = actor.gather(part.to(actor.device)).nanmean().item()
-            # NaN marks samples that a part does not apply to
-            if not math.isnan(mean):
-                metrics[f"reward/{name}"] = mean
-        metrics |= actor.metrics
+        metrics = actor.measured(scores, record.group) | actor.metrics
         actor.metrics = {}
         return Experience(batch, metrics, rollout, scores, actor.mine(advantage, len(batch)))
 

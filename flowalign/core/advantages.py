@@ -8,13 +8,16 @@ from torch import Tensor
 Scale = Literal["group", "batch", "none"]
 
 
-def group_mean_std(values: Tensor, group: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Mean and population standard deviation of each row's group, spread back to the rows.
+def group_mean_std(
+    values: Tensor, group: Tensor, mask: Tensor | None = None, unbiased: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each row's group, spread back to the rows.
 
     Args:
         values: [B] or [B, T].
         group: [B] integers; rows with the same number belong together.
         mask: bool, shaped like values; what is False does not enter. Default: everything enters.
+        unbiased: divide the squares by one less than their number; 0 for a group of one.
 
     Returns:
         Two tensors shaped like values; the columns of [B, T] are kept apart.
@@ -27,7 +30,7 @@ def group_mean_std(values: Tensor, group: Tensor, mask: Tensor | None = None) ->
 
     count = total(torch.ones_like(values)).clamp(min=1)
     centre = total(values) / count
-    return centre, (total((values - centre) ** 2) / count).sqrt()
+    return centre, (total((values - centre) ** 2) / (count - int(unbiased)).clamp(min=1)).sqrt()
 
 
 def group_advantage(
@@ -37,6 +40,7 @@ def group_advantage(
     clip: float | None = None,
     eps: float = 1e-4,
     mask: Tensor | None = None,
+    unbiased: bool = False,
 ) -> Tensor:
     """Group-relative advantage A = (r - mean_g) / (std + eps) (GRPO, arXiv 2402.03300; Flow-GRPO, 2505.05470).
 
@@ -48,14 +52,15 @@ def group_advantage(
         clip: bound on |A|.
         mask: bool, shaped like reward: the actions that were drawn. The others enter no mean and no standard
             deviation, and their advantage is 0.
+        unbiased: use the unbiased standard deviation, as TRL and verl do.
 
     Returns:
         Advantages shaped like reward.
     """
-    mean, std = group_mean_std(reward, group, mask)
+    mean, std = group_mean_std(reward, group, mask, unbiased)
     advantage = reward - mean
     if scale == "batch":
-        _, std = group_mean_std(reward, torch.zeros_like(group), mask)
+        _, std = group_mean_std(reward, torch.zeros_like(group), mask, unbiased)
     if scale != "none":
         advantage = advantage / (std + eps)
     if mask is not None:

@@ -127,6 +127,7 @@ def per_reward(
     clip: float | None = None,
     eps: float = 1e-4,
     mask: Tensor | None = None,
+    unbiased: bool = False,
 ) -> Tensor:
     """Group-normalise each reward by itself, then add them up: A = sum_i w_i A_i (GDPO, arXiv 2601.05242).
 
@@ -138,16 +139,19 @@ def per_reward(
         group: [B] integers.
         normalise: bring the sum to mean 0 and standard deviation 1 over the batch, as GDPO does; False is the
             plain sum of DanceGRPO and MixGRPO.
-        scale, eps, mask: as in `group_advantage`.
+        scale, eps, mask, unbiased: as in `group_advantage`.
         clip: bound on the result.
 
     Returns:
         Advantages shaped like rewards[0].
     """
-    parts = [w * group_advantage(reward, group, scale, eps=eps, mask=mask) for w, reward in zip(weights, rewards)]
+    parts = [
+        w * group_advantage(reward, group, scale, eps=eps, mask=mask, unbiased=unbiased)
+        for w, reward in zip(weights, rewards)
+    ]
     total = torch.stack(parts).sum(0)
     if normalise:
-        total = group_advantage(total, torch.zeros_like(group), eps=eps, mask=mask)
+        total = group_advantage(total, torch.zeros_like(group), eps=eps, mask=mask, unbiased=unbiased)
     return total if clip is None else total.clamp(-clip, clip)
 
 

@@ -1,6 +1,7 @@
 """Divergences between policies, one value an action."""
 
 import math
+from typing import Literal
 
 from torch import Tensor
 
@@ -29,3 +30,23 @@ def velocity_mse(velocity: Tensor, velocity_reference: Tensor) -> Tensor:
 def gaussian_entropy(std: Tensor) -> Tensor:
     """Entropy of N(., std), the mean over the elements of std: [N, ...] > 0 -> [N]. ReinFlow's bonus (2505.22094)."""
     return std.log().flatten(1).mean(1) + 0.5 * math.log(2 * math.pi * math.e)
+
+
+Estimator = Literal["k1", "k2", "k3"]
+
+
+def sampled_kl(log_prob: Tensor, log_prob_reference: Tensor, estimator: Estimator = "k3") -> Tensor:
+    """Estimates of KL(policy || reference) from actions that the policy drew, one an action (Schulman's k1, k2, k3).
+
+    With d = log pi_ref - log pi: k1 = -d is unbiased but of zero expected gradient as a loss; k2 = d^2 / 2 has the KL's
+    expected gradient; k3 = exp(d) - d - 1 is unbiased and never negative, and is GRPO's (arXiv 2402.03300, eq. 4).
+
+    Args:
+        log_prob, log_prob_reference: of one shape.
+    """
+    difference = log_prob_reference - log_prob
+    if estimator == "k1":
+        return -difference
+    if estimator == "k2":
+        return 0.5 * difference**2
+    return difference.exp() - difference - 1

@@ -1,22 +1,21 @@
 """A policy over a diffusers pipeline: rollout is the pipeline's own call, replay is the denoiser alone."""
 
-import contextlib
-import copy
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from diffusers import DiffusionPipeline
-from diffusers.training_utils import _collate_lora_metadata, cast_training_params
-from peft import LoraConfig, get_peft_model_state_dict
+from diffusers.training_utils import _collate_lora_metadata
+from peft import get_peft_model_state_dict
 from PIL.Image import Image
 from torch import Tensor, nn
 
 from flowalign.errors import ConfigError, FlowalignError
+from flowalign.policies.base import Policy
 from flowalign.policies.conditions import CallRecorder, Conditions
 from flowalign.policies.families import Family, family_of, to_device
 from flowalign.policies.noised import Noised
@@ -62,8 +61,8 @@ class Rollout:
         )
 
 
-class DiffusersPolicy:
-    """A diffusers pipeline whose denoiser is trained.
+class DiffusersPolicy(Policy):
+    """A diffusers pipeline whose denoiser is trained. `forwards` counts each branch of guidance.
 
     Args:
         pipeline: the pipeline, loaded.
@@ -81,18 +80,8 @@ class DiffusersPolicy:
     ) -> None:
         self.pipeline = pipeline
         self.family: Family = family_of(type(pipeline).__name__)
-        self.device = torch.device(device)
+        super().__init__(getattr(pipeline, self.family.denoiser), device)
         self.encode_options = encode_options or {}
-        self.denoiser: Any = getattr(pipeline, self.family.denoiser)
-        self.model: nn.Module = self.denoiser
-        """the denoiser as the trainer wraps it, for calls with gradients; `denoiser` outside distributed training"""
-        self._bare: nn.Module = self.denoiser
-        """the denoiser for calls without: a wrapper would wait for the other processes"""
-        self.dtype: torch.dtype = self.denoiser.dtype
-        self.lora = False
-        self.forwards = 0
-        """samples the denoiser was evaluated on so far, each branch of guidance counted"""
-        self._reference: nn.Module | None = None
         self._embeddings: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
         pipeline.set_progress_bar_config(disable=True)
         for module in pipeline.components.values():
@@ -130,58 +119,23 @@ class DiffusersPolicy:
             raise ConfigError(f"attention backend '{backend}' cannot be used here: {error}") from error
 
     @property
+    def denoiser(self) -> Any:
+        """The network that is trained."""
+        return self.network
+
+    @property
     def latent_channels(self) -> int:
         """Channels of the latents the denoiser takes."""
         return self.denoiser.config.in_channels
 
     # What is trained
 
-    def add_lora(self, rank: int, alpha: float, targets: Sequence[str] | None = None, init: Any = True) -> None:
-        """Train a LoRA adapter; the reference is the same network with the adapter off.
+    @property
+    def lora_targets(self) -> list[str]:
+        return list(self.family.lora_targets)
 
-        Args:
-            targets: module names, default the family's.
-            init: peft's `init_lora_weights`, e.g. 'gaussian'.
-        """
-        targets = list(targets or self.family.lora_targets)
-        config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, init_lora_weights=init)
-        try:
-            self.denoiser.add_adapter(config)
-        except ValueError as error:
-            raise ConfigError(f"LoRA targets {targets} match nothing in the denoiser: {error}") from error
-        self.lora = True
-        cast_training_params(self.denoiser, dtype=torch.float32)
-
-    def train_all(self) -> None:
-        """Train every weight, in float32; call `keep_reference` first where the algorithm needs the start weights."""
-        self.denoiser.requires_grad_(True).to(torch.float32)
-
-    def keep_reference(self) -> None:
-        """Keep the start weights: nothing to do for LoRA, a frozen second copy for full fine-tuning."""
-        if not self.lora:
-            self._reference = copy.deepcopy(self.denoiser).requires_grad_(False).to(self.dtype)
-
-    def trainable(self) -> dict[str, nn.Parameter]:
-        """Name to parameter, of what is trained."""
-        return {name: p for name, p in self.denoiser.named_parameters() if p.requires_grad}
-
-    @contextlib.contextmanager
-    def reference(self) -> Iterator[None]:
-        """Within it the policy is the reference, for calls without gradients."""
-        if self.lora:
-            self.denoiser.disable_adapters()
-            try:
-                yield
-            finally:
-                self.denoiser.enable_adapters()
-            return
-        if self._reference is None:
-            raise FlowalignError("the reference weights were not kept; call keep_reference() before training")
-        self._bare = self._reference
-        try:
-            yield
-        finally:
-            self._bare = self.denoiser
+    def checkpoint_gradients(self) -> None:
+        self.denoiser.enable_gradient_checkpointing()
 
     def save(self, folder: str | Path) -> None:
         """Write what plain diffusers loads: a LoRA file for `load_lora_weights`, or the whole denoiser."""
@@ -259,11 +213,6 @@ class DiffusersPolicy:
         return {name: value.to(self.device) for name, value in embeds.items()}
 
     # Rollout and replay
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.dtype == torch.float32:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, self.dtype)
 
     @torch.no_grad()
     def sample(
@@ -453,3 +402,8 @@ class DiffusersPolicy:
             pixels = self.family.decode(self.pipeline, part)
             images += self.pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
         return images
+
+    def make(self, prompts: Sequence[str], seeds: Sequence[int], sampling: Any) -> list[Image]:
+        """A finished picture of every prompt, as an evaluation section of the configuration says."""
+        rollout = self.sample(prompts, seeds, **sampling.arguments())
+        return self.decode(rollout.trajectory.final, sampling.batch_size)

@@ -1,6 +1,5 @@
 """What an algorithm acts through: the policy, the reward, the rollout settings and the other processes."""
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,13 +11,14 @@ from PIL.Image import Image
 from torch import Tensor
 
 from flowalign import registry
-from flowalign.algorithms.trajectory import Record
 from flowalign.config import Config
+from flowalign.core.record import Record
 from flowalign.data import Batch
 from flowalign.policies import DiffusersPolicy, Rollout
 from flowalign.training.checkpoint import optimizer_state, optimizer_tensors
 from flowalign.training.overlap import in_turn, overlapped
-from rewards import Reward, Scores, WeightedSum, score
+from flowalign.training.worker import Worker
+from rewards import Reward, Scores
 from rewards.dense import Estimator, ValueHead, agreement, persistence
 from samplers import derive_seed
 from samplers.completion import complete, completions, fork, path, perturb
@@ -26,30 +26,17 @@ from samplers.plans import Tree
 from samplers.tree import grow
 
 
-class Actor:
-    """Samples and scores one process's part of a batch, and keeps what adapts while it does."""
+class Actor(Worker):
+    """Samples and scores one process's pictures, and keeps what adapts while it does."""
+
+    config: Config
+    policy: DiffusersPolicy
 
     def __init__(self, config: Config, policy: DiffusersPolicy, reward: Reward, accelerator: Accelerator) -> None:
-        self.config, self.policy, self.reward, self.accelerator = config, policy, reward, accelerator
+        super().__init__(config, policy, reward, accelerator)
         self.kernel = registry.resolve("kernels", config.rollout.kernel)
         self.plan = config.build_plan()
-        self.device = accelerator.device
-        self.reward_calls = 0
-        self.metrics: dict[str, float] = {}
-        """what acting measured in this iteration"""
         self._head: ValueHead | None = None
-        self._alone = False
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Within it this process acts for itself, to look at something: nothing is exchanged, counted or learned."""
-        kept = self.policy.forwards, self.reward_calls, dict(self.metrics)
-        self._alone = True
-        try:
-            yield
-        finally:
-            self._alone = False
-            self.policy.forwards, self.reward_calls, self.metrics = kept
 
     # Rollouts
 
@@ -189,28 +176,6 @@ class Actor:
         rollouts, batches, _ = zip(*(made for made, _ in parts), strict=True)
         return Rollout.cat(rollouts), Batch.cat(batches), Scores.cat([scores for _, scores in parts])
 
-    # Scores
-
-    def score(
-        self,
-        images: Sequence[Image],
-        batch: Batch,
-        samples: Sequence[int] | None = None,
-        steps: Sequence[int] | None = None,
-    ) -> Scores:
-        """Checked scores of one picture a sample, or of pictures of these samples of the batch.
-
-        Rewards that look at groups see those of the batch; pictures finished from the states of different `steps` are
-        not in one group.
-        """
-        rows = range(len(batch)) if samples is None else samples
-        group: list[int | str] = [batch.group[i] for i in rows]
-        if steps is not None:
-            group = [f"{number}/{step}" for number, step in zip(group, steps, strict=True)]
-        metadata = [batch.metadata[i] | {"group": own} for i, own in zip(rows, group, strict=True)]
-        self.reward_calls += len(images)
-        return score(self.reward, images, [batch.prompts[i] for i in rows], metadata)
-
     def values(self, rollout: Rollout, batch: Batch, final: Tensor, estimator: Estimator) -> Tensor:
         """[B, T + 1] what each state of each trajectory is worth, R_0 .. R_T.
 
@@ -281,17 +246,13 @@ class Actor:
     def record(self, rollout: Rollout, batch: Batch, scores: Scores, reward: Tensor) -> Record:
         """The record of all processes."""
         trajectory = rollout.trajectory
-        if isinstance(self.reward, WeightedSum):
-            apart = torch.stack([scores.parts[r.name] for r in self.reward.rewards])
-            weights = torch.tensor(self.reward.weights, device=self.device)
-        else:
-            apart, weights = scores.value[None], torch.ones(1, device=self.device)
+        rewards, weights = self.apart(scores)
         return Record(
             log_prob=self.gather(trajectory.log_prob),
             mask=self.gather(trajectory.mask),
             reward=self.gather(reward.to(self.device)),
             group=self.gather(torch.tensor(batch.group, device=self.device)),
-            rewards=self.gather(apart.T.to(self.device)).T,
+            rewards=rewards,
             weights=weights,
             seed=derive_seed(self.config.training.seed, batch.iteration, 3),
         )
@@ -303,36 +264,21 @@ class Actor:
             etas = self.plan.etas(self.config.rollout.steps, self.config.rollout.eta, 0, 0)
             self.metrics |= {f"plan/eta/{k}": value for k, value in enumerate(etas.tolist())}
 
-    def gather(self, values: Tensor) -> Tensor:
-        """Rows of all processes, in the order of one process."""
-        return values if self._alone else self.accelerator.gather(values.contiguous())
-
-    def mine(self, values: Tensor, rows: int) -> Tensor:
-        """This process's rows of gathered values."""
-        start = self.accelerator.process_index * rows
-        return values[start : start + rows]
-
-    def largest(self, count: int) -> int:
-        """The largest of a number over the processes."""
-        return int(self.gather(torch.tensor([count], device=self.device)).max())
-
     # What adapts, for the checkpoint
 
     def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-        """Tensors by file, and JSON."""
-        rest: dict[str, Any] = {"reward_calls": self.reward_calls, "forwards": self.policy.forwards}
+        tensors, rest = super().state()
         if hasattr(self.plan, "state_dict"):
             rest["plan"] = self.plan.state_dict()
         if self._head is None:
-            return {}, rest
+            return tensors, rest
         moments, rest["value_head"] = optimizer_tensors(self._head_optimizer.state_dict())
         weights = self._head.state_dict()
         rest["value_head"] |= {"channels": self._head.channels, "condition_size": self._head.condition_size}
         return {"value_head": weights, "value_head_optimizer": moments}, rest
 
     def load_state(self, tensors: dict[str, dict[str, Tensor]], rest: dict[str, Any]) -> None:
-        """The inverse of `state`."""
-        self.reward_calls, self.policy.forwards = rest["reward_calls"], rest["forwards"]
+        super().load_state(tensors, rest)
         if "plan" in rest:
             self.plan.load_state_dict(rest["plan"])
         if "value_head" in rest:

@@ -1,4 +1,4 @@
-"""Evaluation on held-out prompts with the ODE sampler: the same prompts and start noises every time."""
+"""Evaluation on held-out prompts: the same prompts and seeds every time; pictures by the ODE sampler."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,11 +6,9 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from PIL.Image import Image
 
-from flowalign.config import Sampling
 from flowalign.data import Prompts
-from flowalign.policies import DiffusersPolicy
+from flowalign.policies.base import Policy
 from rewards import Reward, score
 
 
@@ -23,12 +21,12 @@ class Evaluated:
     seeds: list[int]
     value: list[float]
     parts: dict[str, list[float]]
-    images: list[Image]
-    """this process's pictures: on one process all, otherwise those of every n-th prompt"""
+    images: list[Any]
+    """this process's pictures, or texts: on one process all, otherwise those of every n-th prompt"""
     rows: list[int]
     """which of the N each of this process's pictures is"""
 
-    def samples(self) -> list[tuple[Image, dict[str, Any]]]:
+    def samples(self) -> list[tuple[Any, dict[str, Any]]]:
         """This process's pictures, each with what `save_samples` writes of it."""
         listed = []
         for i, image in zip(self.rows, self.images, strict=True):
@@ -49,37 +47,36 @@ class Evaluated:
                 known = [column[i] for i in rows if column[i] == column[i]]
                 if known:
                     table.setdefault(label, {})[name] = sum(known) / len(known)
-            table[label]["pictures"] = len(rows)
+            table[label]["samples"] = len(rows)
         return table
 
 
 def evaluate(
-    policy: DiffusersPolicy,
+    policy: Policy,
     reward: Reward,
     prompts: Prompts,
-    sampling: Sampling,
-    pictures_per_prompt: int,
+    sampling: Any,
+    per_prompt: int,
     seed: int,
     accelerator: Accelerator | None = None,
 ) -> Evaluated:
-    """Sample each prompt `pictures_per_prompt` times by the ODE and score the pictures.
+    """Sample each prompt `per_prompt` times as an evaluation section says, and score the samples.
 
     Picture n of the list starts from the noise of `torch.Generator().manual_seed(seed + n)`, so plain diffusers
-    makes it again.
+    makes it again; text n draws from it.
     """
-    texts = [text for text in prompts.texts for _ in range(pictures_per_prompt)]
-    metadata = [record for record in prompts.metadata for _ in range(pictures_per_prompt)]
+    texts = [text for text in prompts.texts for _ in range(per_prompt)]
+    metadata = [record for record in prompts.metadata for _ in range(per_prompt)]
     seeds = list(range(seed, seed + len(texts)))
     process, processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
     # the pictures of a prompt stay together, for rewards that look at groups
-    mine = [i for i in range(len(texts)) if i // pictures_per_prompt % processes == process]
+    mine = [i for i in range(len(texts)) if i // per_prompt % processes == process]
     rows: list[dict[str, Any]] = []
-    images: list[Image] = []
+    images: list[Any] = []
     forwards = policy.forwards
     if mine:
-        rollout = policy.sample([texts[i] for i in mine], [seeds[i] for i in mine], **sampling.arguments())
-        images = policy.decode(rollout.trajectory.final, sampling.batch_size)
-        grouped = [metadata[i] | {"group": i // pictures_per_prompt} for i in mine]
+        images = policy.make([texts[i] for i in mine], [seeds[i] for i in mine], sampling)
+        grouped = [metadata[i] | {"group": i // per_prompt} for i in mine]
         scores = score(reward, images, [texts[i] for i in mine], grouped)
         for row, i in enumerate(mine):
             parts = {name: float(values[row]) for name, values in scores.parts.items()}

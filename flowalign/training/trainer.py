@@ -20,13 +20,12 @@ from tqdm import tqdm
 
 from flowalign import registry
 from flowalign.algorithms.base import Experience
-from flowalign.config import Config, Named, Weighted, parse
-from flowalign.data import ASSETS, Prompts, draw_batch
+from flowalign.config import kind_of
+from flowalign.data import Prompts, draw_batch
 from flowalign.errors import ConfigError
 from flowalign.files import write_atomically
-from flowalign.gallery.samples import save_samples
-from flowalign.policies import DiffusersPolicy
-from flowalign.training.actor import Actor
+from flowalign.policies.base import Policy
+from flowalign.sections import BaseConfig, Named, Weighted, parse
 from flowalign.training.checkpoint import (
     Checkpoints,
     optimizer_state,
@@ -34,8 +33,8 @@ from flowalign.training.checkpoint import (
     restore,
 )
 from flowalign.training.evaluation import Evaluated, evaluate
+from flowalign.training.medium import MEDIA
 from flowalign.training.metrics import MetricsFile
-from flowalign.training.previews import preview
 from flowalign.training.watch import NOTHING_SEEN, Panel, judge, watched
 from rewards import Reward, WeightedSum, advance, as_reward, spec_of
 from samplers import derive_seed
@@ -43,13 +42,9 @@ from samplers import derive_seed
 logger = logging.getLogger(__name__)
 
 
-def build_policy(config: Config, device: torch.device | str = "cpu") -> DiffusersPolicy:
+def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
     """Load the model of a configuration, without anything trainable yet."""
-    model = config.model
-    shipped = ASSETS / model.path
-    return DiffusersPolicy.from_pretrained(
-        shipped if shipped.is_dir() else model.path, model.dtype, device, model.encode, model.attention
-    )
+    return MEDIA[config.medium].policy(config, device)
 
 
 def build_rewards(named: Sequence[Named], where: str = "rewards") -> list[Reward]:
@@ -72,23 +67,24 @@ class Trainer:
     """Trains a policy with the algorithm of a configuration.
 
     Args:
-        config: a `Config`, or its keys and values as a dictionary.
+        config: a `Config` or `TextConfig`, or its keys and values as a dictionary.
         policy: default the configuration's model.
-        reward: a reward or any function (images, prompts) -> list of floats; default the configuration's.
+        reward: a reward or any function (samples, prompts) -> list of floats; default the configuration's.
         resume: go on from the newest whole checkpoint of the run's folder.
         progress: show a progress bar.
     """
 
     def __init__(
         self,
-        config: Config | dict[str, Any],
-        policy: DiffusersPolicy | None = None,
+        config: BaseConfig | dict[str, Any],
+        policy: Policy | None = None,
         reward: Any = None,
         resume: bool = False,
         progress: bool = True,
     ) -> None:
-        self.config: Config = parse(Config, config) if isinstance(config, dict) else config
+        self.config: Any = parse(kind_of(config), config) if isinstance(config, dict) else config
         config = self.config
+        self.medium = MEDIA[config.medium]
         self.folder = Path(config.output) / (config.name or "run")
         self.accelerator = Accelerator(
             # without it processes of torchrun on a machine without accelerators would not find each other
@@ -105,7 +101,7 @@ class Trainer:
         training = config.training
         torch.manual_seed(training.seed)
         self.algorithm = config.build_algorithm()
-        self.policy = policy or build_policy(config, self.accelerator.device)
+        self.policy: Any = policy or build_policy(config, self.accelerator.device)
         if config.model.lora is not None:
             lora = config.model.lora
             self.policy.add_lora(lora.rank, lora.alpha, lora.targets, lora.init)
@@ -114,14 +110,14 @@ class Trainer:
                 self.policy.keep_reference()
             self.policy.train_all()
         if config.model.gradient_checkpointing:
-            self.policy.denoiser.enable_gradient_checkpointing()
+            self.policy.checkpoint_gradients()
         reward = build_reward(config.rewards) if reward is None else as_reward(reward)
-        if config.rollout.overlap > 1 and spec_of(reward).kind == "set":
+        if getattr(self.config.rollout, "overlap", 1) > 1 and spec_of(reward).kind == "set":
             raise ConfigError(
                 f"rollout.overlap: the reward '{reward.name}' looks at all pictures of an iteration at once, so they "
                 "cannot be scored in parts; overlap: 1 works"
             )
-        self.actor = Actor(config, self.policy, reward, self.accelerator)
+        self.actor: Any = self.medium.actor(config, self.policy, reward, self.accelerator)
         self.eval_reward = (
             build_reward(config.evaluation.rewards, "evaluation.rewards") if config.evaluation.rewards else reward
         )
@@ -129,6 +125,8 @@ class Trainer:
         self.panel = Panel(self.eval_reward, watchers, reward, self.folder, self.accelerator.process_index)
         self.verdict = NOTHING_SEEN
         self.prompts = self.algorithm.read(config.data)
+        selection = config.data.selection
+        self.selection = registry.build("selections", selection.name, selection.settings, "data.selection")
 
         self.modules = self.algorithm.modules(self.policy)
         own = {f"{name}.{key}": p for name, m in self.modules.items() for key, p in m.named_parameters()}
@@ -150,7 +148,7 @@ class Trainer:
             num_training_steps=self.updates,
         )
         self.learning_rate_factor = schedule.lr_lambdas[0]
-        self.policy.model = self.accelerator.prepare(self.policy.denoiser)
+        self.policy.model = self.accelerator.prepare(self.policy.network)
         self.ema = EMAModel(self.parameters.values(), training.ema_decay) if training.ema_decay else None
 
         self.iteration = 0
@@ -233,15 +231,17 @@ class Trainer:
         training = self.config.training
         # Stateless randomness: a resumed iteration draws what the uninterrupted one would have drawn.
         torch.manual_seed(derive_seed(training.seed, self.iteration, self.accelerator.process_index))
+        groups = training.prompts_per_iteration
         batch = draw_batch(
             self.prompts,
             self.iteration,
-            training.prompts_per_iteration,
+            groups,
             training.group_size,
             training.seed,
-            self.config.rollout.share_start_noise,
+            getattr(self.config.rollout, "share_start_noise", False),
             self.accelerator.process_index,
             self.accelerator.num_processes,
+            self.selection.picks(self.prompts, self.iteration, groups, training.seed),
         )
         done = self.done()
         self.algorithm.progress(done)
@@ -249,6 +249,7 @@ class Trainer:
         experience = self.algorithm.collect(self.actor, batch)
         if self.iteration == 0:
             self.algorithm.verify(self.policy, experience)
+        self._tell_selection(experience)
         begin = time.perf_counter()
         sums: dict[str, list[Tensor]] = defaultdict(list)
         for i, items in enumerate(self._updates(experience)):
@@ -263,6 +264,18 @@ class Trainer:
         metrics["learning_rate"] = rate
         metrics["seconds/update"] = time.perf_counter() - begin
         return metrics
+
+    def _tell_selection(self, experience: Experience) -> None:
+        """How this iteration's prompts fared, over all processes."""
+        outcome = experience.outcome()
+        if outcome is None:
+            return
+        value, gain = (self.actor.gather(column.to(self.accelerator.device)) for column in outcome)
+        picks = self.actor.gather(torch.tensor(experience.batch.picks, device=self.accelerator.device))
+        numbers, index = picks.unique(return_inverse=True)
+        count = index.bincount()
+        means = [column.new_zeros(len(numbers)).index_add(0, index, column) / count for column in (value, gain)]
+        self.selection.learn(numbers.tolist(), self.prompts, *(mean.tolist() for mean in means))
 
     def _updates(self, experience: Experience) -> Iterator[Tensor]:
         """The items of each update: every group gives an equal, random share of its own to each."""
@@ -348,7 +361,7 @@ class Trainer:
                 self.panel,
                 prompts,
                 settings,
-                settings.pictures_per_prompt,
+                settings.per_prompt,
                 settings.seed,
                 self.accelerator,
             )
@@ -361,12 +374,12 @@ class Trainer:
             with self.averaged():
                 line |= self.algorithm.measure(self.actor)
                 if self.config.training.previews:
-                    preview(self.actor, self.algorithm, self.config, prompts, self.folder, self.iteration)
+                    self.medium.look(self.actor, self.algorithm, self.config, prompts, self.folder, self.iteration)
             self.evaluations.append(self._watched(line, result))
             samples = result.samples()
-            count = min(settings.save_pictures, len(samples))
+            count = min(settings.saved, len(samples))
             spread = torch.linspace(0, len(samples) - 1, count).round().int().tolist() if count else []
-            save_samples(self.folder, self.iteration, [samples[row] for row in spread])
+            self.medium.keep([samples[row] for row in spread], self.folder, self.iteration)
         if self.config.trackers:
             self.accelerator.log({f"evaluation/{n}": v for n, v in result.means()["all"].items()}, step=self.iteration)
         return result
@@ -415,6 +428,7 @@ class Trainer:
                 "seconds": self.seconds,
                 "optimizer": rest,
                 "actor": extra,
+                "selection": self.selection.state_dict(),
             }
             if self.ema is not None:
                 averages = zip(self.parameters, self.ema.shadow_params, strict=True)
@@ -430,7 +444,7 @@ class Trainer:
                 self.policy.save(folder)
 
     def export(self) -> None:
-        """Write the result for plain diffusers: `lora/` for load_lora_weights, or the whole denoiser."""
+        """Write the result for plain diffusers or transformers: `lora/`, an adapter, or `model/`, the whole network."""
         if self.accelerator.is_main_process:
             with self.averaged():
                 self.policy.save(self.folder / ("lora" if self.policy.lora else "model"))
@@ -444,6 +458,7 @@ class Trainer:
             self._load_weights(tensors, state)
             self.actor.load_state(tensors, state["actor"])
             self.seconds = state["seconds"]
+            self.selection.load_state_dict(state["selection"])
             self.optimizer.load_state_dict(optimizer_state(tensors["optimizer"], state["optimizer"]))
         if self.accelerator.is_main_process and self.folder.is_dir():
             self.metrics.keep_before(self.iteration)

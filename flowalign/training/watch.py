@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -74,6 +74,9 @@ class Panel:
         parts = dict(scores.parts)
         for label, entry in self.others.items():
             parts[label] = score(entry, images, prompts, metadata).value
+        if isinstance(cast(Any, images[0]), str):
+            # a text has no image statistics
+            return Scores(scores.value, parts)
         rows = [image_statistics(image) for image in images]
         parts |= {f"statistics/{name}": torch.tensor([row[name] for row in rows]) for name in STATISTICS}
         twins = torch.zeros(len(images))

@@ -34,7 +34,8 @@ def trainer(name: str, folder: Path, *overrides: str) -> Trainer:
 
 def test_every_algorithm_has_a_recipe_for_the_tiny_model():
     for name in ALGORITHMS:
-        assert load(recipe(f"tiny_sd3/{name}")).algorithm.name == name
+        model = {"pictures": "tiny_sd3", "text": "tiny_lm"}[resolve("algorithms", name).medium]
+        assert load(recipe(f"{model}/{name}")).algorithm.name == name
 
 
 @pytest.mark.parametrize("name", TRAJECTORY)

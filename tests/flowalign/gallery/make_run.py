@@ -115,7 +115,7 @@ def make_run(
     with open(run / "evaluations.jsonl", "w") as lines:
         for moment in range(moments):
             record = {"iteration": 10 * moment, "all/reward": 0.3 + 0.1 * moment, "all/strict": 0.2 + 0.1 * moment}
-            record |= {"all/pictures": prompts, "panel/aesthetic": 0.6 - 0.02 * moment**2}
+            record |= {"all/samples": prompts, "panel/aesthetic": 0.6 - 0.02 * moment**2}
             if moment == 2:
                 text = "the trained reward rises while panel/aesthetic falls"
                 record |= {"watch": {"iteration": 20}, "verdict": "suspect", "warnings": [text]}

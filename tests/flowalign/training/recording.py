@@ -9,7 +9,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from flowalign.algorithms.flow_grpo import FlowGRPO
-from flowalign.algorithms.trajectory import Record
+from flowalign.core.record import Record
 
 
 def brightness(images: Sequence[Image], prompts: Sequence[str]) -> list[float]:

@@ -136,7 +136,7 @@ def test_the_runs_folder_holds_what_made_it(uninterrupted: Path) -> None:
 def test_evaluations_are_the_same_pictures_every_time(uninterrupted: Path) -> None:
     lines = records(uninterrupted, "evaluations")
     assert [line["iteration"] for line in lines] == [0, 2, 4]
-    assert all(line["all/pictures"] == 3 and 0 <= line["all/reward"] <= 1 for line in lines)
+    assert all(line["all/samples"] == 3 and 0 <= line["all/reward"] <= 1 for line in lines)
     for iteration in (0, 2, 4):
         folder = uninterrupted / "run" / "samples" / f"iteration-{iteration:06d}"
         listed = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]

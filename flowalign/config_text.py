@@ -1,0 +1,61 @@
+"""The configuration of a run that trains a language model: `model.kind` is 'text'."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from flowalign.errors import ConfigError
+from flowalign.sections import BaseConfig, Heldout, Network, Section
+
+
+class TextModel(Network):
+    kind: Literal["text"]
+    path: str
+    """a folder, a hub name of a causal language model, or 'tiny_lm', which is shipped with flowalign"""
+    padding: Literal["left", "right"] = "left"
+    """side of the padding when log-probabilities are computed; sampling always pads on the left"""
+    chat: bool = False
+    """prompts are a user's turn, put into the tokenizer's chat template"""
+    system: str | None = None
+    """the system's turn before it"""
+
+
+class TextSampling(Section):
+    max_new_tokens: int = Field(256, ge=1)
+    """where a text without an end is cut"""
+    temperature: float = Field(1.0, ge=0)
+    """0 takes the most probable token"""
+    batch_size: int = Field(64, ge=1)
+    """texts a network call, each process"""
+
+    def arguments(self) -> dict[str, Any]:
+        """As keyword arguments of `LanguagePolicy.sample`."""
+        return {key: getattr(self, key) for key in ("max_new_tokens", "temperature", "batch_size")}
+
+
+class TextEvaluation(TextSampling, Heldout):
+    texts_per_prompt: int = Field(1, ge=1)
+    save_texts: int = Field(64, ge=0)
+
+    @property
+    def per_prompt(self) -> int:
+        return self.texts_per_prompt
+
+    @property
+    def saved(self) -> int:
+        return self.save_texts
+
+
+class TextConfig(BaseConfig):
+    """Of a language model."""
+
+    medium = "text"
+    model: TextModel
+    rollout: TextSampling = TextSampling()
+    evaluation: TextEvaluation = TextEvaluation()
+
+    def check_sampling(self, groups: int) -> None:
+        if self.rollout.temperature == 0:
+            raise ConfigError("rollout.temperature: at 0 the members of a group are alike; 1.0 works")
+        if self.model.system is not None and not self.model.chat:
+            raise ConfigError("model.system: only a chat has one; model.chat=true works")

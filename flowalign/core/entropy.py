@@ -1,0 +1,67 @@
+"""Advantages and losses that heed how uncertain the policy was: pure functions on [B, T] arrays."""
+
+import torch
+from torch import Tensor
+
+
+def entropy_modulated(
+    advantage: Tensor,
+    entropy: Tensor,
+    mask: Tensor,
+    sharpness: float = 1.0,
+    clarity: float = 0.05,
+    clarity_sharpness: float = 1.0,
+) -> Tensor:
+    """EMPG (arXiv 2509.09265): A g(H_t) + clarity * f(H_{t+1}), brought to mean 0 over the batch's actions.
+
+    With H in [0, 1] over the batch (minimum and maximum): g = exp(-sharpness H), divided by its mean, raises confident
+    actions and damps uncertain ones; f = exp(-clarity_sharpness H) of the next action favours ways to clear states.
+
+    Args:
+        advantage, entropy: [B, T], what is one step's: a turn's mean over tokens in the paper, or single tokens.
+        mask: [B, T] bool.
+    """
+    drawn = entropy[mask]
+    low, high = drawn.min(), drawn.max()
+    level = (entropy - low) / (high - low).clamp(min=1e-8)
+    scale = torch.exp(-sharpness * level)
+    scale = scale / scale[mask].mean()
+    following = torch.zeros_like(level)
+    following[:, :-1] = torch.exp(-clarity_sharpness * level[:, 1:]).where(mask[:, 1:], 0)
+    modulated = advantage * scale + clarity * following
+    return (modulated - modulated[mask].mean()).where(mask, 0)
+
+
+def uncertain(entropy: Tensor, mask: Tensor, share: float) -> Tensor:
+    """The `share` of the batch's actions that were drawn with most entropy: [B, T] bool.
+
+    Only they learn (EARL; the top fifth in arXiv 2506.01939; TRL's top_entropy_quantile).
+    """
+    if share >= 1:
+        return mask
+    return mask & (entropy >= torch.quantile(entropy[mask].float(), 1 - share))
+
+
+def regulating_temperature(entropy: float, target: float, high: float = 1.2, low: float = 0.8) -> float:
+    """AEPO (arXiv 2510.08141): the temperature of extra samples whose right members get REINFORCE with advantage 1.
+
+    They raise the entropy where it is below its target, and lower it where above.
+    """
+    return high if entropy <= target else low
+
+
+def unlikeliness(reward: Tensor, log_prob: Tensor, group: Tensor, penalty: float = 0.25) -> Tensor:
+    """Rewards r (1 - penalty * rank / G), rank 0 for a group's least likely member (arXiv 2506.02355).
+
+    What is right but unlikely keeps its reward, so that the policy does not only sharpen what it does anyway.
+
+    Args:
+        reward: [B], 0 for what is wrong.
+        log_prob: [B] mean over the row's actions when they were drawn.
+        group: [B] integers.
+    """
+    same = group[:, None] == group
+    row = torch.arange(len(group), device=group.device)
+    below = (log_prob[:, None] > log_prob) | ((log_prob[:, None] == log_prob) & (row < row[:, None]))
+    rank = (same & below).sum(1)
+    return reward * (1 - penalty * rank / same.sum(1))

@@ -1,0 +1,233 @@
+"""Advantages by name: each takes the record of an iteration, and its settings as keywords. -> [B] or [B, T]
+
+None looks at what an action is, so all of them serve tokens and denoising steps.
+"""
+
+import math
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from flowalign.core.advantages import Scale, group_advantage, group_mean_std
+from flowalign.core.credit import per_reward
+from flowalign.core.record import Record
+
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0)]
+
+
+def grpo(
+    record: Record,
+    *,
+    scale: Scale = "group",
+    clip: Positive | None = None,
+    eps: Positive = 1e-4,
+    unbiased: bool = False,
+) -> Tensor:
+    """GRPO (arXiv 2402.03300): (r - mean_g) / (std_g + eps); scale 'none' is Dr. GRPO's (2503.20783).
+
+    TRL and verl divide by the unbiased standard deviation, image trainers by the population's.
+    """
+    mask = record.mask if record.reward.dim() == 2 else None
+    return group_advantage(record.reward, record.group, scale, clip, eps, mask, unbiased)
+
+
+def dr_grpo(record: Record) -> Tensor:
+    """Dr. GRPO (arXiv 2503.20783): r - mean_g, without the division that favours very easy and very hard prompts."""
+    return grpo(record, scale="none")
+
+
+def rloo(record: Record) -> Tensor:
+    """RLOO (arXiv 2402.14740): r minus the mean of the group's others; 0 in a group of one."""
+    reward, others = record.reward, _count(record.group) - 1
+    mean, _ = group_mean_std(reward, record.group)
+    return _rows(others > 0, reward) * (reward - mean) * _rows((others + 1) / others.clamp(min=1), reward)
+
+
+def reinforce_pp(record: Record, *, baseline: bool = False, gamma: Annotated[float, Field(gt=0, le=1)] = 1.0) -> Tensor:
+    """REINFORCE++ (arXiv 2501.03262): discounted returns, whitened over all actions of the batch. -> [B, T]
+
+    Args:
+        baseline: subtract the group's mean reward first, as the paper's variant for groups does.
+        gamma: discount; a reward [B] is earned by a row's last action.
+    """
+    mask, reward = record.mask, record.reward
+    if baseline:
+        reward = grpo(record, scale="none")
+    if reward.dim() == 1:
+        last = mask.flip(1).to(torch.int8).argmax(1)
+        reward = torch.zeros_like(record.log_prob).scatter(1, mask.shape[1] - 1 - last[:, None], reward[:, None])
+    returns = torch.zeros_like(reward)
+    later = torch.zeros_like(reward[:, 0])
+    for t in reversed(range(mask.shape[1])):
+        later = (reward[:, t] + gamma * later).where(mask[:, t], later)
+        returns[:, t] = later
+    drawn = returns[mask]
+    whitened = (returns - drawn.mean()) * (drawn.var() + 1e-8).rsqrt()
+    return whitened.where(mask, 0)
+
+
+def remax(record: Record) -> Tensor:
+    """ReMax (arXiv 2310.10505): r minus the reward of the greedy trajectory of the same prompt."""
+    if record.baseline is None:
+        raise ValueError("remax compares with a greedy trajectory, which denoising steps do not have")
+    return record.reward - _rows(record.baseline, record.reward)
+
+
+def gdpo(
+    record: Record,
+    *,
+    normalise: bool = True,
+    scale: Scale = "group",
+    clip: Positive | None = None,
+    unbiased: bool = False,
+) -> Tensor:
+    """GDPO (arXiv 2601.05242): each reward normalised in its group, then summed, then normalised over the batch."""
+    return per_reward(
+        record.rewards,
+        record.weights,
+        record.group,
+        normalise=normalise,
+        scale=scale,
+        clip=clip,
+        unbiased=unbiased,
+    )
+
+
+def bnpo(record: Record, *, largest: Positive = 1e6) -> Tensor:
+    """BNPO (arXiv 2506.02864): (r - p) / Beta(p; alpha, beta), p the group's success rate, rewards in [0, 1].
+
+    alpha and beta follow from mean and variance of p over the batch's groups. Several rewards are each
+    normalised and summed (the paper's advantage decomposition). GRPO is alpha = beta = 3/2 up to a factor.
+
+    Args:
+        largest: bound on 1 / Beta(p).
+    """
+    parts = [_beta_normalised(reward, record.group, largest) for reward in record.rewards]
+    return torch.stack([weight * part for weight, part in zip(record.weights, parts, strict=True)]).sum(0)
+
+
+def _beta_normalised(reward: Tensor, group: Tensor, largest: float) -> Tensor:
+    rate, _ = group_mean_std(reward, group)
+    if reward.min() < 0 or reward.max() > 1:
+        raise ValueError("bnpo takes rewards in [0, 1]; rescaled brings others there")
+    _, first = _first_rows(group)
+    rates = rate[first]
+    mean = rates.mean() if len(rates) > 1 else rates.new_tensor(0.0)
+    variance = rates.var().clamp(min=1e-6) if len(rates) > 1 else rates.new_tensor(1.0)
+    surplus = mean * (1 - mean) / variance - 1
+    alpha = (1 + surplus * mean / 3).clamp(min=1)
+    beta = (1 + surplus * (1 - mean) / 3).clamp(min=1)
+    density = torch.distributions.Beta(alpha, beta).log_prob(rate).exp()
+    return (reward - rate) * (1 / density).clamp(max=largest)
+
+
+def ngrpo(record: Record, *, max_reward: float = 1.0, eps: Positive = 1e-6) -> Tensor:
+    """NGRPO (arXiv 2509.18851): mean and standard deviation with a virtual member of the largest reward.
+
+    A group that is all wrong thus gets negative advantages. To be used with a clip that is narrower below
+    (`clip_range` 0.16, `clip_range_high` 0.24 in the paper).
+    """
+    numbers, first = _first_rows(record.group)
+    reward = torch.cat([record.reward, record.reward.new_full((len(numbers),), max_reward)])
+    group = torch.cat([record.group, record.group[first]])
+    return group_advantage(reward, group, eps=eps, unbiased=True)[: len(record.group)]
+
+
+def gigpo(
+    record: Record, *, weight: Share = 1.0, gamma: Annotated[float, Field(gt=0, le=1)] = 0.95, scale: Scale = "group"
+) -> Tensor:
+    """GiGPO (arXiv 2505.10978, eq. 8): A = A_episode + weight * A_step. -> [B, T]
+
+    A_step compares the discounted returns of actions that members of a group took in one and the same state.
+
+    Args:
+        record: with `state`; a reward [B] is earned by a row's last action.
+        gamma: discount of the step returns.
+        scale: of both parts; the authors' default divides by nothing where variance is noisy ('none').
+    """
+    if record.state is None:
+        raise ValueError("gigpo compares actions in one and the same state, which this rollout does not name")
+    mask = record.mask
+    total = record.reward if record.reward.dim() == 1 else record.reward.where(mask, 0).sum(1)
+    episode = group_advantage(total, record.group, scale, eps=1e-6, unbiased=True)
+    after = mask.flip(1).cumsum(1).flip(1) - 1
+    if record.reward.dim() == 1:
+        returns = record.reward[:, None] * gamma**after
+    else:
+        returns, later = torch.zeros_like(record.reward), torch.zeros_like(total)
+        for t in reversed(range(mask.shape[1])):
+            later = (record.reward[:, t] + gamma * later).where(mask[:, t], later)
+            returns[:, t] = later
+    # the group and the state within it, as one number
+    _, own = record.group.unique(return_inverse=True)
+    state = own[:, None] * (record.state.max() + 1) + record.state
+    steps = torch.zeros_like(returns)
+    steps[mask] = group_advantage(returns[mask], state[mask], scale, eps=1e-6, unbiased=True)
+    return (episode[:, None] + weight * steps).where(mask, 0)
+
+
+def pass_k(record: Record, *, k: Annotated[int, Field(ge=1)] = 4) -> Tensor:
+    """Pass@k training (arXiv 2508.10751, by its closed form): the advantage when k members are rewarded by their best.
+
+    Rewards are 0 or 1 (above 1/2 counts as 1). In closed form: the mean, over all choices of k members with the row
+    among them, of (best - mean) / std of such choices.
+    """
+    right = record.reward > 0.5
+    advantage = torch.zeros_like(record.reward)
+    for number in record.group.unique().tolist():
+        rows = record.group == number
+        members, wrong = int(rows.sum()), int((rows & ~right).sum())
+        if members < k:
+            raise ValueError(f"pass_k: a group of {members} has no {k} members; k is at most the group size")
+        mean = 1 - math.comb(wrong, k) / math.comb(members, k)
+        if 0 < mean < 1:
+            spread = math.sqrt(mean * (1 - mean))
+            advantage[rows & right] = (1 - mean) / spread
+            alone = math.comb(wrong - 1, k - 1) / math.comb(members - 1, k - 1) if wrong else 0.0
+            advantage[rows & ~right] = (1 - mean - alone) / spread
+    return advantage
+
+
+def best_margin(record: Record, *, scale: Literal["group", "none"] = "group", eps: Positive = 1e-6) -> Tensor:
+    """Only the best of a group learns, by its margin over the second best (arXiv 2503.19595; verl's grpo_passk)."""
+    advantage = torch.zeros_like(record.reward)
+    for number in record.group.unique().tolist():
+        rows = (record.group == number).nonzero()[:, 0]
+        if len(rows) > 1:
+            best, which = record.reward[rows].topk(2)
+            spread = record.reward[rows].std() + eps if scale == "group" else 1.0
+            advantage[rows[which[0]]] = (best[0] - best[1]) / spread
+    return advantage
+
+
+def psr_nsr(record: Record, *, positive: Share = 0.1, negative: Share = 1.0) -> Tensor:
+    """PSR, NSR and weighted REINFORCE (arXiv 2506.01347): +positive where right, -negative where wrong.
+
+    positive 1 and negative 0 is PSR, 0 and 1 NSR, the defaults W-REINFORCE. Rewards are 0 or 1 (above 1/2 is right).
+    """
+    return torch.where(record.reward > 0.5, positive, -negative).to(record.reward.dtype)
+
+
+NEEDS_MORE = {"remax": "a most probable trajectory", "gigpo": "turns in one and the same state"}
+"""advantages that look at more of the record than most rollouts have"""
+
+
+def _rows(values: Tensor, like: Tensor) -> Tensor:
+    """[B] values against [B] or [B, T]."""
+    return values.view(-1, *[1] * (like.dim() - 1))
+
+
+def _count(group: Tensor) -> Tensor:
+    """[B] members of each row's group."""
+    _, index, count = group.unique(return_inverse=True, return_counts=True)
+    return count[index]
+
+
+def _first_rows(group: Tensor) -> tuple[Tensor, Tensor]:
+    """The groups' numbers and the first row of each."""
+    numbers, index = group.unique(return_inverse=True)
+    rows = torch.arange(len(group), device=group.device)
+    return numbers, torch.full_like(numbers, len(group)).scatter_reduce(0, index, rows, "amin")

@@ -1,0 +1,74 @@
+"""The one record of what happened, and the stored actions under the weights of now."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Record:
+    """B trajectories of T actions, over all processes; an action is a denoising step or a token."""
+
+    reward: Tensor
+    """[B], or [B, T] where every action has its own"""
+    group: Tensor
+    """[B] integers"""
+    mask: Tensor
+    """[B, T] bool: the actions that were drawn"""
+    log_prob: Tensor
+    """[B, T] when they were drawn"""
+    rewards: Tensor
+    """[L, B] the rewards behind a sum, apart"""
+    weights: Tensor
+    """[L] their weights"""
+    seed: int = 0
+    """of this iteration's random choices, the same on every process"""
+    entropy: Tensor | None = None
+    """[B, T] of the distribution that each action was drawn from, where it is known"""
+    baseline: Tensor | None = None
+    """[B] reward of the most probable trajectory of the row's prompt, where an advantage asks for it"""
+    state: Tensor | None = None
+    """[B, T] integers: actions of one number were taken in one and the same state"""
+
+
+class Scored(Protocol):
+    """Stored actions under the weights of now, of any one shape; gradients flow through `log_prob`."""
+
+    @property
+    def log_prob(self) -> Tensor: ...
+
+    @property
+    def old_log_prob(self) -> Tensor: ...
+
+    @property
+    def advantage(self) -> Tensor: ...
+
+
+@dataclass
+class ScoredTokens:
+    """B rows of T tokens under the weights of now: `Scored`, and what losses of whole rows and groups look at."""
+
+    log_prob: Tensor
+    """[B, T]"""
+    old_log_prob: Tensor
+    """[B, T]"""
+    advantage: Tensor
+    """[B, T]"""
+    mask: Tensor
+    """[B, T] bool"""
+    group: Tensor
+    """[B] integers"""
+    reward: Tensor
+    """[B]"""
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the actions of each row, 0 for a row without any: [B, T] -> [B]."""
+    return (values.where(mask, 0)).sum(1) / mask.sum(1).clamp(min=1)
+
+
+def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
+    """Sum over the actions of each row: [B, T] -> [B]."""
+    return torch.where(mask, values, 0).sum(1)

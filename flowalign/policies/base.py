@@ -1,0 +1,106 @@
+"""What every policy has: a network that is trained whole or by LoRA, and the weights that it started from."""
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.training_utils import cast_training_params
+from peft import LoraConfig
+from torch import nn
+
+from flowalign.errors import ConfigError, FlowalignError
+
+
+class Policy:
+    """A network with adapters as diffusers and transformers models have them.
+
+    Args:
+        network: what is trained, loaded; frozen until `add_lora` or `train_all`.
+        device: where it samples and trains.
+    """
+
+    def __init__(self, network: Any, device: torch.device | str) -> None:
+        self.network = network
+        self.device = torch.device(device)
+        self.model: nn.Module = network
+        """the network as the trainer wraps it, for calls with gradients; `network` outside distributed training"""
+        self._bare: nn.Module = network
+        """the network for calls without: a wrapper would wait for the other processes"""
+        self.dtype: torch.dtype = network.dtype
+        self.lora = False
+        self.forwards = 0
+        """samples the network was evaluated on so far"""
+        self._reference: nn.Module | None = None
+        network.requires_grad_(False).eval()
+
+    @property
+    def lora_targets(self) -> list[str]:
+        """Module names that LoRA goes on unless others are named."""
+        raise NotImplementedError
+
+    def add_lora(self, rank: int, alpha: float, targets: Sequence[str] | None = None, init: Any = True) -> None:
+        """Train a LoRA adapter; the reference is the same network with the adapter off.
+
+        Args:
+            targets: module names, default `lora_targets`.
+            init: peft's `init_lora_weights`, e.g. 'gaussian'.
+        """
+        targets = list(targets or self.lora_targets)
+        config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, init_lora_weights=init)
+        try:
+            self.network.add_adapter(config)
+        except ValueError as error:
+            raise ConfigError(f"LoRA targets {targets} match nothing in the network: {error}") from error
+        self.lora = True
+        cast_training_params(self.network, dtype=torch.float32)
+
+    def train_all(self) -> None:
+        """Train every weight, in float32; call `keep_reference` first where the algorithm needs the start weights."""
+        self.network.requires_grad_(True).to(torch.float32)
+
+    def keep_reference(self) -> None:
+        """Keep the start weights: nothing to do for LoRA, a frozen second copy for full fine-tuning."""
+        if not self.lora:
+            self._reference = copy.deepcopy(self.network).requires_grad_(False).to(self.dtype)
+
+    def checkpoint_gradients(self) -> None:
+        """Compute activations again in the backward pass instead of keeping them."""
+        raise NotImplementedError
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Name to parameter, of what is trained."""
+        return {name: p for name, p in self.network.named_parameters() if p.requires_grad}
+
+    @contextlib.contextmanager
+    def reference(self) -> Iterator[None]:
+        """Within it the policy is the reference, for calls without gradients."""
+        if self.lora:
+            self.network.disable_adapters()
+            try:
+                yield
+            finally:
+                self.network.enable_adapters()
+            return
+        if self._reference is None:
+            raise FlowalignError("the reference weights were not kept; call keep_reference() before training")
+        self._bare = self._reference
+        try:
+            yield
+        finally:
+            self._bare = self.network
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
+    def save(self, folder: str | Path) -> None:
+        """Write what the library that the model comes from loads."""
+        raise NotImplementedError
+
+    def make(self, prompts: Sequence[str], seeds: Sequence[int], sampling: Any) -> list[Any]:
+        """A finished sample of every prompt, as an evaluation section of the configuration says."""
+        raise NotImplementedError

@@ -1,0 +1,344 @@
+"""A policy over a transformers causal language model: tokens are its actions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from flowalign.errors import ConfigError, FlowalignError
+from flowalign.policies.base import Policy
+
+ATTENTION_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+@dataclass
+class TextRollout:
+    """B prompts and their sampled completions. A completion's end token belongs to it."""
+
+    prompts: list[str]
+    prompt_ids: Tensor
+    """[B, P], padded on the left"""
+    prompt_mask: Tensor
+    """[B, P] bool"""
+    completion_ids: Tensor
+    """[B, T], padded on the right"""
+    mask: Tensor
+    """[B, T] bool"""
+    log_prob: Tensor
+    """[B, T] float32 of the tokens when they were sampled, at the temperature they were sampled with"""
+    entropy: Tensor
+    """[B, T] float32 of the distributions they were sampled from"""
+    ended: Tensor
+    """[B] bool: has an end token, was not cut at the largest length"""
+    temperature: float
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @staticmethod
+    def cat(parts: Sequence["TextRollout"], padding: int) -> "TextRollout":
+        """Join rollouts made with the same settings.
+
+        Args:
+            padding: the padding token.
+        """
+        prompt = max(part.prompt_ids.shape[1] for part in parts)
+        length = max(part.mask.shape[1] for part in parts)
+
+        def widened(name: str, width: int, value: Any, left: bool = False) -> Tensor:
+            rows = []
+            for part in parts:
+                own = getattr(part, name)
+                extra = own.new_full((len(own), width - own.shape[1]), value)
+                rows.append(torch.cat([extra, own] if left else [own, extra], 1))
+            return torch.cat(rows)
+
+        return TextRollout(
+            [text for part in parts for text in part.prompts],
+            widened("prompt_ids", prompt, padding, left=True),
+            widened("prompt_mask", prompt, False, left=True),
+            widened("completion_ids", length, padding),
+            widened("mask", length, False),
+            widened("log_prob", length, 0),
+            widened("entropy", length, 0),
+            torch.cat([part.ended for part in parts]),
+            parts[0].temperature,
+        )
+
+
+class SeededSampler(LogitsProcessor):
+    """Draws each row's next token with the row's own random numbers, and records how probable it was.
+
+    One uniform number a token, by the inverse of the cumulative distribution: what a row draws depends neither on the
+    other rows of its batch nor on the number of processes.
+
+    Args:
+        seeds: one a row.
+        length: the most tokens a row may draw.
+        temperature: of the distribution; 0 takes the most probable token (and records it at temperature 1).
+    """
+
+    def __init__(self, seeds: Sequence[int], length: int, temperature: float) -> None:
+        draws = [torch.rand(length, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        self.draws = torch.stack(draws)
+        self.temperature = temperature
+        self.log_prob: list[Tensor] = []
+        self.entropy: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        log_probs = log_softmax(scores, self.temperature)
+        if self.temperature == 0:
+            token = log_probs.argmax(-1, keepdim=True)
+        else:
+            below = log_probs.exp().cumsum(-1)
+            draw = self.draws[:, len(self.log_prob), None].to(scores.device) * below[:, -1:]
+            # the last token of positive probability, where rounding leaves the draw above all
+            last = (log_probs > -torch.inf).cumsum(-1).argmax(-1, keepdim=True)
+            token = torch.searchsorted(below, draw, right=True).minimum(last)
+        self.log_prob.append(log_probs.gather(-1, token)[:, 0])
+        self.entropy.append(entropy_of(log_probs))
+        return torch.full_like(scores, -torch.inf).scatter(-1, token, 0.0)
+
+
+def log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    """Float32 log-probabilities at a temperature; 0 counts as 1."""
+    return (logits.float() / (temperature or 1.0)).log_softmax(-1)
+
+
+def entropy_of(log_probs: Tensor) -> Tensor:
+    """Entropy of distributions given as log-probabilities: [..., V] -> [...]."""
+    return -(log_probs.exp() * log_probs.clamp(min=-1e4)).sum(-1)
+
+
+class LanguagePolicy(Policy):
+    """A causal language model that is trained. `forwards` counts sequences: sampled, and scored again.
+
+    Args:
+        network: the model, loaded.
+        tokenizer: its tokenizer.
+        device: where it samples and trains.
+        padding: side of the padding when log-probabilities are computed. The two give the same numbers.
+        chat: put prompts into the tokenizer's chat template, as a user's turn after `system`.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        tokenizer: Any,
+        device: torch.device | str = "cpu",
+        padding: Literal["left", "right"] = "left",
+        chat: bool = False,
+        system: str | None = None,
+    ) -> None:
+        super().__init__(network.to(device), device)
+        self.tokenizer, self.padding, self.chat, self.system = tokenizer, padding, chat, system
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        if chat and tokenizer.chat_template is None:
+            raise ConfigError("model.chat: this tokenizer has no chat template; model.chat=false works")
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        dtype: torch.dtype | str = torch.float32,
+        device: torch.device | str = "cpu",
+        **settings: Any,
+    ) -> "LanguagePolicy":
+        """Load a model and its tokenizer from a folder or a hub name.
+
+        Args:
+            settings: padding, chat and system, as of the class.
+        """
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(path))
+            network = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"no language model at '{path}': {' '.join(str(error).split())[:300]}") from error
+        return cls(network, tokenizer, device, **settings)
+
+    @property
+    def lora_targets(self) -> list[str]:
+        return ATTENTION_PROJECTIONS
+
+    def checkpoint_gradients(self) -> None:
+        self.network.gradient_checkpointing_enable({"use_reentrant": False})
+
+    @property
+    def ends(self) -> list[int]:
+        """Tokens that end a text."""
+        configured = self.network.generation_config.eos_token_id or self.tokenizer.eos_token_id
+        return configured if isinstance(configured, list) else [configured]
+
+    # Rollout and replay
+
+    def encode(self, prompts: Sequence[str], room: int) -> tuple[Tensor, Tensor]:
+        """Token ids [B, P], padded on the left, and their mask.
+
+        Raises:
+            ConfigError: a prompt and `room` tokens after it are longer than the model's context.
+        """
+        texts = list(prompts)
+        if self.chat:
+            texts = [self._templated(text) for text in texts]
+        rows = self.tokenizer(texts, add_special_tokens=not self.chat).input_ids
+        context = getattr(self.network.config, "max_position_embeddings", None)
+        for row, prompt in zip(rows, prompts, strict=True):
+            if context is not None and len(row) + room > context:
+                raise ConfigError(
+                    f"a prompt of {len(row)} tokens and max_new_tokens={room} do not fit into the model's context of "
+                    f"{context}: {prompt[:60]!r}"
+                )
+        width = max(map(len, rows))
+        padding = self.tokenizer.pad_token_id
+        ids = torch.tensor([[padding] * (width - len(row)) + row for row in rows], device=self.device)
+        mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows], device=self.device)
+        return ids, mask
+
+    def _templated(self, prompt: str) -> str:
+        turns = [{"role": "system", "content": self.system}] if self.system is not None else []
+        turns.append({"role": "user", "content": prompt})
+        return self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        batch_size: int = 64,
+    ) -> TextRollout:
+        """Sample a completion of every prompt by the model's own `generate`.
+
+        Args:
+            prompts: B prompts; repeat one for a group.
+            seeds: B seeds of the draws.
+            max_new_tokens: where a completion without an end is cut.
+            temperature: 0 takes the most probable token.
+            batch_size: texts a network call; it does not change a text.
+        """
+        parts = []
+        for i in range(0, len(prompts), batch_size):
+            part = slice(i, i + batch_size)
+            parts.append(self._sample(prompts[part], seeds[part], max_new_tokens, temperature))
+        return TextRollout.cat(parts, self.tokenizer.pad_token_id)
+
+    def _sample(self, prompts: Sequence[str], seeds: Sequence[int], length: int, temperature: float) -> TextRollout:
+        ids, prompt_mask = self.encode(prompts, length)
+        sampler = SeededSampler(seeds, length, temperature)
+        settings = GenerationConfig(
+            max_new_tokens=length,
+            do_sample=False,
+            eos_token_id=self.ends,
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
+        with self._autocast():
+            made = self._bare.generate(  # type: ignore[operator]
+                ids,
+                attention_mask=prompt_mask.long(),
+                generation_config=settings,
+                logits_processor=LogitsProcessorList([sampler]),
+            )
+        self.forwards += len(prompts)
+        tokens = made[:, ids.shape[1] :]
+        is_end = torch.isin(tokens, torch.tensor(self.ends, device=tokens.device))
+        mask = is_end.cumsum(1) - is_end.long() == 0
+        return TextRollout(
+            list(prompts),
+            ids,
+            prompt_mask,
+            tokens.masked_fill(~mask, self.tokenizer.pad_token_id),
+            mask,
+            torch.stack(sampler.log_prob, 1).where(mask, 0),
+            torch.stack(sampler.entropy, 1).where(mask, 0),
+            is_end.any(1),
+            temperature,
+        )
+
+    def log_probs(self, rollout: TextRollout, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the completions' tokens under the present weights, and their entropies without gradient.
+
+        Args:
+            rows: [N] of the rollout.
+
+        Returns:
+            Two [N, T] float32, 0 where the mask is False.
+        """
+        prompt_mask, mask = rollout.prompt_mask[rows], rollout.mask[rows]
+        ids = torch.cat([rollout.prompt_ids[rows], rollout.completion_ids[rows]], 1)
+        attention = torch.cat([prompt_mask, mask], 1)
+        width, length = prompt_mask.shape[1], mask.shape[1]
+        # the place of each token's predecessor, whose output predicts it
+        before = torch.arange(width - 1, width + length - 1, device=ids.device).expand(len(rows), -1)
+        if self.padding == "right":
+            left = (~prompt_mask).sum(1, keepdim=True)
+            order = (torch.arange(width + length, device=ids.device) + left) % (width + length)
+            ids, attention, before = ids.gather(1, order), attention.gather(1, order), before - left
+        network = self.model if torch.is_grad_enabled() else self._bare
+        self.forwards += len(rows)
+        with self._autocast():
+            output = network(
+                input_ids=ids,
+                attention_mask=attention.long(),
+                position_ids=(attention.cumsum(1) - 1).clamp(min=0),
+                use_cache=False,
+            ).logits
+        logits = output.gather(1, before[..., None].expand(-1, -1, output.shape[-1]))
+        log_probs = log_softmax(logits, rollout.temperature)
+        chosen = log_probs.gather(-1, rollout.completion_ids[rows][..., None])[..., 0]
+        return chosen.where(mask, 0), entropy_of(log_probs.detach()).where(mask, 0)
+
+    @torch.no_grad()
+    def verify(self, rollout: TextRollout) -> float:
+        """Compare recorded log-probabilities with those of a plain forward pass, on up to 8 completions.
+
+        Returns:
+            The largest difference.
+
+        Raises:
+            FlowalignError: a forward pass does not give what was recorded, so this model cannot be trained this way.
+        """
+        rows = torch.arange(min(len(rollout), 8), device=self.device)
+        forwards = self.forwards
+        again, _ = self.log_probs(rollout, rows)
+        self.forwards = forwards
+        difference = float((again - rollout.log_prob[rows]).abs().max())
+        tolerance = 1e-3 if self.dtype == torch.float32 else 0.5
+        if not difference <= tolerance:
+            raise FlowalignError(
+                f"log-probabilities of a forward pass differ from those of sampling by {difference:.2g} "
+                f"(at most {tolerance:g} is numerical noise)"
+            )
+        return difference
+
+    def decode(self, rollout: TextRollout) -> list[str]:
+        """The completions as texts, without special tokens."""
+        rows = [ids[mask].tolist() for ids, mask in zip(rollout.completion_ids, rollout.mask, strict=True)]
+        return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+
+    def make(self, prompts: Sequence[str], seeds: Sequence[int], sampling: Any) -> list[str]:
+        """A completion of every prompt, as an evaluation section of the configuration says."""
+        return self.decode(self.sample(prompts, seeds, **sampling.arguments()))
+
+    # Files
+
+    def save(self, folder: str | Path) -> None:
+        """Write what `from_pretrained` and peft load: the adapter, or the whole model; and the tokenizer."""
+        self.network.save_pretrained(str(folder))
+        self.tokenizer.save_pretrained(str(folder))
+
+    def load(self, folder: str | Path) -> None:
+        """Read what `save` wrote, for sampling."""
+        if (Path(folder) / "adapter_config.json").is_file():
+            self.network.load_adapter(str(folder))
+            self.lora = True
+        else:
+            loaded = type(self.network).from_pretrained(str(folder), dtype=self.dtype)
+            self.network.load_state_dict(loaded.state_dict())

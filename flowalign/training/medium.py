@@ -1,0 +1,86 @@
+"""What differs between training on pictures and on text: which policy, which actor, and what is kept to look at."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from flowalign.algorithms.base import Algorithm
+from flowalign.data import ASSETS, Prompts
+from flowalign.files import write_atomically
+from flowalign.gallery.samples import save_samples
+from flowalign.policies import DiffusersPolicy
+from flowalign.policies.language import LanguagePolicy
+from flowalign.training.actor import Actor
+from flowalign.training.previews import preview
+from flowalign.training.text_actor import TextActor
+from rewards import Reward
+
+Listed = list[tuple[Any, dict[str, Any]]]
+"""samples, each with its prompt, seed, metadata and scores"""
+
+
+class Pictures:
+    """A diffusers pipeline."""
+
+    packages = ("diffusers", "transformers", "peft")
+
+    @staticmethod
+    def policy(config: Any, device: torch.device | str) -> DiffusersPolicy:
+        """Load the model of a configuration, without anything trainable yet."""
+        model = config.model
+        return DiffusersPolicy.from_pretrained(shipped(model.path), model.dtype, device, model.encode, model.attention)
+
+    @staticmethod
+    def actor(config: Any, policy: Any, reward: Reward, accelerator: Accelerator) -> Actor:
+        return Actor(config, policy, reward, accelerator)
+
+    @staticmethod
+    def keep(samples: Listed, folder: Path, iteration: int) -> None:
+        """Pictures as PNG, with a list of their prompts, seeds and scores."""
+        save_samples(folder, iteration, samples)
+
+    @staticmethod
+    def look(actor: Any, algorithm: Algorithm, config: Any, prompts: Prompts, folder: Path, iteration: int) -> None:
+        """Save the film strips and groups of a few prompts for the gallery."""
+        preview(actor, algorithm, config, prompts, folder, iteration)
+
+
+class Texts:
+    """A transformers language model."""
+
+    packages = ("transformers", "peft")
+
+    @staticmethod
+    def policy(config: Any, device: torch.device | str) -> LanguagePolicy:
+        """Load the model of a configuration, without anything trainable yet."""
+        model = config.model
+        return LanguagePolicy.from_pretrained(
+            shipped(model.path), model.dtype, device, padding=model.padding, chat=model.chat, system=model.system
+        )
+
+    @staticmethod
+    def actor(config: Any, policy: Any, reward: Reward, accelerator: Accelerator) -> TextActor:
+        return TextActor(config, policy, reward, accelerator)
+
+    @staticmethod
+    def keep(samples: Listed, folder: Path, iteration: int) -> None:
+        """Texts with their prompts, seeds and scores, as JSON lines."""
+        place = folder / "samples" / f"iteration-{iteration:06d}"
+        place.mkdir(parents=True, exist_ok=True)
+        lines = "".join(json.dumps({"text": text, **record}) + "\n" for text, record in samples)
+        write_atomically(place / "samples.jsonl", lines)
+
+    @staticmethod
+    def look(actor: Any, algorithm: Algorithm, config: Any, prompts: Prompts, folder: Path, iteration: int) -> None:
+        """Nothing more: `keep` has saved the texts."""
+
+
+MEDIA: dict[str, type[Pictures] | type[Texts]] = {"pictures": Pictures, "text": Texts}
+
+
+def shipped(path: str) -> Path | str:
+    """Where a model is: in flowalign's assets if it has that name, else as given."""
+    return ASSETS / path if (ASSETS / path).is_dir() else path

@@ -1,0 +1,60 @@
+"""What an algorithm for language models acts through."""
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from flowalign.config_text import TextConfig
+from flowalign.core.record import Record
+from flowalign.data import Batch
+from flowalign.policies.language import LanguagePolicy, TextRollout
+from flowalign.training.worker import Worker
+from rewards import Reward, Scores
+from samplers import derive_seed
+
+
+class TextActor(Worker):
+    """Samples and scores one process's texts."""
+
+    config: TextConfig
+    policy: LanguagePolicy
+
+    def __init__(self, config: TextConfig, policy: LanguagePolicy, reward: Reward, accelerator: Accelerator) -> None:
+        super().__init__(config, policy, reward, accelerator)
+
+    def rollout(self, batch: Batch) -> TextRollout:
+        """A completion of every sample of the batch."""
+        return self.policy.sample(batch.prompts, batch.noise_seeds, **self.config.rollout.arguments())
+
+    def baseline(self, batch: Batch) -> Tensor:
+        """[B] rewards of the most probable completion of each sample's prompt, sampled once a group."""
+        numbers = list(dict.fromkeys(batch.group))
+        rows = [batch.group.index(number) for number in numbers]
+        arguments = self.config.rollout.arguments() | {"temperature": 0.0}
+        greedy = self.policy.sample([batch.prompts[i] for i in rows], [0] * len(rows), **arguments)
+        value = self.score(self.policy.decode(greedy), batch, rows).value
+        return value[[numbers.index(group) for group in batch.group]]
+
+    def record(self, rollout: TextRollout, batch: Batch, scores: Scores, baseline: Tensor | None = None) -> Record:
+        """The record of all processes.
+
+        Args:
+            baseline: [B] of this process's rows, as of `baseline`.
+        """
+        rewards, weights = self.apart(scores)
+        length = self.largest(rollout.mask.shape[1])
+
+        def everyone(values: Tensor) -> Tensor:
+            return self.gather(torch.nn.functional.pad(values, (0, length - values.shape[1])))
+
+        return Record(
+            reward=self.gather(scores.value.to(self.device)),
+            group=self.gather(torch.tensor(batch.group, device=self.device)),
+            mask=everyone(rollout.mask),
+            log_prob=everyone(rollout.log_prob),
+            rewards=rewards,
+            weights=weights,
+            seed=derive_seed(self.config.training.seed, batch.iteration, 3),
+            entropy=everyone(rollout.entropy),
+            baseline=None if baseline is None else self.gather(baseline.to(self.device)),
+        )

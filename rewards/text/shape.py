@@ -1,0 +1,108 @@
+"""Rewards of how a text is written: its form, its length, its agreement with the group's others."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rewards.base import Reward, Scores, Spec, as_reward, groups, score, spec_of
+
+
+class TextFormat:
+    """1 where a regular expression matches the whole text, by default `<think>..</think> <answer>..</answer>`.
+
+    Args:
+        pattern: the expression; a dot matches line ends too.
+    """
+
+    name = "text_format"
+    spec = Spec(frozenset({"text", "prompt"}))
+
+    def __init__(self, pattern: str = r"\s*<think>.*?</think>\s*<answer>.*?</answer>\s*") -> None:
+        self.pattern = re.compile(pattern, re.DOTALL)
+
+    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        return Scores(torch.tensor([float(bool(self.pattern.fullmatch(text))) for text in images]))
+
+
+class SoftLength:
+    """0 up to `free` characters, then falling to -1 at `limit` (DAPO's soft overlong punishment, arXiv 2503.14476)."""
+
+    name = "soft_length"
+    spec = Spec(frozenset({"text", "prompt"}))
+
+    def __init__(self, free: int, limit: int) -> None:
+        if not 0 <= free < limit:
+            raise ValueError(f"soft_length: free={free} must be below limit={limit}")
+        self.free, self.limit = free, limit
+
+    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        over = torch.tensor([float(len(text) - self.free) for text in images])
+        return Scores(-(over / (self.limit - self.free)).clamp(0, 1))
+
+
+class LengthSwitch:
+    """GRPO-lambda (arXiv 2505.18086): right texts of a group lose by their length only where the group is mostly right.
+
+    Where the share of right texts is below the threshold the reward stays 0 or 1, so that accuracy does not collapse
+    while texts get shorter. Above it a right text gets 1 - weight * its length's place between the group's shortest
+    and longest right text.
+
+    Departure: the paper chooses the best groups of a batch; here a fixed share of right texts is the switch.
+
+    Args:
+        reward: the verifier; above 1/2 is right.
+        threshold: share of right texts from which on length counts.
+        weight: what the longest right text loses.
+    """
+
+    def __init__(self, reward: Reward, threshold: float = 0.75, weight: float = 0.5) -> None:
+        self.reward: Reward = as_reward(reward)
+        self.threshold, self.weight = threshold, weight
+        self.name = f"length_switch({self.reward.name})"
+        self.spec = Spec(spec_of(self.reward).needs, "group")
+
+    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        verdict = score(self.reward, images, prompts, metadata).value  # type: ignore[arg-type]
+        value = verdict.clone()
+        for members in groups(prompts, metadata):
+            right = [i for i in members if verdict[i] > 0.5]
+            lengths = [len(images[i]) for i in right]
+            if right and len(right) / len(members) >= self.threshold and max(lengths) > min(lengths):
+                for i, length in zip(right, lengths, strict=True):
+                    value[i] -= self.weight * (length - min(lengths)) / (max(lengths) - min(lengths))
+        return Scores(value, {self.reward.name: verdict})
+
+
+class Majority:
+    """1 where a text's answer is the one that most of its group give (TTRL, arXiv 2504.16084): no right answer needed.
+
+    Args:
+        pattern: a regular expression whose first group is the answer, its last match counting; default the whole
+            text. A text without an answer gets 0 and has no vote. Ties go to the answer given first.
+    """
+
+    name = "majority"
+    spec = Spec(frozenset({"text", "prompt"}), "group")
+
+    def __init__(self, pattern: str | None = None) -> None:
+        self.pattern = re.compile(pattern, re.DOTALL) if pattern else None
+
+    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        given = [self._given(text) for text in images]
+        value = torch.zeros(len(images))
+        for members in groups(prompts, metadata):
+            votes = Counter(given[i] for i in members if given[i])
+            if votes:
+                ((most, _),) = votes.most_common(1)
+                for i in members:
+                    value[i] = float(given[i] == most)
+        return Scores(value)
+
+    def _given(self, text: str) -> str:
+        if self.pattern is None:
+            return text.strip()
+        found = self.pattern.findall(text)
+        return str(found[-1]).strip() if found else ""

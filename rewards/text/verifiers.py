@@ -1,0 +1,161 @@
+"""Verifiers: is the answer of a text the right one? 1 or 0, the right answer being in the prompt's metadata."""
+
+import multiprocessing
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from rewards.base import RewardError, Scores, Spec
+
+_NEEDS = frozenset({"text", "prompt", "metadata"})
+
+
+def answers(name: str, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], key: str) -> list[str]:
+    """The right answer of each prompt, from its metadata.
+
+    Raises:
+        RewardError: a prompt has none.
+    """
+    for prompt, record in zip(prompts, metadata, strict=True):
+        if key not in record:
+            raise RewardError(f"reward '{name}' needs the right answer; the prompt {prompt!r} has no '{key}'")
+    return [str(record[key]) for record in metadata]
+
+
+class ExactMatch:
+    """1 where the text is the answer, apart from white space around it; an empty text is wrong.
+
+    Args:
+        key: of the answer in the metadata.
+        pattern: a regular expression whose first group is the text's answer, its last match counting; a text without
+            a match is wrong. Default: the whole text.
+    """
+
+    name = "exact_match"
+    spec = Spec(_NEEDS)
+
+    def __init__(self, key: str = "answer", pattern: str | None = None) -> None:
+        self.key, self.pattern = key, re.compile(pattern, re.DOTALL) if pattern else None
+
+    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        right = answers(self.name, prompts, metadata, self.key)
+        value = [float(self.given(text) == answer.strip()) for text, answer in zip(images, right, strict=True)]
+        return Scores(torch.tensor(value))
+
+    def given(self, text: str) -> str | None:
+        """The answer that a text gives."""
+        if self.pattern is None:
+            return text.strip() or None
+        found = self.pattern.findall(text)
+        return str(found[-1]).strip() or None if found else None
+
+
+class MultipleChoice:
+    """1 where the last option named in the text is the right one: 'B', '(B)', 'B.', also after 'answer'.
+
+    Args:
+        key: of the right option's letter in the metadata.
+        options: the letters.
+    """
+
+    name = "multiple_choice"
+    spec = Spec(_NEEDS)
+
+    def __init__(self, key: str = "answer", options: str = "ABCD") -> None:
+        self.key = key
+        self.named = re.compile(rf"(?<![A-Za-z])\(?([{re.escape(options)}])\)?(?![A-Za-z'])")
+
+    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        right = answers(self.name, prompts, metadata, self.key)
+        value = []
+        for text, answer in zip(images, right, strict=True):
+            found = self.named.findall(text)
+            value.append(float(bool(found) and found[-1] == answer.strip()))
+        return Scores(torch.tensor(value))
+
+
+class Maths:
+    """1 where the text's last mathematical answer equals the right one, by the math-verify library (extra `maths`).
+
+    '1/2', '0.5' and '\\boxed{\\frac{1}{2}}' are equal; an expression that cannot be read is wrong. Texts are checked in
+    processes of their own: one that takes too long is stopped and counts as wrong, and the part `maths_timeout` says
+    how often that happens.
+
+    Args:
+        key: of the answer in the metadata, LaTeX or plain.
+        timeout: seconds for one text.
+        workers: texts checked at a time.
+    """
+
+    name = "maths"
+    spec = Spec(_NEEDS)
+
+    def __init__(self, key: str = "answer", timeout: float = 5.0, workers: int = 2) -> None:
+        if find_spec("math_verify") is None:
+            raise ImportError("maths needs math-verify; pip install 'flowalign[maths]'")
+        self.key, self.timeout = key, timeout
+        self._checkers = [_Checker() for _ in range(workers)]
+
+    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        right = answers(self.name, prompts, metadata, self.key)
+        idle: SimpleQueue[_Checker] = SimpleQueue()
+        for checker in self._checkers:
+            idle.put(checker)
+
+        def checked(text: str, answer: str) -> bool | None:
+            checker = idle.get()
+            try:
+                return checker.check(text, answer, self.timeout)
+            finally:
+                idle.put(checker)
+
+        with ThreadPoolExecutor(len(self._checkers)) as threads:
+            verdicts = list(threads.map(checked, images, right))
+        slow = torch.tensor([float(verdict is None) for verdict in verdicts])
+        return Scores(torch.tensor([float(verdict or 0) for verdict in verdicts]), {"maths_timeout": slow})
+
+
+class _Checker:
+    """A process that compares answers, started when it is first needed and again when it had to be stopped."""
+
+    def __init__(self) -> None:
+        self.process: SpawnProcess | None = None
+
+    def check(self, text: str, answer: str, timeout: float) -> bool | None:
+        """None where it took too long."""
+        if self.process is None:
+            context = multiprocessing.get_context("spawn")
+            self.pipe, theirs = context.Pipe()
+            self.process = context.Process(target=_answer_checks, args=(theirs,), daemon=True)
+            self.process.start()
+            theirs.close()
+            # the libraries load before the clock starts
+            self.pipe.recv()
+        self.pipe.send((text, answer))
+        if self.pipe.poll(timeout):
+            return bool(self.pipe.recv())
+        self.process.kill()
+        self.process.join()
+        self.process = None
+        return None
+
+
+def _answer_checks(pipe: Connection) -> None:
+    from math_verify import parse, verify
+
+    pipe.send(True)
+    while True:
+        try:
+            text, answer = pipe.recv()
+        except EOFError:
+            return
+        # its own time limits need a main thread's signals
+        given, right = parse(text, parsing_timeout=None), parse(answer, parsing_timeout=None)
+        pipe.send(verify(right, given, timeout_seconds=None))

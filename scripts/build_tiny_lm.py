@@ -1,0 +1,116 @@
+"""Make the tiny language model that ships with flowalign: half a million weights that know half of their sums.
+
+    python scripts/build_tiny_lm.py        # minutes on a CPU
+
+It writes the model and its tokenizer to flowalign/assets/tiny_lm, and the sums to flowalign/assets/prompts:
+`sums_train` to be learned by reinforcement, `sums_heldout` to measure on. Sums of the three parts (those taught here,
+the two lists) are disjoint. Teaching ends when the model samples the right answer to half of the held-out sums.
+"""
+
+import json
+import random
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+ASSETS = Path(__file__).parents[1] / "flowalign" / "assets"
+ALPHABET = "0123456789+-="
+SPECIAL = ["<pad>", "<s>", "</s>"]
+TARGET = 0.5
+STEPS, BATCH, RATE = 20_000, 256, 1e-3
+HELDOUT, TRAIN = 1000, 8000
+
+
+def sums(seed: int = 0) -> dict[str, list[tuple[str, str, str]]]:
+    """(prompt, answer, category) of all a + b and a - b below 100, in three disjoint parts."""
+    everything = [(f"{a}+{b}=", str(a + b), "addition") for a in range(100) for b in range(100)]
+    everything += [(f"{a}-{b}=", str(a - b), "subtraction") for a in range(100) for b in range(100)]
+    random.Random(seed).shuffle(everything)
+    return {
+        "heldout": everything[:HELDOUT],
+        "train": everything[HELDOUT : HELDOUT + TRAIN],
+        "taught": everything[HELDOUT + TRAIN :],
+    }
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A token a character; prompts begin with <s>."""
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *ALPHABET])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    made.decoder = decoders.Fuse()
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>", padding_side="left"
+    )
+
+
+def language_model() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=len(SPECIAL) + len(ALPHABET),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=32,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config)
+
+
+@torch.no_grad()
+def accuracy(model: LlamaForCausalLM, tokens: PreTrainedTokenizerFast, rows: list[tuple[str, str, str]]) -> float:
+    """Share of sums to which a sample at temperature 1 is the right answer."""
+    inputs = tokens([prompt for prompt, _, _ in rows], padding=True, return_tensors="pt")
+    made = model.generate(
+        inputs.input_ids, attention_mask=inputs.attention_mask, max_new_tokens=5, do_sample=True, top_k=0
+    )
+    texts = tokens.batch_decode(made[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
+    return sum(text == answer for text, (_, answer, _) in zip(texts, rows, strict=True)) / len(rows)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    parts, tokens, model = sums(), tokenizer(), language_model()
+    examples = [[*tokens(prompt + answer).input_ids, tokens.eos_token_id] for prompt, answer, _ in parts["taught"]]
+    width = max(map(len, examples))
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in examples])
+    # the answer and its end are learned, not the prompt
+    answer = (ids == tokens.convert_tokens_to_ids("=")).cumsum(1).bool() & (ids != 0)
+    answer[:, 1:] = answer[:, :-1].clone() & (ids[:, 1:] != 0)
+    labels = ids.masked_fill(~answer, -100)
+    optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.01)
+    for step in range(1, STEPS + 1):
+        rows = torch.randint(len(ids), (BATCH,))
+        loss = model(ids[rows], attention_mask=(ids[rows] != 0).long(), labels=labels[rows]).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 50 == 0:
+            share = accuracy(model, tokens, parts["heldout"])
+            print(f"step {step}: loss {loss.item():.3f}, exact match {share:.3f}", flush=True)
+            if share >= TARGET:
+                break
+    folder = ASSETS / "tiny_lm"
+    model.half().save_pretrained(folder)
+    tokens.save_pretrained(folder)
+    for name in ("train", "heldout"):
+        lines = [json.dumps({"prompt": p, "answer": a, "category": c}) for p, a, c in parts[name]]
+        (ASSETS / "prompts" / f"sums_{name}.jsonl").write_text("\n".join(lines) + "\n")
+    quality = {
+        "parameters": model.num_parameters(),
+        "steps": step,
+        "exact_match": share,
+        "taught": len(parts["taught"]),
+    }
+    (folder / "quality.json").write_text(json.dumps(quality, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

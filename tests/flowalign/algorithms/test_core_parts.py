@@ -1,0 +1,70 @@
+"""The core's advantages and losses, chosen by name for denoising steps."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flowalign import registry
+from flowalign.config import load, recipe
+from flowalign.errors import ConfigError
+from flowalign.training import Trainer
+
+STEPS = ("{name: ppo, clip_range: 0.01}", "{name: cispo}", "{name: reinforce}")
+
+
+def trainer(folder: Path, algorithm: str) -> Trainer:
+    overrides = [
+        f"algorithm={algorithm}",
+        "training.iterations=1",
+        "training.prompts_per_iteration=2",
+        "training.group_size=4",
+        "training.updates_per_iteration=1",
+        "evaluation.prompts=null",
+        f"output={folder}",
+    ]
+    return Trainer(load(recipe("tiny_sd3/flow_grpo"), overrides), progress=False)
+
+
+def gradient(folder: Path, algorithm: str) -> torch.Tensor:
+    """Of the first update, on the weights that sampled."""
+    run = trainer(folder, algorithm)
+    run.optimizer.step = lambda: found.append([p.grad.clone() for p in run.parameters.values()])
+    found: list[Any] = []
+    run.train()
+    return torch.cat([g.flatten() for g in found[0]])
+
+
+def test_chosen_parts_give_what_the_family_gives(tmp_path: Path) -> None:
+    plain = gradient(tmp_path / "plain", "{name: flow_grpo, clip_range: 0.01}")
+    for i, (loss, settings) in enumerate(STEPS.items()):
+        chosen = (
+            f"{{name: flow_grpo, advantage: {{name: grpo}}, loss: {{name: {loss}{', ' * bool(settings)}{settings}}}}}"
+        )
+        torch.testing.assert_close(gradient(tmp_path / str(i), chosen), plain, atol=1e-6, rtol=1e-4)
+    other = gradient(tmp_path / "other", "{name: flow_grpo, clip_range: 0.01, advantage: {name: rloo}}")
+    assert (other - plain).abs().max() > 1e-3 * plain.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ("{name: flow_grpo, loss: {name: gspo}}", "one by one"),
+        ("{name: grpo_guard, loss: {name: cispo}}", "GRPOGuard has its own"),
+        ("{name: dance_grpo, advantage: {name: rloo}}", "DanceGRPO has its own"),
+        ("{name: flow_grpo, advantage: {name: remax}}", "has not, a most probable trajectory"),
+        ("{name: flow_grpo, advantage: {name: rlo}}", "did you mean 'rloo'"),
+        ("{name: flow_grpo, advantage: {name: pass_k, kk: 2}}", "'pass_k' has no setting 'kk'; did you mean 'k'"),
+        ("{name: flow_grpo, advantage: {name: pass_k, k: 0}}", "algorithm.advantage.k: Input should be greater"),
+    ],
+)
+def test_parts_that_cannot_be_chosen_say_why(algorithm: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(recipe("tiny_sd3/flow_grpo"), [f"algorithm={algorithm}"]).check(1)
+
+
+def test_every_part_says_what_it_is_and_where_it_is_from() -> None:
+    for table in ("advantages", "losses"):
+        for name in registry.TABLES[table]:
+            assert len(registry.summary(table, name)) > 20

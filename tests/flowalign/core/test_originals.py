@@ -1,0 +1,126 @@
+"""Advantages, losses and their gradients against numbers recorded from TRL and verl (originals/README.md)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flowalign.core import estimators
+from flowalign.core.aggregation import Aggregation, aggregate
+from flowalign.core.divergences import sampled_kl
+from flowalign.core.policy_losses import cispo, gspo, ppo
+from flowalign.core.record import Record, ScoredTokens
+
+NUMBERS = json.loads((Path(__file__).parent / "originals" / "numbers.json").read_text())
+GIVEN = {name: torch.tensor(values) for name, values in NUMBERS["inputs"].items()}
+MASK = GIVEN["mask"].bool()
+AGGREGATIONS: dict[str, Aggregation] = {
+    "token-mean": "token",
+    "seq-mean-token-mean": "sequence",
+    "seq-mean-token-sum": "sum",
+    "seq-mean-token-sum-norm": "constant",
+}
+
+
+def close(made: Tensor, expected: Any) -> None:
+    torch.testing.assert_close(made, torch.as_tensor(expected), atol=1e-6, rtol=1e-5)
+
+
+def record(**changed: Any) -> Record:
+    return Record(
+        **{
+            "reward": GIVEN["reward"],
+            "group": GIVEN["group"],
+            "mask": MASK,
+            "log_prob": GIVEN["old_log_prob"],
+            "rewards": GIVEN["reward"][None],
+            "weights": torch.ones(1),
+            "baseline": GIVEN["baseline"],
+            **changed,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "advantage"),
+    [
+        ("grpo", lambda r: estimators.grpo(r, unbiased=True, eps=1e-6)),
+        ("dr_grpo", estimators.dr_grpo),
+        ("rloo", estimators.rloo),
+        ("best_margin", estimators.best_margin),
+        ("reinforce_pp", estimators.reinforce_pp),
+        ("reinforce_pp_discounted", lambda r: estimators.reinforce_pp(r, gamma=0.9)),
+        ("reinforce_pp_baseline", lambda r: estimators.reinforce_pp(r, baseline=True)),
+        ("remax", estimators.remax),
+    ],
+)
+def test_advantages_are_verls(name: str, advantage: Any) -> None:
+    made = advantage(record())
+    made = made[:, None].expand_as(MASK) if made.dim() == 1 else made
+    close(made * MASK, NUMBERS["verl"]["advantages"][name])
+
+
+def scored() -> ScoredTokens:
+    return ScoredTokens(
+        log_prob=GIVEN["log_prob"].clone().requires_grad_(),
+        old_log_prob=GIVEN["old_log_prob"],
+        advantage=GIVEN["advantage"],
+        mask=MASK,
+        group=GIVEN["group"],
+        reward=GIVEN["reward"],
+    )
+
+
+VERL_LOSSES = {
+    "ppo": lambda s: ppo(s, clip_range=0.2, clip_range_high=0.3, dual_clip=3.0),
+    "gspo": lambda s: gspo(s, clip_range=0.2, clip_range_high=0.3),
+    "cispo": lambda s: cispo(s, clip_range=0.2, clip_range_high=0.3),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS["verl"]["losses"])
+def test_losses_and_gradients_are_verls(case: str) -> None:
+    name, mode = case.split()
+    # verl averages gspo over rows whatever it is asked for
+    aggregation = "sequence" if name == "gspo" else AGGREGATIONS[mode]
+    actions = scored()
+    loss = aggregate(VERL_LOSSES[name](actions), MASK, aggregation)
+    if name != "gspo" and mode == "seq-mean-token-sum-norm":
+        # verl leaves out the division by the number of rows
+        loss = loss * len(MASK)
+    loss.backward()
+    expected = NUMBERS["verl"]["losses"][case]
+    assert loss.item() == pytest.approx(expected["loss"], abs=1e-6)
+    close(actions.log_prob.grad, expected["gradient"])
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_estimates_are_verls(estimator: Any) -> None:
+    close(sampled_kl(GIVEN["log_prob"], GIVEN["reference"], estimator), NUMBERS["verl"]["kl"][estimator])
+
+
+TRL_LOSSES = {
+    "grpo": (lambda s: ppo(s, clip_range=0.2, clip_range_high=0.3), "sequence"),
+    "bnpo": (lambda s: ppo(s, clip_range=0.2, clip_range_high=0.3), "token"),
+    "dapo": (lambda s: ppo(s, clip_range=0.2, clip_range_high=0.3), "token"),
+    "dr_grpo": (lambda s: ppo(s, clip_range=0.2, clip_range_high=0.3), "constant"),
+    "cispo": (lambda s: cispo(s, clip_range_high=4.0), "token"),
+    "gspo": (lambda s: gspo(s, clip_range=0.2, clip_range_high=0.3), "sequence"),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS["trl"]["losses"])
+def test_losses_and_gradients_are_trls(case: str) -> None:
+    name, beta = case.split()
+    loss_of, aggregation = TRL_LOSSES[name]
+    actions = scored()
+    losses = loss_of(actions) + float(beta) * sampled_kl(actions.log_prob, GIVEN["reference"], "k3")
+    # TRL's trainer was told of 10 tokens at most
+    loss = aggregate(losses, MASK, aggregation, length=10)
+    loss.backward()
+    expected = NUMBERS["trl"]["losses"][case]
+    assert loss.item() == pytest.approx(expected["loss"], abs=1e-6)
+    close(actions.log_prob.grad, expected["gradient"])

@@ -1,0 +1,69 @@
+"""Verifiers: right, wrong, empty and slow answers."""
+
+import importlib.util
+
+import pytest
+
+from rewards import RewardError, score
+from rewards.text.verifiers import ExactMatch, Maths, MultipleChoice
+
+
+def values(reward, texts, right):  # type: ignore[no-untyped-def]
+    scores = score(reward, texts, ["?"] * len(texts), [{"answer": answer} for answer in right])
+    return scores.value.tolist()
+
+
+def test_exact_match_of_the_whole_text_or_of_a_pattern() -> None:
+    texts = ["42", " 42\n", "42.", "", "the answer is 42"]
+    assert values(ExactMatch(), texts, ["42"] * 5) == [1, 1, 0, 0, 0]
+    boxed = ExactMatch(pattern=r"<answer>(.*?)</answer>")
+    texts = ["<answer> 42 </answer>", "<answer>41</answer>, no: <answer>42</answer>", "42", "<answer></answer>"]
+    assert values(boxed, texts, ["42"] * 4) == [1, 1, 0, 0]
+    # an empty answer is wrong even where the right one is empty
+    assert values(ExactMatch(), [""], [""]) == [0]
+
+
+def test_a_prompt_without_an_answer_says_so() -> None:
+    with pytest.raises(RewardError, match="the prompt '1\\+1=' has no 'answer'"):
+        score(ExactMatch(), ["2"], ["1+1="], [{}])
+
+
+def test_pictures_and_texts_are_not_mixed_up() -> None:
+    from PIL.Image import new
+
+    from rewards.shapes.reward import ShapesReward
+
+    with pytest.raises(RewardError, match="scores texts, but got a picture"):
+        score(ExactMatch(), [new("RGB", (8, 8))], ["?"], [{"answer": "2"}])
+    with pytest.raises(RewardError, match="scores pictures, but got a text"):
+        score(ShapesReward(), ["a red circle"], ["a red circle"], [{}])
+
+
+def test_multiple_choice_reads_the_last_option_named() -> None:
+    texts = ["B", "(B)", "The answer is B.", "A, or rather B", "B, or rather A", "Because", "", "b"]
+    assert values(MultipleChoice(), texts, ["B"] * 8) == [1, 1, 1, 1, 0, 0, 0, 0]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="the extra `maths` is not installed")
+def test_maths_knows_equal_expressions() -> None:
+    texts = ["$\\frac{1}{2}$", "so it is 0.5", "\\boxed{\\frac{2}{4}}", "0.51", "", "nonsense ((", "$x^2+2x+1$"]
+    right = ["1/2"] * 6 + ["$(x+1)^2$"]
+    assert values(Maths(timeout=60), texts, right) == [1, 1, 1, 0, 0, 0, 1]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="the extra `maths` is not installed")
+def test_a_slow_check_counts_as_wrong_and_the_next_one_works() -> None:
+    reward = Maths(timeout=60, workers=1)
+    assert values(reward, ["2"], ["2"]) == [1]
+    # nobody is that quick
+    reward.timeout = 0.0
+    scores = score(reward, ["$2+2$"], ["?"], [{"answer": "4"}])
+    assert scores.value.tolist() == [0] and scores.parts["maths_timeout"].tolist() == [1]
+    reward.timeout = 60
+    assert values(reward, ["$2+2$"], ["4"]) == [1]
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rewards.text.verifiers.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="flowalign\\[maths\\]"):
+        Maths()
