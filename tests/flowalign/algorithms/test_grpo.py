@@ -63,6 +63,8 @@ def trainer(
         "training.iterations=1",
         "training.prompts_per_iteration=4",
         "training.micro_batch_size=16",
+        # a first update of rate 0 would show nothing
+        "training.optimizer.warmup_updates=0",
         f"output={folder}",
         "name=run",
     ]
