@@ -134,9 +134,9 @@ def run_league(
                 output.mkdir(parents=True, exist_ok=True)
                 write_atomically(base, json.dumps(judge(trainer, panel_reward, pictures)))
             trainer.train()
-            figures = judge(trainer, panel_reward, pictures)
-            figures |= {"forwards": trainer.policy.forwards, "reward_calls": trainer.actor.reward_calls}
+            figures = {"forwards": trainer.policy.forwards, "reward_calls": trainer.actor.reward_calls}
             figures |= {"seconds": trainer.seconds, "iterations": trainer.iteration}
+            figures |= judge(trainer, panel_reward, pictures)
             write_atomically(done, json.dumps(figures))
         results.setdefault(name, []).append(json.loads(done.read_text()))
     results = {"base": [json.loads((output / "base.json").read_text())], **results}

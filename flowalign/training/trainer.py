@@ -183,7 +183,8 @@ class Trainer:
             disable=not self.progress,
             desc=self.config.name,
         )
-        while self.iteration < training.iterations and not self._hacked():
+        done = self.done()
+        while done < 1 and not self._hacked():
             begin = time.perf_counter()
             metrics = self._iterate()
             self.seconds += time.perf_counter() - begin
