@@ -2,8 +2,7 @@
 
 Notation: sigma in [0, 1] is the noise level, x = (1 - sigma) * x0 + sigma * noise, the velocity is
 v = noise - x0, and dt = sigma_next - sigma < 0. A kernel maps (x, v, sigma, sigma_next, eta) to the mean and
-standard deviation of the next sample; its arguments broadcast against x, and eta = 0 gives the ODE step. `ddim`
-alone has DDPM's notation, which its docstring gives.
+standard deviation of the next sample; its arguments broadcast against x, and eta = 0 gives the ODE step.
 """
 
 import math
@@ -70,29 +69,23 @@ def cps_published(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: 
 
 
 def ddim(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
-    """DDIM with noise (arXiv 2010.02502, eq. 12 and 16) for DDPM models, whose steps DDPO trains (2305.13301).
+    """DDIM with noise (arXiv 2010.02502, eq. 12 and 16), whose steps DDPO trains (2305.13301).
 
-    Here x = alpha * x0 + sigma * noise with alpha^2 + sigma^2 = 1, so that sigma = sqrt(1 - alphas_cumprod[t]),
-    and v = alpha * noise - sigma * x0 is the v-prediction; `v_from_epsilon` makes it of a noise prediction. eta in
-    [0, 1]: 0 the ODE, 1 ancestral sampling. Published eta: 1.
+    DDPM's x = alpha * x0 + std * noise, with alpha^2 + std^2 = 1, is the x here divided by the hypotenuse of sigma
+    and 1 - sigma, at sigma = std / (alpha + std). eta in [0, 1]: 0 the ODE, 1 ancestral sampling. Published eta: 1.
     """
-    alpha, alpha_next = _alpha(sigma), _alpha(sigma_next)
-    x0, noise = alpha * x - sigma * v, sigma * x + alpha * v
-    variance = (sigma_next / sigma) ** 2 * (1 - (alpha / alpha_next) ** 2)
+    norm, norm_next = torch.hypot(1 - sigma, sigma), torch.hypot(1 - sigma_next, sigma_next)
+    alpha, alpha_next = (1 - sigma) / norm, (1 - sigma_next) / norm_next
+    variance = (sigma_next * norm / sigma) ** 2 * (1 - (alpha / alpha_next) ** 2)
+    x0, noise = x - sigma * v, x + (1 - sigma) * v
     # rounding must not carry what eta = 1 leaves of the old noise below zero
     kept = (sigma_next**2 - eta**2 * variance).clamp(min=0)
-    return alpha_next * x0 + torch.sqrt(kept) * noise, eta * torch.sqrt(variance)
+    return (1 - sigma_next) * x0 + torch.sqrt(kept) * noise, eta * torch.sqrt(variance)
 
 
 def v_from_epsilon(x: Tensor, epsilon: Tensor, sigma: Tensor) -> Tensor:
-    """The v-prediction that a noise prediction stands for; sigma [B] in (0, 1) as in `ddim`, x [B, ...]."""
-    sigma = sigma.view(-1, *[1] * (x.dim() - 1))
-    return (epsilon - sigma * x) / _alpha(sigma)
-
-
-def _alpha(sigma: Tensor) -> Tensor:
-    # 1 - sigma is exact where sigma is close to 1; 1 - sigma^2 is not
-    return torch.sqrt((1 - sigma) * (1 + sigma))
+    """The velocity at x that a noise prediction stands for; sigma in (0, 1) broadcasts against x [B, ...]."""
+    return (epsilon - x) / (1 - sigma)
 
 
 KERNELS: dict[str, Kernel] = {

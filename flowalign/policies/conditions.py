@@ -1,11 +1,13 @@
 """The arguments a pipeline called its denoiser with, kept so that any step of any sample can be called again."""
 
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.utils._pytree import tree_map_only
 
 Call = dict[str, Any]
 
@@ -14,7 +16,8 @@ class Conditions:
     """Every denoiser call of one rollout, without the latents.
 
     Pipelines call the denoiser once a step, or once a branch of guidance; guidance by concatenation stacks
-    `copies` of the batch in one call. Tensors that stay the same over the steps are kept once.
+    `copies` of the batch in one call. Arguments that stay the same over the steps are kept once. A tensor or list
+    with as many rows as the call has samples has one for each of them; dictionaries are looked into.
 
     Args:
         calls: [T][C] the arguments of call c of step k.
@@ -27,12 +30,8 @@ class Conditions:
         self.calls, self.copies, self.batch, self.shared = calls, copies, batch, shared
 
     def _per_sample(self, name: str, value: Any, copies: int) -> bool:
-        return (
-            isinstance(value, Tensor)
-            and value.dim() > 0
-            and len(value) == copies * self.batch
-            and name not in self.shared
-        )
+        sized = isinstance(value, (list, tuple)) or (isinstance(value, Tensor) and value.dim() > 0)
+        return sized and len(value) == copies * self.batch and name not in self.shared
 
     def gather(self, samples: Tensor, steps: Tensor) -> list[Call]:
         """The C calls for the N pairs (samples[n], steps[n]), each with copies * N rows."""
@@ -40,61 +39,81 @@ class Conditions:
         for c, copies in enumerate(self.copies):
             rows = torch.cat([samples + i * self.batch for i in range(copies)])
             at = steps.repeat(copies)
-            call = {}
-            for name, first in self.calls[0][c].items():
-                if not self._per_sample(name, first, copies):
-                    call[name] = first
-                    continue
-                values = [step[c][name] for step in self.calls]
-                if all(value is first for value in values):
-                    call[name] = first[rows]
-                else:
-                    call[name] = torch.stack(values)[at, rows]
-            gathered.append(call)
+            names = self.calls[0][c]
+            gathered.append({n: self._at(n, [step[c][n] for step in self.calls], copies, rows, at) for n in names})
         return gathered
+
+    def _at(self, name: str, values: list[Any], copies: int, rows: Tensor, steps: Tensor) -> Any:
+        """One argument, of which each step had its own value, for these rows at these steps."""
+        first = values[0]
+        same = all(value is first for value in values)
+        if isinstance(first, dict):
+            return {key: self._at(key, [v[key] for v in values], copies, rows, steps) for key in first}
+        if isinstance(first, Tensor) and first.dim() == 0 and not same:
+            return torch.stack(values)[steps.to(first.device)]
+        if not self._per_sample(name, first, copies):
+            return first
+        if isinstance(first, Tensor):
+            return first[rows] if same else torch.stack(values)[steps, rows]
+        return [values[k][row] for k, row in zip(steps.tolist(), rows.tolist(), strict=True)]
 
     def __getitem__(self, samples: Tensor) -> "Conditions":
         """The conditions of some samples, [N] indices."""
-        picked: dict[int, Tensor] = {}
 
-        def pick(name: str, value: Any, copies: int) -> Any:
-            if not self._per_sample(name, value, copies):
-                return value
-            if id(value) not in picked:
-                picked[id(value)] = value.unflatten(0, (copies, -1))[:, samples].flatten(0, 1)
-            return picked[id(value)]
+        def pick(values: list[Any], copies: int) -> Any:
+            [value] = values
+            if isinstance(value, Tensor):
+                return value.unflatten(0, (copies, -1))[:, samples].flatten(0, 1)
+            return [value[i * self.batch + row] for i in range(copies) for row in samples.tolist()]
 
-        calls = [
-            [{name: pick(name, value, n) for name, value in call.items()} for call, n in zip(step, self.copies)]
-            for step in self.calls
-        ]
-        return Conditions(calls, self.copies, len(samples), self.shared)
+        return Conditions(_mapped([self], pick), self.copies, len(samples), self.shared)
 
     @staticmethod
     def cat(parts: Sequence["Conditions"]) -> "Conditions":
-        """The conditions of several rollouts of the same schedule as one."""
+        """The conditions of several rollouts of the same schedule as one; token axes grow to the longest."""
         first = parts[0]
         if len(parts) == 1:
             return first
-        joined: dict[tuple[int, ...], Tensor] = {}
 
-        def join(name: str, values: list[Any], copies: int) -> Any:
-            if not first._per_sample(name, values[0], copies):
-                return values[0]
-            key = tuple(map(id, values))
-            if key not in joined:
-                folded = [v.unflatten(0, (copies, -1)) for v in values]
-                joined[key] = torch.cat(folded, 1).flatten(0, 1)
-            return joined[key]
+        def join(values: list[Any], copies: int) -> Any:
+            if isinstance(values[0], Tensor):
+                return torch.cat([v.unflatten(0, (copies, -1)) for v in _padded(values)], 1).flatten(0, 1)
+            each = [len(value) // copies for value in values]
+            return [row for i in range(copies) for v, n in zip(values, each, strict=True) for row in v[i * n :][:n]]
 
-        calls = [
-            [
-                {name: join(name, [p.calls[k][c][name] for p in parts], copies) for name in first.calls[k][c]}
-                for c, copies in enumerate(first.copies)
-            ]
-            for k in range(len(first.calls))
+        return Conditions(_mapped(parts, join), first.copies, sum(p.batch for p in parts), first.shared)
+
+
+def _mapped(parts: Sequence[Conditions], function: Callable[[list[Any], int], Any]) -> list[list[Call]]:
+    """The calls with every per-sample argument replaced by the function of its values in each part."""
+    made: dict[tuple[int, ...], Any] = {}
+
+    def of(name: str, values: list[Any], copies: int) -> Any:
+        if isinstance(values[0], dict):
+            return {key: of(key, [v[key] for v in values], copies) for key in values[0]}
+        if not parts[0]._per_sample(name, values[0], copies):
+            return values[0]
+        # what the steps share stays shared
+        key = tuple(map(id, values))
+        if key not in made:
+            made[key] = function(values, copies)
+        return made[key]
+
+    return [
+        [
+            {name: of(name, [p.calls[k][c][name] for p in parts], copies) for name in call}
+            for c, (call, copies) in enumerate(zip(step, parts[0].copies, strict=True))
         ]
-        return Conditions(calls, first.copies, sum(p.batch for p in parts), first.shared)
+        for k, step in enumerate(parts[0].calls)
+    ]
+
+
+def _padded(values: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors [.., L, ..] of different lengths on their second axis, padded with zeros to the longest."""
+    if values[0].dim() < 2:
+        return list(values)
+    longest = max(v.shape[1] for v in values)
+    return [pad(v, [0, 0] * (v.dim() - 2) + [0, longest - v.shape[1]]) for v in values]
 
 
 class CallRecorder:
@@ -126,8 +145,9 @@ class CallRecorder:
             if self.kept is not None:
                 vars(self.denoiser)["forward"] = self.kept
 
-    def _zeros(self, *args: Any, **kwargs: Any) -> tuple[Tensor]:
-        return (torch.zeros_like(self.signature.bind(*args, **kwargs).arguments[self.input_name]),)
+    def _zeros(self, *args: Any, **kwargs: Any) -> tuple[Any]:
+        latents = self.signature.bind(*args, **kwargs).arguments[self.input_name]
+        return (tree_map_only(Tensor, torch.zeros_like, latents),)
 
     def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = dict(self.signature.bind(*args, **kwargs).arguments)

@@ -13,6 +13,7 @@ from diffusers.training_utils import _collate_lora_metadata
 from peft import get_peft_model_state_dict
 from PIL.Image import Image
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import Policy
@@ -83,6 +84,7 @@ class DiffusersPolicy(Policy):
         super().__init__(getattr(pipeline, self.family.denoiser), device)
         self.encode_options = encode_options or {}
         self._embeddings: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
+        self.family.check(pipeline)
         pipeline.set_progress_bar_config(disable=True)
         for module in pipeline.components.values():
             if isinstance(module, nn.Module):
@@ -125,8 +127,8 @@ class DiffusersPolicy(Policy):
 
     @property
     def latent_channels(self) -> int:
-        """Channels of the latents the denoiser takes."""
-        return self.denoiser.config.in_channels
+        """C of the latents."""
+        return self.family.channels(self.denoiser)
 
     # What is trained
 
@@ -203,14 +205,14 @@ class DiffusersPolicy(Policy):
         self.encode(prompts)
         return torch.stack([self._embeddings[prompt]["prompt_embeds"].float().mean(0) for prompt in prompts])
 
-    def _embeds(self, prompts: Sequence[str], guidance: float) -> dict[str, Tensor]:
-        self.encode([*prompts, ""] if guidance > 1 else prompts)
-        rows = [self._embeddings[prompt] for prompt in prompts]
-        embeds = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-        if guidance > 1:
-            for name, value in self._embeddings[""].items():
-                embeds[f"negative_{name}"] = value.expand(len(prompts), *value.shape)
-        return {name: value.to(self.device) for name, value in embeds.items()}
+    def _embeds(self, prompts: Sequence[str], guidance: float) -> dict[str, Any]:
+        negative = self.family.negative(guidance)
+        self.encode([*prompts, ""] if negative else prompts)
+        embeds = self.family.stack([self._embeddings[prompt] for prompt in prompts])
+        if negative:
+            stacked = self.family.stack([self._embeddings[""]] * len(prompts))
+            embeds |= {f"negative_{name}": value for name, value in stacked.items()}
+        return tree_map_only(Tensor, lambda value: value.to(self.device), embeds)
 
     # Rollout and replay
 
@@ -252,7 +254,10 @@ class DiffusersPolicy(Policy):
         for i in range(0, len(prompts), batch_size):
             rows = slice(i, i + batch_size)
             part_eta = eta[rows] if eta is not None and eta.dim() == 2 else eta
-            scheduler = TransitionScheduler.like(self.pipeline.scheduler, kernel, part_eta, noise_seeds[rows], order)
+            size = self.family.size(self.pipeline, call)
+            scheduler = TransitionScheduler(
+                self.pipeline.scheduler, self.family, size, kernel, part_eta, noise_seeds[rows], order
+            )
             parts.append(self._sample(prompts[rows], seeds[rows], steps, guidance, scheduler, call))
         return Rollout.cat(parts)
 
@@ -268,7 +273,7 @@ class DiffusersPolicy(Policy):
         with CallRecorder(self.denoiser) as recorded:
             self._call(prompts, seeds, steps, guidance, scheduler, call)
         self.forwards += sum(recorded.rows)
-        conditions = recorded.conditions(len(prompts), len(scheduler.sigmas) - 1, self.family.shared)
+        conditions = recorded.conditions(len(prompts), len(scheduler.levels) - 1, self.family.shared)
         assert scheduler.recorder is not None
         return Rollout(scheduler.recorder.trajectory(), conditions, list(prompts), guidance, scheduler.kernel)
 
@@ -288,7 +293,7 @@ class DiffusersPolicy(Policy):
             with self._autocast():
                 self.pipeline(
                     **self._embeds(prompts, guidance),
-                    guidance_scale=guidance,
+                    **self.family.arguments(guidance),
                     num_inference_steps=steps,
                     generator=generators(seeds),
                     output_type="latent",
@@ -306,19 +311,24 @@ class DiffusersPolicy(Policy):
             x: [N, ...] states of these samples at these steps; default those stored.
         """
         x = rollout.trajectory.latents[samples, steps] if x is None else x
-        return self._velocity(x, rollout.conditions, samples, steps, rollout.guidance)
+        sigma = rollout.trajectory.sigmas[steps]
+        return self._velocity(x, sigma, rollout.conditions, samples, steps, rollout.guidance)
 
-    def _velocity(self, x: Tensor, conditions: Conditions, samples: Tensor, steps: Tensor, guidance: float) -> Tensor:
-        x = x.to(self.dtype)
+    def _velocity(
+        self, x: Tensor, sigma: Tensor, conditions: Conditions, samples: Tensor, steps: Tensor, guidance: float
+    ) -> Tensor:
+        sigma = sigma.view(-1, *[1] * (x.dim() - 1))
+        latents = self.family.pack(x * self.family.scale(sigma)).to(self.dtype)
         copies = conditions.copies
         self.forwards += len(x) * sum(copies)
         network = self.model if torch.is_grad_enabled() else self._bare
         with self._autocast():
             outputs = [
-                network(x.repeat(n, *[1] * (x.dim() - 1)), **call)[0]
+                network(self.family.network_input(torch.cat([latents] * n)), **call)[0]
                 for n, call in zip(copies, conditions.gather(samples, steps), strict=True)
             ]
-            return self.family.velocity(outputs, copies, guidance)
+            guided = self.family.unpack(self.family.velocity(outputs, copies, guidance), x.shape[-2:])
+            return self.family.flow_velocity(guided, x, sigma, self.family.scheduler(self.pipeline.scheduler))
 
     def at(self, rollout: Rollout) -> VelocityAt:
         """The velocity at any state of a rollout's samples, as completions and trees ask for it."""
@@ -378,7 +388,8 @@ class DiffusersPolicy(Policy):
             call: further arguments of the pipeline's call (height, width).
         """
         distinct, place = (-levels).unique(return_inverse=True)
-        scheduler = LevelScheduler.like(self.pipeline.scheduler, ode, None, seeds)
+        size = self.family.size(self.pipeline, call)
+        scheduler = LevelScheduler(self.pipeline.scheduler, self.family, size, ode, None, seeds)
         with CallRecorder(self.denoiser, dry=True) as recorded:
             self._call(prompts, seeds, len(distinct), guidance, scheduler, {"sigmas": (-distinct).tolist()} | call)
         conditions = recorded.conditions(len(prompts), len(distinct), self.family.shared)
@@ -388,11 +399,13 @@ class DiffusersPolicy(Policy):
         x0 = torch.cat(parts).float()
         noise = normal(x0.shape[1:], generators(seeds), self.device)
         place = place.to(self.device)
-        return Noised(x0, noise, scheduler.sigmas.to(self.device)[place], conditions, place, guidance)
+        return Noised(x0, noise, scheduler.levels.to(self.device)[place], conditions, place, guidance)
 
     def velocity_of(self, noised: Noised, rows: Tensor) -> Tensor:
         """[N, ...] velocities of the present weights at these of the noised samples, [N] indices."""
-        return self._velocity(noised.x[rows], noised.conditions, rows, noised.levels[rows], noised.guidance)
+        return self._velocity(
+            noised.x[rows], noised.sigma[rows], noised.conditions, rows, noised.levels[rows], noised.guidance
+        )
 
     @torch.no_grad()
     def decode(self, latents: Tensor, batch_size: int = 64) -> list[Image]:
@@ -400,7 +413,7 @@ class DiffusersPolicy(Policy):
         images: list[Image] = []
         for part in latents.split(batch_size):
             pixels = self.family.decode(self.pipeline, part)
-            images += self.pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
+            images += self.family.pictures(self.pipeline, pixels.float())
         return images
 
     def make(self, prompts: Sequence[str], seeds: Sequence[int], sampling: Any) -> list[Image]:

@@ -86,11 +86,7 @@ def test_given_the_true_sample_the_noise_level_after_a_step_is_exact(kernel) -> 
     """With v from the true x0 and noise, any step lands on the forward process whatever eta: coefficients kept."""
     n, sigma, sigma_next = 200_000, torch.tensor([0.9]), torch.tensor([0.4])
     x0, noise = torch.full((1, n), 0.7), torch.randn(1, n)
-    if kernel is cps:
-        x, v, keep = (1 - sigma) * x0 + sigma * noise, noise - x0, 1 - sigma_next
-    else:
-        alpha = torch.sqrt(1 - sigma**2)
-        x, v, keep = alpha * x0 + sigma * noise, alpha * noise - sigma * x0, torch.sqrt(1 - sigma_next**2)
+    x, v, keep = (1 - sigma) * x0 + sigma * noise, noise - x0, 1 - sigma_next
     for eta in (0.0, 0.5, 1.0):
         made = transition(kernel, x, v, sigma, sigma_next, torch.tensor([eta]), noise=torch.randn(1, n))
         assert made.next.mean().item() == pytest.approx((keep * 0.7).item(), abs=4e-3)
@@ -134,17 +130,21 @@ def test_ddim_is_diffusers_ddim(prediction: str, eta: float) -> None:
     )
     scheduler.set_timesteps(20)
     alpha_bars = torch.cat([scheduler.alphas_cumprod[scheduler.timesteps], scheduler.final_alpha_cumprod[None]])
-    sigmas = torch.sqrt(1 - alpha_bars)
+    alphas, stds = alpha_bars.sqrt(), torch.sqrt(1 - alpha_bars)
+    sigmas, scale = stds / (alphas + stds), 1 / (alphas + stds)
     for k, t in enumerate(scheduler.timesteps):
         x, output, noise = torch.randn(3, 1, *SHAPE)
         expected = scheduler.step(output, t, x, eta=eta, variance_noise=noise).prev_sample
-        v = output if prediction == "v_prediction" else v_from_epsilon(x, output, sigmas[k : k + 1])
         at, to, level = sigmas[k : k + 1], sigmas[k + 1 : k + 2], torch.tensor([eta])
-        made = transition(ddim, x, v, at, to, level, noise=noise)
+        if prediction == "epsilon":
+            v = v_from_epsilon(x * scale[k], output, at)
+        else:
+            v = (stds[k] - alphas[k]) * x + (stds[k] + alphas[k]) * output
+        made = transition(ddim, x * scale[k], v, at, to, level, noise=noise)
         # x0 of a noise prediction divides by alpha, 0.07 at the first step
-        torch.testing.assert_close(made.next, expected, atol=3e-4, rtol=1e-4)
+        torch.testing.assert_close(made.next / scale[k + 1], expected, atol=3e-4, rtol=1e-4)
         std = eta * scheduler._get_variance(t, t - 50).clamp(min=0).sqrt() if k < 19 else torch.tensor(0.0)
-        torch.testing.assert_close(made.std.flatten(), std.view(1), atol=1e-5, rtol=1e-3)
+        torch.testing.assert_close(made.std.flatten() / scale[k + 1], std.view(1), atol=1e-5, rtol=1e-3)
 
 
 def test_ddim_keeps_the_marginals_on_gaussian_data() -> None:
@@ -153,14 +153,15 @@ def test_ddim_keeps_the_marginals_on_gaussian_data() -> None:
     for eta in (0.0, 0.5, 1.0):
         errors = []
         for steps in (50, 200, 800):
-            sigmas = torch.sin(torch.linspace(math.pi / 2, 0, steps + 1, dtype=torch.float64))
+            angles = torch.linspace(math.pi / 2, 0, steps + 1, dtype=torch.float64)
+            sigmas = torch.sin(angles) / (torch.sin(angles) + torch.cos(angles))
             mean, variance = torch.tensor(0.0).double(), torch.tensor(1.0).double()
             for k in range(steps):
-                sigma, alpha = sigmas[k], torch.sqrt((1 - sigmas[k]) * (1 + sigmas[k]))
+                sigma, alpha = sigmas[k], 1 - sigmas[k]
                 x = torch.tensor([0.0, 1.0], dtype=torch.float64)
                 x0 = m + alpha * c**2 / (alpha**2 * c**2 + sigma**2) * (x - alpha * m)
                 noise = sigma / (alpha**2 * c**2 + sigma**2) * (x - alpha * m)
-                image, std = ddim(x, alpha * noise - sigma * x0, sigma, sigmas[k + 1], torch.tensor(eta).double())
+                image, std = ddim(x, noise - x0, sigma, sigmas[k + 1], torch.tensor(eta).double())
                 slope = image[1] - image[0]
                 mean, variance = slope * mean + image[0], slope**2 * variance + std**2
             errors.append(abs(mean - m).item() + abs(variance - c**2).item())

@@ -1,0 +1,218 @@
+"""What model families share: encoding, guidance, packing, coordinates, decoding."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from torch import Tensor, nn
+
+from flowalign.errors import ConfigError, FlowalignError
+
+JOINT_ATTENTION = (
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+)
+"""the joint attention of image and text streams, as Flow-GRPO trains it"""
+
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+
+
+class Family:
+    """What a pipeline's own call does not tell. Subclass it for a new family and add the class to `FAMILIES`.
+
+    Latents are [B, C, H, W] ([B, C, F, H, W] for videos) and velocities those of x = (1 - sigma) * x0 + sigma * noise
+    everywhere outside the pipeline's loop; `pack`, `unpack`, `scale` and `flow_velocity` go between the two.
+    """
+
+    pipelines: ClassVar[tuple[str, ...]]
+    """names of the diffusers pipeline classes"""
+    guidance: ClassVar[str] = "two copies of the batch in one call"
+    """how the family guides, for people"""
+    denoiser: ClassVar[str] = "transformer"
+    """the pipeline's attribute that is trained"""
+    lora_targets: ClassVar[tuple[str, ...]]
+    """module names LoRA goes on by default"""
+    shared: ClassVar[tuple[str, ...]] = ()
+    """tensor arguments of the denoiser without a batch axis"""
+
+    def check(self, pipeline: DiffusionPipeline) -> None:
+        """Refuse a pipeline of the right class that this family cannot drive.
+
+        Raises:
+            ConfigError: says why.
+        """
+
+    # Prompts and guidance
+
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> dict[str, Sequence[Tensor]]:
+        """Prompt embeddings as arguments of the pipeline's call, len(prompts) rows each."""
+        raise NotImplementedError
+
+    def stack(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
+        """The encoded prompts of a batch, one `encode` row each, as arguments of the pipeline's call."""
+        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
+        """How many tokens each tokenizer of the pipeline lets through."""
+        names = [n for n in pipeline.components if n.startswith("tokenizer") and getattr(pipeline, n) is not None]
+        return {name: getattr(pipeline, name).model_max_length for name in names}
+
+    def negative(self, guidance: float) -> bool:
+        """Whether guidance of this scale needs the embeddings of an empty prompt."""
+        return guidance > 1
+
+    def arguments(self, guidance: float) -> dict[str, Any]:
+        """The scale w of negative + w * (positive - negative), 1 for no guidance, as the pipeline's call takes it."""
+        return {"guidance_scale": guidance}
+
+    def velocity(self, outputs: Sequence[Any], copies: Sequence[int], guidance: float) -> Tensor:
+        """What the pipeline gives its scheduler, from the denoiser's outputs; here by concatenation.
+
+        The arithmetic is the pipeline's own, in the network's dtype, so that replay equals rollout.
+        """
+        if copies[0] == 1:
+            return outputs[0]
+        unconditional, conditional = outputs[0].chunk(2)
+        return unconditional + guidance * (conditional - unconditional)
+
+    # Latents
+
+    def channels(self, denoiser: nn.Module) -> int:
+        """C of the latents."""
+        return int(denoiser.config.in_channels)
+
+    def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, int]:
+        """H, W of the latents that the pipeline's call with these arguments makes; packed families need it."""
+        return (0, 0)
+
+    def unpack(self, latents: Tensor, size: Sequence[int]) -> Tensor:
+        """Latents as they are in the pipeline's loop to [B, C, H, W]; size is (H, W)."""
+        return latents
+
+    def pack(self, latents: Tensor) -> Tensor:
+        """The inverse of `unpack`."""
+        return latents
+
+    def network_input(self, latents: Tensor) -> Any:
+        """Packed latents as the denoiser takes them."""
+        return latents
+
+    # The schedule
+
+    def scheduler(self, own: Any) -> Any:
+        """The scheduler whose schedule a rollout walks."""
+        if isinstance(own, FlowMatchEulerDiscreteScheduler) or own.config.get("use_flow_sigmas"):
+            return own
+        raise FlowalignError(
+            f"the pipeline's scheduler is {type(own).__name__}; stochastic rollouts need one with flow sigmas, "
+            "e.g. FlowMatchEulerDiscreteScheduler"
+        )
+
+    def sigmas(self, scheduler: Any) -> Tensor:
+        """[T + 1] noise levels of a scheduler whose timesteps are set, ending in 0."""
+        return scheduler.sigmas
+
+    def scale(self, sigma: Tensor) -> Tensor:
+        """What latents at noise level sigma are multiplied with for the model."""
+        return torch.ones_like(sigma)
+
+    def flow_velocity(self, output: Tensor, x: Tensor, sigma: Tensor, scheduler: Any) -> Tensor:
+        """The velocity at x that a guided prediction of the model stands for."""
+        return output
+
+    # Pictures
+
+    def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
+        """Pictures [B, 3, H, W] in [-1, 1] to latents, the mean of the VAE's posterior: the inverse of `decode`."""
+        vae = pipeline.vae
+        latents = vae.encode(pixels.to(vae.dtype)).latent_dist.mode()
+        return (latents - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
+
+    def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
+        """Latents to pictures [B, 3, H, W] in [-1, 1]."""
+        vae = pipeline.vae
+        latents = latents / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
+        return vae.decode(latents.to(vae.dtype), return_dict=False)[0]
+
+    def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
+        """What `decode` made, as PIL images; a video is a list of them."""
+        return pipeline.image_processor.postprocess(pixels, output_type="pil")
+
+
+class Packed(Family):
+    """Latents travel as tokens of 2x2 patches, [B, H/2 * W/2, 4 C]."""
+
+    def channels(self, denoiser: nn.Module) -> int:
+        return super().channels(denoiser) // 4
+
+    def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, int]:
+        scale = pipeline.vae_scale_factor
+        default = pipeline.default_sample_size * scale
+        height, width = (2 * (int(call.get(side) or default) // (2 * scale)) for side in ("height", "width"))
+        return height, width
+
+    def unpack(self, latents: Tensor, size: Sequence[int]) -> Tensor:
+        height, width = size
+        patches = latents.unflatten(2, (-1, 2, 2)).unflatten(1, (height // 2, width // 2))
+        return patches.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
+
+    def pack(self, latents: Tensor) -> Tensor:
+        patches = latents.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))
+        return patches.permute(0, 2, 4, 1, 3, 5).flatten(3, 5).flatten(1, 2)
+
+
+class TrueGuidance(Family):
+    """Classifier-free guidance by two calls a step, the positive one first."""
+
+    guidance = "two calls a step"
+
+    def velocity(self, outputs: Sequence[Any], copies: Sequence[int], guidance: float) -> Tensor:
+        if len(outputs) == 1:
+            return outputs[0]
+        positive, negative = outputs
+        return negative + guidance * (positive - negative)
+
+
+class DistilledGuidance(Family):
+    """The guidance scale is an input of the network."""
+
+    guidance = "embedded"
+
+    def negative(self, guidance: float) -> bool:
+        return False
+
+
+class VideoVAE(Family):
+    """Wan's VAE, [B, C, F, H, W], whose latents are normalised channel by channel."""
+
+    @staticmethod
+    def _statistics(pipeline: DiffusionPipeline, like: Tensor) -> tuple[Tensor, Tensor]:
+        config = pipeline.vae.config
+        mean, std = (torch.tensor(v).view(1, -1, 1, 1, 1).to(like) for v in (config.latents_mean, config.latents_std))
+        return mean, std
+
+    def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
+        latents = pipeline.vae.encode(pixels.to(pipeline.vae.dtype)).latent_dist.mode()
+        mean, std = self._statistics(pipeline, latents)
+        return (latents - mean) / std
+
+    def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
+        latents = latents.to(pipeline.vae.dtype)
+        mean, std = self._statistics(pipeline, latents)
+        return pipeline.vae.decode(latents * std + mean, return_dict=False)[0]
+
+
+def option(options: dict[str, Any], default: int) -> int:
+    """The length that prompts are cut to."""
+    return int(options.get("max_sequence_length", default))
+
+
+def refuse(pipeline: DiffusionPipeline, why: str) -> ConfigError:
+    return ConfigError(f"this {type(pipeline).__name__} cannot be trained: {why}")
