@@ -1,0 +1,183 @@
+"""What every model family must do, each on a tiny random pipeline of its real class."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DDIMScheduler, DiffusionPipeline
+from tests.flowalign.policies.tiny_pipelines import PIPELINES, Tiny, build
+from torch import Tensor
+
+from flowalign.policies import DiffusersPolicy, Rollout
+from samplers import All, cps, ddim, flow_sde
+
+# of different lengths
+PROMPTS = ["a red circle", "two blue squares", "a red circle", "a green triangle above a blue circle"]
+SEEDS = [4, 5, 6, 7]
+STEPS = 4
+EVERY_STEP = All().etas(STEPS, 0.7, 0, 0)
+
+
+@pytest.fixture(params=sorted(PIPELINES))
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def tiny(name: str) -> Tiny:
+    return PIPELINES[name]
+
+
+@pytest.fixture
+def policy(name: str) -> DiffusersPolicy:
+    return DiffusersPolicy(build(name), encode_options=PIPELINES[name].encode)
+
+
+def roll(policy: DiffusersPolicy, tiny: Tiny, **settings: Any) -> Rollout:
+    settings = {"steps": STEPS, "kernel": flow_sde, "eta": EVERY_STEP, "guidance": 3.0} | settings
+    return policy.sample(PROMPTS, SEEDS, **tiny.call, **settings)
+
+
+def ode(policy: DiffusersPolicy, tiny: Tiny, guidance: float) -> Tensor:
+    """Pixels of our ODE sampling, in [0, 1]."""
+    final = policy.sample(PROMPTS, SEEDS, steps=STEPS, guidance=guidance, **tiny.call).trajectory.final
+    with torch.no_grad():
+        return (policy.family.decode(policy.pipeline, final) / 2 + 0.5).clamp(0, 1)
+
+
+def plain(pipe: DiffusionPipeline, policy: DiffusersPolicy, tiny: Tiny, guidance: float) -> Tensor:
+    """Pixels of the pipeline's own call."""
+    if hasattr(pipe, "unet"):
+        # Stable Diffusion's own scheduler is of a higher order
+        pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config, clip_sample=False, set_alpha_to_one=True)
+    made = pipe(
+        list(PROMPTS),
+        generator=[torch.Generator().manual_seed(seed) for seed in SEEDS],
+        num_inference_steps=STEPS,
+        output_type="pt",
+        return_dict=False,
+        **tiny.call,
+        **tiny.encode,
+        **policy.family.arguments(guidance),
+        **({"negative_prompt": [""] * len(PROMPTS)} if tiny.negative and guidance > 1 else {}),
+    )[0]
+    return made.transpose(1, 2) if made.dim() == 5 else made
+
+
+def pairs(rollout: Rollout) -> tuple[Tensor, Tensor]:
+    """All (sample, step) pairs in random order."""
+    batch, steps = rollout.trajectory.mask.shape
+    all_pairs = torch.cartesian_prod(torch.arange(batch), torch.arange(steps))
+    return all_pairs[torch.randperm(len(all_pairs))].unbind(1)
+
+
+def scramble(policy: DiffusersPolicy, scale: float = 0.1) -> None:
+    """Move every trained weight, as training would."""
+    with torch.no_grad():
+        for parameter in policy.trainable().values():
+            parameter.add_(scale * torch.randn_like(parameter))
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_ode_sampling_is_the_pipelines_own_call(
+    name: str, policy: DiffusersPolicy, tiny: Tiny, guidance: float
+) -> None:
+    expected = plain(build(name), policy, tiny, guidance)
+    assert expected.std() > 0.01
+    torch.testing.assert_close(ode(policy, tiny, guidance), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kernel", [flow_sde, cps, ddim])
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_ratio_is_one_after_a_rollout(policy: DiffusersPolicy, tiny: Tiny, kernel: Any, guidance: float) -> None:
+    """In any micro-batch of any mix of samples and steps, of rollouts joined from batches of other prompts."""
+    rollout = roll(policy, tiny, kernel=kernel, guidance=guidance, batch_size=3)
+    assert rollout.trajectory.mask.any()
+    samples, steps = pairs(rollout)
+    old = rollout.trajectory.log_prob[samples, steps]
+    parts = zip(samples.split(5), steps.split(5), strict=True)
+    with torch.no_grad():
+        new = torch.cat([policy.score(rollout, *part).log_prob for part in parts])
+    torch.testing.assert_close(torch.exp(new - old), torch.ones(len(old)), atol=1e-5, rtol=0)
+    assert policy.verify(rollout) < 1e-4
+
+
+def test_batch_composition_does_not_change_a_sample(policy: DiffusersPolicy, tiny: Tiny) -> None:
+    together = roll(policy, tiny).trajectory
+    for batch_size in (1, 3):
+        parts = roll(policy, tiny, batch_size=batch_size).trajectory
+        torch.testing.assert_close(parts.latents, together.latents, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(parts.log_prob, together.log_prob, atol=1e-4, rtol=0)
+
+
+def test_branches_are_replayed_under_the_conditions_of_their_samples(policy: DiffusersPolicy, tiny: Tiny) -> None:
+    rollout = roll(policy, tiny, batch_size=2)
+    rows = torch.tensor([3, 0])
+    branch = rollout.branch(rollout.trajectory[rows], rows)
+    with torch.no_grad():
+        for step in (0, STEPS - 1):
+            at = torch.full((2,), step)
+            velocity = policy.velocity(branch, torch.arange(2), at)
+            torch.testing.assert_close(velocity.float(), rollout.trajectory.velocity[rows, at], atol=1e-4, rtol=1e-4)
+
+
+def test_every_lora_weight_gets_a_gradient_and_no_frozen_one(policy: DiffusersPolicy, tiny: Tiny) -> None:
+    policy.add_lora(rank=2, alpha=4)
+    scramble(policy)
+    rollout = roll(policy, tiny)
+    velocity = policy.velocity(rollout, *pairs(rollout)).float()
+    (velocity * torch.randn_like(velocity)).sum().backward()
+    trained = policy.trainable()
+    assert trained
+    for part, parameter in policy.denoiser.named_parameters():
+        if part not in trained:
+            assert parameter.grad is None, part
+        elif any(unused in part for unused in tiny.unused):
+            assert parameter.grad is None or not parameter.grad.any(), part
+        else:
+            assert parameter.grad is not None and parameter.grad.isfinite().all() and parameter.grad.any(), part
+
+
+def test_a_saved_lora_gives_the_same_picture_in_plain_diffusers(
+    name: str, policy: DiffusersPolicy, tiny: Tiny, tmp_path: Path
+) -> None:
+    policy.add_lora(rank=2, alpha=8)
+    base = ode(policy, tiny, 3.0)
+    scramble(policy, 0.5)
+    expected = ode(policy, tiny, 3.0)
+    assert (expected - base).abs().max() > 1e-2
+    policy.save(tmp_path)
+    pipe = build(name)
+    pipe.load_lora_weights(tmp_path)
+    torch.testing.assert_close(plain(pipe, policy, tiny, 3.0), expected, atol=1e-4, rtol=0)
+
+
+def test_a_saved_denoiser_gives_the_same_picture(name: str, policy: DiffusersPolicy, tiny: Tiny, tmp_path: Path) -> None:
+    policy.train_all()
+    scramble(policy, 0.02)
+    policy.save(tmp_path)
+    pipe = build(name)
+    part = policy.family.denoiser
+    setattr(pipe, part, type(policy.denoiser).from_pretrained(tmp_path / part))
+    torch.testing.assert_close(plain(pipe, policy, tiny, 3.0), ode(policy, tiny, 3.0), atol=1e-4, rtol=0)
+
+
+def test_bfloat16_stays_close_to_float32(name: str, policy: DiffusersPolicy, tiny: Tiny) -> None:
+    """Final latents within a tenth of their size of float32's, and replay within a twentieth of the rollout."""
+    exact = roll(policy, tiny, eta=None).trajectory.final
+    half = DiffusersPolicy(copy.deepcopy(build(name)).to(torch.bfloat16), encode_options=tiny.encode)
+    rollout = roll(half, tiny, eta=None)
+    assert rollout.trajectory.latents.dtype == torch.float32
+    assert (rollout.trajectory.final - exact).norm() < 0.1 * exact.norm()
+    assert half.verify(rollout) < 5e-2
+
+
+def test_pictures(policy: DiffusersPolicy, tiny: Tiny) -> None:
+    made = policy.decode(roll(policy, tiny).trajectory.final, batch_size=3)
+    assert len(made) == len(PROMPTS)
+    for picture in made:
+        frames = picture if "num_frames" in tiny.call else [picture]
+        assert len(frames) == tiny.call.get("num_frames", 1)
+        assert {frame.size for frame in frames} == {(tiny.call["width"], tiny.call["height"])}

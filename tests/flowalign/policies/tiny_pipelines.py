@@ -1,0 +1,399 @@
+"""Tiny random pipelines of the real classes, a few thousand weights each, made without any download.
+
+All tokenizers are the CLIP tokenizer of the shipped pipeline: what matters here is that prompts differ, in content
+and in length.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import diffusers
+import torch
+from diffusers import AutoencoderKL, DiffusionPipeline, FlowMatchEulerDiscreteScheduler, PNDMScheduler
+from torch import nn
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    MistralConfig,
+    PixtralVisionConfig,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3Model,
+    T5Config,
+    T5EncoderModel,
+    UMT5Config,
+    UMT5EncoderModel,
+)
+
+from flowalign.data import ASSETS
+
+
+@dataclass
+class Tiny:
+    """How to make a pipeline and call it."""
+
+    make: Callable[[], DiffusionPipeline]
+    call: dict[str, Any]
+    """arguments of the pipeline's call"""
+    encode: dict[str, Any] = field(default_factory=dict)
+    """arguments of its prompt encoding; they are also arguments of its call"""
+    negative: bool = False
+    """the pipeline's call guides only when told a negative prompt"""
+    unused: tuple[str, ...] = ()
+    """parts of names of weights that the network cannot use"""
+
+
+def tokenizer(template: str | None = None) -> CLIPTokenizer:
+    made = CLIPTokenizer.from_pretrained(ASSETS / "tiny_sd3" / "tokenizer")
+    made.chat_template = template
+    return made
+
+
+WORDS = len(CLIPTokenizer.from_pretrained(ASSETS / "tiny_sd3" / "tokenizer"))
+CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+CHAT_OF_PARTS = "{% for m in messages %}{% for c in m['content'] %}{{ c['text'] }}{% endfor %}{% endfor %}"
+FLUX_SHIFT = {"use_dynamic_shifting": True, "base_shift": 0.5, "max_shift": 1.15}
+UNSHARED = {"num_attention_heads": 2, "attention_head_dim": 16}
+
+
+def clip(projection: bool = False, width: int = 32) -> nn.Module:
+    config = CLIPTextConfig(
+        hidden_size=width,
+        projection_dim=32,
+        intermediate_size=37,
+        num_attention_heads=4,
+        num_hidden_layers=3,
+        vocab_size=WORDS,
+        max_position_embeddings=77,
+        bos_token_id=WORDS - 2,
+        eos_token_id=WORDS - 1,
+        pad_token_id=WORDS - 1,
+    )
+    return (CLIPTextModelWithProjection if projection else CLIPTextModel)(config)
+
+
+def t5(width: int = 32) -> T5EncoderModel:
+    return T5EncoderModel(
+        T5Config(vocab_size=WORDS, d_model=width, d_kv=8, d_ff=37, num_layers=2, num_heads=4, decoder_start_token_id=0)
+    )
+
+
+def qwen3(kind: type, layers: int = 3) -> nn.Module:
+    return kind(
+        Qwen3Config(
+            vocab_size=WORDS,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=8,
+        )
+    )
+
+
+def vae(channels: int, levels: int = 1, **settings: Any) -> AutoencoderKL:
+    width = 8
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * levels,
+        up_block_types=("UpDecoderBlock2D",) * levels,
+        block_out_channels=(width,) * levels,
+        layers_per_block=1,
+        latent_channels=channels,
+        norm_num_groups=2,
+        sample_size=32,
+        **settings,
+    )
+
+
+def flow(**settings: Any) -> FlowMatchEulerDiscreteScheduler:
+    return FlowMatchEulerDiscreteScheduler(**settings)
+
+
+def sd35() -> DiffusionPipeline:
+    transformer = diffusers.SD3Transformer2DModel(
+        sample_size=8,
+        patch_size=1,
+        in_channels=4,
+        num_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=4,
+        caption_projection_dim=32,
+        joint_attention_dim=32,
+        pooled_projection_dim=64,
+        out_channels=4,
+        qk_norm="rms_norm",
+        dual_attention_layers=(0,),
+    )
+    return diffusers.StableDiffusion3Pipeline(
+        transformer=transformer,
+        scheduler=flow(shift=3.0),
+        vae=vae(4, shift_factor=0.0609, scaling_factor=1.5305),
+        text_encoder=clip(True),
+        tokenizer=tokenizer(),
+        text_encoder_2=clip(True),
+        tokenizer_2=tokenizer(),
+        text_encoder_3=t5(),
+        tokenizer_3=tokenizer(),
+    )
+
+
+def flux() -> DiffusionPipeline:
+    transformer = diffusers.FluxTransformer2DModel(
+        in_channels=8,
+        num_layers=2,
+        num_single_layers=1,
+        joint_attention_dim=32,
+        pooled_projection_dim=32,
+        guidance_embeds=True,
+        axes_dims_rope=(4, 4, 8),
+        **UNSHARED,
+    )
+    return diffusers.FluxPipeline(
+        transformer=transformer,
+        scheduler=flow(**FLUX_SHIFT),
+        vae=vae(2, shift_factor=0.0609, scaling_factor=1.5035),
+        text_encoder=clip(),
+        tokenizer=tokenizer(),
+        text_encoder_2=t5(),
+        tokenizer_2=tokenizer(),
+    )
+
+
+def flux2_parts(guidance: bool) -> dict[str, Any]:
+    transformer = diffusers.Flux2Transformer2DModel(
+        in_channels=8,
+        num_layers=1,
+        num_single_layers=1,
+        joint_attention_dim=32,
+        axes_dims_rope=(4, 4, 4, 4),
+        guidance_embeds=guidance,
+        **UNSHARED,
+    )
+    autoencoder = diffusers.AutoencoderKLFlux2(
+        down_block_types=("DownEncoderBlock2D",),
+        up_block_types=("UpDecoderBlock2D",),
+        block_out_channels=(8,),
+        layers_per_block=1,
+        latent_channels=2,
+        norm_num_groups=2,
+    )
+    autoencoder.bn.running_mean.normal_()
+    autoencoder.bn.running_var.uniform_(0.5, 2)
+    return {"transformer": transformer, "scheduler": flow(**FLUX_SHIFT), "vae": autoencoder}
+
+
+def flux2() -> DiffusionPipeline:
+    text = MistralConfig(
+        vocab_size=WORDS,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+    )
+    vision = PixtralVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=16
+    )
+    pipe = diffusers.Flux2Pipeline(
+        text_encoder=Mistral3ForConditionalGeneration(Mistral3Config(text_config=text, vision_config=vision)),
+        tokenizer=tokenizer(CHAT_OF_PARTS),
+        **flux2_parts(True),
+    )
+    # in bytes it would fill the whole prompt
+    pipe.system_message = ""
+    return pipe
+
+
+def flux2_klein() -> DiffusionPipeline:
+    return diffusers.Flux2KleinPipeline(
+        text_encoder=qwen3(Qwen3ForCausalLM), tokenizer=tokenizer(CHAT), **flux2_parts(False)
+    )
+
+
+def qwen_image() -> DiffusionPipeline:
+    transformer = diffusers.QwenImageTransformer2DModel(
+        in_channels=16, out_channels=4, num_layers=2, joint_attention_dim=16, axes_dims_rope=(8, 4, 4), **UNSHARED
+    )
+    text = {
+        "vocab_size": WORDS,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "rope_parameters": {"mrope_section": [1, 1, 2], "rope_type": "default", "rope_theta": 1e6},
+        "bos_token_id": WORDS - 2,
+        "eos_token_id": WORDS - 1,
+    }
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
+    pipe = diffusers.QwenImagePipeline(
+        transformer=transformer,
+        scheduler=flow(**FLUX_SHIFT),
+        vae=diffusers.AutoencoderKLQwenImage(
+            base_dim=24,
+            z_dim=4,
+            dim_mult=[1, 2],
+            num_res_blocks=1,
+            temperal_downsample=[False],
+            latents_mean=[0.1, 0.2, 0.3, 0.4],
+            latents_std=[0.5, 1.0, 1.5, 2.0],
+        ),
+        text_encoder=Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision)),
+        tokenizer=tokenizer(),
+    )
+    # hundreds of tokens in bytes
+    pipe.prompt_template_encode, pipe.prompt_template_encode_start_idx = "{}", 0
+    return pipe
+
+
+def z_image() -> DiffusionPipeline:
+    transformer = diffusers.ZImageTransformer2DModel(
+        in_channels=4,
+        dim=32,
+        n_layers=2,
+        n_refiner_layers=1,
+        n_heads=2,
+        n_kv_heads=2,
+        cap_feat_dim=16,
+        axes_dims=[8, 4, 4],
+        axes_lens=[256, 32, 32],
+    )
+    return diffusers.ZImagePipeline(
+        transformer=transformer,
+        scheduler=flow(shift=3.0),
+        vae=vae(4, shift_factor=0.1159, scaling_factor=0.3611),
+        text_encoder=qwen3(Qwen3Model),
+        tokenizer=tokenizer(CHAT),
+    )
+
+
+def wan(expand_timesteps: bool = False) -> DiffusionPipeline:
+    transformer = diffusers.WanTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=12,
+        in_channels=16,
+        out_channels=16,
+        text_dim=32,
+        freq_dim=256,
+        ffn_dim=32,
+        num_layers=2,
+        rope_max_seq_len=32,
+    )
+    text = UMT5Config(vocab_size=WORDS, d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4, num_decoder_layers=1)
+    return diffusers.WanPipeline(
+        tokenizer=tokenizer(),
+        text_encoder=UMT5EncoderModel(text),
+        vae=diffusers.AutoencoderKLWan(
+            base_dim=3, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
+        ),
+        scheduler=flow(shift=3.0),
+        transformer=transformer,
+        expand_timesteps=expand_timesteps,
+    )
+
+
+def unet(**settings: Any) -> diffusers.UNet2DConditionModel:
+    return diffusers.UNet2DConditionModel(
+        block_out_channels=(8, 16),
+        layers_per_block=1,
+        sample_size=8,
+        in_channels=4,
+        out_channels=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        norm_num_groups=2,
+        **settings,
+    )
+
+
+def ddpm(prediction: str) -> PNDMScheduler:
+    return PNDMScheduler(
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
+        skip_prk_steps=True,
+        steps_offset=1,
+        prediction_type=prediction,
+    )
+
+
+def sd15(prediction: str = "epsilon") -> DiffusionPipeline:
+    return diffusers.StableDiffusionPipeline(
+        vae=vae(4, levels=2),
+        text_encoder=clip(),
+        tokenizer=tokenizer(),
+        unet=unet(cross_attention_dim=32, attention_head_dim=2),
+        scheduler=ddpm(prediction),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+
+
+def sdxl() -> DiffusionPipeline:
+    return diffusers.StableDiffusionXLPipeline(
+        vae=vae(4, levels=2),
+        text_encoder=clip(),
+        tokenizer=tokenizer(),
+        text_encoder_2=clip(True),
+        tokenizer_2=tokenizer(),
+        unet=unet(
+            cross_attention_dim=64,
+            attention_head_dim=(2, 4),
+            use_linear_projection=True,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=8,
+            transformer_layers_per_block=(1, 2),
+            projection_class_embeddings_input_dim=80,
+        ),
+        scheduler=ddpm("epsilon"),
+    )
+
+
+SMALL = {"height": 8, "width": 16}
+# the last block's text stream leads nowhere
+LAST_TEXT = ("transformer_blocks.1.attn.add_q_proj", "transformer_blocks.1.attn.to_add_out")
+
+PIPELINES: dict[str, Tiny] = {
+    "sd35": Tiny(sd35, SMALL | {"height": 8, "width": 8}, {"max_sequence_length": 20}, unused=LAST_TEXT),
+    "flux": Tiny(flux, SMALL, {"max_sequence_length": 20}),
+    "flux2": Tiny(flux2, SMALL, {"max_sequence_length": 20, "text_encoder_out_layers": (1, 2)}),
+    "flux2_klein": Tiny(flux2_klein, SMALL, {"max_sequence_length": 20, "text_encoder_out_layers": (1, 2)}),
+    "qwen_image": Tiny(qwen_image, SMALL, negative=True, unused=LAST_TEXT),
+    "z_image": Tiny(z_image, SMALL, {"max_sequence_length": 20}),
+    "wan": Tiny(wan, {"height": 16, "width": 32, "num_frames": 5}, {"max_sequence_length": 20}),
+    "wan22_5b": Tiny(
+        lambda: wan(expand_timesteps=True),
+        {"height": 16, "width": 32, "num_frames": 5},
+        {"max_sequence_length": 20},
+    ),
+    "sd15": Tiny(sd15, SMALL),
+    "sd2_v": Tiny(lambda: sd15("v_prediction"), SMALL),
+    "sdxl": Tiny(sdxl, SMALL),
+}
+
+
+def build(name: str) -> DiffusionPipeline:
+    """The same pipeline each time."""
+    torch.manual_seed(0)
+    pipe = PIPELINES[name].make()
+    denoiser = pipe.unet if hasattr(pipe, "unet") else pipe.transformer
+    with torch.no_grad():
+        for parameter in denoiser.parameters():
+            # some start at zero and some uninitialised
+            if parameter.dim() < 2 or not parameter.any() or not parameter.isfinite().all():
+                parameter.normal_(1.0 if parameter.dim() == 1 and bool((parameter == 1).all()) else 0.0, 0.1)
+    for component in pipe.components.values():
+        if isinstance(component, nn.Module):
+            component.eval()
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
