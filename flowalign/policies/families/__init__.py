@@ -4,15 +4,29 @@ import torch
 
 from flowalign.errors import FlowalignError
 from flowalign.policies.families.base import Family
+from flowalign.policies.families.chroma import Chroma
 from flowalign.policies.families.flux import Flux
 from flowalign.policies.families.flux2 import Flux2, Flux2Klein
+from flowalign.policies.families.lumina2 import Lumina2
 from flowalign.policies.families.qwen_image import QwenImage
 from flowalign.policies.families.sd3 import SD3
 from flowalign.policies.families.stable_diffusion import SDXL, StableDiffusion
 from flowalign.policies.families.wan import Wan
 from flowalign.policies.families.z_image import ZImage
 
-FAMILIES: tuple[type[Family], ...] = (SD3, Flux, Flux2, Flux2Klein, QwenImage, ZImage, Wan, StableDiffusion, SDXL)
+FAMILIES: tuple[type[Family], ...] = (
+    SD3,
+    Flux,
+    Flux2,
+    Flux2Klein,
+    QwenImage,
+    ZImage,
+    Wan,
+    Chroma,
+    Lumina2,
+    StableDiffusion,
+    SDXL,
+)
 
 
 def family_of(pipeline_class: str) -> Family:

@@ -209,6 +209,11 @@ class VideoVAE(Family):
         return pipeline.vae.decode(latents * std + mean, return_dict=False)[0]
 
 
+def rescaling(positive: Tensor, guided: Tensor) -> Tensor:
+    """What brings a guided velocity back to the norm of the positive one, along the last axis."""
+    return torch.norm(positive, dim=-1, keepdim=True) / torch.norm(guided, dim=-1, keepdim=True)
+
+
 def option(options: dict[str, Any], default: int) -> int:
     """The length that prompts are cut to."""
     return int(options.get("max_sequence_length", default))

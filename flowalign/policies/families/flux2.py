@@ -14,7 +14,7 @@ class Flux2Latents(Packed):
     """Latents are 2x2 patches normalised channel by channel, [B, 4 C, H/2, W/2]; tokens are their positions."""
 
     # the second part of the network has one matrix for queries, keys, values and the MLP
-    lora_targets = (*JOINT_ATTENTION, "attn.to_qkv_mlp_proj", "attn.to_out")
+    lora_targets = (*JOINT_ATTENTION, "attn.to_qkv_mlp_proj")
 
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
         # the chat template around a prompt counts too

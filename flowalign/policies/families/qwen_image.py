@@ -8,7 +8,7 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from flowalign.policies.families.base import JOINT_ATTENTION, Packed, TrueGuidance, VideoVAE
+from flowalign.policies.families.base import JOINT_ATTENTION, Packed, TrueGuidance, VideoVAE, rescaling
 
 
 class QwenImage(Packed, TrueGuidance, VideoVAE):
@@ -43,11 +43,7 @@ class QwenImage(Packed, TrueGuidance, VideoVAE):
 
     def velocity(self, outputs: Sequence[Any], copies: Sequence[int], guidance: float) -> Tensor:
         guided = super().velocity(outputs, copies, guidance)
-        if len(outputs) == 1:
-            return guided
-        norms = (torch.norm(v, dim=-1, keepdim=True) for v in (outputs[0], guided))
-        positive, own = norms
-        return guided * (positive / own)
+        return guided * rescaling(outputs[0], guided) if len(outputs) == 2 else guided
 
     def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
         return super().latents(pipeline, pixels[:, :, None])[:, :, 0]

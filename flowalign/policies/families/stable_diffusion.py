@@ -58,4 +58,8 @@ class SDXL(StableDiffusion):
         embeds, _, pooled, _ = pipeline.encode_prompt(
             list(prompts), num_images_per_prompt=1, do_classifier_free_guidance=False, **options
         )
+        if pipeline.config.force_zeros_for_empty_prompt:
+            # as the pipeline does where it is told no negative prompt
+            told = torch.tensor([bool(prompt) for prompt in prompts]).to(embeds)
+            embeds, pooled = embeds * told.view(-1, 1, 1), pooled * told.view(-1, 1)
         return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}

@@ -53,7 +53,7 @@ def plain(pipe: DiffusionPipeline, policy: DiffusersPolicy, tiny: Tiny, guidance
         # Stable Diffusion's own scheduler is of a higher order
         pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config, clip_sample=False, set_alpha_to_one=True)
     made = pipe(
-        list(PROMPTS),
+        prompt=list(PROMPTS),
         generator=[torch.Generator().manual_seed(seed) for seed in SEEDS],
         num_inference_steps=STEPS,
         output_type="pt",
@@ -154,7 +154,9 @@ def test_a_saved_lora_gives_the_same_picture_in_plain_diffusers(
     torch.testing.assert_close(plain(pipe, policy, tiny, 3.0), expected, atol=1e-4, rtol=0)
 
 
-def test_a_saved_denoiser_gives_the_same_picture(name: str, policy: DiffusersPolicy, tiny: Tiny, tmp_path: Path) -> None:
+def test_a_saved_denoiser_gives_the_same_picture(
+    name: str, policy: DiffusersPolicy, tiny: Tiny, tmp_path: Path
+) -> None:
     policy.train_all()
     scramble(policy, 0.02)
     policy.save(tmp_path)

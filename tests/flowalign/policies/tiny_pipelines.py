@@ -17,6 +17,8 @@ from transformers import (
     CLIPTextModel,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
+    Gemma2Config,
+    Gemma2Model,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     MistralConfig,
@@ -301,6 +303,63 @@ def wan(expand_timesteps: bool = False) -> DiffusionPipeline:
     )
 
 
+def chroma() -> DiffusionPipeline:
+    transformer = diffusers.ChromaTransformer2DModel(
+        in_channels=8,
+        num_layers=2,
+        num_single_layers=1,
+        joint_attention_dim=32,
+        axes_dims_rope=(4, 4, 8),
+        approximator_num_channels=8,
+        approximator_hidden_dim=16,
+        approximator_layers=1,
+        **UNSHARED,
+    )
+    return diffusers.ChromaPipeline(
+        transformer=transformer,
+        scheduler=flow(**FLUX_SHIFT),
+        vae=vae(2, shift_factor=0.0609, scaling_factor=1.5035),
+        text_encoder=t5(),
+        tokenizer=tokenizer(),
+    )
+
+
+def lumina2() -> DiffusionPipeline:
+    transformer = diffusers.Lumina2Transformer2DModel(
+        sample_size=4,
+        patch_size=2,
+        in_channels=4,
+        hidden_size=8,
+        num_layers=2,
+        num_attention_heads=1,
+        num_kv_heads=1,
+        multiple_of=16,
+        ffn_dim_multiplier=None,
+        norm_eps=1e-5,
+        scaling_factor=1.0,
+        axes_dim_rope=[4, 2, 2],
+        axes_lens=[128, 128, 128],
+        cap_feat_dim=8,
+    )
+    text = Gemma2Config(
+        vocab_size=WORDS,
+        head_dim=4,
+        hidden_size=8,
+        intermediate_size=8,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+        num_key_value_heads=2,
+        sliding_window=2,
+    )
+    return diffusers.Lumina2Pipeline(
+        transformer=transformer,
+        scheduler=flow(shift=3.0),
+        vae=vae(4, shift_factor=0.0609, scaling_factor=1.5035),
+        text_encoder=Gemma2Model(text),
+        tokenizer=tokenizer(),
+    )
+
+
 def unet(**settings: Any) -> diffusers.UNet2DConditionModel:
     return diffusers.UNet2DConditionModel(
         block_out_channels=(8, 16),
@@ -370,6 +429,8 @@ PIPELINES: dict[str, Tiny] = {
     "flux2_klein": Tiny(flux2_klein, SMALL, {"max_sequence_length": 20, "text_encoder_out_layers": (1, 2)}),
     "qwen_image": Tiny(qwen_image, SMALL, negative=True, unused=LAST_TEXT),
     "z_image": Tiny(z_image, SMALL, {"max_sequence_length": 20}),
+    "chroma": Tiny(chroma, SMALL, {"max_sequence_length": 20}),
+    "lumina2": Tiny(lumina2, SMALL, {"max_sequence_length": 96}),
     "wan": Tiny(wan, {"height": 16, "width": 32, "num_frames": 5}, {"max_sequence_length": 20}),
     "wan22_5b": Tiny(
         lambda: wan(expand_timesteps=True),

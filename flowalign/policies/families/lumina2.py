@@ -1,0 +1,30 @@
+"""Lumina-Image 2."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from diffusers import DiffusionPipeline
+from torch import Tensor
+
+from flowalign.policies.families.base import ATTENTION, TrueGuidance, rescaling
+
+
+class Lumina2(TrueGuidance):
+    """Lumina-Image 2.0 (arXiv 2503.21758): predicts x0 - noise; guidance rescaled to the norm of the positive call."""
+
+    pipelines = ("Lumina2Pipeline",)
+    lora_targets = ATTENTION
+
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> dict[str, Sequence[Tensor]]:
+        embeds, mask, *_ = pipeline.encode_prompt(list(prompts), do_classifier_free_guidance=False, **options)
+        return {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+
+    def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
+        # the system prompt before a prompt counts too
+        return {}
+
+    def velocity(self, outputs: Sequence[Any], copies: Sequence[int], guidance: float) -> Tensor:
+        guided = super().velocity(outputs, copies, guidance)
+        if len(outputs) == 2:
+            guided = guided * rescaling(outputs[0], guided)
+        return -guided
