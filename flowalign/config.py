@@ -64,6 +64,8 @@ class Sampling(Section):
     """noise levels before the pipeline's own shift; default its scheduler's"""
     height: int | None = Field(None, ge=8)
     width: int | None = Field(None, ge=8)
+    num_frames: int | None = Field(None, ge=1)
+    """of a video"""
     batch_size: int = Field(16, ge=1)
     """samples a network call, each process"""
 
@@ -73,7 +75,8 @@ class Sampling(Section):
         Args:
             kept: only these steps of the schedule; needs `sigmas`.
         """
-        size = {k: v for k, v in {"height": self.height, "width": self.width}.items() if v is not None}
+        sides = {"height": self.height, "width": self.width, "num_frames": self.num_frames}
+        size = {name: side for name, side in sides.items() if side is not None}
         base = {"steps": self.steps, "guidance": self.guidance, "sigmas": self.sigmas}
         if kept is not None:
             assert self.sigmas is not None
