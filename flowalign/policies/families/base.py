@@ -21,6 +21,9 @@ JOINT_ATTENTION = (
 )
 """the joint attention of image and text streams, as Flow-GRPO trains it"""
 
+Encoded = dict[str, Sequence[Tensor]]
+"""embeddings by their name as an argument of the pipeline's call, a row each prompt"""
+
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 
 
@@ -51,8 +54,8 @@ class Family:
 
     # Prompts and guidance
 
-    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> dict[str, Sequence[Tensor]]:
-        """Prompt embeddings as arguments of the pipeline's call, len(prompts) rows each."""
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
+        """Prompt embeddings."""
         raise NotImplementedError
 
     def stack(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Any]:

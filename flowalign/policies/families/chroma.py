@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from diffusers import DiffusionPipeline
-from torch import Tensor
 
-from flowalign.policies.families.base import JOINT_ATTENTION, Packed, TrueGuidance, option
+from flowalign.policies.families.base import JOINT_ATTENTION, Encoded, Packed, TrueGuidance, option
 
 
 class Chroma(Packed, TrueGuidance):
@@ -16,7 +15,7 @@ class Chroma(Packed, TrueGuidance):
     lora_targets = JOINT_ATTENTION
     shared = ("txt_ids", "img_ids")
 
-    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> dict[str, Sequence[Tensor]]:
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         embeds, _, mask, *_ = pipeline.encode_prompt(list(prompts), do_classifier_free_guidance=False, **options)
         return {"prompt_embeds": embeds, "prompt_attention_mask": mask}
 

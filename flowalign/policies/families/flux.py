@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from diffusers import DiffusionPipeline
-from torch import Tensor
 
-from flowalign.policies.families.base import JOINT_ATTENTION, DistilledGuidance, Packed, option
+from flowalign.policies.families.base import JOINT_ATTENTION, DistilledGuidance, Encoded, Packed, option
 
 
 class Flux(Packed, DistilledGuidance):
@@ -16,7 +15,7 @@ class Flux(Packed, DistilledGuidance):
     lora_targets = JOINT_ATTENTION
     shared = ("txt_ids", "img_ids")
 
-    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> dict[str, Sequence[Tensor]]:
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         embeds, pooled, _ = pipeline.encode_prompt(list(prompts), None, **options)
         return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
 

@@ -7,7 +7,7 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
-from flowalign.policies.families.base import JOINT_ATTENTION, DistilledGuidance, Packed, TrueGuidance, option
+from flowalign.policies.families.base import JOINT_ATTENTION, DistilledGuidance, Encoded, Packed, TrueGuidance
 
 
 class Flux2Latents(Packed):
@@ -20,7 +20,7 @@ class Flux2Latents(Packed):
         # the chat template around a prompt counts too
         return {}
 
-    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> dict[str, Sequence[Tensor]]:
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         embeds, _ = pipeline.encode_prompt(list(prompts), **options)
         return {"prompt_embeds": embeds}
 

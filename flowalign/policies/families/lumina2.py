@@ -6,7 +6,7 @@ from typing import Any
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from flowalign.policies.families.base import ATTENTION, TrueGuidance, rescaling
+from flowalign.policies.families.base import ATTENTION, Encoded, TrueGuidance, rescaling
 
 
 class Lumina2(TrueGuidance):
@@ -15,7 +15,7 @@ class Lumina2(TrueGuidance):
     pipelines = ("Lumina2Pipeline",)
     lora_targets = ATTENTION
 
-    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> dict[str, Sequence[Tensor]]:
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         embeds, mask, *_ = pipeline.encode_prompt(list(prompts), do_classifier_free_guidance=False, **options)
         return {"prompt_embeds": embeds, "prompt_attention_mask": mask}
 

@@ -8,7 +8,7 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from flowalign.policies.families.base import JOINT_ATTENTION, Packed, TrueGuidance, VideoVAE, rescaling
+from flowalign.policies.families.base import JOINT_ATTENTION, Encoded, Packed, TrueGuidance, VideoVAE, rescaling
 
 
 class QwenImage(Packed, TrueGuidance, VideoVAE):
@@ -17,7 +17,7 @@ class QwenImage(Packed, TrueGuidance, VideoVAE):
     pipelines = ("QwenImagePipeline",)
     lora_targets = JOINT_ATTENTION
 
-    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> dict[str, Sequence[Tensor]]:
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         embeds, mask = pipeline.encode_prompt(list(prompts), **options)
         lengths = [embeds.shape[1]] * len(prompts) if mask is None else mask.sum(1).tolist()
         return {"prompt_embeds": [row[:length] for row, length in zip(embeds, lengths, strict=True)]}

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from diffusers import DiffusionPipeline
-from torch import Tensor
 
-from flowalign.policies.families.base import JOINT_ATTENTION, Family, option
+from flowalign.policies.families.base import JOINT_ATTENTION, Encoded, Family, option
 
 
 class SD3(Family):
@@ -15,7 +14,7 @@ class SD3(Family):
     pipelines = ("StableDiffusion3Pipeline",)
     lora_targets = JOINT_ATTENTION
 
-    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> dict[str, Sequence[Tensor]]:
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         embeds, _, pooled, _ = pipeline.encode_prompt(
             list(prompts), None, None, do_classifier_free_guidance=False, **options
         )

@@ -12,7 +12,7 @@ import torch
 from diffusers import DDIMScheduler, DiffusionPipeline
 from torch import Tensor
 
-from flowalign.policies.families.base import ATTENTION, Family
+from flowalign.policies.families.base import ATTENTION, Encoded, Family
 from samplers import v_from_epsilon
 
 
@@ -23,7 +23,7 @@ class StableDiffusion(Family):
     denoiser = "unet"
     lora_targets = ATTENTION
 
-    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> dict[str, Sequence[Tensor]]:
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         embeds, _ = pipeline.encode_prompt(
             list(prompts), num_images_per_prompt=1, do_classifier_free_guidance=False, **options
         )
@@ -54,7 +54,7 @@ class SDXL(StableDiffusion):
 
     pipelines = ("StableDiffusionXLPipeline",)
 
-    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> dict[str, Sequence[Tensor]]:
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         embeds, _, pooled, _ = pipeline.encode_prompt(
             list(prompts), num_images_per_prompt=1, do_classifier_free_guidance=False, **options
         )

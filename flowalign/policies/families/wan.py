@@ -6,7 +6,7 @@ from typing import Any
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from flowalign.policies.families.base import ATTENTION, TrueGuidance, VideoVAE, option, refuse
+from flowalign.policies.families.base import ATTENTION, Encoded, TrueGuidance, VideoVAE, option, refuse
 
 
 class Wan(TrueGuidance, VideoVAE):
@@ -19,7 +19,7 @@ class Wan(TrueGuidance, VideoVAE):
         if pipeline.config.boundary_ratio is not None:
             raise refuse(pipeline, "it has two transformers, of high and of low noise; only one can be trained as yet")
 
-    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> dict[str, Sequence[Tensor]]:
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         # the length of the pipeline's call, not that of its encode_prompt
         options = {"max_sequence_length": 512} | options
         embeds, _ = pipeline.encode_prompt(list(prompts), do_classifier_free_guidance=False, **options)

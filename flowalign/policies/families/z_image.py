@@ -7,7 +7,7 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from flowalign.policies.families.base import ATTENTION, Family
+from flowalign.policies.families.base import ATTENTION, Encoded, Family
 
 
 class ZImage(Family):
@@ -16,7 +16,7 @@ class ZImage(Family):
     pipelines = ("ZImagePipeline",)
     lora_targets = ATTENTION
 
-    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> dict[str, Sequence[Tensor]]:
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         embeds, _ = pipeline.encode_prompt(list(prompts), do_classifier_free_guidance=False, **options)
         return {"prompt_embeds": embeds}
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DDIMScheduler, DiffusionPipeline
-from tests.flowalign.policies.tiny_pipelines import PIPELINES, Tiny, build
 from torch import Tensor
 
 from flowalign.policies import DiffusersPolicy, Rollout
 from samplers import All, cps, ddim, flow_sde
+from tests.flowalign.policies.tiny_pipelines import PIPELINES, Tiny, build
 
 # of different lengths
 PROMPTS = ["a red circle", "two blue squares", "a red circle", "a green triangle above a blue circle"]
