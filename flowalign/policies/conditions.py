@@ -30,7 +30,7 @@ class Conditions:
         self.calls, self.copies, self.batch, self.shared = calls, copies, batch, shared
 
     def _per_sample(self, name: str, value: Any, copies: int) -> bool:
-        sized = isinstance(value, (list, tuple)) or (isinstance(value, Tensor) and value.dim() > 0)
+        sized = isinstance(value, list) or (isinstance(value, Tensor) and value.dim() > 0)
         return sized and len(value) == copies * self.batch and name not in self.shared
 
     def gather(self, samples: Tensor, steps: Tensor) -> list[Call]:

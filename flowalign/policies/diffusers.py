@@ -327,7 +327,7 @@ class DiffusersPolicy(Policy):
                 network(self.family.network_input(torch.cat([latents] * n)), **call)[0]
                 for n, call in zip(copies, conditions.gather(samples, steps), strict=True)
             ]
-            guided = self.family.unpack(self.family.velocity(outputs, copies, guidance), x.shape[-2:])
+            guided = self.family.unpack(self.family.velocity(outputs, copies, guidance), x.shape[2:])
             return self.family.flow_velocity(guided, x, sigma, self.family.scheduler(self.pipeline.scheduler))
 
     def at(self, rollout: Rollout) -> VelocityAt:

@@ -22,7 +22,7 @@ class TransitionScheduler:
 
     Args:
         own: the pipeline's scheduler.
-        size: H, W of the latents.
+        size: of the latents, as of `Family.size`.
         eta: [T] or [B, T] noise levels, None for the ODE.
         seeds: B seeds of the step noise.
         order: of the solver after the last stochastic step, as of `Recorder`.

@@ -7,8 +7,10 @@ from flowalign.policies.families.base import Family
 from flowalign.policies.families.chroma import Chroma
 from flowalign.policies.families.flux import Flux
 from flowalign.policies.families.flux2 import Flux2, Flux2Klein
+from flowalign.policies.families.ltx import LTX
 from flowalign.policies.families.lumina2 import Lumina2
 from flowalign.policies.families.qwen_image import QwenImage
+from flowalign.policies.families.sana import Sana
 from flowalign.policies.families.sd3 import SD3
 from flowalign.policies.families.stable_diffusion import SDXL, StableDiffusion
 from flowalign.policies.families.wan import Wan
@@ -22,8 +24,10 @@ FAMILIES: tuple[type[Family], ...] = (
     QwenImage,
     ZImage,
     Wan,
+    LTX,
     Chroma,
     Lumina2,
+    Sana,
     StableDiffusion,
     SDXL,
 )

@@ -91,12 +91,15 @@ class Family:
         """C of the latents."""
         return int(denoiser.config.in_channels)
 
-    def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, int]:
-        """H, W of the latents that the pipeline's call with these arguments makes; packed families need it."""
-        return (0, 0)
+    def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, ...]:
+        """H, W, or F, H, W, of the latents that the pipeline's call with these arguments makes.
+
+        Only families whose latents are packed in the loop need it.
+        """
+        return ()
 
     def unpack(self, latents: Tensor, size: Sequence[int]) -> Tensor:
-        """Latents as they are in the pipeline's loop to [B, C, H, W]; size is (H, W)."""
+        """Latents as they are in the pipeline's loop to [B, C, H, W]; size as of `size`."""
         return latents
 
     def pack(self, latents: Tensor) -> Tensor:
@@ -149,13 +152,23 @@ class Family:
         return pipeline.image_processor.postprocess(pixels, output_type="pil")
 
 
+class Tokens(Family):
+    """Latents travel as a token a position, [B, H * W, C] or [B, F * H * W, C]."""
+
+    def unpack(self, latents: Tensor, size: Sequence[int]) -> Tensor:
+        return latents.transpose(1, 2).unflatten(2, tuple(size))
+
+    def pack(self, latents: Tensor) -> Tensor:
+        return latents.flatten(2).transpose(1, 2)
+
+
 class Packed(Family):
     """Latents travel as tokens of 2x2 patches, [B, H/2 * W/2, 4 C]."""
 
     def channels(self, denoiser: nn.Module) -> int:
         return super().channels(denoiser) // 4
 
-    def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, int]:
+    def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, ...]:
         scale = pipeline.vae_scale_factor
         default = pipeline.default_sample_size * scale
         height, width = (2 * (int(call.get(side) or default) // (2 * scale)) for side in ("height", "width"))
@@ -210,6 +223,9 @@ class VideoVAE(Family):
         latents = latents.to(pipeline.vae.dtype)
         mean, std = self._statistics(pipeline, latents)
         return pipeline.vae.decode(latents * std + mean, return_dict=False)[0]
+
+    def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
+        return pipeline.video_processor.postprocess_video(pixels, output_type="pil")
 
 
 def rescaling(positive: Tensor, guided: Tensor) -> Tensor:

@@ -7,10 +7,10 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
-from flowalign.policies.families.base import JOINT_ATTENTION, DistilledGuidance, Encoded, Packed, TrueGuidance
+from flowalign.policies.families.base import JOINT_ATTENTION, DistilledGuidance, Encoded, Packed, Tokens, TrueGuidance
 
 
-class Flux2Latents(Packed):
+class Flux2Latents(Tokens, Packed):
     """Latents are 2x2 patches normalised channel by channel, [B, 4 C, H/2, W/2]; tokens are their positions."""
 
     # the second part of the network has one matrix for queries, keys, values and the MLP
@@ -27,15 +27,9 @@ class Flux2Latents(Packed):
     def channels(self, denoiser: nn.Module) -> int:
         return int(denoiser.config.in_channels)
 
-    def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, int]:
+    def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, ...]:
         height, width = super().size(pipeline, call)
         return height // 2, width // 2
-
-    def unpack(self, latents: Tensor, size: Sequence[int]) -> Tensor:
-        return latents.transpose(1, 2).unflatten(2, tuple(size))
-
-    def pack(self, latents: Tensor) -> Tensor:
-        return latents.flatten(2).transpose(1, 2)
 
     @staticmethod
     def _statistics(pipeline: DiffusionPipeline, like: Tensor) -> tuple[Tensor, Tensor]:

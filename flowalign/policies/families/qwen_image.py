@@ -50,3 +50,6 @@ class QwenImage(Packed, TrueGuidance, VideoVAE):
 
     def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
         return super().decode(pipeline, latents[:, :, None])[:, :, 0]
+
+    def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
+        return pipeline.image_processor.postprocess(pixels, output_type="pil")

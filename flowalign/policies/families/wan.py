@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from diffusers import DiffusionPipeline
-from torch import Tensor
 
 from flowalign.policies.families.base import ATTENTION, Encoded, TrueGuidance, VideoVAE, option, refuse
 
@@ -27,6 +26,3 @@ class Wan(TrueGuidance, VideoVAE):
 
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
         return {"tokenizer": option(options, 512)}
-
-    def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
-        return pipeline.video_processor.postprocess_video(pixels, output_type="pil")

@@ -10,7 +10,13 @@ from typing import Any
 
 import diffusers
 import torch
-from diffusers import AutoencoderKL, DiffusionPipeline, FlowMatchEulerDiscreteScheduler, PNDMScheduler
+from diffusers import (
+    AutoencoderKL,
+    DiffusionPipeline,
+    DPMSolverMultistepScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    PNDMScheduler,
+)
 from torch import nn
 from transformers import (
     CLIPTextConfig,
@@ -324,6 +330,21 @@ def chroma() -> DiffusionPipeline:
     )
 
 
+def gemma2() -> Gemma2Model:
+    return Gemma2Model(
+        Gemma2Config(
+            vocab_size=WORDS,
+            head_dim=4,
+            hidden_size=8,
+            intermediate_size=8,
+            num_attention_heads=2,
+            num_hidden_layers=2,
+            num_key_value_heads=2,
+            sliding_window=2,
+        )
+    )
+
+
 def lumina2() -> DiffusionPipeline:
     transformer = diffusers.Lumina2Transformer2DModel(
         sample_size=4,
@@ -341,21 +362,92 @@ def lumina2() -> DiffusionPipeline:
         axes_lens=[128, 128, 128],
         cap_feat_dim=8,
     )
-    text = Gemma2Config(
-        vocab_size=WORDS,
-        head_dim=4,
-        hidden_size=8,
-        intermediate_size=8,
-        num_attention_heads=2,
-        num_hidden_layers=2,
-        num_key_value_heads=2,
-        sliding_window=2,
-    )
     return diffusers.Lumina2Pipeline(
         transformer=transformer,
         scheduler=flow(shift=3.0),
         vae=vae(4, shift_factor=0.0609, scaling_factor=1.5035),
-        text_encoder=Gemma2Model(text),
+        text_encoder=gemma2(),
+        tokenizer=tokenizer(),
+    )
+
+
+def sana() -> DiffusionPipeline:
+    transformer = diffusers.SanaTransformer2DModel(
+        patch_size=1,
+        in_channels=4,
+        out_channels=4,
+        num_layers=2,
+        num_attention_heads=2,
+        attention_head_dim=4,
+        num_cross_attention_heads=2,
+        cross_attention_head_dim=4,
+        cross_attention_dim=8,
+        caption_channels=8,
+        sample_size=16,
+    )
+    autoencoder = diffusers.AutoencoderDC(
+        latent_channels=4,
+        attention_head_dim=2,
+        encoder_block_types=("ResBlock", "EfficientViTBlock"),
+        decoder_block_types=("ResBlock", "EfficientViTBlock"),
+        encoder_block_out_channels=(8, 8),
+        decoder_block_out_channels=(8, 8),
+        encoder_qkv_multiscales=((), (5,)),
+        decoder_qkv_multiscales=((), (5,)),
+        encoder_layers_per_block=(1, 1),
+        decoder_layers_per_block=(1, 1),
+        downsample_block_type="conv",
+        upsample_block_type="interpolate",
+        decoder_norm_types="rms_norm",
+        decoder_act_fns="silu",
+        scaling_factor=0.41407,
+    )
+    return diffusers.SanaPipeline(
+        transformer=transformer,
+        # of first order it is Euler's rule
+        scheduler=DPMSolverMultistepScheduler(
+            solver_order=1, prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+        ),
+        vae=autoencoder,
+        text_encoder=gemma2(),
+        tokenizer=tokenizer(),
+    )
+
+
+def ltx() -> DiffusionPipeline:
+    transformer = diffusers.LTXVideoTransformer3DModel(
+        in_channels=8,
+        out_channels=8,
+        num_attention_heads=4,
+        attention_head_dim=8,
+        cross_attention_dim=32,
+        num_layers=2,
+        caption_channels=32,
+    )
+    four, five = (8, 8, 8, 8), (1, 1, 1, 1, 1)
+    scaling = (True, True, False, False)
+    autoencoder = diffusers.AutoencoderKLLTXVideo(
+        latent_channels=8,
+        block_out_channels=four,
+        decoder_block_out_channels=four,
+        layers_per_block=five,
+        decoder_layers_per_block=five,
+        spatio_temporal_scaling=scaling,
+        decoder_spatio_temporal_scaling=scaling,
+        decoder_inject_noise=(False,) * 5,
+        upsample_residual=(False,) * 4,
+        upsample_factor=(1,) * 4,
+        timestep_conditioning=False,
+        patch_size=1,
+        patch_size_t=1,
+    )
+    autoencoder.latents_mean.normal_()
+    autoencoder.latents_std.uniform_(0.5, 2)
+    return diffusers.LTXPipeline(
+        transformer=transformer,
+        scheduler=flow(**FLUX_SHIFT),
+        vae=autoencoder,
+        text_encoder=t5(),
         tokenizer=tokenizer(),
     )
 
@@ -431,6 +523,8 @@ PIPELINES: dict[str, Tiny] = {
     "z_image": Tiny(z_image, SMALL, {"max_sequence_length": 20}),
     "chroma": Tiny(chroma, SMALL, {"max_sequence_length": 20}),
     "lumina2": Tiny(lumina2, SMALL, {"max_sequence_length": 96}),
+    "sana": Tiny(sana, {"height": 32, "width": 64}, {"max_sequence_length": 20}),
+    "ltx": Tiny(ltx, {"height": 32, "width": 64, "num_frames": 9}, {"max_sequence_length": 20}),
     "wan": Tiny(wan, {"height": 16, "width": 32, "num_frames": 5}, {"max_sequence_length": 20}),
     "wan22_5b": Tiny(
         lambda: wan(expand_timesteps=True),
