@@ -108,7 +108,21 @@ SELECTIONS = {
     "mopps": "flowalign.selection:MoPPS",
     "sec": "flowalign.selection:SEC",
 }
-MODELS = {"sd3": "flowalign.policies.families:SD3"}
+MODELS = {
+    "sd3": "flowalign.policies.families.sd3:SD3",
+    "flux": "flowalign.policies.families.flux:Flux",
+    "flux2": "flowalign.policies.families.flux2:Flux2",
+    "flux2_klein": "flowalign.policies.families.flux2:Flux2Klein",
+    "qwen_image": "flowalign.policies.families.qwen_image:QwenImage",
+    "z_image": "flowalign.policies.families.z_image:ZImage",
+    "chroma": "flowalign.policies.families.chroma:Chroma",
+    "lumina2": "flowalign.policies.families.lumina2:Lumina2",
+    "sana": "flowalign.policies.families.sana:Sana",
+    "wan": "flowalign.policies.families.wan:Wan",
+    "ltx": "flowalign.policies.families.ltx:LTX",
+    "stable_diffusion": "flowalign.policies.families.stable_diffusion:StableDiffusion",
+    "sdxl": "flowalign.policies.families.stable_diffusion:SDXL",
+}
 
 TABLES: dict[str, dict[str, str]] = {
     "algorithms": ALGORITHMS,

@@ -2,43 +2,18 @@
 
 import torch
 
+from flowalign import registry
 from flowalign.errors import FlowalignError
 from flowalign.policies.families.base import Family
-from flowalign.policies.families.chroma import Chroma
-from flowalign.policies.families.flux import Flux
-from flowalign.policies.families.flux2 import Flux2, Flux2Klein
-from flowalign.policies.families.ltx import LTX
-from flowalign.policies.families.lumina2 import Lumina2
-from flowalign.policies.families.qwen_image import QwenImage
-from flowalign.policies.families.sana import Sana
-from flowalign.policies.families.sd3 import SD3
-from flowalign.policies.families.stable_diffusion import SDXL, StableDiffusion
-from flowalign.policies.families.wan import Wan
-from flowalign.policies.families.z_image import ZImage
-
-FAMILIES: tuple[type[Family], ...] = (
-    SD3,
-    Flux,
-    Flux2,
-    Flux2Klein,
-    QwenImage,
-    ZImage,
-    Wan,
-    LTX,
-    Chroma,
-    Lumina2,
-    Sana,
-    StableDiffusion,
-    SDXL,
-)
 
 
 def family_of(pipeline_class: str) -> Family:
     """The family a pipeline class belongs to."""
-    for family in FAMILIES:
+    families: list[type[Family]] = [registry.resolve("models", name) for name in registry.MODELS]
+    for family in families:
         if pipeline_class in family.pipelines:
             return family()
-    known = ", ".join(name for family in FAMILIES for name in family.pipelines)
+    known = ", ".join(name for family in families for name in family.pipelines)
     raise FlowalignError(
         f"no model family knows the pipeline {pipeline_class}; supported: {known}. "
         "A new one is a subclass of flowalign.policies.families.Family"
@@ -51,4 +26,4 @@ def to_device(module: torch.nn.Module | None, device: torch.device | str) -> Non
         module.to(device)
 
 
-__all__ = ["FAMILIES", "Family", "family_of", "to_device"]
+__all__ = ["Family", "family_of", "to_device"]

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
-from torch import Tensor, nn
+from torch import Tensor
 
 from flowalign.errors import ConfigError, FlowalignError
 
@@ -28,7 +28,7 @@ ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 
 
 class Family:
-    """What a pipeline's own call does not tell. Subclass it for a new family and add the class to `FAMILIES`.
+    """What a pipeline's own call does not tell. Subclass it for a new family and add a line to the registry's `MODELS`.
 
     Latents are [B, C, H, W] ([B, C, F, H, W] for videos) and velocities those of x = (1 - sigma) * x0 + sigma * noise
     everywhere outside the pipeline's loop; `pack`, `unpack`, `scale` and `flow_velocity` go between the two.
@@ -87,7 +87,7 @@ class Family:
 
     # Latents
 
-    def channels(self, denoiser: nn.Module) -> int:
+    def channels(self, denoiser: Any) -> int:
         """C of the latents."""
         return int(denoiser.config.in_channels)
 
@@ -165,7 +165,7 @@ class Tokens(Family):
 class Packed(Family):
     """Latents travel as tokens of 2x2 patches, [B, H/2 * W/2, 4 C]."""
 
-    def channels(self, denoiser: nn.Module) -> int:
+    def channels(self, denoiser: Any) -> int:
         return super().channels(denoiser) // 4
 
     def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, ...]:
@@ -231,6 +231,16 @@ class VideoVAE(Family):
 def rescaling(positive: Tensor, guided: Tensor) -> Tensor:
     """What brings a guided velocity back to the norm of the positive one, along the last axis."""
     return torch.norm(positive, dim=-1, keepdim=True) / torch.norm(guided, dim=-1, keepdim=True)
+
+
+def encode_masked(pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
+    """Embeddings and masks by pipelines that put words before a prompt, though not before the negative one."""
+    rows = []
+    for prompt in prompts:
+        encoded = pipeline.encode_prompt([prompt], do_classifier_free_guidance=not prompt, **options)
+        rows.append(encoded[:2] if prompt else encoded[2:4])
+    embeds, masks = zip(*rows, strict=True)
+    return {"prompt_embeds": torch.cat(embeds), "prompt_attention_mask": torch.cat(masks)}
 
 
 def option(options: dict[str, Any], default: int) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
-from torch import Tensor, nn
+from torch import Tensor
 
 from flowalign.policies.families.base import JOINT_ATTENTION, DistilledGuidance, Encoded, Packed, Tokens, TrueGuidance
 
@@ -24,7 +24,7 @@ class Flux2Latents(Tokens, Packed):
         embeds, _ = pipeline.encode_prompt(list(prompts), **options)
         return {"prompt_embeds": embeds}
 
-    def channels(self, denoiser: nn.Module) -> int:
+    def channels(self, denoiser: Any) -> int:
         return int(denoiser.config.in_channels)
 
     def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ class Flux2Latents(Tokens, Packed):
 
 
 class Flux2(Flux2Latents, DistilledGuidance):
-    """FLUX.2 dev."""
+    """FLUX.2 dev, whose guidance scale is an input."""
 
     pipelines = ("Flux2Pipeline",)
 

@@ -6,7 +6,7 @@ from typing import Any
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from flowalign.policies.families.base import ATTENTION, Encoded, TrueGuidance, rescaling
+from flowalign.policies.families.base import ATTENTION, Encoded, TrueGuidance, encode_masked, rescaling
 
 
 class Lumina2(TrueGuidance):
@@ -16,8 +16,7 @@ class Lumina2(TrueGuidance):
     lora_targets = ATTENTION
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
-        embeds, mask, *_ = pipeline.encode_prompt(list(prompts), do_classifier_free_guidance=False, **options)
-        return {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+        return encode_masked(pipeline, prompts, **options)
 
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
         # the system prompt before a prompt counts too

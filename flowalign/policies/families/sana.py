@@ -4,11 +4,10 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from flowalign.policies.families.base import ATTENTION, Encoded, Family
+from flowalign.policies.families.base import ATTENTION, Encoded, Family, encode_masked
 
 
 class Sana(Family):
@@ -18,22 +17,16 @@ class Sana(Family):
     lora_targets = ATTENTION
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
-        # the pipeline instructs its text encoder on prompts, and not on the empty one it guides away from
         told = inspect.signature(type(pipeline).__call__).parameters["complex_human_instruction"].default
-        rows = []
-        for prompt in prompts:
-            asked = {"complex_human_instruction": told} | options
-            asked |= {} if prompt else {"complex_human_instruction": None}
-            rows.append(pipeline.encode_prompt([prompt], do_classifier_free_guidance=False, **asked)[:2])
-        embeds, masks = zip(*rows, strict=True)
-        return {"prompt_embeds": torch.cat(embeds), "prompt_attention_mask": torch.cat(masks)}
+        return encode_masked(pipeline, prompts, **{"complex_human_instruction": told} | options)
 
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
         # the instruction before a prompt counts too
         return {}
 
     def arguments(self, guidance: float) -> dict[str, Any]:
-        return super().arguments(guidance) | {"use_resolution_binning": False}
+        # its negative prompt is an empty text by default, which excludes embeddings
+        return super().arguments(guidance) | {"use_resolution_binning": False, "negative_prompt": None}
 
     def velocity(self, outputs: Sequence[Any], copies: Sequence[int], guidance: float) -> Tensor:
         return super().velocity([output.float() for output in outputs], copies, guidance)

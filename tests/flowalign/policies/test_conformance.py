@@ -52,6 +52,9 @@ def plain(pipe: DiffusionPipeline, policy: DiffusersPolicy, tiny: Tiny, guidance
     if hasattr(pipe, "unet"):
         # Stable Diffusion's own scheduler is of a higher order
         pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config, clip_sample=False, set_alpha_to_one=True)
+    guided = policy.family.arguments(guidance)
+    if tiny.negative:
+        guided |= {"negative_prompt": [""] * len(PROMPTS)} if guidance > 1 else {}
     made = pipe(
         prompt=list(PROMPTS),
         generator=[torch.Generator().manual_seed(seed) for seed in SEEDS],
@@ -60,8 +63,7 @@ def plain(pipe: DiffusionPipeline, policy: DiffusersPolicy, tiny: Tiny, guidance
         return_dict=False,
         **tiny.call,
         **tiny.encode,
-        **policy.family.arguments(guidance),
-        **({"negative_prompt": [""] * len(PROMPTS)} if tiny.negative and guidance > 1 else {}),
+        **guided,
     )[0]
     return made.transpose(1, 2) if made.dim() == 5 else made
 

@@ -53,7 +53,7 @@ class Tiny:
     encode: dict[str, Any] = field(default_factory=dict)
     """arguments of its prompt encoding; they are also arguments of its call"""
     negative: bool = False
-    """the pipeline's call guides only when told a negative prompt"""
+    """the pipeline's call guides only when told a negative prompt, or told none by `Family.arguments`"""
     unused: tuple[str, ...] = ()
     """parts of names of weights that the network cannot use"""
 
@@ -365,7 +365,8 @@ def lumina2() -> DiffusionPipeline:
     return diffusers.Lumina2Pipeline(
         transformer=transformer,
         scheduler=flow(shift=3.0),
-        vae=vae(4, shift_factor=0.0609, scaling_factor=1.5035),
+        # of scale 8, which the pipeline takes for granted
+        vae=vae(4, levels=4, shift_factor=0.0609, scaling_factor=1.5035),
         text_encoder=gemma2(),
         tokenizer=tokenizer(),
     )
@@ -522,8 +523,8 @@ PIPELINES: dict[str, Tiny] = {
     "qwen_image": Tiny(qwen_image, SMALL, negative=True, unused=LAST_TEXT),
     "z_image": Tiny(z_image, SMALL, {"max_sequence_length": 20}),
     "chroma": Tiny(chroma, SMALL, {"max_sequence_length": 20}),
-    "lumina2": Tiny(lumina2, SMALL, {"max_sequence_length": 96}),
-    "sana": Tiny(sana, {"height": 32, "width": 64}, {"max_sequence_length": 20}),
+    "lumina2": Tiny(lumina2, {"height": 16, "width": 32}, {"max_sequence_length": 96}),
+    "sana": Tiny(sana, {"height": 32, "width": 64}, {"max_sequence_length": 20}, negative=True),
     "ltx": Tiny(ltx, {"height": 32, "width": 64, "num_frames": 9}, {"max_sequence_length": 20}),
     "wan": Tiny(wan, {"height": 16, "width": 32, "num_frames": 5}, {"max_sequence_length": 20}),
     "wan22_5b": Tiny(
