@@ -240,7 +240,7 @@ def encode_masked(pipeline: DiffusionPipeline, prompts: Sequence[str], **options
         encoded = pipeline.encode_prompt([prompt], do_classifier_free_guidance=not prompt, **options)
         rows.append(encoded[:2] if prompt else encoded[2:4])
     embeds, masks = zip(*rows, strict=True)
-    return {"prompt_embeds": torch.cat(embeds), "prompt_attention_mask": torch.cat(masks)}
+    return {"prompt_embeds": list(torch.cat(embeds)), "prompt_attention_mask": list(torch.cat(masks))}
 
 
 def option(options: dict[str, Any], default: int) -> int:
