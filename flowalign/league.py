@@ -134,7 +134,10 @@ def run_league(
                 output.mkdir(parents=True, exist_ok=True)
                 write_atomically(base, json.dumps(judge(trainer, panel_reward, pictures)))
             trainer.train()
-            figures = {"forwards": trainer.policy.forwards, "reward_calls": trainer.actor.reward_calls}
+            figures: dict[str, float] = {
+                "forwards": trainer.policy.forwards,
+                "reward_calls": trainer.actor.reward_calls,
+            }
             figures |= {"seconds": trainer.seconds, "iterations": trainer.iteration}
             figures |= judge(trainer, panel_reward, pictures)
             write_atomically(done, json.dumps(figures))

@@ -96,7 +96,7 @@ def collected(folder: Path, name: str, overlap: int, *overrides: str) -> tuple[E
     return run.algorithm.collect(run.actor, batch), run
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "dpo"])  # which scores no rollouts
 def test_every_algorithm_collects_the_same_in_parts(name: str, tmp_path: Path):
     whole, alone = collected(tmp_path, name, 1)
     parts, split = collected(tmp_path, name, 2)

@@ -289,7 +289,8 @@ def test_a_run_killed_at_any_moment_and_resumed_ends_with_the_same_weights(tmp_p
 @pytest.mark.slow
 def test_two_processes_give_the_advantages_and_weights_of_one(tmp_path: Path) -> None:
     changes = {"algorithm.name": "recording:RecordingFlowGRPO", "training.iterations": 2, **WITH_EVALUATION}
-    changes |= {"training.prompts_per_iteration": 4, "training.checkpoint_every": 0}
+    # previews, which the main process alone makes, would be recorded as well
+    changes |= {"training.prompts_per_iteration": 4, "training.checkpoint_every": 0, "training.previews": 0}
     # `--cpu --num_processes 2` starts one process (accelerate 1.15); this starts two, here on the CPU
     launch = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0", "-m"]
     for name, arguments in {"one": [], "two": launch}.items():

@@ -66,7 +66,8 @@ def test_a_hackable_reward_stops_the_run_with_the_last_good_weights(tmp_path, ca
     assert last.startswith("stopped at iteration 9: the reward rises while shapes, tiny_clip fall")
     assert "checkpoint-000003" in last
     warnings = read_run(tmp_path / "run", "run").warnings
-    assert [iteration for iteration, _ in warnings] == [6, 9] and "shapes, tiny_clip fall" in warnings[0][1]
+    assert [warning[0] for warning in warnings] == [6, 9]
+    assert "shapes, tiny_clip fall" in " ".join(map(str, warnings[0]))
 
     # going on is refused by the same verdict, and granted by a milder rule
     again = run(tmp_path, HACKABLE, "[{name: shapes}, {name: tiny_clip}]", *stop, resume=True)
