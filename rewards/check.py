@@ -75,7 +75,7 @@ def check_reward(reward: Reward, template: Template | None = None, size: int = 2
     """
     checks = [*_verdicts(template)] if template is not None else []
     spec = spec_of(reward)
-    if spec.kind == "pairwise" or not spec.needs <= {"image", "prompt", "metadata"}:
+    if spec.kind == "pairwise" or "image" not in spec.needs or spec.needs & {"frames", "reference"}:
         return [*checks, Check("pictures", True, f"left out: the reward is {spec.kind} and needs {sorted(spec.needs)}")]
     rng = np.random.default_rng(0)
     requests = [heldout_requests()[i] for i in rng.permutation(len(heldout_requests()))[:PICTURES]]

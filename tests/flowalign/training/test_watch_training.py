@@ -125,7 +125,7 @@ def test_another_reward_may_be_evaluated_than_the_one_trained_on(tmp_path):
     ("overrides", "hint"),
     [
         (["evaluation.panel=[{name: shaps}]"], "evaluation.panel.0: no reward is called 'shaps'"),
-        (["evaluation.panel=[{name: shapes}]", "evaluation.prompts=null"], "no pictures to watch"),
+        (["evaluation.panel=[{name: shapes}]", "evaluation.prompts=null"], "no samples to watch"),
         (["evaluation.watch.action=stop", "evaluation.every=3"], "takes an evaluation.panel"),
         (["evaluation.watch.action=stop", "evaluation.panel=[{name: shapes}]"], "evaluation.every"),
         (["evaluation.watch.actoin=stop"], "did you mean 'action'"),
