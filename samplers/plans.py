@@ -130,20 +130,26 @@ class Single:
 class Decay:
     """Noise early, little late: eta falls by a cosine over the stochastic steps (HiCoGen, arXiv 2511.19965).
 
-    eta_k = minimum + (eta - minimum) (1 + cos(pi k / (T - 2))) / 2 for k = 0 .. T - 2; the last step carries none.
-    The authors published no code and no minimum; their maximum, `eta`, is 1.
+    eta_k = minimum + (eta - minimum) (1 + cos(pi k / (K - 1))) / 2 for the first K steps, no noise after them. The
+    authors published no code and no minimum; their maximum, `eta`, is 1. A step's policy gradient grows as 1 / eta, so
+    that with a small minimum the last noisy step drowns the first ones.
 
     Args:
         minimum: eta of the last stochastic step, at least 0 and at most eta.
+        stop: K, the steps with noise, at least 1; default all but the last step.
     """
 
     minimum: float = 0.1
+    stop: int | None = None
 
     def etas(self, steps: int, eta: float, iteration: int, seed: int) -> Tensor:
         if not 0 <= self.minimum <= eta:
             raise ValueError(f"decay: minimum is {self.minimum:g}; it must lie between 0 and eta, which is {eta:g}")
-        share = (1 + torch.cos(torch.linspace(0, math.pi, steps - 1))) / 2
-        return torch.cat([self.minimum + (eta - self.minimum) * share, torch.zeros(1)])
+        stop = steps - 1 if self.stop is None else self.stop
+        if not 1 <= stop < steps:
+            raise ValueError(f"decay: stop is {stop}; of {steps} steps 1 to {steps - 1} carry noise, the last one none")
+        share = (1 + torch.cos(torch.linspace(0, math.pi, stop))) / 2
+        return torch.cat([self.minimum + (eta - self.minimum) * share, torch.zeros(steps - stop)])
 
 
 @dataclass

@@ -57,6 +57,10 @@ def test_decay_is_the_cosine_from_eta_to_its_minimum() -> None:
     assert (etas.diff() < 0).all()
     with pytest.raises(ValueError, match="between 0 and eta"):
         Decay(0.5).etas(6, 0.3, 0, 0)
+    torch.testing.assert_close(Decay(0.2, stop=3).etas(6, 1.0, 0, 0), torch.tensor([1.0, 0.6, 0.2, 0, 0, 0]))
+    for stop in (0, 6):
+        with pytest.raises(ValueError, match="1 to 5 carry noise"):
+            Decay(stop=stop).etas(6, 1.0, 0, 0)
 
 
 def gains(*columns: tuple[int, int, int]) -> Tensor:
