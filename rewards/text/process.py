@@ -68,8 +68,8 @@ def information_gain(likelihood: Tensor) -> Tensor:
     """What each turn added to the policy's own probability of the right answer (IGPO, arXiv 2510.14967).
 
     Args:
-        likelihood: [B, K + 1] the answer's probability before the first turn and after each: the geometric mean over its
-            tokens, as in the authors' code.
+        likelihood: [B, K + 1] the answer's probability before the first turn and after each, the geometric mean over
+            its tokens, as in the authors' code.
 
     Returns:
         [B, K]; a row's sum is its last probability less its first.
