@@ -29,6 +29,13 @@ ALGORITHMS = {
     "flow_dppo": "flowalign.algorithms.flow_dppo:FlowDPPO",
     "reinflow": "flowalign.algorithms.reinflow:ReinFlow",
     "grpo": "flowalign.algorithms.grpo:GRPO",
+    "kdrl": "flowalign.algorithms.kdrl:KDRL",
+    "g_opd": "flowalign.algorithms.g_opd:GOPD",
+    "chord": "flowalign.algorithms.chord:CHORD",
+    "relift": "flowalign.algorithms.relift:ReLIFT",
+    "visurf": "flowalign.algorithms.visurf:ViSurf",
+    "prefix_rft": "flowalign.algorithms.prefix_rft:PrefixRFT",
+    "aepo": "flowalign.algorithms.aepo:AEPO",
     "dpo": "flowalign.algorithms.dpo:DPO",
 }
 REWARDS = {
@@ -71,6 +78,20 @@ REWARDS = {
     "soft_length": "rewards.text.shape:SoftLength",
     "length_switch": "rewards.text.shape:LengthSwitch",
     "majority": "rewards.text.shape:Majority",
+    "rlpr": "rewards.text.likelihood:RLPR",
+    "self_aligned": "rewards.text.likelihood:SelfAligned",
+    "self_certainty": "rewards.text.likelihood:SelfCertainty",
+    "implicit_prm": "rewards.text.steps:ImplicitPRM",
+    "information_gain": "rewards.text.steps:InformationGain",
+    "path_faithfulness": "rewards.text.steps:PathFaithfulness",
+    "clip_bound": "rewards.text.steps:ClipBound",
+    "delta_bound": "rewards.text.steps:DeltaBound",
+    "gated": "rewards.text.steps:Gated",
+    "trust_weighted": "rewards.text.steps:TrustWeighted",
+    "text_judge": "rewards.judges.text:TextJudge",
+    "text_pairwise": "rewards.judges.text:PairwiseTextJudge",
+    "thought_prm": "rewards.judges.text:ThoughtPRM",
+    "compared": "flowalign.compared:Compared",
 }
 KERNELS = {
     name: f"samplers.kernels:{name}" for name in ("ode", "flow_sde", "dance_sde", "cps", "cps_published", "ddim")
@@ -95,6 +116,7 @@ ADVANTAGES = {
         "bnpo",
         "ngrpo",
         "gigpo",
+        "process",
         "pass_k",
         "best_margin",
         "psr_nsr",

@@ -1,6 +1,7 @@
 """Sample to score. Depends on samplers and torch; knows nothing of training."""
 
 from rewards.base import (
+    END,
     UNPARSED,
     DifferentiableReward,
     FunctionReward,
@@ -11,6 +12,7 @@ from rewards.base import (
     Spec,
     advance,
     as_reward,
+    bind,
     groups,
     reference_images,
     score,
@@ -19,6 +21,7 @@ from rewards.base import (
 from rewards.compose import WeightedSum
 
 __all__ = [
+    "END",
     "UNPARSED",
     "DifferentiableReward",
     "FunctionReward",
@@ -30,6 +33,7 @@ __all__ = [
     "WeightedSum",
     "advance",
     "as_reward",
+    "bind",
     "groups",
     "reference_images",
     "score",

@@ -12,6 +12,10 @@ from PIL.Image import Image
 from torch import Tensor
 
 Kind = Literal["pointwise", "pairwise", "group", "set"]
+Steps = list[tuple[int, float]]
+"""(how many characters of the text it ends after, reward) of each step, in order; a text's last step may say END"""
+END = 2**31
+"""the end of a text, however long"""
 
 
 @dataclass
@@ -22,13 +26,16 @@ class Scores:
     """[B] float32: what is trained on"""
     parts: dict[str, Tensor] = field(default_factory=dict)
     """named [B] float32 values for the metrics and the gallery"""
+    steps: list[Steps] | None = None
+    """of texts: what the steps of each one earned, where a reward knows; they add up to `value`"""
 
     @staticmethod
     def cat(parts: "Sequence[Scores]") -> "Scores":
         """Join the scores of one reward."""
         names = parts[0].parts
         value = torch.cat([own.value for own in parts])
-        return Scores(value, {name: torch.cat([own.parts[name] for own in parts]) for name in names})
+        steps = None if parts[0].steps is None else [row for own in parts for row in own.steps or []]
+        return Scores(value, {name: torch.cat([own.parts[name] for own in parts]) for name in names}, steps)
 
 
 @dataclass(frozen=True)
@@ -135,6 +142,16 @@ def advance(reward: Any, progress: float) -> None:
     """Tell a reward how far training is, in [0, 1]; rewards without a schedule do not mind."""
     if hasattr(reward, "advance"):
         reward.advance(progress)
+
+
+def bind(reward: Any, model: Any) -> None:
+    """Hand the language model in training to a reward that asks it; others do not mind.
+
+    Args:
+        model: a `rewards.text.model.CausalModel`.
+    """
+    if hasattr(reward, "bind"):
+        reward.bind(model)
 
 
 def score(

@@ -11,6 +11,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from rewards.base import (
+    END,
     DifferentiableReward,
     Kind,
     Reward,
@@ -19,6 +20,7 @@ from rewards.base import (
     Spec,
     advance,
     as_reward,
+    bind,
     groups,
     score,
     spec_of,
@@ -81,6 +83,11 @@ class Composition(ABC):
         for reward in self.rewards:
             advance(reward, progress)
 
+    def bind(self, model: Any) -> None:
+        """Hand the language model in training to those inside that ask it."""
+        for reward in self.rewards:
+            bind(reward, model)
+
     def _collect(
         self, scores: Sequence[Scores], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> Scores:
@@ -112,6 +119,19 @@ class WeightedSum(Composition):
 
     def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         return torch.tensor(self.weights).to(values) @ values
+
+    def _collect(
+        self, scores: Sequence[Scores], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> Scores:
+        made = super()._collect(scores, prompts, metadata)
+        if any(own.steps is not None for own in scores):
+            # a reward without steps pays at the end
+            own_steps = [own.steps or [[(END, value)] for value in own.value.tolist()] for own in scores]
+            made.steps = [
+                sorted((end, weight * value) for weight, row in zip(self.weights, rows) for end, value in row)
+                for rows in zip(*own_steps, strict=True)
+            ]
+        return made
 
 
 class Normalized(Composition):

@@ -1,14 +1,16 @@
 """GRPO and its relatives for language models: every part by name (arXiv 2402.03300).
 
 Rollout: a group of completions of each prompt, every token an action. Credit: `advantage`, one of the core's, of one
-reward a completion; then `unlikeliness`, `empg` and the share of most entropy. Loss: `loss`, one of the core's, summed
-up by `aggregation`, plus an estimate of the KL to the start weights. The defaults are GRPO with DAPO's mean over all
-tokens, of a whole iteration as in TRL, and without KL; the recipes under configs/tiny_lm show what others set.
+reward a completion or one a step; then `unlikeliness`, `empg` and the share of most entropy. Loss: `loss`, one of the
+core's, summed up by `aggregation`, plus an estimate of the KL to the start weights. `off_policy` weighs tokens that an
+engine of other numerics drew. The defaults are GRPO with DAPO's mean over all tokens, of a whole iteration as in TRL,
+and without KL; the recipes under configs/tiny_lm show what others set. Methods that add a teacher or demonstrations are
+subclasses in files of their own.
 """
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -19,10 +21,12 @@ from flowalign.config import Named
 from flowalign.core.aggregation import Aggregation, action_weights
 from flowalign.core.divergences import Estimator, sampled_kl
 from flowalign.core.entropy import entropy_modulated, uncertain, unlikeliness
+from flowalign.core.off_policy import Level, Rule, correction
 from flowalign.core.policy_losses import WHOLE_GROUPS
 from flowalign.core.record import Record, ScoredTokens, masked_mean
 from flowalign.data import Batch
 from flowalign.errors import ConfigError
+from flowalign.policies.given import rescored
 from flowalign.policies.language import LanguagePolicy, TextRollout
 from rewards import Scores
 
@@ -36,6 +40,15 @@ class Modulation(base.AlgorithmSettings):
     sharpness: float = Field(1.0, ge=0)
     clarity: float = Field(0.05, ge=0)
     clarity_sharpness: float = Field(1.0, ge=0)
+
+
+class OffPolicy(base.AlgorithmSettings):
+    """See `core.off_policy.correction`; costs a forward pass of every text."""
+
+    level: Level = "token"
+    rule: Rule = "truncate"
+    largest: float = Field(2.0, gt=0)
+    smallest: float = Field(0.0, ge=0)
 
 
 class GRPOSettings(base.AlgorithmSettings):
@@ -56,6 +69,8 @@ class GRPOSettings(base.AlgorithmSettings):
     """learn from this share of the tokens, those of most entropy"""
     empg: Modulation | None = None
     """modulate advantages by entropy (arXiv 2509.09265)"""
+    off_policy: OffPolicy | None = None
+    """weigh tokens by how probable a forward pass finds them, over how probable sampling did"""
 
 
 @dataclass
@@ -72,12 +87,13 @@ class Experience(base.Experience):
     """[B, T]"""
     weight: Tensor
     """[B, T] of each token's loss: the mean over B of a row's weighted sum is the aggregated loss"""
+    every: bool = False
+    """the loss is not one of advantages alone, so that all rows teach"""
+    teacher: Tensor | None = None
+    """[B, T] log-probabilities under a teacher, where there is one"""
 
     def items(self) -> Tensor:
         return torch.arange(len(self.rollout), device=self.advantage.device)[:, None]
-
-    every: bool = False
-    """the loss is not one of advantages alone, so that all rows teach"""
 
     def outcome(self) -> tuple[Tensor, Tensor]:
         return self.scores.value, masked_mean(self.advantage.abs(), self.rollout.mask)
@@ -91,7 +107,7 @@ class Experience(base.Experience):
 class GRPO(base.Algorithm[Experience]):
     """GRPO on a language model's tokens, its advantage, loss and aggregation by name (arXiv 2402.03300)."""
 
-    Settings = GRPOSettings
+    Settings: ClassVar[type[GRPOSettings]] = GRPOSettings
     settings: GRPOSettings
     medium = "text"
     headline = "reward/mean"
@@ -104,8 +120,6 @@ class GRPO(base.Algorithm[Experience]):
         self.whole_groups = settings.loss.name in WHOLE_GROUPS
 
     def check(self, config: Any) -> None:
-        if self.settings.advantage.name == "gigpo":
-            raise ConfigError("algorithm.advantage: gigpo compares turns, and a text here is one turn; grpo works")
         size, training = config.training.group_size, config.training
         if self.whole_groups and (training.updates_per_iteration > 1 or training.micro_batch_size % size):
             raise ConfigError(
@@ -122,7 +136,7 @@ class GRPO(base.Algorithm[Experience]):
 
     def collect(self, actor: "TextActor", batch: Batch) -> Experience:
         begin = time.perf_counter()
-        rollout = actor.rollout(batch)
+        rollout = self.rollout(actor, batch)
         rolled = time.perf_counter()
         scores = actor.score(actor.policy.decode(rollout), batch)
         baseline = actor.baseline(batch) if self.settings.advantage.name == "remax" else None
@@ -130,9 +144,7 @@ class GRPO(base.Algorithm[Experience]):
 
         record = actor.record(rollout, batch, scores, baseline)
         assert record.entropy is not None
-        if self.settings.unlikeliness > 0:
-            likelihood = masked_mean(record.log_prob, record.mask)
-            record.reward = unlikeliness(record.reward, likelihood, record.group, self.settings.unlikeliness)
+        record.reward = self.rewards(actor, batch, record)
         ended = actor.gather(rollout.ended)
         counted = record.mask & ended[:, None] if self.settings.mask_truncated else record.mask
         weight = action_weights(counted, self.settings.aggregation, actor.config.rollout.max_new_tokens)
@@ -149,7 +161,7 @@ class GRPO(base.Algorithm[Experience]):
             "seconds/rollout": rolled - begin,
             "seconds/reward": scored - rolled,
         }
-        return Experience(
+        experience = Experience(
             batch,
             metrics,
             rollout,
@@ -160,6 +172,35 @@ class GRPO(base.Algorithm[Experience]):
             actor.mine(weight, rows)[:, :length],
             self.whole_groups,
         )
+        if self.settings.off_policy is not None:
+            self._correct(actor, experience)
+        return self.extended(actor, experience)
+
+    def rollout(self, actor: "TextActor", batch: Batch) -> TextRollout:
+        """A text of every sample of the batch."""
+        return actor.rollout(batch)
+
+    def rewards(self, actor: "TextActor", batch: Batch, record: Record) -> Tensor:
+        """[B] what advantages come from, of all processes."""
+        if self.settings.unlikeliness == 0:
+            return record.reward
+        likelihood = masked_mean(record.log_prob, record.mask)
+        return unlikeliness(record.reward, likelihood, record.group, self.settings.unlikeliness)
+
+    def extended(self, actor: "TextActor", experience: Experience) -> Experience:
+        """The experience with what a subclass adds to it."""
+        return experience
+
+    def _correct(self, actor: "TextActor", experience: Experience) -> None:
+        """Take the ratio with a forward pass's log-probabilities, and weigh what sampling thought otherwise of."""
+        sampled = experience.rollout
+        experience.rollout = rescored(actor.policy, sampled, actor.config.rollout.batch_size)
+        settings = self.settings.off_policy
+        assert settings is not None
+        weight = correction(experience.rollout.log_prob, sampled.log_prob, sampled.mask, **settings.model_dump())
+        experience.weight = experience.weight * weight
+        own = masked_mean(weight.expand_as(sampled.mask), sampled.mask)
+        experience.metrics["text/off_policy_weight"] = actor.gather(own).mean().item()
 
     def advantages(self, record: Record) -> Tensor:
         """[B, T] what each token earned."""
@@ -186,15 +227,27 @@ class GRPO(base.Algorithm[Experience]):
             experience.group[rows],
             experience.reward[rows],
         )
-        losses = self.loss_of(tokens)
-        metrics = {
+        losses = self.token_losses(experience, rows, tokens)
+        metrics: dict[str, Tensor] = {
             "policy/ratio": masked_mean((log_prob - tokens.old_log_prob).exp(), mask),
             "policy/entropy": masked_mean(entropy, mask),
         }
-        if self.uses_reference:
-            with torch.no_grad(), policy.reference():
-                reference, _ = policy.log_probs(rollout, rows)
-            divergence = sampled_kl(log_prob, reference, self.settings.kl_estimator)
-            losses = losses + self.settings.kl_weight * divergence
-            metrics["policy/kl"] = masked_mean(divergence, mask)
+        for name, (coefficient, divergence) in self.penalties(policy, experience, rows, log_prob).items():
+            losses = losses + coefficient * divergence
+            metrics[name] = masked_mean(divergence, mask)
         return (losses.where(mask, 0) * experience.weight[rows]).sum(1), metrics
+
+    def token_losses(self, experience: Experience, rows: Tensor, tokens: ScoredTokens) -> Tensor:
+        """[N, T] losses of these rows' tokens."""
+        return self.loss_of(tokens)
+
+    def penalties(
+        self, policy: LanguagePolicy, experience: Experience, rows: Tensor, log_prob: Tensor
+    ) -> dict[str, tuple[float, Tensor]]:
+        """Coefficients and divergences [N, T] that are added to the loss, by the names of their metrics."""
+        if self.settings.kl_weight == 0:
+            return {}
+        with torch.no_grad(), policy.reference():
+            reference, _ = policy.log_probs(experience.rollout, rows)
+        divergence = sampled_kl(log_prob, reference, self.settings.kl_estimator)
+        return {"policy/kl": (self.settings.kl_weight, divergence)}

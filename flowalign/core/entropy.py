@@ -35,7 +35,8 @@ def entropy_modulated(
 def uncertain(entropy: Tensor, mask: Tensor, share: float) -> Tensor:
     """The `share` of the batch's actions that were drawn with most entropy: [B, T] bool.
 
-    Only they learn (EARL; the top fifth in arXiv 2506.01939; TRL's top_entropy_quantile).
+    Only they learn (the top fifth in arXiv 2506.01939; EARL, 2511.12033; TRL's top_entropy_quantile). EARL's own rule
+    was not at hand beyond its abstract, which gates by entropy too.
     """
     if share >= 1:
         return mask
@@ -43,7 +44,8 @@ def uncertain(entropy: Tensor, mask: Tensor, share: float) -> Tensor:
 
 
 def regulating_temperature(entropy: float, target: float, high: float = 1.2, low: float = 0.8) -> float:
-    """AEPO (arXiv 2510.08141): the temperature of extra samples whose right members get REINFORCE with advantage 1.
+    """AEPO (arXiv 2510.08141, and the authors' code): the temperature of extra samples, the right ones among which get
+    REINFORCE with advantage 1.
 
     They raise the entropy where it is below its target, and lower it where above.
     """

@@ -169,6 +169,38 @@ def gigpo(
     return (episode[:, None] + weight * steps).where(mask, 0)
 
 
+def process(
+    record: Record,
+    *,
+    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0,
+    scale: Scale = "group",
+    eps: Positive = 1e-4,
+) -> Tensor:
+    """GRPO with process supervision (arXiv 2402.03300, section 4.1.3): the sum of all later steps' rewards. -> [B, T]
+
+    The rewards of a group's steps are normalised together. With a discount from step to step it is IGPO's advantage
+    (2510.14967).
+
+    Args:
+        record: with `steps`, or a reward [B, T] of every action; a reward [B] alone is a step at a row's last action.
+    """
+    reward, ends = record.reward, record.mask
+    if record.steps is not None:
+        reward, ends = record.steps.nan_to_num(), record.mask & ~record.steps.isnan()
+    elif reward.dim() == 1:
+        last = record.mask.shape[1] - 1 - record.mask.flip(1).to(torch.int8).argmax(1, keepdim=True)
+        ends = torch.zeros_like(record.mask).scatter(1, last, True)
+        reward = reward[:, None].expand_as(record.log_prob)
+    group = record.group[:, None].expand_as(ends)
+    earned = torch.zeros_like(record.log_prob)
+    earned[ends] = group_advantage(reward[ends], group[ends], scale, eps=eps, unbiased=True)
+    advantage, later = torch.zeros_like(earned), torch.zeros_like(earned[:, 0])
+    for t in reversed(range(ends.shape[1])):
+        later = torch.where(ends[:, t], earned[:, t] + gamma * later, later)
+        advantage[:, t] = later
+    return advantage.where(record.mask, 0)
+
+
 def pass_k(record: Record, *, k: Annotated[int, Field(ge=1)] = 4) -> Tensor:
     """Pass@k training (arXiv 2508.10751, by its closed form): the advantage when k members are rewarded by their best.
 

@@ -86,7 +86,8 @@ def uncertain_prefix(entropy: Tensor, prefix: Tensor, share: float = 0.2) -> Ten
 def needs_demonstration(reward: Tensor, group: Tensor, threshold: float = 0.0) -> Tensor:
     """ReLIFT (arXiv 2506.07527): rows of groups whose best reward is not above the threshold: [B] bool.
 
-    Their prompts are too hard to explore, and are learned by imitation in between.
+    Their prompts are too hard to explore. The authors collect their demonstrations until there are enough for a step of
+    fine-tuning in between.
     """
     _, index = group.unique(return_inverse=True)
     best = torch.full((int(index.max()) + 1,), -torch.inf, dtype=reward.dtype, device=reward.device)
@@ -98,8 +99,8 @@ def demonstrated_reward(reward: Tensor, demonstration: Tensor, group: Tensor) ->
     """Rewards of groups with a demonstration among their members (ViSurf, arXiv 2510.10606).
 
     The demonstration raises the group's mean until the policy is as good: where another member reaches its reward, it
-    gets the mean of the others instead, hence no advantage. The paper names this smoothing; its exact rule, and its two
-    other reward controls, were not at hand.
+    gets the mean of the others instead, hence no advantage. The paper names this smoothing; its exact rule was not at
+    hand (nor that of its two other reward controls, which are about forms and thoughts of demonstrations).
 
     Args:
         reward: [B].

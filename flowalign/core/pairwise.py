@@ -28,7 +28,7 @@ def compare(
         group: [B] group numbers; members of a group of one get 1/2.
         judge: gives the verdicts.
         schedule: 'all' pairs, each once (Pref-GRPO, arXiv 2508.20751); 'one' random member against all the others
-            (BRPO, Writing-Zero); a seeded single-elimination 'tournament' (ArenaRL, 2601.06487).
+            (BRPO, Writing-Zero, 2506.00103); a seeded single-elimination 'tournament' (ArenaRL, 2601.06487).
         seed: of the random member; another each iteration.
         both: ask every pair in both orders and average, against the judge's bias for a position.
     """

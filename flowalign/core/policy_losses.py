@@ -65,8 +65,9 @@ def reg_grpo(scored: ScoredTokens, *, scale: Positive = 1.0) -> Tensor:
     The prediction is scale * (rho - mean_g rho), rho = log pi / pi_old of the row: what the closed form of the
     KL-regularised optimum says of a reward that is centred in its group. One loss a row, on each of its actions.
 
-    Departure: the paper's abstract has a group-normalised prediction; here it is centred and `scale` takes the place
-    of the division by rho's standard deviation, which is 0 on the weights that sampled.
+    Departure, from what summaries of the paper say (its text was not at hand): there the prediction is normalised in
+    the group; here it is centred and `scale` takes the place of the division by rho's standard deviation, which is 0 on
+    the weights that sampled.
     """
     rho = masked_sum(scored.log_prob - scored.old_log_prob, scored.mask)
     mean, _ = group_mean_std(rho, scored.group)

@@ -31,6 +31,8 @@ class Record:
     """[B] reward of the most probable trajectory of the row's prompt, where an advantage asks for it"""
     state: Tensor | None = None
     """[B, T] integers: actions of one number were taken in one and the same state"""
+    steps: Tensor | None = None
+    """[B, T] rewards of the steps that end with these actions, NaN elsewhere, where rewards know of steps"""
 
 
 class Scored(Protocol):

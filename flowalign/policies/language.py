@@ -39,6 +39,21 @@ class TextRollout:
     def __len__(self) -> int:
         return len(self.prompts)
 
+    def take(self, rows: Sequence[int]) -> "TextRollout":
+        """Some of the rows, in this order."""
+        order = list(rows)
+        return TextRollout(
+            [self.prompts[row] for row in order],
+            self.prompt_ids[order],
+            self.prompt_mask[order],
+            self.completion_ids[order],
+            self.mask[order],
+            self.log_prob[order],
+            self.entropy[order],
+            self.ended[order],
+            self.temperature,
+        )
+
     @staticmethod
     def cat(parts: Sequence["TextRollout"], padding: int) -> "TextRollout":
         """Join rollouts made with the same settings.
@@ -183,10 +198,16 @@ class LanguagePolicy(Policy):
         Raises:
             ConfigError: a prompt and `room` tokens after it are longer than the model's context.
         """
-        texts = list(prompts)
-        if self.chat:
-            texts = [self._templated(text) for text in texts]
-        rows = self.tokenizer(texts, add_special_tokens=not self.chat).input_ids
+        rows = [self.begin(prompt) for prompt in prompts]
+        return self.padded(rows, prompts, room)
+
+    def begin(self, prompt: str) -> list[int]:
+        """Token ids of a prompt as the model gets it."""
+        text = self._templated(prompt) if self.chat else prompt
+        return list(self.tokenizer(text, add_special_tokens=not self.chat).input_ids)
+
+    def padded(self, rows: Sequence[list[int]], prompts: Sequence[str], room: int) -> tuple[Tensor, Tensor]:
+        """Rows of token ids as one tensor, padded on the left, and their mask; raises as `encode`."""
         context = getattr(self.network.config, "max_position_embeddings", None)
         for row, prompt in zip(rows, prompts, strict=True):
             if context is not None and len(row) + room > context:
@@ -232,6 +253,18 @@ class LanguagePolicy(Policy):
 
     def _sample(self, prompts: Sequence[str], seeds: Sequence[int], length: int, temperature: float) -> TextRollout:
         ids, prompt_mask = self.encode(prompts, length)
+        return self.generate(prompts, ids, prompt_mask, seeds, length, temperature)
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        ids: Tensor,
+        prompt_mask: Tensor,
+        seeds: Sequence[int],
+        length: int,
+        temperature: float,
+    ) -> TextRollout:
+        """Completions of rows of token ids, as of `padded`, in one call."""
         sampler = SeededSampler(seeds, length, temperature)
         settings = GenerationConfig(
             max_new_tokens=length,

@@ -1,5 +1,7 @@
 """What an algorithm for language models acts through."""
 
+from collections.abc import Sequence
+
 import torch
 from accelerate import Accelerator
 from torch import Tensor
@@ -7,9 +9,11 @@ from torch import Tensor
 from flowalign.config_text import TextConfig
 from flowalign.core.record import Record
 from flowalign.data import Batch
+from flowalign.policies.given import at_tokens
 from flowalign.policies.language import LanguagePolicy, TextRollout
 from flowalign.training.worker import Worker
-from rewards import Reward, Scores
+from rewards import Reward, Scores, bind
+from rewards.text.model import CausalModel
 from samplers import derive_seed
 
 
@@ -21,6 +25,7 @@ class TextActor(Worker):
 
     def __init__(self, config: TextConfig, policy: LanguagePolicy, reward: Reward, accelerator: Accelerator) -> None:
         super().__init__(config, policy, reward, accelerator)
+        bind(reward, CausalModel(policy.network, policy.tokenizer, policy.begin))
 
     def rollout(self, batch: Batch) -> TextRollout:
         """A completion of every sample of the batch."""
@@ -57,4 +62,16 @@ class TextActor(Worker):
             seed=derive_seed(self.config.training.seed, batch.iteration, 3),
             entropy=everyone(rollout.entropy),
             baseline=None if baseline is None else self.gather(baseline.to(self.device)),
+            state=everyone(states(rollout, batch.group)),
+            steps=None if scores.steps is None else everyone(at_tokens(self.policy, rollout, scores.steps)),
         )
+
+
+def states(rollout: TextRollout, group: Sequence[int]) -> Tensor:
+    """[B, T] numbers of what each token comes after: one number where members of a group have said the same so far."""
+    numbers: dict[tuple[int, tuple[int, ...]], int] = {}
+    made = torch.zeros_like(rollout.completion_ids)
+    for row, (tokens, number) in enumerate(zip(rollout.completion_ids.tolist(), group, strict=True)):
+        for t in range(int(rollout.mask[row].sum())):
+            made[row, t] = numbers.setdefault((number, tuple(tokens[:t])), len(numbers))
+    return made

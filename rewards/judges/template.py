@@ -4,7 +4,8 @@ A template is a YAML file in templates/ or anywhere else:
 
     source:     paper and model that answer in this format
     answer:     probability (of the first label), echo (of the prompt), score (numbers in the reply), or winner
-    fields:     names in braces besides {prompt}, with their defaults; a sample's metadata of that name comes first
+    fields:     names in braces besides {prompt}, with their defaults; a sample's metadata of that name comes first. Of
+                texts: text is the one judged, first and second are the two of a pair, and pictures are none
     combine:    of the questions' values: mean, min, product or geometric_mean
     video:      true where the samples are videos, of which the judge sees frames
     questions:
@@ -110,7 +111,7 @@ class Template:
     @property
     def pairwise(self) -> bool:
         """Whether it compares two samples, instead of judging one."""
-        return any("first" in question.pictures for question in self.questions)
+        return "first" in self.fields or any("first" in question.pictures for question in self.questions)
 
     @property
     def needs(self) -> frozenset[str]:

@@ -159,7 +159,7 @@ def test_the_baseline_is_the_greedy_texts_reward(world: Path, tmp_path: Path) ->
     ("overrides", "message"),
     [
         (["algorithm.name=flow_grpo"], "trains models of pictures"),
-        (["algorithm.advantage={name: gigpo}"], "a text here is one turn"),
+        (["algorithm={name: chord, loss: {name: pacs}}"], "imitated texts are in none"),
         (["algorithm.loss={name: pacs}", "training.micro_batch_size=12"], "whole groups of 8"),
         (["rollout.temperature=0"], "members of a group are alike"),
         (["rollout.steps=3"], "unknown key 'steps'"),

@@ -163,3 +163,30 @@ def test_only_the_most_uncertain_actions_are_kept() -> None:
 
 def test_the_temperature_pushes_the_entropy_to_its_target() -> None:
     assert regulating_temperature(0.2, 0.5) > 1 > regulating_temperature(0.8, 0.5)
+
+
+def test_process_advantages_add_up_later_steps_normalised_together() -> None:
+    nan = float("nan")
+    steps = torch.tensor([[nan, 0.5, nan, 1.0], [0.2, nan, 0.0, nan], [nan, nan, 3.0, nan], [1.0, nan, nan, nan]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 0], [1, 0, 0, 0]]).bool()
+    group = torch.tensor([0, 0, 1, 1])
+    record = Record(torch.zeros(4), group, mask, torch.zeros(4, 4), torch.zeros(1, 4), torch.ones(1), steps=steps)
+    for gamma in (1.0, 0.5):
+        made = estimators.process(record, gamma=gamma)
+        for row in range(4):
+            own = [steps[r, t].item() for r in range(4) for t in range(4) if group[r] == group[row] and mask[r, t]]
+            own = [value for value in own if value == value]
+            mean = sum(own) / len(own)
+            std = (sum((value - mean) ** 2 for value in own) / (len(own) - 1)) ** 0.5
+            for t in range(4):
+                later = [steps[row, u].item() for u in range(t, 4) if not steps[row, u].isnan()]
+                expected = sum(gamma**k * (value - mean) / (std + 1e-4) for k, value in enumerate(later))
+                assert made[row, t].item() == pytest.approx(expected if mask[row, t] else 0, abs=1e-5)
+
+
+def test_process_advantages_of_outcomes_alone_are_grpos() -> None:
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]]).bool()
+    reward = torch.tensor([1.0, 0.0, 0.5, 0.2])
+    record = Record(reward, torch.zeros(4).long(), mask, torch.zeros(4, 3), reward[None], torch.ones(1))
+    expected = estimators.grpo(record, unbiased=True)[:, None].where(mask, 0)
+    torch.testing.assert_close(estimators.process(record), expected)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, kl_divergence
 
-from flowalign.core import process
+from rewards.text import process
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]).bool()
 
@@ -36,7 +36,7 @@ def test_thoughts_are_trusted_as_far_as_they_tell_right_from_wrong() -> None:
     right = torch.tensor([True, True, False, True, False, True, True])
     group = torch.tensor([0, 0, 0, 1, 1, 2, 2])
     made = process.trust_weight(thought, right, group, done=0.0)
-    assert made.tolist() == pytest.approx([math.exp(0.3 - 0.9)] * 3 + [1] * 4)
+    assert made.tolist() == pytest.approx([math.exp(0.3 - 0.9)] * 3 + [1, 1, 0, 0])
     late = process.trust_weight(thought, right, group, done=0.5, decay=0.25)
     torch.testing.assert_close(late, made * math.exp(-2))
 
@@ -70,3 +70,23 @@ def test_likelihood_rewards_are_mean_probabilities() -> None:
         assert made[row].item() == pytest.approx(mean, rel=1e-5)
         expected = min(max(mean - without[row][MASK[row]].exp().mean().item(), 0), 1)
         assert helped[row].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_self_aligned_rewards_compare_perplexities() -> None:
+    conditioned, alone = -torch.rand(3, 4), -2 * torch.rand(3, 4) - 1
+    made = process.self_aligned(conditioned, alone, MASK)
+    for row in range(3):
+        with_question = math.exp(-conditioned[row][MASK[row]].mean().item())
+        without = math.exp(-alone[row][MASK[row]].mean().item())
+        assert made[row].item() == pytest.approx((without - with_question) / without, abs=1e-5)
+    assert process.self_aligned(alone * 9, conditioned, MASK).tolist() == [-1] * 3
+
+
+def test_neighbouring_steps_of_one_verdict_are_one_thought() -> None:
+    right = torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0]]).bool()
+    made = process.thoughts(right, MASK)
+    assert made.tolist() == [
+        [0, pytest.approx(1 / 3), pytest.approx(-1 / 3), pytest.approx(1 / 3)],
+        [0, -1, 0, 0],
+        [1, 0, 0, 0],
+    ]

@@ -35,18 +35,19 @@ def delta_bound(reward: Tensor, mask: Tensor) -> Tensor:
 
 
 def trust_weight(thought: Tensor, right: Tensor, group: Tensor, done: float, decay: float = 1.0) -> Tensor:
-    """Trust-GRPO's weight of a reward of the thought, one a row (arXiv 2505.17018).
+    """Trust-GRPO's weight of a reward of the thought, one a row (arXiv 2505.17018, and the authors' code).
 
     exp(mean over a group's right rows - mean over its wrong ones) where right rows are thought worse of than wrong
-    ones, else 1; times exp(-done / decay), so that the verdict alone is left at last.
+    ones, else 1; times exp(-done / decay), so that the verdict alone is left at last. A group that is all right or all
+    wrong gets 0, as in the code: its thoughts would be the only thing to tell its members apart.
 
     Args:
         thought: [B] rewards of the thought.
         right: [B] bool.
-        group: [B] integers; a group without both kinds is trusted.
-        done: share of training that is done.
+        group: [B] integers.
+        done: share of training that is done; the paper counts steps over a constant.
     """
-    weight = torch.ones_like(thought)
+    weight = torch.zeros_like(thought)
     for number in group.unique().tolist():
         rows = group == number
         if (rows & right).any() and (rows & ~right).any():
@@ -56,7 +57,10 @@ def trust_weight(thought: Tensor, right: Tensor, group: Tensor, done: float, dec
 
 
 def gated(step_reward: Tensor, outcome: Tensor, gate: float) -> Tensor:
-    """Step rewards count only in rows whose outcome reaches the gate (G-RA, arXiv 2508.10548): [B, K]."""
+    """Step rewards count only in rows whose outcome reaches the gate (G-RA, arXiv 2508.10548): [B, K].
+
+    The paper has more than two levels of rewards, each gated by the next; its abstract is what was at hand.
+    """
     return step_reward * (outcome >= gate)[:, None]
 
 
@@ -64,7 +68,8 @@ def information_gain(likelihood: Tensor) -> Tensor:
     """What each turn added to the policy's own probability of the right answer (IGPO, arXiv 2510.14967).
 
     Args:
-        likelihood: [B, K + 1] the answer's probability before the first turn and after each.
+        likelihood: [B, K + 1] the answer's probability before the first turn and after each, the geometric mean over
+            its tokens, as in the authors' code.
 
     Returns:
         [B, K]; a row's sum is its last probability less its first.
@@ -87,7 +92,7 @@ def self_certainty(log_probs: Tensor, mask: Tensor) -> Tensor:
 
 
 def likelihood_reward(answer: Tensor, mask: Tensor, without: Tensor | None = None) -> Tensor:
-    """RLPR's reward: the mean probability of the right answer's tokens after the text (arXiv 2506.18254).
+    """RLPR's reward: the mean probability of the right answer's tokens after the text (arXiv 2506.18254; its code too).
 
     Args:
         answer: [B, A] log-probabilities of the answer's tokens after the text.
@@ -99,3 +104,37 @@ def likelihood_reward(answer: Tensor, mask: Tensor, without: Tensor | None = Non
         return values.exp().where(mask, 0).sum(1) / mask.sum(1).clamp(min=1)
 
     return mean(answer) if without is None else (mean(answer) - mean(without)).clamp(0, 1)
+
+
+def self_aligned(conditioned: Tensor, alone: Tensor, mask: Tensor) -> Tensor:
+    """Self-aligned reward (ppl(a) - ppl(a | q)) / ppl(a), in [-1, 1] (SAR, arXiv 2509.05489, and the authors' code).
+
+    Args:
+        conditioned, alone: [B, T] log-probabilities of a text's tokens after its question, and without it.
+        mask: [B, T] bool.
+
+    Returns:
+        [B], 0 for a row without tokens.
+    """
+
+    def perplexity(values: Tensor) -> Tensor:
+        return (-values.where(mask, 0).sum(1) / mask.sum(1).clamp(min=1)).exp()
+
+    return (1 - perplexity(conditioned) / perplexity(alone)).clamp(-1, 1)
+
+
+def thoughts(right: Tensor, mask: Tensor) -> Tensor:
+    """Contiguous steps of one verdict are one thought: +-1 / K on the last step of each of a row's K thoughts.
+
+    The units are TP-GRPO's (arXiv 2507.23317); its rewards adapt to the model's ability by a rule that was not at hand.
+
+    Args:
+        right: [B, S] bool verdicts on the steps.
+        mask: [B, S] bool, the steps a row has, from the left.
+
+    Returns:
+        [B, S]; a row's sum is in [-1, 1].
+    """
+    ends = mask.clone()
+    ends[:, :-1] &= ~mask[:, 1:] | (right[:, :-1] != right[:, 1:])
+    return torch.where(right, 1.0, -1.0).where(ends, 0) / ends.sum(1, keepdim=True).clamp(min=1)

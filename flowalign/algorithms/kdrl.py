@@ -1,0 +1,64 @@
+"""KDRL: reinforcement with a divergence from a teacher on the policy's own texts (arXiv 2506.02208).
+
+Loss: GRPO's, plus an estimate of KL(policy || teacher) with a coefficient that may change in a straight line over
+training. Reward-guided, right texts are left to the reward alone.
+"""
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+from torch import Tensor
+
+from flowalign.algorithms import grpo
+from flowalign.core.divergences import Estimator
+from flowalign.core.guidance import annealed, distillation_loss
+from flowalign.policies.language import LanguagePolicy
+from flowalign.policies.teacher import Teacher
+
+if TYPE_CHECKING:
+    from flowalign.training.text_actor import TextActor
+
+
+class KDRLSettings(grpo.GRPOSettings):
+    teacher: str
+    """folder or hub name of a model of the same tokens"""
+    distillation: float = Field(0.002, ge=0)
+    """coefficient of the divergence, at the beginning"""
+    final_distillation: float | None = Field(None, ge=0)
+    """at the end of training; default the same"""
+    estimator: Estimator = "k2"
+    reward_guided: bool = False
+    """no distillation of texts whose reward is above 1/2"""
+
+
+class KDRL(grpo.GRPO):
+    """KDRL: GRPO with the divergence from a teacher in its loss (arXiv 2506.02208)."""
+
+    Settings = KDRLSettings
+    settings: KDRLSettings
+    teacher: Teacher | None = None
+    done = 0.0
+
+    def progress(self, done: float) -> None:
+        self.done = done
+
+    @property
+    def coefficient(self) -> float:
+        """Of the divergence, now."""
+        first, last = self.settings.distillation, self.settings.final_distillation
+        return first if last is None else annealed(self.done, first, last)
+
+    def extended(self, actor: "TextActor", experience: grpo.Experience) -> grpo.Experience:
+        self.teacher = self.teacher or Teacher(self.settings.teacher, actor.policy)
+        experience.teacher = self.teacher.log_probs(experience.rollout, actor.config.rollout.batch_size)
+        experience.every = True
+        return experience
+
+    def penalties(
+        self, policy: LanguagePolicy, experience: grpo.Experience, rows: Tensor, log_prob: Tensor
+    ) -> dict[str, tuple[float, Tensor]]:
+        assert experience.teacher is not None
+        reward = experience.reward[rows] if self.settings.reward_guided else None
+        divergence = distillation_loss(log_prob, experience.teacher[rows], reward, self.settings.estimator)
+        own = super().penalties(policy, experience, rows, log_prob)
+        return own | {"policy/teacher_kl": (self.coefficient, divergence)}

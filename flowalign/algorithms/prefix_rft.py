@@ -1,0 +1,66 @@
+"""Prefix-RFT: one member of a group goes on from the beginning of a demonstration (arXiv 2507.01679).
+
+Rollout: the last member of each group begins with a share of its prompt's demonstration, by cosine from `start` to
+`end` over training, and is the policy's from there on. Credit and loss are GRPO's on the whole text, but of the
+demonstrated tokens only the most uncertain learn.
+"""
+
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+from pydantic import Field
+
+from flowalign.algorithms import grpo
+from flowalign.algorithms.demonstrations import demonstrations, last_members
+from flowalign.core.guidance import prefix_share, uncertain_prefix
+from flowalign.data import Batch
+from flowalign.policies.given import continued
+from flowalign.policies.language import TextRollout
+
+if TYPE_CHECKING:
+    from flowalign.training.text_actor import TextActor
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class PrefixRFTSettings(grpo.GRPOSettings):
+    demonstration: str = "demonstration"
+    """key of the metadata"""
+    start: Share = 0.95
+    end: Share = 0.05
+    """share of the demonstration that is given, at the beginning and at the end of training"""
+    uncertain: Share = 0.2
+    """of a demonstration's tokens, those of most entropy, that learn"""
+
+
+class PrefixRFT(grpo.GRPO):
+    """Prefix-RFT: each group's last member continues a demonstration; `reward/mean` counts it (arXiv 2507.01679)."""
+
+    Settings = PrefixRFTSettings
+    settings: PrefixRFTSettings
+    done = 0.0
+    given: list[int]
+    """tokens of each sample's beginning that are the demonstration's"""
+
+    def progress(self, done: float) -> None:
+        self.done = done
+
+    def rollout(self, actor: "TextActor", batch: Batch) -> TextRollout:
+        s, last = self.settings, last_members(batch)
+        share = prefix_share(self.done, s.start, s.end)
+        prefixes: list[list[int]] = [[] for _ in batch.prompts]
+        shown = [row for row in range(len(batch)) if last[row]]
+        for row, text in zip(shown, demonstrations(batch, shown, s.demonstration), strict=True):
+            tokens = actor.policy.tokenizer(text, add_special_tokens=False).input_ids
+            prefixes[row] = list(tokens[: round(share * len(tokens))])
+        self.given = [len(prefix) for prefix in prefixes]
+        arguments = actor.config.rollout.arguments()
+        return continued(actor.policy, batch.prompts, prefixes, batch.noise_seeds, **arguments)
+
+    def extended(self, actor: "TextActor", experience: grpo.Experience) -> grpo.Experience:
+        rollout = experience.rollout
+        count = torch.tensor(self.given, device=actor.device)[:, None]
+        prefix = (torch.arange(rollout.mask.shape[1], device=actor.device) < count) & rollout.mask
+        learned = uncertain_prefix(rollout.entropy, prefix, self.settings.uncertain)
+        experience.weight = experience.weight.where(~prefix | learned, 0)
+        return experience

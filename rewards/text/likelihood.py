@@ -1,0 +1,115 @@
+"""Rewards from how probable a language model finds a text, or the right answer after it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rewards.base import Scores, Spec
+from rewards.text.model import AsksModel
+from rewards.text.process import likelihood_reward, self_aligned, self_certainty
+from rewards.text.verifiers import answers
+
+_NEEDS = frozenset({"text", "prompt", "metadata"})
+
+
+class RLPR(AsksModel):
+    """The mean probability of the right answer's tokens in the place of the text's own answer (RLPR, arXiv 2506.18254).
+
+    Args:
+        model: default the one that is trained, as published.
+        key: of the answer in the metadata.
+        pattern: a regular expression whose first group is the text's answer, its last match counting; a text without
+            one gets 0. Default: the right answer comes after the whole text.
+        lead: comes before the answer where there is no pattern.
+        debias: take off the answer's probability right after the prompt, and keep the rest within [0, 1].
+    """
+
+    name = "rlpr"
+
+    def __init__(
+        self,
+        model: str | None = None,
+        key: str = "answer",
+        pattern: str | None = None,
+        lead: str = "\nAnswer: ",
+        debias: bool = True,
+    ) -> None:
+        super().__init__(model)
+        self.key, self.lead, self.debias = key, lead, debias
+        self.pattern = re.compile(pattern, re.DOTALL) if pattern else None
+        self.spec = Spec(_NEEDS, deterministic=self.frozen)
+
+    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        right = answers(self.name, prompts, metadata, self.key)
+        before = [self._before(text) for text in images]
+        model = self.model
+        tokens = [model.tokens(answer) for answer in right]
+        begun = [model.begin(prompt) for prompt in prompts]
+        made, mask = model.log_probs(
+            [start + model.tokens(text or "") for start, text in zip(begun, before, strict=True)], tokens
+        )
+        without: Tensor | None = None
+        if self.debias:
+            lead = model.tokens("" if self.pattern else self.lead)
+            without, _ = model.log_probs([start + lead for start in begun], tokens)
+        value = likelihood_reward(made, mask, without)
+        return Scores(value.where(torch.tensor([text is not None for text in before]), 0))
+
+    def _before(self, text: str) -> str | None:
+        """What the right answer comes after."""
+        if self.pattern is None:
+            return text + self.lead
+        found = list(self.pattern.finditer(text))
+        return text[: found[-1].start(1)] if found else None
+
+
+class SelfAligned(AsksModel):
+    """How much less perplexing a text is after its prompt than without it (SAR, arXiv 2509.05489): in [-1, 1].
+
+    Short texts that are about the prompt get most. It is meant to be added to a verifier's reward, 0.2 to 1; an empty
+    text gets 0.
+
+    Args:
+        model: default the one that is trained, as published.
+    """
+
+    name = "self_aligned"
+
+    def __init__(self, model: str | None = None) -> None:
+        super().__init__(model)
+        self.spec = Spec(frozenset({"text", "prompt"}), deterministic=self.frozen)
+
+    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        model = self.model
+        texts = [model.tokens(text) for text in images]
+        conditioned, mask = model.log_probs([model.begin(prompt) for prompt in prompts], texts)
+        alone, _ = model.log_probs([model.nothing] * len(texts), texts)
+        return Scores(self_aligned(conditioned, alone, mask))
+
+
+class SelfCertainty(AsksModel):
+    """Mean over a text's tokens of KL(uniform || model) (arXiv 2502.18581; INTUITOR, 2505.19590): no answers needed.
+
+    The end token is not among them; an empty text gets 0.
+
+    Args:
+        model: default the one that is trained; INTUITOR finds a frozen one easier to fool.
+    """
+
+    name = "self_certainty"
+
+    def __init__(self, model: str | None = None) -> None:
+        super().__init__(model)
+        self.spec = Spec(frozenset({"text", "prompt"}), deterministic=self.frozen)
+
+    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        model = self.model
+        contexts, texts = [model.begin(prompt) for prompt in prompts], [model.tokens(text) for text in images]
+        values = [
+            self_certainty(made[None], torch.ones(1, len(made), dtype=torch.bool))
+            for made, _ in model.distributions(contexts, texts)
+        ]
+        return Scores(torch.cat(values))

@@ -1,0 +1,122 @@
+"""A causal language model that rewards ask how probable a text is."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rewards.base import RewardError
+from rewards.vision import pick_device
+
+
+class CausalModel:
+    """A model and its tokenizer, asked without gradients.
+
+    Args:
+        network: a causal language model of transformers.
+        tokenizer: its tokenizer, a fast one.
+        begin: token ids of a prompt as the model gets it; default the tokenizer's, with its special tokens.
+        batch_size: texts a call.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        tokenizer: Any,
+        begin: Callable[[str], list[int]] | None = None,
+        batch_size: int = 32,
+    ) -> None:
+        self.network, self.tokenizer, self.batch_size = network, tokenizer, batch_size
+        self.begin = begin or (lambda prompt: tokenizer(prompt).input_ids)
+
+    @classmethod
+    def load(cls, path: str, device: str = "auto") -> "CausalModel":
+        """A frozen model from a folder or the hub.
+
+        Raises:
+            ValueError: there is none.
+        """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        try:
+            network = AutoModelForCausalLM.from_pretrained(path)
+            tokenizer = AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"no language model at '{path}': {' '.join(str(error).split())[:300]}") from error
+        return cls(network.to(pick_device(device)).requires_grad_(False).eval(), tokenizer)
+
+    def tokens(self, text: str) -> list[int]:
+        """Of a text that goes on from something."""
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def ends(self, text: str) -> list[int]:
+        """How many characters each token of a text ends after."""
+        offsets = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
+        return [end for _, end in offsets]
+
+    @property
+    def nothing(self) -> list[int]:
+        """What a text without a prompt comes after."""
+        first = self.tokenizer.bos_token_id
+        return [self.tokenizer.eos_token_id if first is None else first]
+
+    def distributions(
+        self, contexts: Sequence[list[int]], texts: Sequence[list[int]]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """([A, V] float32 log-probabilities that the tokens [A] of a text were drawn from, those tokens), each in turn.
+
+        Args:
+            contexts: token ids before each text, at least one.
+            texts: token ids; one without any has A = 0.
+        """
+        device, padding = self.network.device, self.tokenizer.pad_token_id or 0
+        for start in range(0, len(texts), self.batch_size):
+            part = slice(start, start + self.batch_size)
+            rows = [context + text for context, text in zip(contexts[part], texts[part], strict=True)]
+            width = max(map(len, rows))
+            ids = torch.tensor([row + [padding] * (width - len(row)) for row in rows], device=device)
+            mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)
+            with torch.no_grad():
+                logits = self.network(input_ids=ids, attention_mask=mask, use_cache=False).logits
+            for row, (context, text) in enumerate(zip(contexts[part], texts[part], strict=True)):
+                first = len(context) - 1
+                yield (
+                    logits[row, first : first + len(text)].float().log_softmax(-1).cpu(),
+                    torch.tensor(text, dtype=torch.long),
+                )
+
+    def log_probs(self, contexts: Sequence[list[int]], texts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+        """[N, A] log-probabilities of the texts' tokens after their contexts, padded on the right, and their mask."""
+        rows = [made.gather(-1, text[:, None])[:, 0] for made, text in self.distributions(contexts, texts)]
+        width = max(map(len, rows))
+        values = torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for row in rows])
+        return values, torch.arange(width) < torch.tensor([len(row) for row in rows])[:, None]
+
+
+class AsksModel:
+    """A reward that asks a language model: a frozen one, or by default the one that is trained.
+
+    Args:
+        model: folder or hub name of a frozen one.
+    """
+
+    name: str
+
+    def __init__(self, model: str | None = None) -> None:
+        self.frozen = model is not None
+        self._model = None if model is None else CausalModel.load(model)
+
+    def bind(self, model: CausalModel) -> None:
+        """Take the model that is trained, where no frozen one was named."""
+        if not self.frozen:
+            self._model = model
+
+    @property
+    def model(self) -> CausalModel:
+        if self._model is None:
+            raise RewardError(
+                f"reward '{self.name}' asks the language model that is trained, and there is none here; "
+                "`model: PATH` names a frozen one"
+            )
+        return self._model

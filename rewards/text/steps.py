@@ -1,0 +1,247 @@
+"""Rewards of a text's steps: tokens, lines, turns. `algorithm.advantage: {name: process}` learns from each."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rewards.base import Reward, RewardError, Scores, Spec, Steps, groups, score
+from rewards.compose import Composition
+from rewards.text.model import AsksModel, CausalModel
+from rewards.text.process import clip_bound, delta_bound, gated, implicit_reward, information_gain, trust_weight
+from rewards.text.verifiers import answers
+
+LINES = r"\n+"
+
+
+def step_ends(text: str, separator: str = LINES) -> list[int]:
+    """How many characters each step of a text ends after; a separator belongs to the step before it.
+
+    A text without any has one step, and so has an empty one.
+    """
+    ends = [match.end() for match in re.finditer(separator, text) if match.end() < len(text)]
+    return [*ends, len(text)]
+
+
+def as_steps(ends: Sequence[Sequence[int]], values: Tensor) -> list[Steps]:
+    """Steps of each text, from where they end and their rewards [B, K], the first ones of which count."""
+    return [list(zip(own, row.tolist()[: len(own)], strict=True)) for own, row in zip(ends, values, strict=True)]
+
+
+def step_values(steps: Sequence[Steps]) -> tuple[Tensor, Tensor]:
+    """[B, K] rewards of the steps, padded on the right, and their mask."""
+    width = max(1, *map(len, steps))
+    values = torch.tensor([[value for _, value in row] + [0.0] * (width - len(row)) for row in steps])
+    return values, torch.arange(width) < torch.tensor([len(row) for row in steps])[:, None]
+
+
+class ImplicitPRM:
+    """beta * (log pi - log pi_ref) of each token, pi a model trained on outcomes (arXiv 2412.01981; PRIME, 2502.01456).
+
+    PRIME goes on training pi on the outcomes of the texts it sees; here it stays as it is.
+
+    Args:
+        model: folder or hub name of pi.
+        reference: of pi_ref, what it was trained from; of the same tokens.
+    """
+
+    name = "implicit_prm"
+    spec = Spec(frozenset({"text", "prompt"}))
+
+    def __init__(self, model: str, reference: str, beta: float = 0.05) -> None:
+        self.beta = beta
+        self.model, self.reference = CausalModel.load(model), CausalModel.load(reference)
+
+    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        made = []
+        for model in (self.model, self.reference):
+            begun, texts = [model.begin(prompt) for prompt in prompts], [model.tokens(text) for text in images]
+            values, mask = model.log_probs(begun, texts)
+            made.append(values)
+        if made[0].shape != made[1].shape:
+            raise RewardError(f"reward '{self.name}': model and reference have different tokens")
+        reward = implicit_reward(made[0], made[1], self.beta).where(mask, 0)
+        return Scores(reward.sum(1), steps=as_steps([self.model.ends(text) for text in images], reward))
+
+
+class InformationGain(AsksModel):
+    """What each turn added to the probability of the right answer; the last turn gets the outcome (IGPO, 2510.14967).
+
+    Args:
+        reward: the outcome, a verifier.
+        model: default the one that is trained, as published.
+        key: of the right answer in the metadata.
+        separator: a regular expression of what ends a turn.
+        lead: comes before the answer.
+    """
+
+    def __init__(
+        self,
+        reward: Reward,
+        model: str | None = None,
+        key: str = "answer",
+        separator: str = LINES,
+        lead: str = "\nAnswer: ",
+    ) -> None:
+        super().__init__(model)
+        self.reward, self.key, self.separator, self.lead = reward, key, separator, lead
+        self.name = f"information_gain({reward.name})"
+        self.spec = Spec(frozenset({"text", "prompt", "metadata"}), deterministic=self.frozen)
+
+    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        outcome = score(self.reward, images, prompts, metadata).value  # type: ignore[arg-type]
+        right = answers(self.name, prompts, metadata, self.key)
+        steps = []
+        for text, prompt, answer, verdict in zip(images, prompts, right, outcome.tolist(), strict=True):
+            ends = step_ends(text, self.separator)
+            gains = information_gain(self._likelihood(prompt, text, [0, *ends[:-1]], answer)[None])[0]
+            steps.append(list(zip(ends, [*gains.tolist(), verdict], strict=True)))
+        values, _ = step_values(steps)
+        return Scores(values.sum(1), {self.reward.name: outcome}, steps)
+
+    def _likelihood(self, prompt: str, text: str, ends: Sequence[int], answer: str) -> Tensor:
+        """[len(ends)] geometric mean probability of the answer's tokens after the text so far."""
+        model = self.model
+        contexts = [model.begin(prompt) + model.tokens(text[:end] + self.lead) for end in ends]
+        values, _ = model.log_probs(contexts, [model.tokens(answer)] * len(ends))
+        return values.mean(1).exp()
+
+
+class PathFaithfulness(AsksModel):
+    """How probable the rest of a right reasoning is after each step of a text's own (after P2S, arXiv 2601.20649).
+
+    Step k gets 1 / K of the geometric mean probability of what the right reasoning says from its step k + 1 on, K the
+    text's steps. P2S makes the right reasoning itself, from the answer; here the data must bring it. Its exact formula
+    was not at hand.
+
+    Args:
+        model: default the one that is trained, as published.
+        key: of the right reasoning in the metadata.
+        separator: a regular expression of what ends a step.
+    """
+
+    name = "path_faithfulness"
+
+    def __init__(self, model: str | None = None, key: str = "reasoning", separator: str = LINES) -> None:
+        super().__init__(model)
+        self.key, self.separator = key, separator
+        self.spec = Spec(frozenset({"text", "prompt", "metadata"}), deterministic=self.frozen)
+
+    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        model = self.model
+        ends = [step_ends(text, self.separator) for text in images]
+        contexts, rest = [], []
+        for text, own, prompt, right in zip(
+            images, ends, prompts, answers(self.name, prompts, metadata, self.key), strict=True
+        ):
+            # beyond its last step the right reasoning has nothing left but that step
+            starts = [0, *step_ends(right, self.separator)[:-1]]
+            for k, end in enumerate(own):
+                contexts.append(model.begin(prompt) + model.tokens(text[:end]))
+                rest.append(model.tokens(right[starts[min(k + 1, len(starts) - 1)] :]))
+        values, mask = model.log_probs(contexts, rest)
+        each = (values.where(mask, 0).sum(1) / mask.sum(1).clamp(min=1)).exp().tolist()
+        steps = []
+        for own in ends:
+            steps.append([(end, each.pop(0) / len(own)) for end in own])
+        return Scores(step_values(steps)[0].sum(1), steps=steps)
+
+
+class OfSteps(Composition):
+    """Base: `change` makes other step rewards of a reward's steps; a reward without any has one, the whole text."""
+
+    def change(self, values: Tensor, mask: Tensor, scores: Sequence[Scores]) -> Tensor:
+        """[B, K] from the step rewards [B, K] of the first reward and the scores of all."""
+        raise NotImplementedError
+
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        return values[0]
+
+    def __call__(self, images: Sequence[Any], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        scores = [score(reward, images, prompts, metadata) for reward in self.rewards]
+        steps = scores[0].steps or [[(len(t), v)] for t, v in zip(images, scores[0].value.tolist(), strict=True)]
+        values, mask = step_values(steps)
+        made = self.change(values, mask, scores).where(mask, 0)
+        collected = self._collect(scores, prompts, metadata)
+        return Scores(made.sum(1), collected.parts, as_steps([[end for end, _ in row] for row in steps], made))
+
+
+class ClipBound(OfSteps):
+    """min(r - threshold, 0) of every step, so that more steps never pay (Clip, arXiv 2410.15115).
+
+    Args:
+        reward: of steps.
+    """
+
+    def __init__(self, reward: Reward, threshold: float = 0.0) -> None:
+        super().__init__([reward], "clip")
+        self.threshold = threshold
+
+    def change(self, values: Tensor, mask: Tensor, scores: Sequence[Scores]) -> Tensor:
+        return clip_bound(values, self.threshold)
+
+
+class DeltaBound(OfSteps):
+    """r_k - r_{k+1} of every step, so that a text earns its first step's reward whatever follows (Delta, 2410.15115).
+
+    Args:
+        reward: of steps.
+    """
+
+    def __init__(self, reward: Reward) -> None:
+        super().__init__([reward], "delta")
+
+    def change(self, values: Tensor, mask: Tensor, scores: Sequence[Scores]) -> Tensor:
+        return delta_bound(values, mask)
+
+
+class Gated(OfSteps):
+    """Step rewards count only in texts whose outcome reaches the gate; the outcome is not added (G-RA, 2508.10548).
+
+    Args:
+        reward: of steps.
+        outcome: what decides.
+    """
+
+    def __init__(self, reward: Reward, outcome: Reward, gate: float = 0.5) -> None:
+        super().__init__([reward, outcome], "gated")
+        self.gate = gate
+
+    def change(self, values: Tensor, mask: Tensor, scores: Sequence[Scores]) -> Tensor:
+        return gated(values, scores[1].value, self.gate)
+
+
+class TrustWeighted(Composition):
+    """An outcome, plus a reward of the thought as far as it tells right from wrong (Trust-GRPO, arXiv 2505.17018).
+
+    Args:
+        outcome: a verifier; from 1/2 on is right.
+        thought: a reward of the thought in [0, 1], e.g. a `text_judge`.
+        weight: of the thought, before trust; 0.3 in the authors' code.
+        decay: share of training after which the thought counts 1 / e.
+    """
+
+    kind = "group"
+
+    def __init__(self, outcome: Reward, thought: Reward, weight: float = 0.3, decay: float = 0.5) -> None:
+        super().__init__([outcome, thought], "trust")
+        self.weight, self.decay, self.done = weight, decay, 0.0
+
+    @property
+    def spec(self) -> Spec:
+        inner = super().spec
+        return Spec(inner.needs, inner.kind, deterministic=inner.deterministic, scheduled=True)
+
+    def advance(self, progress: float) -> None:
+        super().advance(progress)
+        self.done = progress
+
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        outcome, thought = values
+        group = torch.zeros(len(prompts), dtype=torch.long)
+        for number, members in enumerate(groups(prompts, metadata)):
+            group[members] = number
+        trust = trust_weight(thought, outcome >= 0.5, group, self.done, self.decay)
+        return outcome + self.weight * trust * thought
