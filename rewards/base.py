@@ -23,6 +23,10 @@ class Scores:
     parts: dict[str, Tensor] = field(default_factory=dict)
     """named [B] float32 values for the metrics and the gallery"""
 
+    def __getitem__(self, rows: Tensor) -> "Scores":
+        """Those of some samples, [N] indices."""
+        return Scores(self.value[rows], {name: values[rows] for name, values in self.parts.items()})
+
     @staticmethod
     def cat(parts: "Sequence[Scores]") -> "Scores":
         """Join the scores of one reward."""

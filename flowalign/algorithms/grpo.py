@@ -6,7 +6,6 @@ up by `aggregation`, plus an estimate of the KL to the start weights. The defaul
 tokens, of a whole iteration as in TRL, and without KL; the recipes under configs/tiny_lm show what others set.
 """
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,6 +93,7 @@ class GRPO(base.Algorithm[Experience]):
     Settings = GRPOSettings
     settings: GRPOSettings
     medium = "text"
+    refills = True
     headline = "reward/mean"
     unit = "texts"
 
@@ -121,12 +121,8 @@ class GRPO(base.Algorithm[Experience]):
         return config.training.group_size
 
     def collect(self, actor: "TextActor", batch: Batch) -> Experience:
-        begin = time.perf_counter()
-        rollout = actor.rollout(batch)
-        rolled = time.perf_counter()
-        scores = actor.score(actor.policy.decode(rollout), batch)
+        rollout, batch, scores = actor.sample_and_score(batch)
         baseline = actor.baseline(batch) if self.settings.advantage.name == "remax" else None
-        scored = time.perf_counter()
 
         record = actor.record(rollout, batch, scores, baseline)
         assert record.entropy is not None
@@ -146,9 +142,9 @@ class GRPO(base.Algorithm[Experience]):
             "text/tokens": record.mask.sum(1).float().mean().item(),
             "text/cut": 1 - ended.float().mean().item(),
             "text/entropy": record.entropy[record.mask].mean().item(),
-            "seconds/rollout": rolled - begin,
-            "seconds/reward": scored - rolled,
         }
+        metrics |= actor.metrics
+        actor.metrics = {}
         return Experience(
             batch,
             metrics,
