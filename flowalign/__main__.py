@@ -11,6 +11,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 
 import flowalign
+from flowalign.commands_data import difficulty
 from flowalign.commands_rewards import reward_check, reward_server, train_reward
 from flowalign.errors import ConfigError, FlowalignError, nearest
 from flowalign.gallery.cli import gallery
@@ -192,6 +193,7 @@ def list_names(
             print(f"  {name:<16} {summary(table, name)}")
 
 
+app.command()(difficulty)
 app.command()(gallery)
 app.command()(reward_server)
 app.command()(reward_check)

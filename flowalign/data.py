@@ -51,6 +51,23 @@ class Prompts:
         """Some of them."""
         return type(self)([self.texts[i] for i in rows], [self.metadata[i] for i in rows])
 
+    def between(self, key: str, low: float, high: float) -> Self:
+        """Those whose metadata has a number from low to high under a key.
+
+        Raises:
+            ConfigError: a prompt has none, or no prompt is left.
+        """
+        for text, record in zip(self.texts, self.metadata, strict=True):
+            if not isinstance(record.get(key), int | float):
+                raise ConfigError(
+                    f"data.difficulty: the prompt {text[:60]!r} has no number under '{key}'; "
+                    "`flowalign difficulty CONFIG OUT.jsonl` measures it"
+                )
+        kept = [i for i, record in enumerate(self.metadata) if low <= record[key] <= high]
+        if not kept:
+            raise ConfigError(f"data.difficulty: no prompt has '{key}' from {low:g} to {high:g}")
+        return self.take(kept)
+
     def spread(self, limit: int | None) -> Self:
         """`limit` prompts taken evenly over the list."""
         if limit is None or limit >= len(self):
@@ -124,7 +141,7 @@ class Batch:
     """of the step noise, or of a text's draws"""
     iteration: int
     picks: list[int]
-    """number of each sample's prompt in the list it was drawn from"""
+    """number of each sample's prompt in the list it was drawn from; -1: it was not drawn in this iteration"""
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -165,9 +182,13 @@ class Batch:
         )
 
 
-def shuffled(count: int, iteration: int, groups: int, seed: int) -> list[int]:
-    """The numbers of an iteration's prompts: every one in turn, in a seeded order that is new each time around."""
-    positions = range(iteration * groups, (iteration + 1) * groups)
+def shuffled(count: int, first: int, groups: int, seed: int) -> list[int]:
+    """The numbers of `groups` prompts: every one in turn, in a seeded order that is new each time around.
+
+    Args:
+        first: how many were drawn before.
+    """
+    positions = range(first, first + groups)
     orders = {
         epoch: np.random.default_rng([seed, epoch]).permutation(count)
         for epoch in {position // count for position in positions}
@@ -193,15 +214,34 @@ def draw_batch(
     Args:
         picks: numbers of the prompts, one a group; default `shuffled`.
     """
-    picks = shuffled(len(prompts), iteration, groups, seed) if picks is None else picks
+    picks = shuffled(len(prompts), iteration * groups, groups, seed) if picks is None else picks
     mine = range(process * groups // processes, (process + 1) * groups // processes)
-    samples = [(g, member) for g in mine for member in range(group_size)]
+    return draw_groups(prompts, iteration, {g: picks[g] for g in mine}, group_size, seed, share_start_noise)
+
+
+def draw_groups(
+    prompts: Prompts,
+    iteration: int,
+    picks: Mapping[int, int],
+    group_size: int,
+    seed: int,
+    share_start_noise: bool,
+    round: int = 0,
+) -> Batch:
+    """The batch of some groups of an iteration.
+
+    Args:
+        picks: number of each group's prompt.
+        round: how often these groups were drawn before in this iteration.
+    """
+    samples = [(g, member) for g in picks for member in range(group_size)]
+    again = [round] if round else []
     return Batch(
         prompts=[prompts.texts[picks[g]] for g, _ in samples],
         metadata=[prompts.metadata[picks[g]] for g, _ in samples],
         group=[g for g, _ in samples],
-        seeds=[derive_seed(seed, iteration, g, 0 if share_start_noise else member, 0) for g, member in samples],
-        noise_seeds=[derive_seed(seed, iteration, g, member, 1) for g, member in samples],
+        seeds=[derive_seed(seed, iteration, g, 0 if share_start_noise else m, 0, *again) for g, m in samples],
+        noise_seeds=[derive_seed(seed, iteration, g, m, 1, *again) for g, m in samples],
         iteration=iteration,
         picks=[picks[g] for g, _ in samples],
     )

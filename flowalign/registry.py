@@ -126,9 +126,9 @@ LOSSES = {
     name: f"flowalign.core.policy_losses:{name}" for name in ("ppo", "reinforce", "gspo", "cispo", "reg_grpo", "pacs")
 }
 SELECTIONS = {
-    "shuffled": "flowalign.selection:Shuffled",
-    "mopps": "flowalign.selection:MoPPS",
-    "sec": "flowalign.selection:SEC",
+    "shuffled": "flowalign.selection.shuffled:Shuffled",
+    "mopps": "flowalign.selection.mopps:MoPPS",
+    "sec": "flowalign.selection.sec:SEC",
 }
 MODELS = {
     "sd3": "flowalign.policies.families.sd3:SD3",

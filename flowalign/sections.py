@@ -91,12 +91,50 @@ class Heldout(Section):
         raise NotImplementedError
 
 
+class Difficulty(Section):
+    """Prompts to keep by the success rate that their file gives; `flowalign difficulty` measures it."""
+
+    low: float = 0.0
+    high: float = 1.0
+    key: str = "success_rate"
+    """in the metadata"""
+
+
+class DynamicSampling(Section):
+    """Groups that teach nothing are replaced by groups of further prompts: see `flowalign.training.groups`."""
+
+    rounds: int = Field(10, ge=2)
+    """of drawing at most, the first included"""
+    spread: float = Field(0.0, ge=0)
+    """a group is kept whose rewards have a larger standard deviation than this"""
+    low: float | None = None
+    high: float | None = None
+    """and whose mean reward is not below and not above these"""
+
+
+class ReplaySettings(Section):
+    """Groups that teach nothing are replaced by groups of earlier iterations: see `flowalign.selection.replay`."""
+
+    groups: int = Field(64, ge=1)
+    """how many are kept at most"""
+    age: int = Field(8, ge=1)
+    """iterations after which one is forgotten"""
+
+
 class Data(Section):
     prompts: str
     """a text file (a prompt a line), JSON lines with a 'prompt' key, or a list shipped with flowalign"""
     where: dict[str, list[str]] = {}
     selection: Named = Named(name="shuffled")
     """which prompts an iteration trains on; `flowalign list selections`"""
+    difficulty: Difficulty | None = None
+    dynamic_sampling: DynamicSampling | None = None
+    replay: ReplaySettings | None = None
+
+    def kept(self, prompts: Prompts) -> Prompts:
+        """The prompts of the difficulty that is asked for."""
+        wanted = self.difficulty
+        return prompts if wanted is None else prompts.between(wanted.key, wanted.low, wanted.high)
 
 
 class Optimizer(Section):
@@ -201,7 +239,18 @@ class BaseConfig(Section):
             for i, named in enumerate(rewards):
                 registry.check("rewards", named.name, named.settings, f"{where}.{i}")
         registry.build("selections", self.data.selection.name, self.data.selection.settings, "data.selection")
-        algorithm.read(self.data)
+        self.data.kept(algorithm.read(self.data))
+        refilled = [key for key in ("dynamic_sampling", "replay") if getattr(self.data, key) is not None]
+        if refilled and not algorithm.refills:
+            raise ConfigError(
+                f"data.{refilled[0]}: '{self.algorithm.name}' does not learn from one group of samples a prompt, so "
+                "there are none to replace; flow_grpo and, for texts, grpo work"
+            )
+        if self.data.replay is not None and self.medium == "pictures":
+            raise ConfigError(
+                "data.replay: the steps of pictures are stored with all that the denoiser was called with, which no "
+                "checkpoint holds, so only texts are replayed; data.dynamic_sampling works"
+            )
         if self.evaluation.prompts is not None:
             Prompts.read(self.evaluation.prompts, self.evaluation.where)
         elif evaluation.panel:

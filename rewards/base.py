@@ -29,6 +29,11 @@ class Scores:
     steps: list[Steps] | None = None
     """of texts: what the steps of each one earned, where a reward knows; they add up to `value`"""
 
+    def __getitem__(self, rows: Tensor) -> "Scores":
+        """Those of some samples, [N] indices."""
+        steps = None if self.steps is None else [self.steps[row] for row in rows.tolist()]
+        return Scores(self.value[rows], {name: values[rows] for name, values in self.parts.items()}, steps)
+
     @staticmethod
     def cat(parts: "Sequence[Scores]") -> "Scores":
         """Join the scores of one reward."""

@@ -3,6 +3,7 @@
     python scripts/benchmark.py                                    # the shipped tiny SD3
     python scripts/benchmark.py --model stabilityai/stable-diffusion-3.5-medium --dtype bfloat16 --size 512
     python scripts/benchmark.py --config FOLDER --dtype bfloat16   # a pipeline's configurations, random weights
+    python scripts/benchmark.py --text                             # a GRPO step on texts beside TRL's
 
 Two ratios, both of seconds measured in one process:
 
@@ -31,6 +32,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import benchmark_text
 import torch
 from diffusers import (
     AutoencoderKL,
@@ -59,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     if arguments.batch_size < 2 or arguments.steps < 2 or arguments.repeats < 1:
         parser.error("--batch-size and --steps must be at least 2, and --repeats at least 1")
+    if arguments.text and arguments.device == "cuda":
+        parser.error("--text is measured on the CPU; --device cpu")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no CUDA device here")
     if arguments.threads is not None:
@@ -66,10 +70,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.device == "cpu":
         os.environ["ACCELERATE_USE_CPU"] = "true"
     try:
-        figures = benchmark(arguments)
+        figures = benchmark_text.benchmark(arguments) if arguments.text else benchmark(arguments)
     except (FlowalignError, OSError) as error:
         parser.error(str(error))
-    print_tables(figures)
+    (benchmark_text.print_tables if arguments.text else print_tables)(figures)
     if arguments.json is not None:
         write_atomically(arguments.json, json.dumps(figures, indent=2) + "\n")
 
@@ -85,8 +89,12 @@ def argument_parser() -> argparse.ArgumentParser:
         help="folder or hub name of an SD3 pipeline of which only the configurations are read; its weights and "
         f"its prompt embeddings ({TEXT_TOKENS} tokens) are random, which takes the same time",
     )
+    source.add_argument("--text", action="store_true", help="the shipped language model, beside TRL's GRPOTrainer")
     parser.add_argument(
-        "--batch-size", type=int, default=64, help="samples of the rollout, pairs of a micro-batch (%(default)s)"
+        "--batch-size",
+        type=int,
+        default=64,
+        help="samples of the rollout, pairs of a micro-batch; with --text the texts of a step (%(default)s)",
     )
     parser.add_argument(
         "--steps", type=int, default=5, help="denoising steps; all but the last are learned from (%(default)s)"

@@ -76,6 +76,8 @@ class Algorithm(Generic[E]):
     Settings: ClassVar[type[AlgorithmSettings]] = AlgorithmSettings
     medium: ClassVar[Literal["pictures", "text"]] = "pictures"
     """what the models that it trains make"""
+    refills: ClassVar[bool] = False
+    """it learns from one group of samples a prompt, got by the actor's `sample_and_score`: groups can be replaced"""
     headline: ClassVar[str]
     """the metric that the progress bar shows"""
     unit: ClassVar[str]

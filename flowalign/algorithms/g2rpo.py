@@ -40,6 +40,7 @@ class G2RPO(TrajectoryAlgorithm):
 
     Settings = G2RPOSettings
     settings: G2RPOSettings
+    refills = False
 
     def check(self, config: "Config") -> None:
         require_single(config)

@@ -8,7 +8,6 @@ and without KL; the recipes under configs/tiny_lm show what others set. Methods 
 subclasses in files of their own.
 """
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -110,6 +109,7 @@ class GRPO(base.Algorithm[Experience]):
     Settings: ClassVar[type[GRPOSettings]] = GRPOSettings
     settings: GRPOSettings
     medium = "text"
+    refills = True
     headline = "reward/mean"
     unit = "texts"
 
@@ -135,12 +135,8 @@ class GRPO(base.Algorithm[Experience]):
         return config.training.group_size
 
     def collect(self, actor: "TextActor", batch: Batch) -> Experience:
-        begin = time.perf_counter()
-        rollout = self.rollout(actor, batch)
-        rolled = time.perf_counter()
-        scores = actor.score(actor.policy.decode(rollout), batch)
+        rollout, batch, scores = actor.sample_and_score(batch, lambda batch: self.rollout(actor, batch))
         baseline = actor.baseline(batch) if self.settings.advantage.name == "remax" else None
-        scored = time.perf_counter()
 
         record = actor.record(rollout, batch, scores, baseline)
         assert record.entropy is not None
@@ -158,9 +154,9 @@ class GRPO(base.Algorithm[Experience]):
             "text/tokens": record.mask.sum(1).float().mean().item(),
             "text/cut": 1 - ended.float().mean().item(),
             "text/entropy": record.entropy[record.mask].mean().item(),
-            "seconds/rollout": rolled - begin,
-            "seconds/reward": scored - rolled,
         }
+        metrics |= actor.metrics
+        actor.metrics = {}
         experience = Experience(
             batch,
             metrics,

@@ -38,6 +38,7 @@ class PrefixRFT(grpo.GRPO):
 
     Settings = PrefixRFTSettings
     settings: PrefixRFTSettings
+    refills = False
     done = 0.0
     given: list[int]
     """tokens of each sample's beginning that are the demonstration's"""

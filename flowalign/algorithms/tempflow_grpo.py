@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 class TempFlowGRPO(TrajectoryAlgorithm):
     """TempFlow-GRPO: single-step branches at every step, weighted by their noise (arXiv 2508.04324)."""
 
+    refills = False
+
     def check(self, config: "Config") -> None:
         require_single(config)
 

@@ -143,6 +143,7 @@ class TrajectoryAlgorithm(base.Algorithm[Experience]):
     Settings: ClassVar[type[base.AlgorithmSettings]] = PolicySettings
     settings: PolicySettings
     headline = "reward/mean"
+    refills = True
     unit = "stochastic steps"
 
     def __init__(self, settings: PolicySettings) -> None:

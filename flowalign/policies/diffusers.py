@@ -45,6 +45,10 @@ class Rollout:
     def __len__(self) -> int:
         return len(self.prompts)
 
+    def __getitem__(self, rows: Tensor) -> "Rollout":
+        """Some of the samples, [N] indices."""
+        return self.branch(self.trajectory[rows], rows)
+
     def branch(self, trajectory: Trajectory, samples: Tensor) -> "Rollout":
         """A rollout of other trajectories under the conditions of these samples, [N] indices."""
         prompts = [self.prompts[i] for i in samples.tolist()]

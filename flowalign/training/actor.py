@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -142,17 +143,26 @@ class Actor(Worker):
         score: Callable[[Sequence[Image], Batch], Scores],
     ) -> tuple[Rollout, Batch, Scores]:
         """Roll out and score a batch, in as many parts as `rollout.overlap` says: while one is scored, in a thread of
-        its own, the next is sampled.
+        its own, the next is sampled. Groups are replaced as configured.
 
         Args:
             sample: rollout of a part, and the samples it is of.
             score: scores of the finished pictures of these samples.
         """
+        once = partial(self._sample_and_score, sample=sample, score=score)
+        return self.refilled(once(batch), once)
+
+    def _sample_and_score(
+        self,
+        batch: Batch,
+        sample: Callable[[Batch], tuple[Rollout, Batch]],
+        score: Callable[[Sequence[Image], Batch], Scores],
+    ) -> tuple[Rollout, Batch, Scores]:
         begin = time.perf_counter()
         seconds = {"rollout": 0.0, "reward": 0.0}
 
         def sampled() -> Iterator[tuple[Rollout, Batch, list[Image]]]:
-            for part in batch.split(self.config.rollout.overlap):
+            for part in batch.split(min(self.config.rollout.overlap, len(set(batch.group)))):
                 start = time.perf_counter()
                 rollout, own = sample(part)
                 images = self.decode(rollout)
@@ -168,13 +178,17 @@ class Actor(Worker):
         walk = overlapped if self.config.rollout.overlap > 1 else in_turn
         parts = walk(sampled(), scored)
         waited = time.perf_counter() - begin - seconds["rollout"]
-        self.metrics |= {"seconds/rollout": seconds["rollout"], "seconds/reward": waited}
+        self.spent("rollout", seconds["rollout"])
+        self.spent("reward", waited)
         if len(parts) == 1:
             ((rollout, batch, _), scores) = parts[0]
             return rollout, batch, scores
-        self.metrics["seconds/reward_hidden"] = seconds["reward"] - waited
+        self.spent("reward_hidden", seconds["reward"] - waited)
         rollouts, batches, _ = zip(*(made for made, _ in parts), strict=True)
         return Rollout.cat(rollouts), Batch.cat(batches), Scores.cat([scores for _, scores in parts])
+
+    def joined(self, rollouts: Sequence[Rollout]) -> Rollout:
+        return Rollout.cat(rollouts)
 
     def values(self, rollout: Rollout, batch: Batch, final: Tensor, estimator: Estimator) -> Tensor:
         """[B, T + 1] what each state of each trajectory is worth, R_0 .. R_T.

@@ -1,6 +1,7 @@
 """What an algorithm for language models acts through."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import torch
 from accelerate import Accelerator
@@ -30,6 +31,25 @@ class TextActor(Worker):
     def rollout(self, batch: Batch) -> TextRollout:
         """A completion of every sample of the batch."""
         return self.policy.sample(batch.prompts, batch.noise_seeds, **self.config.rollout.arguments())
+
+    def sample_and_score(
+        self, batch: Batch, sample: Callable[[Batch], TextRollout]
+    ) -> tuple[TextRollout, Batch, Scores]:
+        """What `sample` makes of the batch, with its scores; groups are replaced as configured."""
+
+        def once(batch: Batch) -> tuple[TextRollout, Batch, Scores]:
+            begin = time.perf_counter()
+            rollout = sample(batch)
+            rolled = time.perf_counter()
+            scores = self.score(self.policy.decode(rollout), batch)
+            self.spent("rollout", rolled - begin)
+            self.spent("reward", time.perf_counter() - rolled)
+            return rollout, batch, scores
+
+        return self.refilled(once(batch), once)
+
+    def joined(self, rollouts: Sequence[TextRollout]) -> TextRollout:
+        return TextRollout.cat(rollouts, self.policy.tokenizer.pad_token_id)
 
     def baseline(self, batch: Batch) -> Tensor:
         """[B] rewards of the most probable completion of each sample's prompt, sampled once a group."""

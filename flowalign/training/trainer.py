@@ -21,7 +21,7 @@ from tqdm import tqdm
 from flowalign import registry
 from flowalign.algorithms.base import Experience
 from flowalign.config import kind_of
-from flowalign.data import Prompts, draw_batch
+from flowalign.data import Prompts
 from flowalign.errors import ConfigError
 from flowalign.files import write_atomically
 from flowalign.policies.base import Policy
@@ -33,6 +33,7 @@ from flowalign.training.checkpoint import (
     restore,
 )
 from flowalign.training.evaluation import Evaluated, evaluate
+from flowalign.training.groups import Groups
 from flowalign.training.medium import MEDIA
 from flowalign.training.metrics import MetricsFile
 from flowalign.training.watch import NOTHING_SEEN, Panel, judge, watched
@@ -124,9 +125,10 @@ class Trainer:
         watchers = build_rewards(config.evaluation.panel, "evaluation.panel")
         self.panel = Panel(self.eval_reward, watchers, reward, self.folder, self.accelerator.process_index)
         self.verdict = NOTHING_SEEN
-        self.prompts = self.algorithm.read(config.data)
+        self.prompts = config.data.kept(self.algorithm.read(config.data))
         selection = config.data.selection
         self.selection = registry.build("selections", selection.name, selection.settings, "data.selection")
+        self.groups = self.actor.groups = Groups(config, self.prompts, self.selection, self.actor)
 
         self.modules = self.algorithm.modules(self.policy)
         own = {f"{name}.{key}": p for name, m in self.modules.items() for key, p in m.named_parameters()}
@@ -232,25 +234,14 @@ class Trainer:
         training = self.config.training
         # Stateless randomness: a resumed iteration draws what the uninterrupted one would have drawn.
         torch.manual_seed(derive_seed(training.seed, self.iteration, self.accelerator.process_index))
-        groups = training.prompts_per_iteration
-        batch = draw_batch(
-            self.prompts,
-            self.iteration,
-            groups,
-            training.group_size,
-            training.seed,
-            getattr(self.config.rollout, "share_start_noise", False),
-            self.accelerator.process_index,
-            self.accelerator.num_processes,
-            self.selection.picks(self.prompts, self.iteration, groups, training.seed),
-        )
+        batch = self.groups.draw(self.iteration)
         done = self.done()
         self.algorithm.progress(done)
         advance(self.actor.reward, done)
         experience = self.algorithm.collect(self.actor, batch)
         if self.iteration == 0:
             self.algorithm.verify(self.policy, experience)
-        self._tell_selection(experience)
+        self.groups.learn(experience)
         begin = time.perf_counter()
         sums: dict[str, list[Tensor]] = defaultdict(list)
         for i, items in enumerate(self._updates(experience)):
@@ -265,18 +256,6 @@ class Trainer:
         metrics["learning_rate"] = rate
         metrics["seconds/update"] = time.perf_counter() - begin
         return metrics
-
-    def _tell_selection(self, experience: Experience) -> None:
-        """How this iteration's prompts fared, over all processes."""
-        outcome = experience.outcome()
-        if outcome is None:
-            return
-        value, gain = (self.actor.gather(column.to(self.accelerator.device)) for column in outcome)
-        picks = self.actor.gather(torch.tensor(experience.batch.picks, device=self.accelerator.device))
-        numbers, index = picks.unique(return_inverse=True)
-        count = index.bincount()
-        means = [column.new_zeros(len(numbers)).index_add(0, index, column) / count for column in (value, gain)]
-        self.selection.learn(numbers.tolist(), self.prompts, *(mean.tolist() for mean in means))
 
     def _updates(self, experience: Experience) -> Iterator[Tensor]:
         """The items of each update: every group gives an equal, random share of its own to each."""
@@ -423,13 +402,14 @@ class Trainer:
             moments, rest = optimizer_tensors(self.optimizer.state_dict())
             tensors: dict[str, dict[str, Tensor]] = {"trainable": {**self.parameters}, "optimizer": moments}
             adapted, extra = self.actor.state()
-            tensors |= adapted
+            replayed, groups = self.groups.state()
+            tensors |= adapted | replayed
             state = {
                 "iteration": self.iteration,
                 "seconds": self.seconds,
                 "optimizer": rest,
                 "actor": extra,
-                "selection": self.selection.state_dict(),
+                "groups": groups,
             }
             if self.ema is not None:
                 averages = zip(self.parameters, self.ema.shadow_params, strict=True)
@@ -459,7 +439,7 @@ class Trainer:
             self._load_weights(tensors, state)
             self.actor.load_state(tensors, state["actor"])
             self.seconds = state["seconds"]
-            self.selection.load_state_dict(state["selection"])
+            self.groups.load_state(tensors, state["groups"])
             self.optimizer.load_state_dict(optimizer_state(tensors["optimizer"], state["optimizer"]))
         if self.accelerator.is_main_process and self.folder.is_dir():
             self.metrics.keep_before(self.iteration)

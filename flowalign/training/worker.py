@@ -2,8 +2,8 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
@@ -14,6 +14,9 @@ from flowalign.core.advantages import zero_spread
 from flowalign.data import Batch
 from flowalign.policies.base import Policy
 from rewards import Reward, Scores, WeightedSum, score
+
+if TYPE_CHECKING:
+    from flowalign.training.groups import Groups, Made
 
 
 class Worker:
@@ -28,6 +31,8 @@ class Worker:
         self.reward_calls = 0
         self.metrics: dict[str, float] = {}
         """what acting measured in this iteration"""
+        self.groups: Groups | None = None
+        """which drew the batches, and replaces groups that teach nothing"""
         self._alone = False
 
     @contextlib.contextmanager
@@ -40,6 +45,16 @@ class Worker:
         finally:
             self._alone = False
             self.policy.forwards, self.reward_calls, self.metrics = kept
+
+    # Groups
+
+    def refilled(self, made: "Made", again: "Callable[[Batch], Made]") -> "Made":
+        """A batch that was sampled and scored, its groups replaced as the configuration says."""
+        return made if self.groups is None else self.groups.refilled(made, again)
+
+    def joined(self, rollouts: Sequence[Any]) -> Any:
+        """Several rollouts as one."""
+        raise NotImplementedError
 
     # Scores
 
@@ -81,6 +96,10 @@ class Worker:
             if not math.isnan(mean):
                 metrics[f"reward/{name}"] = mean
         return metrics
+
+    def spent(self, part: str, seconds: float) -> None:
+        """Add to the seconds that a part of this iteration took."""
+        self.metrics[f"seconds/{part}"] = self.metrics.get(f"seconds/{part}", 0.0) + seconds
 
     def apart(self, scores: Scores) -> tuple[Tensor, Tensor]:
         """The rewards behind a weighted sum, [L, B] of all processes, and their weights [L]."""

@@ -17,7 +17,8 @@ RATES = np.linspace(0, 1, 60)
 
 
 def test_shuffled_goes_through_the_list_before_it_repeats() -> None:
-    picks = [pick for iteration in range(15) for pick in Shuffled().picks(PROMPTS, iteration, 8, 3)]
+    selection = Shuffled()
+    picks = [pick for iteration in range(15) for pick in selection.picks(PROMPTS, iteration, 8, 3)]
     assert sorted(picks[:60]) == list(range(60)) == sorted(picks[60:])
     assert picks[:60] != picks[60:]
     batch = draw_batch(PROMPTS, 4, 8, 2, 3, False)
@@ -55,8 +56,9 @@ def test_sec_prefers_the_category_that_pays_and_follows_when_it_changes() -> Non
         assert picked[paying] > 0.8 * 300
 
 
-@pytest.mark.parametrize("selection", [MoPPS(), SEC()], ids=["mopps", "sec"])
+@pytest.mark.parametrize("selection", [Shuffled(), MoPPS(), SEC()], ids=["shuffled", "mopps", "sec"])
 def test_state_survives_a_checkpoint(selection) -> None:  # type: ignore[no-untyped-def]
+    selection.picks(PROMPTS, 4, 8, 1)
     selection.learn([3, 4, 5], PROMPTS, [0.1, 0.5, 0.9], [0.3, 0.2, 0.1])
     again = type(selection)()
     again.load_state_dict(json.loads(json.dumps(selection.state_dict())))

@@ -15,6 +15,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmark.py"
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch):
     """The script's main, on the CPU with one repeat."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     spec = importlib.util.spec_from_file_location("benchmark", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -64,3 +65,24 @@ def test_bad_arguments_are_one_line_and_exit_code_2(benchmark, capsys, option: s
     assert stopped.value.code == 2
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert "error:" in message and option.strip("-") in message
+
+
+def test_a_step_on_texts_is_measured_beside_trls(benchmark, capsys, tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    path = tmp_path / "figures.json"
+    benchmark("--text", "--batch-size", "16", "--repeats", "2", "--threads", "1", "--json", str(path))
+    figures = json.loads(path.read_text())
+    seconds = figures["seconds"]
+    for part in ("step", "rollout", "update"):
+        assert len(figures["turns"]["trl"][part]) == len(figures["turns"]["flowalign"][part]) == 2
+        assert figures["ratio"][part] == pytest.approx(seconds["trl"][part] / seconds["flowalign"][part])
+    for own in seconds.values():
+        assert 0 < own["rollout"] < own["step"] and 0 < own["update"] < own["step"]
+    assert "TRL / flowalign" in capsys.readouterr().out
+
+
+def test_without_trl_it_says_how_to_get_it(benchmark, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        benchmark("--text")
+    assert "pip install 'flowalign[bench]'" in capsys.readouterr().err
