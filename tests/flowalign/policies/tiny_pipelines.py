@@ -17,12 +17,16 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     PNDMScheduler,
 )
+from PIL.Image import Image
 from torch import nn
 from transformers import (
+    CLIPImageProcessor,
     CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
+    CLIPVisionConfig,
+    CLIPVisionModelWithProjection,
     Gemma2Config,
     Gemma2Model,
     Mistral3Config,
@@ -31,6 +35,10 @@ from transformers import (
     PixtralVisionConfig,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLTextModel,
+    Qwen2VLImageProcessor,
+    Qwen2VLProcessor,
+    Qwen2VLVideoProcessor,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3Model,
@@ -40,7 +48,7 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from flowalign.data import ASSETS
+from flowalign.data import ASSETS, Source
 
 
 @dataclass
@@ -56,6 +64,13 @@ class Tiny:
     """the pipeline's call guides only when told a negative prompt, or told none by `Family.arguments`"""
     unused: tuple[str, ...] = ()
     """parts of names of weights that the network cannot use"""
+    images: int = 0
+    """pictures that a sample is made from"""
+    given: Callable[[list[Image], Image | None], dict[str, Any]] = lambda images, mask: {"image": images[0]}
+    """how the pipeline's call takes them, and a mask"""
+    masked: bool = False
+    sources: list[Source] | None = None
+    """the picture files of each prompt of a test"""
 
 
 def tokenizer(template: str | None = None) -> CLIPTokenizer:
@@ -107,6 +122,42 @@ def qwen3(kind: type, layers: int = 3) -> nn.Module:
     )
 
 
+VISION = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+
+
+def qwen_vl(kind: type) -> nn.Module:
+    """Qwen 2.5 VL, which most text encoders of 2025 are; its words end with those of `VISION`."""
+    text = {
+        "vocab_size": WORDS + len(VISION),
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "rope_parameters": {"mrope_section": [1, 1, 2], "rope_type": "default", "rope_theta": 1e6},
+        "bos_token_id": WORDS - 2,
+        "eos_token_id": WORDS - 1,
+    }
+    vision = {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 16,
+        "fullatt_block_indexes": [0],
+    }
+    names = ("vision_start_token_id", "image_token_id", "vision_end_token_id", "video_token_id")
+    tokens = {name: WORDS + i for i, name in enumerate(names)}
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **tokens)
+    return kind(config.text_config if kind is Qwen2_5_VLTextModel else config)
+
+
+def processor(words: CLIPTokenizer) -> Qwen2VLProcessor:
+    """Pictures of 2 x 2 tokens."""
+    pixels = {"min_pixels": 56 * 56, "max_pixels": 56 * 56}
+    return Qwen2VLProcessor(Qwen2VLImageProcessor(**pixels), words, Qwen2VLVideoProcessor())
+
+
 def vae(channels: int, levels: int = 1, **settings: Any) -> AutoencoderKL:
     width = 8
     return AutoencoderKL(
@@ -153,9 +204,9 @@ def sd35() -> DiffusionPipeline:
     )
 
 
-def flux() -> DiffusionPipeline:
+def flux(kind: type = diffusers.FluxPipeline, **channels: int) -> DiffusionPipeline:
     transformer = diffusers.FluxTransformer2DModel(
-        in_channels=8,
+        **({"in_channels": 8} | channels),
         num_layers=2,
         num_single_layers=1,
         joint_attention_dim=32,
@@ -164,7 +215,7 @@ def flux() -> DiffusionPipeline:
         axes_dims_rope=(4, 4, 8),
         **UNSHARED,
     )
-    return diffusers.FluxPipeline(
+    return kind(
         transformer=transformer,
         scheduler=flow(**FLUX_SHIFT),
         vae=vae(2, shift_factor=0.0609, scaling_factor=1.5035),
@@ -175,7 +226,7 @@ def flux() -> DiffusionPipeline:
     )
 
 
-def flux2_parts(guidance: bool) -> dict[str, Any]:
+def flux2_parts(guidance: bool, levels: int) -> dict[str, Any]:
     transformer = diffusers.Flux2Transformer2DModel(
         in_channels=8,
         num_layers=1,
@@ -186,9 +237,9 @@ def flux2_parts(guidance: bool) -> dict[str, Any]:
         **UNSHARED,
     )
     autoencoder = diffusers.AutoencoderKLFlux2(
-        down_block_types=("DownEncoderBlock2D",),
-        up_block_types=("UpDecoderBlock2D",),
-        block_out_channels=(8,),
+        down_block_types=("DownEncoderBlock2D",) * levels,
+        up_block_types=("UpDecoderBlock2D",) * levels,
+        block_out_channels=(8,) * levels,
         layers_per_block=1,
         latent_channels=2,
         norm_num_groups=2,
@@ -198,7 +249,7 @@ def flux2_parts(guidance: bool) -> dict[str, Any]:
     return {"transformer": transformer, "scheduler": flow(**FLUX_SHIFT), "vae": autoencoder}
 
 
-def flux2() -> DiffusionPipeline:
+def flux2(levels: int = 1) -> DiffusionPipeline:
     text = MistralConfig(
         vocab_size=WORDS,
         hidden_size=16,
@@ -214,36 +265,27 @@ def flux2() -> DiffusionPipeline:
     pipe = diffusers.Flux2Pipeline(
         text_encoder=Mistral3ForConditionalGeneration(Mistral3Config(text_config=text, vision_config=vision)),
         tokenizer=tokenizer(CHAT_OF_PARTS),
-        **flux2_parts(True),
+        **flux2_parts(True, levels),
     )
     # in bytes it would fill the whole prompt
     pipe.system_message = ""
     return pipe
 
 
-def flux2_klein() -> DiffusionPipeline:
+def flux2_klein(levels: int = 1) -> DiffusionPipeline:
     return diffusers.Flux2KleinPipeline(
-        text_encoder=qwen3(Qwen3ForCausalLM), tokenizer=tokenizer(CHAT), **flux2_parts(False)
+        text_encoder=qwen3(Qwen3ForCausalLM), tokenizer=tokenizer(CHAT), **flux2_parts(False, levels)
     )
 
 
-def qwen_image() -> DiffusionPipeline:
+def qwen_image(kind: type = diffusers.QwenImagePipeline) -> DiffusionPipeline:
     transformer = diffusers.QwenImageTransformer2DModel(
         in_channels=16, out_channels=4, num_layers=2, joint_attention_dim=16, axes_dims_rope=(8, 4, 4), **UNSHARED
     )
-    text = {
-        "vocab_size": WORDS,
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "rope_parameters": {"mrope_section": [1, 1, 2], "rope_type": "default", "rope_theta": 1e6},
-        "bos_token_id": WORDS - 2,
-        "eos_token_id": WORDS - 1,
-    }
-    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
-    pipe = diffusers.QwenImagePipeline(
+    words = tokenizer(CHAT_OF_PARTS)
+    words.add_tokens(list(VISION), special_tokens=True)
+    pipe = kind(
+        **({} if kind is diffusers.QwenImagePipeline else {"processor": processor(words)}),
         transformer=transformer,
         scheduler=flow(**FLUX_SHIFT),
         vae=diffusers.AutoencoderKLQwenImage(
@@ -255,11 +297,12 @@ def qwen_image() -> DiffusionPipeline:
             latents_mean=[0.1, 0.2, 0.3, 0.4],
             latents_std=[0.5, 1.0, 1.5, 2.0],
         ),
-        text_encoder=Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision)),
-        tokenizer=tokenizer(),
+        text_encoder=qwen_vl(Qwen2_5_VLForConditionalGeneration),
+        tokenizer=words,
     )
     # hundreds of tokens in bytes
-    pipe.prompt_template_encode, pipe.prompt_template_encode_start_idx = "{}", 0
+    template = "".join(VISION[:3]) + "{}" if kind is diffusers.QwenImageEditPipeline else "{}"
+    pipe.prompt_template_encode, pipe.prompt_template_encode_start_idx = template, 0
     return pipe
 
 
@@ -285,10 +328,34 @@ def z_image() -> DiffusionPipeline:
 
 
 def wan(expand_timesteps: bool = False) -> DiffusionPipeline:
+    return diffusers.WanPipeline(**wan_parts(), expand_timesteps=expand_timesteps)
+
+
+def wan_i2v(expand_timesteps: bool = False) -> DiffusionPipeline:
+    if expand_timesteps:
+        return diffusers.WanImageToVideoPipeline(**wan_parts(), expand_timesteps=True)
+    eye = CLIPVisionConfig(
+        hidden_size=32,
+        projection_dim=32,
+        intermediate_size=37,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+        image_size=16,
+        patch_size=8,
+    )
+    return diffusers.WanImageToVideoPipeline(
+        **wan_parts(channels=36, image_dim=32),
+        image_encoder=CLIPVisionModelWithProjection(eye),
+        image_processor=CLIPImageProcessor(crop_size={"height": 16, "width": 16}, size={"shortest_edge": 16}),
+    )
+
+
+def wan_parts(channels: int = 16, **settings: Any) -> dict[str, Any]:
     transformer = diffusers.WanTransformer3DModel(
+        **settings,
         num_attention_heads=2,
         attention_head_dim=12,
-        in_channels=16,
+        in_channels=channels,
         out_channels=16,
         text_dim=32,
         freq_dim=256,
@@ -297,16 +364,15 @@ def wan(expand_timesteps: bool = False) -> DiffusionPipeline:
         rope_max_seq_len=32,
     )
     text = UMT5Config(vocab_size=WORDS, d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4, num_decoder_layers=1)
-    return diffusers.WanPipeline(
-        tokenizer=tokenizer(),
-        text_encoder=UMT5EncoderModel(text),
-        vae=diffusers.AutoencoderKLWan(
+    return {
+        "tokenizer": tokenizer(),
+        "text_encoder": UMT5EncoderModel(text),
+        "vae": diffusers.AutoencoderKLWan(
             base_dim=3, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
         ),
-        scheduler=flow(shift=3.0),
-        transformer=transformer,
-        expand_timesteps=expand_timesteps,
-    )
+        "scheduler": flow(shift=3.0),
+        "transformer": transformer,
+    }
 
 
 def chroma() -> DiffusionPipeline:
@@ -518,9 +584,48 @@ LAST_TEXT = ("transformer_blocks.1.attn.add_q_proj", "transformer_blocks.1.attn.
 PIPELINES: dict[str, Tiny] = {
     "sd35": Tiny(sd35, SMALL | {"height": 8, "width": 8}, {"max_sequence_length": 20}, unused=LAST_TEXT),
     "flux": Tiny(flux, SMALL, {"max_sequence_length": 20}),
+    "flux_kontext": Tiny(
+        lambda: flux(diffusers.FluxKontextPipeline),
+        SMALL,
+        {"max_sequence_length": 20},
+        images=1,
+        given=lambda images, mask: {"image": images[0], "max_area": 8 * 16, "_auto_resize": False},
+    ),
+    "flux_fill": Tiny(
+        lambda: flux(diffusers.FluxFillPipeline, in_channels=20, out_channels=8),
+        SMALL,
+        {"max_sequence_length": 20},
+        images=1,
+        masked=True,
+        given=lambda images, mask: {"image": images, "mask_image": mask},
+    ),
+    "flux2_reference": Tiny(
+        lambda: flux2(levels=4),
+        {"height": 64, "width": 96},
+        {"max_sequence_length": 20, "text_encoder_out_layers": (1, 2)},
+        images=2,
+        given=lambda images, mask: {"image": images},
+    ),
+    "flux2_klein_reference": Tiny(
+        lambda: flux2_klein(levels=4),
+        {"height": 64, "width": 96},
+        {"max_sequence_length": 20, "text_encoder_out_layers": (1, 2)},
+        images=1,
+    ),
     "flux2": Tiny(flux2, SMALL, {"max_sequence_length": 20, "text_encoder_out_layers": (1, 2)}),
     "flux2_klein": Tiny(flux2_klein, SMALL, {"max_sequence_length": 20, "text_encoder_out_layers": (1, 2)}),
     "qwen_image": Tiny(qwen_image, SMALL, negative=True, unused=LAST_TEXT),
+    "qwen_image_edit": Tiny(
+        lambda: qwen_image(diffusers.QwenImageEditPipeline), SMALL, images=1, negative=True, unused=LAST_TEXT
+    ),
+    "qwen_image_edit_plus": Tiny(
+        lambda: qwen_image(diffusers.QwenImageEditPlusPipeline),
+        SMALL,
+        images=2,
+        given=lambda images, mask: {"image": images},
+        negative=True,
+        unused=LAST_TEXT,
+    ),
     "z_image": Tiny(z_image, SMALL, {"max_sequence_length": 20}),
     "chroma": Tiny(chroma, SMALL, {"max_sequence_length": 20}),
     "lumina2": Tiny(lumina2, {"height": 16, "width": 32}, {"max_sequence_length": 96}),
@@ -531,6 +636,13 @@ PIPELINES: dict[str, Tiny] = {
         lambda: wan(expand_timesteps=True),
         {"height": 16, "width": 32, "num_frames": 5},
         {"max_sequence_length": 20},
+    ),
+    "wan_i2v": Tiny(wan_i2v, {"height": 16, "width": 32, "num_frames": 5}, {"max_sequence_length": 20}, images=1),
+    "wan22_5b_i2v": Tiny(
+        lambda: wan_i2v(expand_timesteps=True),
+        {"height": 16, "width": 32, "num_frames": 5},
+        {"max_sequence_length": 20},
+        images=1,
     ),
     "sd15": Tiny(sd15, SMALL),
     "sd2_v": Tiny(lambda: sd15("v_prediction"), SMALL),
