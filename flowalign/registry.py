@@ -125,6 +125,10 @@ MODELS = {
     "wan": "flowalign.policies.families.wan:Wan",
     "wan_i2v": "flowalign.policies.families.wan:WanImageToVideo",
     "ltx": "flowalign.policies.families.ltx:LTX",
+    "ltx2": "flowalign.policies.families.ltx2:LTX2",
+    "hunyuan_image": "flowalign.policies.families.hunyuan:HunyuanImage",
+    "hunyuan_video15": "flowalign.policies.families.hunyuan:HunyuanVideo15",
+    "cogview4": "flowalign.policies.families.cogview4:CogView4",
     "stable_diffusion": "flowalign.policies.families.stable_diffusion:StableDiffusion",
     "sdxl": "flowalign.policies.families.stable_diffusion:SDXL",
 }

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 Prompt = tuple[str, Source | None]
 """a text, and the pictures it is encoded with"""
 
+LORA_FILE = "pytorch_lora_weights.safetensors"
 ENCODED_PROMPTS = 4096
 """distinct prompts whose embeddings are kept"""
 
@@ -156,12 +157,30 @@ class DiffusersPolicy(Policy):
     def lora_targets(self) -> list[str]:
         return list(self.family.lora_targets)
 
+    def add_lora(self, rank: int, alpha: float, targets: Sequence[str] | None = None, init: Any = True) -> None:
+        super().add_lora(rank, alpha, targets, init)
+        self._freeze()
+
+    def train_all(self) -> None:
+        super().train_all()
+        self._freeze()
+
+    def _freeze(self) -> None:
+        for name, parameter in self.denoiser.named_parameters():
+            if any(part in name for part in self.family.frozen):
+                parameter.requires_grad_(False)
+
     def checkpoint_gradients(self) -> None:
         self.denoiser.enable_gradient_checkpointing()
 
     def save(self, folder: str | Path) -> None:
-        """Write what plain diffusers loads: a LoRA file for `load_lora_weights`, or the whole denoiser."""
-        if self.lora:
+        """Write what plain diffusers loads: a LoRA file for `load_lora_weights`, or the whole denoiser.
+
+        Where the pipeline's class has no `load_lora_weights`, the file is for its transformer's `load_lora_adapter`.
+        """
+        if self.lora and not hasattr(self.pipeline, "save_lora_weights"):
+            self.denoiser.save_lora_adapter(str(folder), weight_name=LORA_FILE)
+        elif self.lora:
             type(self.pipeline).save_lora_weights(
                 str(folder),
                 **{f"{self.family.denoiser}_lora_layers": get_peft_model_state_dict(self.denoiser)},
@@ -176,8 +195,11 @@ class DiffusersPolicy(Policy):
         if whole.is_dir():
             loaded = type(self.denoiser).from_pretrained(str(whole), dtype=self.dtype)
             self.denoiser.load_state_dict(loaded.state_dict())
-        else:
+        elif hasattr(self.pipeline, "load_lora_weights"):
             self.pipeline.load_lora_weights(str(folder))
+            self.lora = True
+        else:
+            self.denoiser.load_lora_adapter(str(folder), prefix=None, weight_name=LORA_FILE)
             self.lora = True
 
     # Prompts

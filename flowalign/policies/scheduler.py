@@ -48,6 +48,10 @@ class TransitionScheduler:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.walked, name)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A pipeline's copy for what it samples along (the sound of a video) walks the ODE and records nothing."""
+        return copy.deepcopy(self.walked, memo)
+
     @property
     def levels(self) -> Tensor:
         """[T + 1] noise levels, ending in 0."""

@@ -43,6 +43,8 @@ class Family:
     """the pipeline's attribute that is trained"""
     lora_targets: ClassVar[tuple[str, ...]]
     """module names LoRA goes on by default"""
+    frozen: ClassVar[tuple[str, ...]] = ()
+    """parts of names of weights that are never trained"""
     shared: ClassVar[tuple[str, ...]] = ()
     """tensor arguments of the denoiser without a batch axis"""
     images: ClassVar[tuple[int, int]] = (0, 0)
@@ -176,12 +178,12 @@ class Family:
         """Pictures [B, 3, H, W] in [-1, 1] to latents, the mean of the VAE's posterior: the inverse of `decode`."""
         vae = pipeline.vae
         latents = vae.encode(pixels.to(vae.dtype)).latent_dist.mode()
-        return (latents - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
+        return (latents - (vae.config.get("shift_factor") or 0.0)) * vae.config.scaling_factor
 
     def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
         """Latents to pictures [B, 3, H, W] in [-1, 1]."""
         vae = pipeline.vae
-        latents = latents / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
+        latents = latents / vae.config.scaling_factor + (vae.config.get("shift_factor") or 0.0)
         return vae.decode(latents.to(vae.dtype), return_dict=False)[0]
 
     def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
@@ -242,7 +244,14 @@ class DistilledGuidance(Family):
         return False
 
 
-class VideoVAE(Family):
+class Video(Family):
+    """Samples are videos, [B, C, F, H, W]."""
+
+    def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
+        return pipeline.video_processor.postprocess_video(pixels, output_type="pil")
+
+
+class VideoVAE(Video):
     """Wan's VAE, [B, C, F, H, W], whose latents are normalised channel by channel."""
 
     @staticmethod
@@ -260,9 +269,6 @@ class VideoVAE(Family):
         latents = latents.to(pipeline.vae.dtype)
         mean, std = self._statistics(pipeline, latents)
         return pipeline.vae.decode(latents * std + mean, return_dict=False)[0]
-
-    def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
-        return pipeline.video_processor.postprocess_video(pixels, output_type="pil")
 
 
 def rescaling(positive: Tensor, guided: Tensor) -> Tensor:

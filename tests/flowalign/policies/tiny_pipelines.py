@@ -17,6 +17,7 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     PNDMScheduler,
 )
+from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder
 from PIL.Image import Image
 from torch import nn
 from transformers import (
@@ -29,6 +30,10 @@ from transformers import (
     CLIPVisionModelWithProjection,
     Gemma2Config,
     Gemma2Model,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    GlmConfig,
+    GlmModel,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     MistralConfig,
@@ -69,6 +74,8 @@ class Tiny:
     given: Callable[[list[Image], Image | None], dict[str, Any]] = lambda images, mask: {"image": images[0]}
     """how the pipeline's call takes them, and a mask"""
     masked: bool = False
+    alone: bool = False
+    """the pipeline's call makes one sample at a time"""
     sources: list[Source] | None = None
     """the picture files of each prompt of a test"""
 
@@ -396,6 +403,116 @@ def chroma() -> DiffusionPipeline:
     )
 
 
+def hunyuan_text(kind: type) -> dict[str, Any]:
+    letters = t5(16)
+    return {
+        "text_encoder": qwen_vl(kind),
+        "tokenizer": tokenizer(CHAT),
+        "text_encoder_2": letters,
+        "tokenizer_2": tokenizer(),
+        "guider": diffusers.ClassifierFreeGuidance(),
+    }
+
+
+def hunyuan_image(embedded: bool = False) -> DiffusionPipeline:
+    transformer = diffusers.HunyuanImageTransformer2DModel(
+        in_channels=4,
+        out_channels=4,
+        num_layers=2,
+        num_single_layers=1,
+        num_refiner_layers=1,
+        guidance_embeds=embedded,
+        text_embed_dim=16,
+        text_embed_2_dim=16,
+        rope_axes_dim=(8, 8),
+        **UNSHARED,
+    )
+    pipe = diffusers.HunyuanImagePipeline(
+        transformer=transformer,
+        scheduler=flow(shift=3.0),
+        vae=diffusers.AutoencoderKLHunyuanImage(
+            in_channels=3,
+            out_channels=3,
+            latent_channels=4,
+            # of 32 channels at least
+            block_out_channels=(32, 32),
+            layers_per_block=1,
+            spatial_compression_ratio=2,
+            sample_size=16,
+            scaling_factor=0.75,
+        ),
+        **hunyuan_text(Qwen2_5_VLForConditionalGeneration),
+    )
+    pipe.prompt_template_encode, pipe.prompt_template_encode_start_idx = "{}", 0
+    pipe.tokenizer_max_length, pipe.tokenizer_2_max_length = 20, 4
+    return pipe
+
+
+def hunyuan_video15() -> DiffusionPipeline:
+    transformer = diffusers.HunyuanVideo15Transformer3DModel(
+        in_channels=9,
+        out_channels=4,
+        num_layers=2,
+        num_refiner_layers=1,
+        text_embed_dim=16,
+        text_embed_2_dim=16,
+        image_embed_dim=16,
+        rope_axes_dim=(4, 6, 6),
+        target_size=16,
+        task_type="t2v",
+        **UNSHARED,
+    )
+    pipe = diffusers.HunyuanVideo15Pipeline(
+        transformer=transformer,
+        scheduler=flow(shift=5.0),
+        vae=diffusers.AutoencoderKLHunyuanVideo15(
+            latent_channels=4,
+            block_out_channels=(16, 16, 16),
+            layers_per_block=1,
+            spatial_compression_ratio=4,
+            temporal_compression_ratio=2,
+        ),
+        **hunyuan_text(Qwen2_5_VLTextModel),
+    )
+    pipe.system_message, pipe.prompt_template_encode_start_idx = "", 0
+    pipe.tokenizer_max_length, pipe.tokenizer_2_max_length, pipe.vision_num_semantic_tokens = 20, 4, 2
+    return pipe
+
+
+def cogview4() -> DiffusionPipeline:
+    transformer = diffusers.CogView4Transformer2DModel(
+        patch_size=2,
+        in_channels=4,
+        out_channels=4,
+        num_layers=2,
+        attention_head_dim=4,
+        num_attention_heads=4,
+        text_embed_dim=32,
+        time_embed_dim=8,
+        condition_dim=4,
+        rope_axes_dim=(256, 256),
+    )
+    words = tokenizer()
+    words.padding_side = "left"
+    text = GlmConfig(
+        hidden_size=32,
+        intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=8,
+        vocab_size=WORDS,
+        pad_token_id=WORDS - 1,
+    )
+    return diffusers.CogView4Pipeline(
+        transformer=transformer,
+        scheduler=flow(base_shift=0.25, max_shift=0.75, use_dynamic_shifting=True, time_shift_type="linear"),
+        vae=vae(4, levels=4),
+        text_encoder=GlmModel(text),
+        tokenizer=words,
+    )
+
+
 def gemma2() -> Gemma2Model:
     return Gemma2Model(
         Gemma2Config(
@@ -519,6 +636,82 @@ def ltx() -> DiffusionPipeline:
     )
 
 
+def ltx2() -> DiffusionPipeline:
+    width = 32
+    text = {
+        "vocab_size": WORDS,
+        "hidden_size": width,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+    }
+    vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    transformer = diffusers.LTX2VideoTransformer3DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=8,
+        cross_attention_dim=16,
+        audio_in_channels=4,
+        audio_out_channels=4,
+        audio_num_attention_heads=2,
+        audio_attention_head_dim=4,
+        audio_cross_attention_dim=8,
+        num_layers=2,
+        caption_channels=width,
+        rope_double_precision=False,
+        rope_type="split",
+    )
+    heads = {"num_attention_heads": 4, "attention_head_dim": 8, "num_layers": 1, "num_learnable_registers": None}
+    connectors = LTX2TextConnectors(
+        caption_channels=width,
+        text_proj_in_factor=3,
+        connector_rope_base_seq_len=32,
+        rope_double_precision=False,
+        rope_type="split",
+        **{f"{kind}_connector_{name}": value for kind in ("video", "audio") for name, value in heads.items()},
+    )
+    autoencoder = diffusers.AutoencoderKLLTX2Video(
+        latent_channels=4,
+        block_out_channels=(8,),
+        decoder_block_out_channels=(8,),
+        layers_per_block=(1,),
+        decoder_layers_per_block=(1, 1),
+        spatio_temporal_scaling=(True,),
+        decoder_spatio_temporal_scaling=(True,),
+        decoder_inject_noise=(False, False),
+        down_block_types=("LTX2VideoDownBlock3D",),
+        downsample_type=("spatial",),
+        upsample_type=("spatiotemporal",),
+        upsample_residual=(False,),
+        upsample_factor=(1,),
+        patch_size=1,
+        decoder_causal=False,
+    )
+    sound = diffusers.AutoencoderKLLTX2Audio(
+        base_channels=4, ch_mult=(1,), num_res_blocks=1, resolution=32, latent_channels=2, mel_bins=8
+    )
+    return diffusers.LTX2Pipeline(
+        transformer=transformer,
+        scheduler=flow(**FLUX_SHIFT),
+        vae=autoencoder,
+        audio_vae=sound,
+        text_encoder=Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision)),
+        tokenizer=tokenizer(),
+        connectors=connectors,
+        vocoder=LTX2Vocoder(
+            in_channels=16,
+            hidden_channels=32,
+            upsample_kernel_sizes=[4, 4],
+            upsample_factors=[2, 2],
+            resnet_kernel_sizes=[3],
+            resnet_dilations=[[1, 3, 5]],
+        ),
+    )
+
+
 def unet(**settings: Any) -> diffusers.UNet2DConditionModel:
     return diffusers.UNet2DConditionModel(
         block_out_channels=(8, 16),
@@ -637,6 +830,11 @@ PIPELINES: dict[str, Tiny] = {
         {"height": 16, "width": 32, "num_frames": 5},
         {"max_sequence_length": 20},
     ),
+    "hunyuan_image": Tiny(hunyuan_image, SMALL),
+    "hunyuan_image_distilled": Tiny(lambda: hunyuan_image(embedded=True), SMALL),
+    "hunyuan_video15": Tiny(hunyuan_video15, {"height": 8, "width": 16, "num_frames": 5}, alone=True, unused=LAST_TEXT),
+    "cogview4": Tiny(cogview4, {"height": 32, "width": 64}, {"max_sequence_length": 16}),
+    "ltx2": Tiny(ltx2, {"height": 32, "width": 64, "num_frames": 5}, {"max_sequence_length": 20}),
     "wan_i2v": Tiny(wan_i2v, {"height": 16, "width": 32, "num_frames": 5}, {"max_sequence_length": 20}, images=1),
     "wan22_5b_i2v": Tiny(
         lambda: wan_i2v(expand_timesteps=True),
