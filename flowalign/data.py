@@ -15,6 +15,23 @@ from samplers import derive_seed
 ASSETS = Path(str(resources.files("flowalign"))) / "assets"
 
 
+@dataclass(frozen=True)
+class Source:
+    """The picture files that a sample is made from: what an edit changes, a video begins with, a fill keeps."""
+
+    images: tuple[str, ...]
+    mask: str | None = None
+    """white where the picture is to be filled"""
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any]) -> "Source | None":
+        """What a prompt's metadata names under 'image' (a file, or a list of files) and 'mask'; None without."""
+        images = metadata.get("image")
+        if images is None:
+            return None
+        return cls((images,) if isinstance(images, str) else tuple(images), metadata.get("mask"))
+
+
 @dataclass
 class Prompts:
     """A list of prompts with a metadata record each."""
@@ -29,6 +46,8 @@ class Prompts:
     def read(cls, source: str, where: Mapping[str, Sequence[str]] | None = None) -> Self:
         """Read a text file (a prompt a line), JSON lines with a 'prompt' key, or a list shipped with flowalign.
 
+        In JSON lines 'image' and 'mask' name picture files (`Source`); relative paths start from the file's folder.
+
         Args:
             where: keep the prompts whose metadata has one of the values given for each key.
         """
@@ -37,7 +56,7 @@ class Prompts:
         if not path.is_file():
             raise ConfigError(f"no prompts at '{source}'; give a .txt or .jsonl file, or {nearest(source, shipped)}")
         if path.suffix == ".jsonl":
-            records = [record for _, record in _records(path)]
+            records = [_with_files(path, number, record) for number, record in _records(path)]
             texts = [record.pop("prompt") for record in records]
         else:
             texts = [line for line in path.read_text().splitlines() if line.strip()]
@@ -127,6 +146,22 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, record
 
 
+def _with_files(path: Path, number: int, record: dict[str, Any]) -> dict[str, Any]:
+    """A record whose 'image' and 'mask' are files that are there."""
+    for key in ("image", "mask"):
+        if key not in record:
+            continue
+        names = [record[key]] if isinstance(record[key], str) else record[key]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"{path}, line {number}: '{key}' is not a file name or a list of them")
+        files = [str(path.parent / name) for name in names]
+        for file in files:
+            if not Path(file).is_file():
+                raise ConfigError(f"{path}, line {number}: no picture at {file}")
+        record[key] = files[0] if isinstance(record[key], str) else files
+    return record
+
+
 @dataclass
 class Batch:
     """The samples one process makes in an iteration: whole groups, members side by side."""
@@ -145,6 +180,11 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.prompts)
+
+    @property
+    def sources(self) -> list[Source | None]:
+        """The pictures that each sample is made from."""
+        return [Source.of(record) for record in self.metadata]
 
     @property
     def shares_start_noise(self) -> bool:

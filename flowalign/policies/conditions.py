@@ -11,9 +11,12 @@ from torch.utils._pytree import tree_map_only
 
 Call = dict[str, Any]
 
+BESIDE = "beside"
+"""what stands for the part of the network's input beside the latents, among the arguments"""
+
 
 class Conditions:
-    """Every denoiser call of one rollout, without the latents.
+    """Every denoiser call of one rollout, without the latents; what its input holds beside them is among the arguments.
 
     Pipelines call the denoiser once a step, or once a branch of guidance; guidance by concatenation stacks
     `copies` of the batch in one call. Arguments that stay the same over the steps are kept once. A tensor or list
@@ -129,6 +132,8 @@ class CallRecorder:
         self.input_name = next(iter(self.signature.parameters))
         self.calls: list[Call] = []
         self.rows: list[int] = []
+        self.entering: Any = None
+        """the network's input in the first call"""
 
     def __enter__(self) -> "CallRecorder":
         self.handle = self.denoiser.register_forward_pre_hook(self._record, with_kwargs=True)
@@ -151,11 +156,21 @@ class CallRecorder:
 
     def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = dict(self.signature.bind(*args, **kwargs).arguments)
-        self.rows.append(len(call.pop(self.input_name)))
+        entering = call.pop(self.input_name)
+        if self.entering is None:
+            self.entering = entering
+        self.rows.append(len(entering))
         self.calls.append(call)
 
-    def conditions(self, batch: int, steps: int, shared: Collection[str]) -> Conditions:
-        """The calls of a finished rollout, sorted by step."""
+    def conditions(self, batch: int, steps: int, shared: Collection[str], beside: Any = None) -> Conditions:
+        """The calls of a finished rollout, sorted by step.
+
+        Args:
+            beside: what the network's input holds beside the latents, the same in every call.
+        """
+        if beside is not None:
+            for call in self.calls:
+                call[BESIDE] = beside
         per_step = len(self.calls) // steps
         calls = [self.calls[k * per_step : (k + 1) * per_step] for k in range(steps)]
         return Conditions(calls, [rows // batch for rows in self.rows[:per_step]], batch, shared)

@@ -2,7 +2,7 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +15,14 @@ from PIL.Image import Image
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from flowalign.data import Source
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import Policy
-from flowalign.policies.conditions import CallRecorder, Conditions
+from flowalign.policies.conditions import BESIDE, CallRecorder, Conditions
 from flowalign.policies.families import Family, family_of, to_device
 from flowalign.policies.noised import Noised
 from flowalign.policies.scheduler import LevelScheduler, TransitionScheduler
+from flowalign.policies.sources import check_sources, opened, runs
 from samplers import Trajectory, Transition, ode
 from samplers.completion import VelocityAt
 from samplers.kernels import Kernel
@@ -28,6 +30,10 @@ from samplers.noise import generators, normal
 
 logger = logging.getLogger(__name__)
 
+Prompt = tuple[str, Source | None]
+"""a text, and the pictures it is encoded with"""
+
+LORA_FILE = "pytorch_lora_weights.safetensors"
 ENCODED_PROMPTS = 4096
 """distinct prompts whose embeddings are kept"""
 
@@ -41,6 +47,9 @@ class Rollout:
     prompts: list[str]
     guidance: float
     kernel: Kernel
+    sources: list[Source | None]
+    given: Tensor | None = None
+    """[B, C, F, H, W] first frames that were not sampled, None where all were"""
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -51,8 +60,17 @@ class Rollout:
 
     def branch(self, trajectory: Trajectory, samples: Tensor) -> "Rollout":
         """A rollout of other trajectories under the conditions of these samples, [N] indices."""
-        prompts = [self.prompts[i] for i in samples.tolist()]
-        return Rollout(trajectory, self.conditions[samples], prompts, self.guidance, self.kernel)
+        rows = samples.tolist()
+        prompts, sources = [self.prompts[i] for i in rows], [self.sources[i] for i in rows]
+        given = None if self.given is None else self.given[samples]
+        return Rollout(trajectory, self.conditions[samples], prompts, self.guidance, self.kernel, sources, given)
+
+    def whole(self, latents: Tensor, samples: Tensor | None = None) -> Tensor:
+        """Latents [N, ...] of these samples, [N] indices and default all, with the frames that were not sampled."""
+        if self.given is None:
+            return latents
+        given = self.given if samples is None else self.given[samples]
+        return torch.cat([given.to(latents), latents], 2)
 
     @staticmethod
     def cat(parts: Sequence["Rollout"]) -> "Rollout":
@@ -63,6 +81,8 @@ class Rollout:
             [prompt for p in parts for prompt in p.prompts],
             parts[0].guidance,
             parts[0].kernel,
+            [source for p in parts for source in p.sources],
+            None if parts[0].given is None else torch.cat([p.given for p in parts if p.given is not None]),
         )
 
 
@@ -87,14 +107,15 @@ class DiffusersPolicy(Policy):
         self.family: Family = family_of(type(pipeline).__name__)
         super().__init__(getattr(pipeline, self.family.denoiser), device)
         self.encode_options = encode_options or {}
-        self._embeddings: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
+        self._embeddings: OrderedDict[Prompt, dict[str, Tensor]] = OrderedDict()
         self.family.check(pipeline)
         pipeline.set_progress_bar_config(disable=True)
         for module in pipeline.components.values():
             if isinstance(module, nn.Module):
                 module.requires_grad_(False).eval()
         to_device(self.denoiser, self.device)
-        to_device(getattr(pipeline, "vae", None), self.device)
+        for name in ("vae", "image_encoder"):
+            to_device(getattr(pipeline, name, None), self.device)
         if attention is not None:
             self._set_attention(attention)
 
@@ -140,12 +161,30 @@ class DiffusersPolicy(Policy):
     def lora_targets(self) -> list[str]:
         return list(self.family.lora_targets)
 
+    def add_lora(self, rank: int, alpha: float, targets: Sequence[str] | None = None, init: Any = True) -> None:
+        super().add_lora(rank, alpha, targets, init)
+        self._freeze()
+
+    def train_all(self) -> None:
+        super().train_all()
+        self._freeze()
+
+    def _freeze(self) -> None:
+        for name, parameter in self.denoiser.named_parameters():
+            if any(part in name for part in self.family.frozen):
+                parameter.requires_grad_(False)
+
     def checkpoint_gradients(self) -> None:
         self.denoiser.enable_gradient_checkpointing()
 
     def save(self, folder: str | Path) -> None:
-        """Write what plain diffusers loads: a LoRA file for `load_lora_weights`, or the whole denoiser."""
-        if self.lora:
+        """Write what plain diffusers loads: a LoRA file for `load_lora_weights`, or the whole denoiser.
+
+        Where the pipeline's class has no `load_lora_weights`, the file is for its transformer's `load_lora_adapter`.
+        """
+        if self.lora and not hasattr(self.pipeline, "save_lora_weights"):
+            self.denoiser.save_lora_adapter(str(folder), weight_name=LORA_FILE)
+        elif self.lora:
             type(self.pipeline).save_lora_weights(
                 str(folder),
                 **{f"{self.family.denoiser}_lora_layers": get_peft_model_state_dict(self.denoiser)},
@@ -160,37 +199,57 @@ class DiffusersPolicy(Policy):
         if whole.is_dir():
             loaded = type(self.denoiser).from_pretrained(str(whole), dtype=self.dtype)
             self.denoiser.load_state_dict(loaded.state_dict())
-        else:
+        elif hasattr(self.pipeline, "load_lora_weights"):
             self.pipeline.load_lora_weights(str(folder))
+            self.lora = True
+        else:
+            self.denoiser.load_lora_adapter(str(folder), prefix=None, weight_name=LORA_FILE)
             self.lora = True
 
     # Prompts
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str]) -> None:
+    def encode(
+        self,
+        prompts: Sequence[str],
+        sources: Sequence[Source | None] | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> list[Prompt]:
         """Put the embeddings of the distinct prompts into the cache; the text encoders leave the device after.
 
         Each is encoded alone: in a batch it would depend, in its last bits, on those it came with, and a resumed run,
         whose cache is empty, would not repeat the uninterrupted one.
+
+        Args:
+            sources: the pictures of each prompt, default none.
+            size: width and height to bring them to.
+
+        Returns:
+            the key of each in the cache: pictures count where the family encodes them with the prompt.
         """
-        missing = [p for p in dict.fromkeys(prompts) if p not in self._embeddings]
-        for prompt in prompts:
-            if prompt in self._embeddings:
-                self._embeddings.move_to_end(prompt)
+        seen = sources if sources is not None and self.family.encodes_images else [None] * len(prompts)
+        keys = list(zip(prompts, seen, strict=True))
+        missing = [key for key in dict.fromkeys(keys) if key not in self._embeddings]
+        for key in keys:
+            if key in self._embeddings:
+                self._embeddings.move_to_end(key)
         if not missing:
-            return
-        self._report_cut_prompts(missing)
+            return keys
+        self._report_cut_prompts([text for text, _ in missing])
         encoders = [m for n, m in self.pipeline.components.items() if n.startswith("text_encoder")]
         for encoder in encoders:
             to_device(encoder, self.device)
-        for prompt in missing:
-            encoded = self.family.encode(self.pipeline, [prompt], device=self.device, **self.encode_options)
-            self._embeddings[prompt] = {name: value[0].cpu() for name, value in encoded.items()}
+        for text, source in missing:
+            pictures = {} if source is None else {"image": opened(source, size)[0]}
+            options = self.encode_options | pictures
+            encoded = self.family.encode(self.pipeline, [text], device=self.device, **options)
+            self._embeddings[text, source] = {name: value[0].cpu() for name, value in encoded.items()}
         if self.device.type != "cpu":
             for encoder in encoders:
                 to_device(encoder, "cpu")
-        while len(self._embeddings) > max(ENCODED_PROMPTS, len(set(prompts))):
+        while len(self._embeddings) > max(ENCODED_PROMPTS, len(set(keys))):
             self._embeddings.popitem(last=False)
+        return keys
 
     def _report_cut_prompts(self, prompts: Sequence[str]) -> None:
         for name, limit in self.family.token_limits(self.pipeline, **self.encode_options).items():
@@ -204,17 +263,21 @@ class DiffusersPolicy(Policy):
                     *(len(cut), len(prompts), limit, name, length, prompt),
                 )
 
-    def prompt_vectors(self, prompts: Sequence[str]) -> Tensor:
+    def prompt_vectors(self, prompts: Sequence[str], sources: Sequence[Source | None] | None = None) -> Tensor:
         """[B, D] one vector a prompt: the mean over its tokens of the text embedding."""
-        self.encode(prompts)
-        return torch.stack([self._embeddings[prompt]["prompt_embeds"].float().mean(0) for prompt in prompts])
+        keys = self.encode(prompts, sources)
+        return torch.stack([self._embeddings[key]["prompt_embeds"].float().mean(0) for key in keys])
 
-    def _embeds(self, prompts: Sequence[str], guidance: float) -> dict[str, Any]:
+    def _embeds(
+        self, prompts: Sequence[str], source: Source | None, guidance: float, call: dict[str, Any]
+    ) -> dict[str, Any]:
         negative = self.family.negative(guidance)
-        self.encode([*prompts, ""] if negative else prompts)
-        embeds = self.family.stack([self._embeddings[prompt] for prompt in prompts])
+        texts = [*prompts, ""] if negative else prompts
+        size = None if source is None else (call["width"], call["height"])
+        encoded = [self._embeddings[key] for key in self.encode(texts, [source] * len(texts), size)]
+        embeds = self.family.stack(encoded[: len(prompts)])
         if negative:
-            stacked = self.family.stack([self._embeddings[""]] * len(prompts))
+            stacked = self.family.stack(encoded[-1:] * len(prompts))
             embeds |= {f"negative_{name}": value for name, value in stacked.items()}
         return tree_map_only(Tensor, lambda value: value.to(self.device), embeds)
 
@@ -234,6 +297,7 @@ class DiffusersPolicy(Policy):
         noise_seeds: Sequence[int] | None = None,
         batch_size: int = 64,
         order: Literal[1, 2] = 1,
+        sources: Sequence[Source | None] | None = None,
         **call: Any,
     ) -> Rollout:
         """Sample one trajectory a prompt through the pipeline's own call.
@@ -248,26 +312,29 @@ class DiffusersPolicy(Policy):
             noise_seeds: B seeds of the step noise, default `seeds`.
             batch_size: samples a network call; it does not change a picture.
             order: of the solver after the last stochastic step: 1 is Euler's rule, 2 DPM-Solver++.
+            sources: the pictures that each of the B samples is made from, brought to the call's height and width.
             call: further arguments of the pipeline's call (height, width, ...).
         """
         if guidance < 1:
             raise ConfigError(f"guidance {guidance} is below 1; 1 samples without guidance")
         noise_seeds = seeds if noise_seeds is None else noise_seeds
         call |= {"sigmas": list(sigmas)} if sigmas is not None else {}
+        own = check_sources(self.pipeline, self.family, sources, prompts, call)
         parts = []
-        for i in range(0, len(prompts), batch_size):
-            rows = slice(i, i + batch_size)
+        for rows in runs(own, min(batch_size, self.family.largest_batch or batch_size)):
             part_eta = eta[rows] if eta is not None and eta.dim() == 2 else eta
             size = self.family.size(self.pipeline, call)
             scheduler = TransitionScheduler(
                 self.pipeline.scheduler, self.family, size, kernel, part_eta, noise_seeds[rows], order
             )
-            parts.append(self._sample(prompts[rows], seeds[rows], steps, guidance, scheduler, call))
+            source = own[rows.start]
+            parts.append(self._sample(prompts[rows], source, seeds[rows], steps, guidance, scheduler, call))
         return Rollout.cat(parts)
 
     def _sample(
         self,
         prompts: Sequence[str],
+        source: Source | None,
         seeds: Sequence[int],
         steps: int,
         guidance: float,
@@ -275,15 +342,25 @@ class DiffusersPolicy(Policy):
         call: dict[str, Any],
     ) -> Rollout:
         with CallRecorder(self.denoiser) as recorded:
-            self._call(prompts, seeds, steps, guidance, scheduler, call)
+            self._call(prompts, source, seeds, steps, guidance, scheduler, call)
         self.forwards += sum(recorded.rows)
-        conditions = recorded.conditions(len(prompts), len(scheduler.levels) - 1, self.family.shared)
+        beside = self.family.beside(recorded.entering, scheduler.carried)
+        conditions = recorded.conditions(len(prompts), len(scheduler.levels) - 1, self.family.shared, beside)
         assert scheduler.recorder is not None
-        return Rollout(scheduler.recorder.trajectory(), conditions, list(prompts), guidance, scheduler.kernel)
+        return Rollout(
+            scheduler.recorder.trajectory(),
+            conditions,
+            list(prompts),
+            guidance,
+            scheduler.kernel,
+            [source] * len(prompts),
+            None if beside is None else self.family.given(beside[: len(prompts)]),
+        )
 
     def _call(
         self,
         prompts: Sequence[str],
+        source: Source | None,
         seeds: Sequence[int],
         steps: int,
         guidance: float,
@@ -292,11 +369,15 @@ class DiffusersPolicy(Policy):
     ) -> None:
         """The pipeline's own call with another scheduler."""
         own = self.pipeline.scheduler
+        embeds = self._embeds(prompts, source, guidance, call)
+        if source is not None:
+            pictures = opened(source, (call["width"], call["height"]))
+            call = call | self.family.sources(*pictures, len(prompts), call)
         self.pipeline.scheduler = scheduler
         try:
             with self._autocast():
                 self.pipeline(
-                    **self._embeds(prompts, guidance),
+                    **embeds,
                     **self.family.arguments(guidance),
                     num_inference_steps=steps,
                     generator=generators(seeds),
@@ -327,10 +408,12 @@ class DiffusersPolicy(Policy):
         self.forwards += len(x) * sum(copies)
         network = self.model if torch.is_grad_enabled() else self._bare
         with self._autocast():
-            outputs = [
-                network(self.family.network_input(torch.cat([latents] * n)), **call)[0]
-                for n, call in zip(copies, conditions.gather(samples, steps), strict=True)
-            ]
+            outputs = []
+            for n, call in zip(copies, conditions.gather(samples, steps), strict=True):
+                beside = call.pop(BESIDE, None)
+                output = network(self.family.network_input(torch.cat([latents] * n), beside), **call)[0]
+                # what it says of the part beside the latents is not asked for
+                outputs.append(output[:, : latents.shape[1]] if isinstance(output, Tensor) else output)
             guided = self.family.unpack(self.family.velocity(outputs, copies, guidance), x.shape[2:])
             return self.family.flow_velocity(guided, x, sigma, self.family.scheduler(self.pipeline.scheduler))
 
@@ -391,11 +474,14 @@ class DiffusersPolicy(Policy):
             guidance: classifier-free guidance scale of the velocities; 1 does without.
             call: further arguments of the pipeline's call (height, width).
         """
+        if self.family.images[0]:
+            raise ConfigError(f"{type(self.pipeline).__name__} makes samples from pictures, and learns from rollouts")
         distinct, place = (-levels).unique(return_inverse=True)
         size = self.family.size(self.pipeline, call)
         scheduler = LevelScheduler(self.pipeline.scheduler, self.family, size, ode, None, seeds)
         with CallRecorder(self.denoiser, dry=True) as recorded:
-            self._call(prompts, seeds, len(distinct), guidance, scheduler, {"sigmas": (-distinct).tolist()} | call)
+            call = {"sigmas": (-distinct).tolist()} | call
+            self._call(prompts, None, seeds, len(distinct), guidance, scheduler, call)
         conditions = recorded.conditions(len(prompts), len(distinct), self.family.shared)
         height, width = (self.pipeline.vae_scale_factor * side for side in scheduler.shape[-2:])
         pixels = self.pipeline.image_processor.preprocess(list(images), height=height, width=width)
@@ -420,7 +506,10 @@ class DiffusersPolicy(Policy):
             images += self.family.pictures(self.pipeline, pixels.float())
         return images
 
-    def make(self, prompts: Sequence[str], seeds: Sequence[int], sampling: Any) -> list[Image]:
+    def make(
+        self, prompts: Sequence[str], seeds: Sequence[int], sampling: Any, metadata: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Image]:
         """A finished picture of every prompt, as an evaluation section of the configuration says."""
-        rollout = self.sample(prompts, seeds, **sampling.arguments())
-        return self.decode(rollout.trajectory.final, sampling.batch_size)
+        sources = [Source.of(record) for record in metadata] or None
+        rollout = self.sample(prompts, seeds, sources=sources, **sampling.arguments())
+        return self.decode(rollout.whole(rollout.trajectory.final), sampling.batch_size)

@@ -1,6 +1,6 @@
 """A policy over a transformers causal language model: tokens are its actions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -354,7 +354,9 @@ class LanguagePolicy(Policy):
         rows = [ids[mask].tolist() for ids, mask in zip(rollout.completion_ids, rollout.mask, strict=True)]
         return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
 
-    def make(self, prompts: Sequence[str], seeds: Sequence[int], sampling: Any) -> list[str]:
+    def make(
+        self, prompts: Sequence[str], seeds: Sequence[int], sampling: Any, metadata: Sequence[Mapping[str, Any]] = ()
+    ) -> list[str]:
         """A completion of every prompt, as an evaluation section of the configuration says."""
         return self.decode(self.sample(prompts, seeds, **sampling.arguments()))
 

@@ -42,9 +42,15 @@ class TransitionScheduler:
         self.family, self.size = family, size
         self.kernel, self.eta, self.seeds, self.order = kernel, eta, seeds, order
         self.recorder: Recorder | None = None
+        self.carried: tuple[int, ...] = ()
+        """shape of the latents in the pipeline's loop"""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.walked, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A pipeline's copy for what it samples along (the sound of a video) walks the ODE and records nothing."""
+        return copy.deepcopy(self.walked, memo)
 
     @property
     def levels(self) -> Tensor:
@@ -67,6 +73,7 @@ class TransitionScheduler:
         eta = torch.zeros(steps) if self.eta is None else self.eta
         if eta.shape[-1] != steps:
             raise FlowalignError(f"the plan has {eta.shape[-1]} steps, the pipeline's schedule {steps}")
+        self.carried = tuple(sample.shape)
         x = self.family.unpack(sample, self.size).float() / self.family.scale(levels[0].to(sample.device))
         return Recorder(x, levels, self.kernel, eta, self.seeds, self.order)
 

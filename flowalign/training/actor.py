@@ -70,6 +70,7 @@ class Actor(Worker):
             kernel=kernel,
             eta=eta if kept is None else eta[kept],
             order=1 if kept is None else 2,
+            sources=batch.sources,
             **self.config.rollout.arguments(kept),
         )
 
@@ -78,7 +79,9 @@ class Actor(Worker):
         first = int((eta > 0).nonzero()[0])
         roots = batch[[batch.group.index(g) for g in numbers]]
         eta = eta if kept is None else eta[kept]
-        trunk = self.policy.sample(roots.prompts, roots.seeds, **self.config.rollout.arguments(kept))
+        trunk = self.policy.sample(
+            roots.prompts, roots.seeds, sources=roots.sources, **self.config.rollout.arguments(kept)
+        )
         samples = torch.tensor([numbers.index(g) for g in batch.group], device=self.device)
         made = fork(
             self.policy.at(trunk),
@@ -134,7 +137,7 @@ class Actor(Worker):
 
     def decode(self, rollout: Rollout) -> list[Image]:
         """The finished pictures of a rollout."""
-        return self.policy.decode(rollout.trajectory.final, self.config.rollout.batch_size)
+        return self.policy.decode(rollout.whole(rollout.trajectory.final), self.config.rollout.batch_size)
 
     def sample_and_score(
         self,
@@ -222,7 +225,7 @@ class Actor(Worker):
         size = self.config.rollout.batch_size
         made = completions(self.policy.at(rollout), rollout.trajectory, count, size, order)
         extra = slice(len(rollout), None)
-        images = self.policy.decode(made.latents[extra], size)
+        images = self.policy.decode(rollout.whole(made.latents[extra], made.samples[extra]), size)
         scores = self.score(images, batch, made.samples[extra].tolist(), made.steps[extra].tolist())
         return torch.cat([final, scores.value])[made.index.cpu()]
 
@@ -249,7 +252,7 @@ class Actor(Worker):
 
     def _condition(self, rollout: Rollout) -> Tensor:
         """[B, D] one vector a prompt: the mean over tokens of its embedding."""
-        return self.policy.prompt_vectors(rollout.prompts).to(self.device)
+        return self.policy.prompt_vectors(rollout.prompts, rollout.sources).to(self.device)
 
     def _new_head(self, channels: int, condition_size: int) -> None:
         self._head = ValueHead(channels, condition_size).to(self.device)

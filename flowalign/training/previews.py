@@ -43,7 +43,7 @@ def _film(actor: Actor, seen: Seen, row: int) -> Film:
     trajectory = seen.rollout.trajectory[row : row + 1]
     one = seen.rollout.branch(trajectory, torch.tensor([row], device=actor.device))
     made = completions(actor.policy.at(one), trajectory)
-    ends = actor.policy.decode(made.latents)
+    ends = actor.policy.decode(one.whole(made.latents, made.samples))
     values = actor.score(ends, seen.batch, [row] * len(ends), made.steps.tolist()).value[made.index.cpu()]
     return Film(
         seen.batch.prompts[row],

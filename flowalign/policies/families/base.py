@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from PIL.Image import Image
 from torch import Tensor
 
 from flowalign.errors import ConfigError, FlowalignError
@@ -42,8 +43,20 @@ class Family:
     """the pipeline's attribute that is trained"""
     lora_targets: ClassVar[tuple[str, ...]]
     """module names LoRA goes on by default"""
+    frozen: ClassVar[tuple[str, ...]] = ()
+    """parts of names of weights that are never trained"""
     shared: ClassVar[tuple[str, ...]] = ()
     """tensor arguments of the denoiser without a batch axis"""
+    images: ClassVar[tuple[int, int]] = (0, 0)
+    """fewest and most pictures that a sample is made from"""
+    takes_mask: ClassVar[bool] = False
+    """the picture is filled where a mask is white"""
+    encodes_images: ClassVar[bool] = False
+    """a prompt is encoded together with its pictures"""
+    beside_axis: ClassVar[int] = 1
+    """of the network's input, on which the latents are followed by what the pictures became"""
+    largest_batch: ClassVar[int | None] = None
+    """samples that one call of the pipeline takes, None for any number"""
 
     def check(self, pipeline: DiffusionPipeline) -> None:
         """Refuse a pipeline of the right class that this family cannot drive.
@@ -55,7 +68,11 @@ class Family:
     # Prompts and guidance
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
-        """Prompt embeddings."""
+        """Prompt embeddings.
+
+        Args:
+            options: of the pipeline's prompt encoding; where `encodes_images`, `image` is the list of pictures.
+        """
         raise NotImplementedError
 
     def stack(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
@@ -85,11 +102,33 @@ class Family:
         unconditional, conditional = outputs[0].chunk(2)
         return unconditional + guidance * (conditional - unconditional)
 
+    # Pictures that samples are made from
+
+    def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of the pipeline's call for `count` samples made from the same pictures, which have its size."""
+        return {"image": images[0]}
+
+    def beside(self, entering: Any, carried: Sequence[int]) -> Any:
+        """What the network's input holds beside the latents, of a row a sample; None where there is nothing.
+
+        Args:
+            carried: shape of the latents in the pipeline's loop.
+        """
+        axis = self.beside_axis
+        if not isinstance(entering, Tensor) or entering.shape[axis] == carried[axis]:
+            return None
+        return entering.narrow(axis, carried[axis], entering.shape[axis] - carried[axis])
+
+    def given(self, beside: Any) -> Tensor | None:
+        """[B, C, F, H, W] the first frames of the latents, where they are given and not sampled."""
+        return None
+
     # Latents
 
     def channels(self, denoiser: Any) -> int:
         """C of the latents."""
-        return int(denoiser.config.in_channels)
+        config = denoiser.config
+        return int(config.get("out_channels") or config.in_channels)
 
     def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, ...]:
         """H, W, or F, H, W, of the latents that the pipeline's call with these arguments makes.
@@ -106,9 +145,9 @@ class Family:
         """The inverse of `unpack`."""
         return latents
 
-    def network_input(self, latents: Tensor) -> Any:
-        """Packed latents as the denoiser takes them."""
-        return latents
+    def network_input(self, latents: Tensor, beside: Any) -> Any:
+        """Packed latents as the denoiser takes them; `beside` as of `beside`."""
+        return latents if beside is None else torch.cat([latents, beside], self.beside_axis)
 
     # The schedule
 
@@ -139,12 +178,12 @@ class Family:
         """Pictures [B, 3, H, W] in [-1, 1] to latents, the mean of the VAE's posterior: the inverse of `decode`."""
         vae = pipeline.vae
         latents = vae.encode(pixels.to(vae.dtype)).latent_dist.mode()
-        return (latents - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
+        return (latents - (vae.config.get("shift_factor") or 0.0)) * vae.config.scaling_factor
 
     def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
         """Latents to pictures [B, 3, H, W] in [-1, 1]."""
         vae = pipeline.vae
-        latents = latents / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
+        latents = latents / vae.config.scaling_factor + (vae.config.get("shift_factor") or 0.0)
         return vae.decode(latents.to(vae.dtype), return_dict=False)[0]
 
     def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
@@ -166,7 +205,7 @@ class Packed(Family):
     """Latents travel as tokens of 2x2 patches, [B, H/2 * W/2, 4 C]."""
 
     def channels(self, denoiser: Any) -> int:
-        return super().channels(denoiser) // 4
+        return int(denoiser.config.in_channels) // 4
 
     def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, ...]:
         scale = pipeline.vae_scale_factor
@@ -205,7 +244,14 @@ class DistilledGuidance(Family):
         return False
 
 
-class VideoVAE(Family):
+class Video(Family):
+    """Samples are videos, [B, C, F, H, W]."""
+
+    def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
+        return pipeline.video_processor.postprocess_video(pixels, output_type="pil")
+
+
+class VideoVAE(Video):
     """Wan's VAE, [B, C, F, H, W], whose latents are normalised channel by channel."""
 
     @staticmethod
@@ -223,9 +269,6 @@ class VideoVAE(Family):
         latents = latents.to(pipeline.vae.dtype)
         mean, std = self._statistics(pipeline, latents)
         return pipeline.vae.decode(latents * std + mean, return_dict=False)[0]
-
-    def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
-        return pipeline.video_processor.postprocess_video(pixels, output_type="pil")
 
 
 def rescaling(positive: Tensor, guided: Tensor) -> Tensor:

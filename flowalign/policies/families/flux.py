@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from diffusers import DiffusionPipeline
+from PIL.Image import Image
 
 from flowalign.policies.families.base import JOINT_ATTENTION, DistilledGuidance, Encoded, Packed, option
 
@@ -21,3 +22,30 @@ class Flux(Packed, DistilledGuidance):
 
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
         return super().token_limits(pipeline) | {"tokenizer_2": option(options, 512)}
+
+
+class FluxKontext(Flux):
+    """FLUX.1 Kontext: edits a picture (arXiv 2506.15742), at the size of the result."""
+
+    pipelines = ("FluxKontextPipeline",)
+    images = (1, 1)
+
+    def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
+        # the call would bring both to a megapixel
+        return {"image": images[0], "max_area": call["height"] * call["width"], "_auto_resize": False}
+
+
+class FluxFill(Flux):
+    """FLUX.1 Fill: makes the part of a picture that a mask shows; the rest and the mask stand beside the channels."""
+
+    pipelines = ("FluxFillPipeline",)
+    images = (1, 1)
+    takes_mask = True
+    beside_axis = 2
+
+    def channels(self, denoiser: Any) -> int:
+        return int(denoiser.config.out_channels) // 4
+
+    def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
+        # one each: they draw from the VAE's posterior, every sample by its own seed
+        return {"image": [images[0]] * count, "mask_image": [mask] * count}

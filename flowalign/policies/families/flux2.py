@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
+from PIL.Image import Image
 from torch import Tensor
 
 from flowalign.policies.families.base import JOINT_ATTENTION, DistilledGuidance, Encoded, Packed, Tokens, TrueGuidance
@@ -15,6 +16,10 @@ class Flux2Latents(Tokens, Packed):
 
     # the second part of the network has one matrix for queries, keys, values and the MLP
     lora_targets = (*JOINT_ATTENTION, "attn.to_qkv_mlp_proj")
+    images = (0, 10)
+
+    def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
+        return {"image": list(images)}
 
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
         # the chat template around a prompt counts too

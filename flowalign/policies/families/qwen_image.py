@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
+from PIL.Image import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -53,3 +55,38 @@ class QwenImage(Packed, TrueGuidance, VideoVAE):
 
     def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
         return pipeline.image_processor.postprocess(pixels, output_type="pil")
+
+
+class QwenImageEdit(QwenImage):
+    """Qwen-Image-Edit: the text encoder, too, sees the picture that is edited."""
+
+    pipelines = ("QwenImageEditPipeline",)
+    images = (1, 1)
+    encodes_images = True
+
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
+        return super().encode(pipeline, prompts, **options | {"image": self.seen(pipeline, options["image"])})
+
+    def seen(self, pipeline: DiffusionPipeline, images: Sequence[Image]) -> Any:
+        """The pictures at the size that the pipeline shows them to the text encoder."""
+        ratio = images[0].width / images[0].height
+        width, height, _ = pipeline_qwenimage_edit.calculate_dimensions(1024 * 1024, ratio)
+        return pipeline.image_processor.resize(images[0], height, width)
+
+
+class QwenImageEditPlus(QwenImageEdit):
+    """Qwen-Image-Edit 2509 and later: edits up to three pictures into one."""
+
+    pipelines = ("QwenImageEditPlusPipeline",)
+    images = (1, 3)
+    # diffusers' call takes no more
+    largest_batch = 1
+
+    def seen(self, pipeline: DiffusionPipeline, images: Sequence[Image]) -> Any:
+        plus = pipeline_qwenimage_edit_plus
+        sizes = [plus.calculate_dimensions(plus.CONDITION_IMAGE_SIZE, image.width / image.height) for image in images]
+        resize = pipeline.image_processor.resize
+        return [resize(image, height, width) for image, (width, height) in zip(images, sizes, strict=True)]
+
+    def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
+        return {"image": list(images)}

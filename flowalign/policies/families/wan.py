@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from diffusers import DiffusionPipeline
+from torch import Tensor
 
 from flowalign.policies.families.base import ATTENTION, Encoded, TrueGuidance, VideoVAE, option, refuse
 
@@ -26,3 +28,33 @@ class Wan(TrueGuidance, VideoVAE):
 
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
         return {"tokenizer": option(options, 512)}
+
+
+class WanImageToVideo(Wan):
+    """Wan 2.1 and 2.2 image to video: the first frame beside the channels, or in the latents' place (Wan 2.2 5B)."""
+
+    pipelines = ("WanImageToVideoPipeline",)
+    images = (1, 1)
+    replaces: bool
+    """the latents' first frame is that of the picture, and only the others are sampled"""
+
+    def check(self, pipeline: DiffusionPipeline) -> None:
+        super().check(pipeline)
+        self.replaces = bool(pipeline.config.expand_timesteps)
+
+    def beside(self, entering: Any, carried: Sequence[int]) -> Any:
+        return entering[:, :, :1] if self.replaces else super().beside(entering, carried)
+
+    def given(self, beside: Any) -> Tensor | None:
+        return beside if self.replaces else None
+
+    def unpack(self, latents: Tensor, size: Sequence[int]) -> Tensor:
+        return latents[:, :, 1:] if self.replaces else latents
+
+    def pack(self, latents: Tensor) -> Tensor:
+        return torch.cat([torch.zeros_like(latents[:, :, :1]), latents], 2) if self.replaces else latents
+
+    def network_input(self, latents: Tensor, beside: Any) -> Any:
+        if self.replaces:
+            return torch.cat([beside, latents[:, :, 1:]], 2)
+        return super().network_input(latents, beside)

@@ -1,16 +1,23 @@
 """What every model family must do, each on a tiny random pipeline of its real class."""
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from diffusers import DDIMScheduler, DiffusionPipeline
+from diffusers import ClassifierFreeGuidance, DDIMScheduler, DiffusionPipeline
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
+from PIL import Image
 from torch import Tensor
 
+from flowalign.data import Source
 from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.policies.sources import opened
 from samplers import All, cps, ddim, flow_sde
+from samplers import ode as euler
 from tests.flowalign.policies.tiny_pipelines import PIPELINES, Tiny, build
 
 # of different lengths
@@ -25,9 +32,36 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(autouse=True)
+def a_megapixel_is_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipelines that edit bring pictures to a megapixel first, which takes a tiny network minutes."""
+    of_area, area = pipeline_qwenimage_edit.calculate_dimensions, 32 * 32
+    monkeypatch.setattr(pipeline_qwenimage_edit, "calculate_dimensions", lambda _, ratio: of_area(area, ratio))
+    monkeypatch.setattr(pipeline_qwenimage_edit_plus, "VAE_IMAGE_SIZE", area)
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Noise, not of the samples' size."""
+    folder = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    files = []
+    for number in range(5):
+        noise = rng.integers(0, 255, (5, 9, 3)).astype(np.uint8)
+        files.append(str(folder / f"{number}.png"))
+        Image.fromarray(noise).resize((36, 20), Image.Resampling.BICUBIC).save(files[-1])
+    return files
+
+
 @pytest.fixture
-def tiny(name: str) -> Tiny:
-    return PIPELINES[name]
+def tiny(name: str, pictures: list[str]) -> Tiny:
+    made = PIPELINES[name]
+    if not made.images:
+        return made
+    mask = pictures[4] if made.masked else None
+    # the third as the first
+    sources = [Source(tuple(pictures[(i + n) % 4] for n in range(made.images)), mask) for i in (0, 1, 0, 2)]
+    return dataclasses.replace(made, sources=sources)
 
 
 @pytest.fixture
@@ -37,14 +71,15 @@ def policy(name: str) -> DiffusersPolicy:
 
 def roll(policy: DiffusersPolicy, tiny: Tiny, **settings: Any) -> Rollout:
     settings = {"steps": STEPS, "kernel": flow_sde, "eta": EVERY_STEP, "guidance": 3.0} | settings
-    return policy.sample(PROMPTS, SEEDS, **tiny.call, **settings)
+    return policy.sample(PROMPTS, SEEDS, sources=tiny.sources, **tiny.call, **settings)
 
 
 def ode(policy: DiffusersPolicy, tiny: Tiny, guidance: float) -> Tensor:
     """Pixels of our ODE sampling, in [0, 1]."""
-    final = policy.sample(PROMPTS, SEEDS, steps=STEPS, guidance=guidance, **tiny.call).trajectory.final
+    rollout = roll(policy, tiny, kernel=euler, eta=None, guidance=guidance)
     with torch.no_grad():
-        return (policy.family.decode(policy.pipeline, final) / 2 + 0.5).clamp(0, 1)
+        pixels = policy.family.decode(policy.pipeline, rollout.whole(rollout.trajectory.final))
+    return (pixels / 2 + 0.5).clamp(0, 1)
 
 
 def plain(pipe: DiffusionPipeline, policy: DiffusersPolicy, tiny: Tiny, guidance: float) -> Tensor:
@@ -53,19 +88,30 @@ def plain(pipe: DiffusionPipeline, policy: DiffusersPolicy, tiny: Tiny, guidance
         # Stable Diffusion's own scheduler is of a higher order
         pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config, clip_sample=False, set_alpha_to_one=True)
     guided = policy.family.arguments(guidance)
-    if tiny.negative:
-        guided |= {"negative_prompt": [""] * len(PROMPTS)} if guidance > 1 else {}
-    made = pipe(
-        prompt=list(PROMPTS),
-        generator=[torch.Generator().manual_seed(seed) for seed in SEEDS],
-        num_inference_steps=STEPS,
-        output_type="pt",
-        return_dict=False,
-        **tiny.call,
-        **tiny.encode,
-        **guided,
-    )[0]
-    return made.transpose(1, 2) if made.dim() == 5 else made
+    if hasattr(pipe, "guider"):
+        pipe.guider = ClassifierFreeGuidance(1.0 if "distilled_guidance_scale" in guided else guidance)
+    everyone = list(range(len(PROMPTS)))
+    made = []
+    # a call knows the pictures of one sample
+    for rows in [[i] for i in everyone] if tiny.sources or tiny.alone else [everyone]:
+        if tiny.negative:
+            guided |= {"negative_prompt": [""] * len(rows)} if guidance > 1 else {}
+        given = {}
+        if tiny.sources:
+            given = tiny.given(*opened(tiny.sources[rows[0]], (tiny.call["width"], tiny.call["height"])))
+        made += pipe(
+            prompt=[PROMPTS[i] for i in rows],
+            generator=[torch.Generator().manual_seed(SEEDS[i]) for i in rows],
+            num_inference_steps=STEPS,
+            output_type="pt",
+            return_dict=False,
+            **tiny.call,
+            **tiny.encode,
+            **guided,
+            **given,
+        )[0]
+    pixels = torch.stack(made)
+    return pixels.transpose(1, 2) if pixels.dim() == 5 else pixels
 
 
 def pairs(rollout: Rollout) -> tuple[Tensor, Tensor]:
@@ -152,7 +198,10 @@ def test_a_saved_lora_gives_the_same_picture_in_plain_diffusers(
     assert (expected - base).abs().max() > 1e-2
     policy.save(tmp_path)
     pipe = build(name)
-    pipe.load_lora_weights(tmp_path)
+    if hasattr(pipe, "load_lora_weights"):
+        pipe.load_lora_weights(tmp_path)
+    else:
+        pipe.transformer.load_lora_adapter(tmp_path, prefix=None, weight_name="pytorch_lora_weights.safetensors")
     torch.testing.assert_close(plain(pipe, policy, tiny, 3.0), expected, atol=1e-4, rtol=0)
 
 
@@ -179,7 +228,8 @@ def test_bfloat16_stays_close_to_float32(name: str, policy: DiffusersPolicy, tin
 
 
 def test_pictures(policy: DiffusersPolicy, tiny: Tiny) -> None:
-    made = policy.decode(roll(policy, tiny).trajectory.final, batch_size=3)
+    rollout = roll(policy, tiny)
+    made = policy.decode(rollout.whole(rollout.trajectory.final), batch_size=3)
     assert len(made) == len(PROMPTS)
     for picture in made:
         frames = picture if "num_frames" in tiny.call else [picture]

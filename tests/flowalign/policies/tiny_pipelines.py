@@ -17,20 +17,33 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     PNDMScheduler,
 )
+from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder
+from PIL.Image import Image
 from torch import nn
 from transformers import (
+    CLIPImageProcessor,
     CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
+    CLIPVisionConfig,
+    CLIPVisionModelWithProjection,
     Gemma2Config,
     Gemma2Model,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    GlmConfig,
+    GlmModel,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     MistralConfig,
     PixtralVisionConfig,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLTextModel,
+    Qwen2VLImageProcessor,
+    Qwen2VLProcessor,
+    Qwen2VLVideoProcessor,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3Model,
@@ -40,7 +53,7 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from flowalign.data import ASSETS
+from flowalign.data import ASSETS, Source
 
 
 @dataclass
@@ -56,6 +69,15 @@ class Tiny:
     """the pipeline's call guides only when told a negative prompt, or told none by `Family.arguments`"""
     unused: tuple[str, ...] = ()
     """parts of names of weights that the network cannot use"""
+    images: int = 0
+    """pictures that a sample is made from"""
+    given: Callable[[list[Image], Image | None], dict[str, Any]] = lambda images, mask: {"image": images[0]}
+    """how the pipeline's call takes them, and a mask"""
+    masked: bool = False
+    alone: bool = False
+    """the pipeline's call makes one sample at a time"""
+    sources: list[Source] | None = None
+    """the picture files of each prompt of a test"""
 
 
 def tokenizer(template: str | None = None) -> CLIPTokenizer:
@@ -107,6 +129,42 @@ def qwen3(kind: type, layers: int = 3) -> nn.Module:
     )
 
 
+VISION = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+
+
+def qwen_vl(kind: type) -> nn.Module:
+    """Qwen 2.5 VL, which most text encoders of 2025 are; its words end with those of `VISION`."""
+    text = {
+        "vocab_size": WORDS + len(VISION),
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "rope_parameters": {"mrope_section": [1, 1, 2], "rope_type": "default", "rope_theta": 1e6},
+        "bos_token_id": WORDS - 2,
+        "eos_token_id": WORDS - 1,
+    }
+    vision = {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 16,
+        "fullatt_block_indexes": [0],
+    }
+    names = ("vision_start_token_id", "image_token_id", "vision_end_token_id", "video_token_id")
+    tokens = {name: WORDS + i for i, name in enumerate(names)}
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **tokens)
+    return kind(config.text_config if kind is Qwen2_5_VLTextModel else config)
+
+
+def processor(words: CLIPTokenizer) -> Qwen2VLProcessor:
+    """Pictures of 2 x 2 tokens."""
+    pixels = {"min_pixels": 56 * 56, "max_pixels": 56 * 56}
+    return Qwen2VLProcessor(Qwen2VLImageProcessor(**pixels), words, Qwen2VLVideoProcessor())
+
+
 def vae(channels: int, levels: int = 1, **settings: Any) -> AutoencoderKL:
     width = 8
     return AutoencoderKL(
@@ -153,9 +211,9 @@ def sd35() -> DiffusionPipeline:
     )
 
 
-def flux() -> DiffusionPipeline:
+def flux(kind: type = diffusers.FluxPipeline, **channels: int) -> DiffusionPipeline:
     transformer = diffusers.FluxTransformer2DModel(
-        in_channels=8,
+        **({"in_channels": 8} | channels),
         num_layers=2,
         num_single_layers=1,
         joint_attention_dim=32,
@@ -164,7 +222,7 @@ def flux() -> DiffusionPipeline:
         axes_dims_rope=(4, 4, 8),
         **UNSHARED,
     )
-    return diffusers.FluxPipeline(
+    return kind(
         transformer=transformer,
         scheduler=flow(**FLUX_SHIFT),
         vae=vae(2, shift_factor=0.0609, scaling_factor=1.5035),
@@ -175,7 +233,7 @@ def flux() -> DiffusionPipeline:
     )
 
 
-def flux2_parts(guidance: bool) -> dict[str, Any]:
+def flux2_parts(guidance: bool, levels: int) -> dict[str, Any]:
     transformer = diffusers.Flux2Transformer2DModel(
         in_channels=8,
         num_layers=1,
@@ -186,9 +244,9 @@ def flux2_parts(guidance: bool) -> dict[str, Any]:
         **UNSHARED,
     )
     autoencoder = diffusers.AutoencoderKLFlux2(
-        down_block_types=("DownEncoderBlock2D",),
-        up_block_types=("UpDecoderBlock2D",),
-        block_out_channels=(8,),
+        down_block_types=("DownEncoderBlock2D",) * levels,
+        up_block_types=("UpDecoderBlock2D",) * levels,
+        block_out_channels=(8,) * levels,
         layers_per_block=1,
         latent_channels=2,
         norm_num_groups=2,
@@ -198,7 +256,7 @@ def flux2_parts(guidance: bool) -> dict[str, Any]:
     return {"transformer": transformer, "scheduler": flow(**FLUX_SHIFT), "vae": autoencoder}
 
 
-def flux2() -> DiffusionPipeline:
+def flux2(levels: int = 1) -> DiffusionPipeline:
     text = MistralConfig(
         vocab_size=WORDS,
         hidden_size=16,
@@ -214,36 +272,27 @@ def flux2() -> DiffusionPipeline:
     pipe = diffusers.Flux2Pipeline(
         text_encoder=Mistral3ForConditionalGeneration(Mistral3Config(text_config=text, vision_config=vision)),
         tokenizer=tokenizer(CHAT_OF_PARTS),
-        **flux2_parts(True),
+        **flux2_parts(True, levels),
     )
     # in bytes it would fill the whole prompt
     pipe.system_message = ""
     return pipe
 
 
-def flux2_klein() -> DiffusionPipeline:
+def flux2_klein(levels: int = 1) -> DiffusionPipeline:
     return diffusers.Flux2KleinPipeline(
-        text_encoder=qwen3(Qwen3ForCausalLM), tokenizer=tokenizer(CHAT), **flux2_parts(False)
+        text_encoder=qwen3(Qwen3ForCausalLM), tokenizer=tokenizer(CHAT), **flux2_parts(False, levels)
     )
 
 
-def qwen_image() -> DiffusionPipeline:
+def qwen_image(kind: type = diffusers.QwenImagePipeline) -> DiffusionPipeline:
     transformer = diffusers.QwenImageTransformer2DModel(
         in_channels=16, out_channels=4, num_layers=2, joint_attention_dim=16, axes_dims_rope=(8, 4, 4), **UNSHARED
     )
-    text = {
-        "vocab_size": WORDS,
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "rope_parameters": {"mrope_section": [1, 1, 2], "rope_type": "default", "rope_theta": 1e6},
-        "bos_token_id": WORDS - 2,
-        "eos_token_id": WORDS - 1,
-    }
-    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
-    pipe = diffusers.QwenImagePipeline(
+    words = tokenizer(CHAT_OF_PARTS)
+    words.add_tokens(list(VISION), special_tokens=True)
+    pipe = kind(
+        **({} if kind is diffusers.QwenImagePipeline else {"processor": processor(words)}),
         transformer=transformer,
         scheduler=flow(**FLUX_SHIFT),
         vae=diffusers.AutoencoderKLQwenImage(
@@ -255,11 +304,12 @@ def qwen_image() -> DiffusionPipeline:
             latents_mean=[0.1, 0.2, 0.3, 0.4],
             latents_std=[0.5, 1.0, 1.5, 2.0],
         ),
-        text_encoder=Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision)),
-        tokenizer=tokenizer(),
+        text_encoder=qwen_vl(Qwen2_5_VLForConditionalGeneration),
+        tokenizer=words,
     )
     # hundreds of tokens in bytes
-    pipe.prompt_template_encode, pipe.prompt_template_encode_start_idx = "{}", 0
+    template = "".join(VISION[:3]) + "{}" if kind is diffusers.QwenImageEditPipeline else "{}"
+    pipe.prompt_template_encode, pipe.prompt_template_encode_start_idx = template, 0
     return pipe
 
 
@@ -285,10 +335,34 @@ def z_image() -> DiffusionPipeline:
 
 
 def wan(expand_timesteps: bool = False) -> DiffusionPipeline:
+    return diffusers.WanPipeline(**wan_parts(), expand_timesteps=expand_timesteps)
+
+
+def wan_i2v(expand_timesteps: bool = False) -> DiffusionPipeline:
+    if expand_timesteps:
+        return diffusers.WanImageToVideoPipeline(**wan_parts(), expand_timesteps=True)
+    eye = CLIPVisionConfig(
+        hidden_size=32,
+        projection_dim=32,
+        intermediate_size=37,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+        image_size=16,
+        patch_size=8,
+    )
+    return diffusers.WanImageToVideoPipeline(
+        **wan_parts(channels=36, image_dim=32),
+        image_encoder=CLIPVisionModelWithProjection(eye),
+        image_processor=CLIPImageProcessor(crop_size={"height": 16, "width": 16}, size={"shortest_edge": 16}),
+    )
+
+
+def wan_parts(channels: int = 16, **settings: Any) -> dict[str, Any]:
     transformer = diffusers.WanTransformer3DModel(
+        **settings,
         num_attention_heads=2,
         attention_head_dim=12,
-        in_channels=16,
+        in_channels=channels,
         out_channels=16,
         text_dim=32,
         freq_dim=256,
@@ -297,16 +371,15 @@ def wan(expand_timesteps: bool = False) -> DiffusionPipeline:
         rope_max_seq_len=32,
     )
     text = UMT5Config(vocab_size=WORDS, d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4, num_decoder_layers=1)
-    return diffusers.WanPipeline(
-        tokenizer=tokenizer(),
-        text_encoder=UMT5EncoderModel(text),
-        vae=diffusers.AutoencoderKLWan(
+    return {
+        "tokenizer": tokenizer(),
+        "text_encoder": UMT5EncoderModel(text),
+        "vae": diffusers.AutoencoderKLWan(
             base_dim=3, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
         ),
-        scheduler=flow(shift=3.0),
-        transformer=transformer,
-        expand_timesteps=expand_timesteps,
-    )
+        "scheduler": flow(shift=3.0),
+        "transformer": transformer,
+    }
 
 
 def chroma() -> DiffusionPipeline:
@@ -327,6 +400,116 @@ def chroma() -> DiffusionPipeline:
         vae=vae(2, shift_factor=0.0609, scaling_factor=1.5035),
         text_encoder=t5(),
         tokenizer=tokenizer(),
+    )
+
+
+def hunyuan_text(kind: type) -> dict[str, Any]:
+    letters = t5(16)
+    return {
+        "text_encoder": qwen_vl(kind),
+        "tokenizer": tokenizer(CHAT),
+        "text_encoder_2": letters,
+        "tokenizer_2": tokenizer(),
+        "guider": diffusers.ClassifierFreeGuidance(),
+    }
+
+
+def hunyuan_image(embedded: bool = False) -> DiffusionPipeline:
+    transformer = diffusers.HunyuanImageTransformer2DModel(
+        in_channels=4,
+        out_channels=4,
+        num_layers=2,
+        num_single_layers=1,
+        num_refiner_layers=1,
+        guidance_embeds=embedded,
+        text_embed_dim=16,
+        text_embed_2_dim=16,
+        rope_axes_dim=(8, 8),
+        **UNSHARED,
+    )
+    pipe = diffusers.HunyuanImagePipeline(
+        transformer=transformer,
+        scheduler=flow(shift=3.0),
+        vae=diffusers.AutoencoderKLHunyuanImage(
+            in_channels=3,
+            out_channels=3,
+            latent_channels=4,
+            # of 32 channels at least
+            block_out_channels=(32, 32),
+            layers_per_block=1,
+            spatial_compression_ratio=2,
+            sample_size=16,
+            scaling_factor=0.75,
+        ),
+        **hunyuan_text(Qwen2_5_VLForConditionalGeneration),
+    )
+    pipe.prompt_template_encode, pipe.prompt_template_encode_start_idx = "{}", 0
+    pipe.tokenizer_max_length, pipe.tokenizer_2_max_length = 20, 4
+    return pipe
+
+
+def hunyuan_video15() -> DiffusionPipeline:
+    transformer = diffusers.HunyuanVideo15Transformer3DModel(
+        in_channels=9,
+        out_channels=4,
+        num_layers=2,
+        num_refiner_layers=1,
+        text_embed_dim=16,
+        text_embed_2_dim=16,
+        image_embed_dim=16,
+        rope_axes_dim=(4, 6, 6),
+        target_size=16,
+        task_type="t2v",
+        **UNSHARED,
+    )
+    pipe = diffusers.HunyuanVideo15Pipeline(
+        transformer=transformer,
+        scheduler=flow(shift=5.0),
+        vae=diffusers.AutoencoderKLHunyuanVideo15(
+            latent_channels=4,
+            block_out_channels=(16, 16, 16),
+            layers_per_block=1,
+            spatial_compression_ratio=4,
+            temporal_compression_ratio=2,
+        ),
+        **hunyuan_text(Qwen2_5_VLTextModel),
+    )
+    pipe.system_message, pipe.prompt_template_encode_start_idx = "", 0
+    pipe.tokenizer_max_length, pipe.tokenizer_2_max_length, pipe.vision_num_semantic_tokens = 20, 4, 2
+    return pipe
+
+
+def cogview4() -> DiffusionPipeline:
+    transformer = diffusers.CogView4Transformer2DModel(
+        patch_size=2,
+        in_channels=4,
+        out_channels=4,
+        num_layers=2,
+        attention_head_dim=4,
+        num_attention_heads=4,
+        text_embed_dim=32,
+        time_embed_dim=8,
+        condition_dim=4,
+        rope_axes_dim=(256, 256),
+    )
+    words = tokenizer()
+    words.padding_side = "left"
+    text = GlmConfig(
+        hidden_size=32,
+        intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=8,
+        vocab_size=WORDS,
+        pad_token_id=WORDS - 1,
+    )
+    return diffusers.CogView4Pipeline(
+        transformer=transformer,
+        scheduler=flow(base_shift=0.25, max_shift=0.75, use_dynamic_shifting=True, time_shift_type="linear"),
+        vae=vae(4, levels=4),
+        text_encoder=GlmModel(text),
+        tokenizer=words,
     )
 
 
@@ -453,6 +636,82 @@ def ltx() -> DiffusionPipeline:
     )
 
 
+def ltx2() -> DiffusionPipeline:
+    width = 32
+    text = {
+        "vocab_size": WORDS,
+        "hidden_size": width,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+    }
+    vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    transformer = diffusers.LTX2VideoTransformer3DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=8,
+        cross_attention_dim=16,
+        audio_in_channels=4,
+        audio_out_channels=4,
+        audio_num_attention_heads=2,
+        audio_attention_head_dim=4,
+        audio_cross_attention_dim=8,
+        num_layers=2,
+        caption_channels=width,
+        rope_double_precision=False,
+        rope_type="split",
+    )
+    heads = {"num_attention_heads": 4, "attention_head_dim": 8, "num_layers": 1, "num_learnable_registers": None}
+    connectors = LTX2TextConnectors(
+        caption_channels=width,
+        text_proj_in_factor=3,
+        connector_rope_base_seq_len=32,
+        rope_double_precision=False,
+        rope_type="split",
+        **{f"{kind}_connector_{name}": value for kind in ("video", "audio") for name, value in heads.items()},
+    )
+    autoencoder = diffusers.AutoencoderKLLTX2Video(
+        latent_channels=4,
+        block_out_channels=(8,),
+        decoder_block_out_channels=(8,),
+        layers_per_block=(1,),
+        decoder_layers_per_block=(1, 1),
+        spatio_temporal_scaling=(True,),
+        decoder_spatio_temporal_scaling=(True,),
+        decoder_inject_noise=(False, False),
+        down_block_types=("LTX2VideoDownBlock3D",),
+        downsample_type=("spatial",),
+        upsample_type=("spatiotemporal",),
+        upsample_residual=(False,),
+        upsample_factor=(1,),
+        patch_size=1,
+        decoder_causal=False,
+    )
+    sound = diffusers.AutoencoderKLLTX2Audio(
+        base_channels=4, ch_mult=(1,), num_res_blocks=1, resolution=32, latent_channels=2, mel_bins=8
+    )
+    return diffusers.LTX2Pipeline(
+        transformer=transformer,
+        scheduler=flow(**FLUX_SHIFT),
+        vae=autoencoder,
+        audio_vae=sound,
+        text_encoder=Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision)),
+        tokenizer=tokenizer(),
+        connectors=connectors,
+        vocoder=LTX2Vocoder(
+            in_channels=16,
+            hidden_channels=32,
+            upsample_kernel_sizes=[4, 4],
+            upsample_factors=[2, 2],
+            resnet_kernel_sizes=[3],
+            resnet_dilations=[[1, 3, 5]],
+        ),
+    )
+
+
 def unet(**settings: Any) -> diffusers.UNet2DConditionModel:
     return diffusers.UNet2DConditionModel(
         block_out_channels=(8, 16),
@@ -518,9 +777,48 @@ LAST_TEXT = ("transformer_blocks.1.attn.add_q_proj", "transformer_blocks.1.attn.
 PIPELINES: dict[str, Tiny] = {
     "sd35": Tiny(sd35, SMALL | {"height": 8, "width": 8}, {"max_sequence_length": 20}, unused=LAST_TEXT),
     "flux": Tiny(flux, SMALL, {"max_sequence_length": 20}),
+    "flux_kontext": Tiny(
+        lambda: flux(diffusers.FluxKontextPipeline),
+        SMALL,
+        {"max_sequence_length": 20},
+        images=1,
+        given=lambda images, mask: {"image": images[0], "max_area": 8 * 16, "_auto_resize": False},
+    ),
+    "flux_fill": Tiny(
+        lambda: flux(diffusers.FluxFillPipeline, in_channels=20, out_channels=8),
+        SMALL,
+        {"max_sequence_length": 20},
+        images=1,
+        masked=True,
+        given=lambda images, mask: {"image": images, "mask_image": mask},
+    ),
+    "flux2_reference": Tiny(
+        lambda: flux2(levels=4),
+        {"height": 64, "width": 96},
+        {"max_sequence_length": 20, "text_encoder_out_layers": (1, 2)},
+        images=2,
+        given=lambda images, mask: {"image": images},
+    ),
+    "flux2_klein_reference": Tiny(
+        lambda: flux2_klein(levels=4),
+        {"height": 64, "width": 96},
+        {"max_sequence_length": 20, "text_encoder_out_layers": (1, 2)},
+        images=1,
+    ),
     "flux2": Tiny(flux2, SMALL, {"max_sequence_length": 20, "text_encoder_out_layers": (1, 2)}),
     "flux2_klein": Tiny(flux2_klein, SMALL, {"max_sequence_length": 20, "text_encoder_out_layers": (1, 2)}),
     "qwen_image": Tiny(qwen_image, SMALL, negative=True, unused=LAST_TEXT),
+    "qwen_image_edit": Tiny(
+        lambda: qwen_image(diffusers.QwenImageEditPipeline), SMALL, images=1, negative=True, unused=LAST_TEXT
+    ),
+    "qwen_image_edit_plus": Tiny(
+        lambda: qwen_image(diffusers.QwenImageEditPlusPipeline),
+        SMALL,
+        images=2,
+        given=lambda images, mask: {"image": images},
+        negative=True,
+        unused=LAST_TEXT,
+    ),
     "z_image": Tiny(z_image, SMALL, {"max_sequence_length": 20}),
     "chroma": Tiny(chroma, SMALL, {"max_sequence_length": 20}),
     "lumina2": Tiny(lumina2, {"height": 16, "width": 32}, {"max_sequence_length": 96}),
@@ -531,6 +829,18 @@ PIPELINES: dict[str, Tiny] = {
         lambda: wan(expand_timesteps=True),
         {"height": 16, "width": 32, "num_frames": 5},
         {"max_sequence_length": 20},
+    ),
+    "hunyuan_image": Tiny(hunyuan_image, SMALL),
+    "hunyuan_image_distilled": Tiny(lambda: hunyuan_image(embedded=True), SMALL),
+    "hunyuan_video15": Tiny(hunyuan_video15, {"height": 8, "width": 16, "num_frames": 5}, alone=True, unused=LAST_TEXT),
+    "cogview4": Tiny(cogview4, {"height": 32, "width": 64}, {"max_sequence_length": 16}),
+    "ltx2": Tiny(ltx2, {"height": 32, "width": 64, "num_frames": 5}, {"max_sequence_length": 20}),
+    "wan_i2v": Tiny(wan_i2v, {"height": 16, "width": 32, "num_frames": 5}, {"max_sequence_length": 20}, images=1),
+    "wan22_5b_i2v": Tiny(
+        lambda: wan_i2v(expand_timesteps=True),
+        {"height": 16, "width": 32, "num_frames": 5},
+        {"max_sequence_length": 20},
+        images=1,
     ),
     "sd15": Tiny(sd15, SMALL),
     "sd2_v": Tiny(lambda: sd15("v_prediction"), SMALL),
