@@ -71,6 +71,7 @@ REWARDS = {
     "soft_length": "rewards.text.shape:SoftLength",
     "length_switch": "rewards.text.shape:LengthSwitch",
     "majority": "rewards.text.shape:Majority",
+    "picture": "flowalign.rendering:Rendered",
 }
 KERNELS = {
     name: f"samplers.kernels:{name}" for name in ("ode", "flow_sde", "dance_sde", "cps", "cps_published", "ddim")

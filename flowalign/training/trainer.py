@@ -239,7 +239,8 @@ class Trainer:
             groups,
             training.group_size,
             training.seed,
-            getattr(self.config.rollout, "share_start_noise", False),
+            # a text draws from its noise seed alone; the start noise is that of a picture made of it
+            getattr(self.config.rollout, "share_start_noise", True),
             self.accelerator.process_index,
             self.accelerator.num_processes,
             self.selection.picks(self.prompts, self.iteration, groups, training.seed),
@@ -380,7 +381,7 @@ class Trainer:
             samples = result.samples()
             count = min(settings.saved, len(samples))
             spread = torch.linspace(0, len(samples) - 1, count).round().int().tolist() if count else []
-            self.medium.keep([samples[row] for row in spread], self.folder, self.iteration)
+            self.medium.keep([samples[row] for row in spread], self.folder, self.iteration, self.eval_reward)
         if self.config.trackers:
             self.accelerator.log({f"evaluation/{n}": v for n, v in result.means()["all"].items()}, step=self.iteration)
         return result
