@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import torch
 from PIL.Image import Image
 
 from flowalign.data import shipped

@@ -7,10 +7,10 @@ names of colours, shapes and numbers, another order, no articles, a polite begin
 `loose_train` and `loose_heldout` to flowalign/assets/prompts: {"prompt": "please 2 scarlet discs", "means": "two red
 circles", "category": "counting"} a line. Requests that are held out in the shapes world are held out here too.
 
-The rewriter, a Llama of 0.4 million weights with a token a word, learns from (loose request, prompt) pairs until it
-samples the prompt that was meant for TARGET of the held-out ones: the first stage of PromptEnhancer (arXiv 2509.04545),
-cut short. Its model and tokenizer go to flowalign/assets/tiny_rewriter. `configs/tiny_lm/prompt_enhancer.yaml` is the
-second stage.
+The rewriter, a Llama of half a million weights with a token a word, imitates a teacher that writes good English but
+does not know the generator: it keeps each odd word with probability KEPT, and puts the generator's in its place
+otherwise. That is the first stage of PromptEnhancer (arXiv 2509.04545). The second, configs/tiny_lm/prompt_enhancer.yaml,
+has to find out which words make the right picture. Model and tokenizer go to flowalign/assets/tiny_rewriter.
 """
 
 import json
@@ -26,9 +26,9 @@ from rewards.shapes import Request, Thing, all_requests, heldout_requests, train
 
 ASSETS = Path(__file__).parents[1] / "flowalign" / "assets"
 SPECIAL = ["<pad>", "<s>", "<rewrite>", "</s>"]
-TARGET = 0.4
-STEPS, BATCH, RATE = 5_000, 128, 3e-4
-TAUGHT, TRAIN, HELDOUT = 4000, 2000, 100  # the last for each category
+KEPT = 0.45
+STEPS, BATCH, RATE = 500, 128, 1e-3
+TAUGHT, TRAIN, HELDOUT = 2000, 600, 100  # for each category
 CATEGORIES = ("single", "counting", "two_objects")  # of "position" the generator knows nothing
 
 COLOURS = {
@@ -48,35 +48,45 @@ NUMBERS = (("1", "a single"), ("2", "a pair of", "a couple of"), ("3", "a trio o
 BEGINNINGS = ("", "", "please", "draw", "show me", "i want")
 JOINTS = ("", "plus", "with", "next to", "beside", "and")
 
-Row = tuple[str, str, str]
-"""loose request, the prompt it means, its category"""
+Row = tuple[str, str, str, str]
+"""loose request, the prompt it means, what the teacher makes of it, its category"""
 
 
-def named(thing: Thing, number: int, random: random.Random) -> tuple[str, str]:
-    """Colour and shape in other words; now and then in their own."""
+def either(one: str, other: str, random: random.Random) -> str:
+    """What the teacher writes for an odd word: the word itself, or the generator's."""
+    return one if random.random() < KEPT else other
+
+
+def described(thing: Thing, number: int, random: random.Random) -> tuple[str, str]:
+    """A thing in loose words without an article, the colour before or after; and in the teacher's."""
     plural = number > 1
-    shapes = [(thing.shape, f"{thing.shape}s"), *SHAPES[thing.shape]]
-    return random.choice((thing.colour, *COLOURS[thing.colour])), random.choice(shapes)[plural]
+    own = (thing.shape, f"{thing.shape}s")
+    colour = random.choice((thing.colour, *COLOURS[thing.colour]))
+    shape = random.choice((own, *SHAPES[thing.shape]))[plural]
+    loose = random.choice((f"{colour} {shape}", f"{shape} {colour}", f"{shape} in {colour}"))
+    return loose, f"{either(colour, thing.colour, random)} {either(shape, own[plural], random)}"
 
 
-def described(thing: Thing, number: int, random: random.Random) -> str:
-    """A thing without an article, the colour before or after."""
-    colour, shape = named(thing, number, random)
-    return random.choice((f"{colour} {shape}", f"{shape} {colour}", f"{shape} in {colour}"))
+def with_article(thing: str) -> str:
+    return f"{'an' if thing[0] in 'aeiou' else 'a'} {thing}"
 
 
-def loosely(request: Request, random: random.Random) -> str:
+def loosely(request: Request, random: random.Random) -> Row:
     """A loose request that means this one."""
     number, first, last = len(request.things), request.things[0], request.things[-1]
+    loose, taught = described(first, number, random)
     if request.category == "single":
-        asked = random.choice(("", "just")) + " " + described(first, 1, random)
+        asked, taught = f"{random.choice(('', 'just'))} {loose}", with_article(taught)
     elif request.category == "counting":
         count = random.choice(NUMBERS[number - 1])
-        thing = described(first, number, random)
-        asked = random.choice((f"{count} {thing}", f"{thing} {count.removesuffix(' of')}"))
+        asked = random.choice((f"{count} {loose}", f"{loose} {count.removesuffix(' of')}"))
+        taught = f"{either(count, request.prompt.split()[0], random)} {taught}"
     else:
-        asked = f"{described(first, 1, random)} {random.choice(JOINTS)} {described(last, 1, random)}"
-    return " ".join(f"{random.choice(BEGINNINGS)} {asked}".split())
+        other, also = described(last, 1, random)
+        asked = f"{loose} {random.choice(JOINTS)} {other}"
+        taught = f"{with_article(taught)} and {with_article(also)}"
+    text = " ".join(f"{random.choice(BEGINNINGS)} {asked}".split())
+    return text, request.prompt, taught, request.category
 
 
 def draw(requests: Sequence[Request], count: int, random: random.Random, but: set[str]) -> list[Row]:
@@ -84,14 +94,12 @@ def draw(requests: Sequence[Request], count: int, random: random.Random, but: se
     rows: list[Row] = []
     for category in CATEGORIES:
         pool = [request for request in requests if request.category == category]
-        mine: list[Row] = []
-        while len(mine) < count:
-            request = random.choice(pool)
-            text = loosely(request, random)
-            if text not in but:
-                but.add(text)
-                mine.append((text, request.prompt, category))
-        rows += mine
+        wanted = len(rows) + count
+        while len(rows) < wanted:
+            row = loosely(random.choice(pool), random)
+            if row[0] not in but:
+                but.add(row[0])
+                rows.append(row)
     return rows
 
 
@@ -99,8 +107,8 @@ def parts(seed: int = 0) -> dict[str, list[Row]]:
     """The loose requests that are held out, those to be learned from by reinforcement, and those taught here."""
     own, seen = random.Random(seed), set[str]()
     heldout = draw(heldout_requests(), HELDOUT, own, seen)
-    train = draw(train_requests(), TRAIN // len(CATEGORIES), own, seen)
-    return {"heldout": heldout, "train": train, "taught": draw(train_requests(), TAUGHT // len(CATEGORIES), own, seen)}
+    train = draw(train_requests(), TRAIN, own, seen)
+    return {"heldout": heldout, "train": train, "taught": draw(train_requests(), TAUGHT, own, seen)}
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -145,21 +153,22 @@ def language_model(words: int) -> LlamaForCausalLM:
 @torch.no_grad()
 def accuracy(model: LlamaForCausalLM, tokens: PreTrainedTokenizerFast, rows: list[Row]) -> float:
     """Share of loose requests of which a sample at temperature 1 is the prompt that was meant."""
-    inputs = tokens([text for text, _, _ in rows], padding=True, return_tensors="pt")
+    inputs = tokens([text for text, *_ in rows], padding=True, return_tensors="pt")
     made = model.generate(
         inputs.input_ids, attention_mask=inputs.attention_mask, max_new_tokens=10, do_sample=True, top_k=0
     )
     texts = tokens.batch_decode(made[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
-    return sum(text == meant for text, (_, meant, _) in zip(texts, rows, strict=True)) / len(rows)
+    return sum(text == meant for text, (_, meant, *_) in zip(texts, rows, strict=True)) / len(rows)
 
 
 def main() -> None:
     torch.manual_seed(0)
     lists, tokens = parts(), tokenizer()
     model = language_model(len(tokens))
-    asked = [tokens(text).input_ids for text, _, _ in lists["taught"]]
+    asked = [tokens(text).input_ids for text, *_ in lists["taught"]]
     answers = [
-        [*tokens(meant, add_special_tokens=False).input_ids, tokens.eos_token_id] for _, meant, _ in lists["taught"]
+        [*tokens(taught, add_special_tokens=False).input_ids, tokens.eos_token_id]
+        for _, _, taught, _ in lists["taught"]
     ]
     width = max(len(a) + len(b) for a, b in zip(asked, answers, strict=True))
     ids = torch.zeros(len(asked), width, dtype=torch.long)
@@ -177,21 +186,18 @@ def main() -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if step % 10 == 0:
+        if step % 50 == 0:
             share = accuracy(model, tokens, lists["heldout"])
-            print(f"step {step}: loss {loss.item():.3f}, as meant {share:.3f}", flush=True)
-            if share >= TARGET:
-                break
+            print(f"step {step}: loss {loss.item():.3f}, in the generator's words {share:.3f}", flush=True)
     folder = ASSETS / "tiny_rewriter"
     model.half().save_pretrained(folder)
     tokens.save_pretrained(folder)
     for name in ("train", "heldout"):
-        lines = [json.dumps({"prompt": p, "means": m, "category": c}) for p, m, c in lists[name]]
+        lines = [json.dumps({"prompt": p, "means": m, "category": c}) for p, m, _, c in lists[name]]
         (ASSETS / "prompts" / f"loose_{name}.jsonl").write_text("\n".join(lines) + "\n")
     quality = {
         "parameters": model.num_parameters(),
-        "steps": step,
-        "as_meant": share,
+        "in_the_generators_words": share,
         "taught": len(lists["taught"]),
     }
     (folder / "quality.json").write_text(json.dumps(quality, indent=2) + "\n")

@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,12 @@ class Policy:
         """Write what the library that the model comes from loads."""
         raise NotImplementedError
 
-    def make(self, prompts: Sequence[str], seeds: Sequence[int], sampling: Any) -> list[Any]:
-        """A finished sample of every prompt, as an evaluation section of the configuration says."""
+    def make(
+        self, prompts: Sequence[str], seeds: Sequence[int], sampling: Any, metadata: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Any]:
+        """A finished sample of every prompt, as an evaluation section of the configuration says.
+
+        Args:
+            metadata: of each prompt, where there is any; it may name what a sample is made from beside the prompt.
+        """
         raise NotImplementedError

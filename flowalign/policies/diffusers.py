@@ -2,7 +2,7 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -416,7 +416,9 @@ class DiffusersPolicy(Policy):
             images += self.family.pictures(self.pipeline, pixels.float())
         return images
 
-    def make(self, prompts: Sequence[str], seeds: Sequence[int], sampling: Any) -> list[Image]:
+    def make(
+        self, prompts: Sequence[str], seeds: Sequence[int], sampling: Any, metadata: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Image]:
         """A finished picture of every prompt, as an evaluation section of the configuration says."""
         rollout = self.sample(prompts, seeds, **sampling.arguments())
         return self.decode(rollout.trajectory.final, sampling.batch_size)

@@ -75,7 +75,8 @@ def evaluate(
     images: list[Any] = []
     forwards = policy.forwards
     if mine:
-        images = policy.make([texts[i] for i in mine], [seeds[i] for i in mine], sampling)
+        own = [metadata[i] for i in mine]
+        images = policy.make([texts[i] for i in mine], [seeds[i] for i in mine], sampling, own)
         grouped = [metadata[i] | {"group": i // per_prompt, "seed": seeds[i]} for i in mine]
         scores = score(reward, images, [texts[i] for i in mine], grouped)
         for row, i in enumerate(mine):

@@ -13,8 +13,9 @@ from flowalign.files import write_atomically
 from flowalign.gallery.samples import save_samples
 from flowalign.policies import DiffusersPolicy
 from flowalign.policies.language import LanguagePolicy
-from flowalign.training.actor import Actor
+from flowalign.policies.vision_language import VisionLanguagePolicy
 from flowalign.rendering import renderer
+from flowalign.training.actor import Actor
 from flowalign.training.previews import preview
 from flowalign.training.rewrites import keep_rewrites, preview_rewrites
 from flowalign.training.text_actor import TextActor
@@ -59,8 +60,11 @@ class Texts:
     def policy(config: Any, device: torch.device | str) -> LanguagePolicy:
         """Load the model of a configuration, without anything trainable yet."""
         model = config.model
+        path = shipped(model.path)
+        if model.images:
+            return VisionLanguagePolicy.from_pretrained(path, model.dtype, device, system=model.system)
         return LanguagePolicy.from_pretrained(
-            shipped(model.path), model.dtype, device, padding=model.padding, chat=model.chat, system=model.system
+            path, model.dtype, device, padding=model.padding, chat=model.chat, system=model.system
         )
 
     @staticmethod
