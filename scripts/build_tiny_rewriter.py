@@ -9,7 +9,7 @@ circles", "category": "counting"} a line. Requests that are held out in the shap
 
 The rewriter, a Llama of half a million weights with a token a word, imitates a teacher that writes good English but
 does not know the generator: it keeps each odd word with probability KEPT, and puts the generator's in its place
-otherwise. That is the first stage of PromptEnhancer (arXiv 2509.04545). The second, configs/tiny_lm/prompt_enhancer.yaml,
+otherwise. That is the first stage of PromptEnhancer (arXiv 2509.04545). The second, the recipe tiny_lm/prompt_enhancer,
 has to find out which words make the right picture. Model and tokenizer go to flowalign/assets/tiny_rewriter.
 """
 
