@@ -11,6 +11,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 
 import flowalign
+from flowalign.commands_judges import pair_questions, sift
 from flowalign.commands_rewards import reward_check, reward_server, train_reward
 from flowalign.errors import ConfigError, FlowalignError, nearest
 from flowalign.gallery.cli import gallery
@@ -196,6 +197,8 @@ app.command()(gallery)
 app.command()(reward_server)
 app.command()(reward_check)
 app.command()(train_reward)
+app.command()(pair_questions)
+app.command()(sift)
 
 
 def main(arguments: list[str] | None = None) -> None:
