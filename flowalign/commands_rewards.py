@@ -108,7 +108,13 @@ def reward_check(
 def train_reward(
     preferences: Annotated[str, typer.Argument(help="JSON lines, as `flowalign gallery RUN --export FILE` writes.")],
     output: Annotated[Path, typer.Option("--out", "-o", help="Folder for the trained model; must not exist.")],
-    model: Annotated[str, typer.Option(help="CLIP of transformers: folder, hub name or a shipped one.")] = PICK_SCORE,
+    model: Annotated[
+        str, typer.Option(help="CLIP, or VLM with --template, of transformers: folder, hub name or a shipped one.")
+    ] = PICK_SCORE,
+    template: Annotated[
+        str | None,
+        typer.Option(help="Train a VLM as a judge asked with this template, e.g. reward_dance_pair."),
+    ] = None,
     processor: Annotated[str | None, typer.Option(help="Its tokenizer and picture settings, if elsewhere.")] = None,
     heldout: Annotated[
         str | None, typer.Option(help="Preferences to judge by; default a tenth of the prompts.")
@@ -118,22 +124,28 @@ def train_reward(
     batch_size: Annotated[int, typer.Option(min=1, help="Pairs an update.")] = 32,
     seed: Annotated[int, typer.Option(min=0, help="Of the order of the pairs.")] = 0,
 ) -> None:
-    """Train a reward on votes: a CLIP that scores the chosen picture of a pair above the other one."""
-    from flowalign.data import ASSETS, Preferences
+    """Train a reward on votes: a CLIP, or a VLM as a judge, that puts the chosen picture of a pair above the other."""
+    from flowalign.data import Preferences, shipped
     from flowalign.training import reward
+    from flowalign.training.judge import JudgeScorer
 
     pairs = Preferences.read(preferences)
     if output.exists():
         raise ConfigError(f"{output} is there already; --out names a new folder")
     train, test = (pairs, Preferences.read(heldout)) if heldout else reward.split(pairs, 0.1, seed)
     processor = PICK_SCORE_PROCESSOR if model == PICK_SCORE and processor is None else processor
-    scorer = reward.Scorer(str(ASSETS / model) if (ASSETS / model).is_dir() else model, processor)
+    path = str(shipped(model))
+    scorer = reward.Scorer(path, processor) if template is None else JudgeScorer(path, template)
     report = reward.train_reward(scorer, train, test, output, epochs, learning_rate, batch_size, seed)
     print(
         f"{report['pairs']} pairs; on {report['heldout_pairs']} held-out ones the chosen picture scores higher in "
         f"{report['heldout_accuracy_before']:.1%} before and {report['heldout_accuracy_after']:.1%} after"
     )
-    print(f"rewards: [{{name: pick_score, model: {output}, processor: null}}]")
+    if isinstance(scorer, JudgeScorer):
+        name = "vlm_pairwise" if scorer.template.pairwise else "vlm_judge"
+        print(f"{{name: {name}, template: {template}, judge: {{model: {output}}}}}")
+    else:
+        print(f"rewards: [{{name: pick_score, model: {output}, processor: null}}]")
 
 
 def _loopback(host: str) -> bool:

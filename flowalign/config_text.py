@@ -18,6 +18,8 @@ class TextModel(Network):
     """prompts are a user's turn, put into the tokenizer's chat template"""
     system: str | None = None
     """the system's turn before it"""
+    images: bool = False
+    """an image-text-to-text model: a prompt is a user's turn that shows the pictures under 'image' in its metadata"""
 
 
 class TextSampling(Section):
@@ -57,5 +59,9 @@ class TextConfig(BaseConfig):
     def check_sampling(self, groups: int) -> None:
         if self.rollout.temperature == 0:
             raise ConfigError("rollout.temperature: at 0 the members of a group are alike; 1.0 works")
-        if self.model.system is not None and not self.model.chat:
+        if self.model.images and self.model.padding == "right":
+            raise ConfigError("model.padding: prompts with pictures are padded on the left; model.padding=left works")
+        if self.model.images and self.data.replay is not None:
+            raise ConfigError("data.replay: groups are kept without the pictures their prompts show; null works")
+        if self.model.system is not None and not (self.model.chat or self.model.images):
             raise ConfigError("model.system: only a chat has one; model.chat=true works")

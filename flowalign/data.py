@@ -15,6 +15,11 @@ from samplers import derive_seed
 ASSETS = Path(str(resources.files("flowalign"))) / "assets"
 
 
+def shipped(path: str) -> Path | str:
+    """Where a model is: in flowalign's assets if it has that name, else as given."""
+    return ASSETS / path if (ASSETS / path).is_dir() else path
+
+
 @dataclass(frozen=True)
 class Source:
     """The picture files that a sample is made from: what an edit changes, a video begins with, a fill keeps."""

@@ -92,6 +92,7 @@ REWARDS = {
     "text_pairwise": "rewards.judges.text:PairwiseTextJudge",
     "thought_prm": "rewards.judges.text:ThoughtPRM",
     "compared": "flowalign.compared:Compared",
+    "picture": "flowalign.rendering:Rendered",
 }
 KERNELS = {
     name: f"samplers.kernels:{name}" for name in ("ode", "flow_sde", "dance_sde", "cps", "cps_published", "ddim")

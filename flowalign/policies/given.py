@@ -61,7 +61,8 @@ def continued(
     for i in range(0, len(prompts), batch_size):
         part = slice(i, i + batch_size)
         ids, mask = policy.padded(begun[part], prompts[part], max_new_tokens)
-        parts.append(policy.generate(prompts[part], ids, mask, seeds[part], max_new_tokens, temperature))
+        inputs = {"input_ids": ids, "attention_mask": mask.long()}
+        parts.append(policy.generate(prompts[part], inputs, seeds[part], max_new_tokens, temperature, []))
     own = TextRollout.cat(parts, policy.tokenizer.pad_token_id)
     rows = [
         prefix + row[kept].tolist() for prefix, row, kept in zip(prefixes, own.completion_ids, own.mask, strict=True)

@@ -1,11 +1,12 @@
 """A policy over a transformers causal language model: tokens are its actions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from PIL.Image import Image
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor, LogitsProcessorList
 
@@ -35,22 +36,27 @@ class TextRollout:
     ended: Tensor
     """[B] bool: has an end token, was not cut at the largest length"""
     temperature: float
+    pictures: list[list[Image]] = field(default_factory=list)
+    """[B] those that each prompt shows; empty for a model without eyes"""
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def __getitem__(self, rows: Tensor) -> "TextRollout":
         """Some of the rows, [N] indices."""
-        prompts = [self.prompts[i] for i in rows.tolist()]
-        return self._mapped(prompts, lambda values: values[rows])
+        numbers = rows.tolist()
+        pictures = [self.pictures[i] for i in numbers] if self.pictures else []
+        return self._mapped([self.prompts[i] for i in numbers], pictures, lambda values: values[rows])
 
     def to(self, device: torch.device | str) -> "TextRollout":
         """The same on another device."""
-        return self._mapped(self.prompts, lambda values: values.to(device))
+        return self._mapped(self.prompts, self.pictures, lambda values: values.to(device))
 
-    def _mapped(self, prompts: list[str], function: Callable[[Tensor], Tensor]) -> "TextRollout":
+    def _mapped(
+        self, prompts: list[str], pictures: list[list[Image]], function: Callable[[Tensor], Tensor]
+    ) -> "TextRollout":
         tensors = {f.name: function(getattr(self, f.name)) for f in fields(self) if f.type is Tensor}
-        return TextRollout(prompts, temperature=self.temperature, **tensors)
+        return TextRollout(prompts, temperature=self.temperature, pictures=pictures, **tensors)
 
     @staticmethod
     def cat(parts: Sequence["TextRollout"], padding: int) -> "TextRollout":
@@ -80,6 +86,7 @@ class TextRollout:
             widened("entropy", length, 0),
             torch.cat([part.ended for part in parts]),
             parts[0].temperature,
+            [shown for part in parts for shown in part.pictures],
         )
 
 
@@ -206,18 +213,31 @@ class LanguagePolicy(Policy):
 
     def padded(self, rows: Sequence[list[int]], prompts: Sequence[str], room: int) -> tuple[Tensor, Tensor]:
         """Rows of token ids as one tensor, padded on the left, and their mask; raises as `encode`."""
-        context = getattr(self.network.config, "max_position_embeddings", None)
-        for row, prompt in zip(rows, prompts, strict=True):
-            if context is not None and len(row) + room > context:
-                raise ConfigError(
-                    f"a prompt of {len(row)} tokens and max_new_tokens={room} do not fit into the model's context of "
-                    f"{context}: {prompt[:60]!r}"
-                )
+        self._check_room([len(row) for row in rows], prompts, room)
         width = max(map(len, rows))
         padding = self.tokenizer.pad_token_id
         ids = torch.tensor([[padding] * (width - len(row)) + row for row in rows], device=self.device)
         mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows], device=self.device)
         return ids, mask
+
+    def _check_room(self, lengths: Sequence[int], prompts: Sequence[str], room: int) -> None:
+        context = getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
+        for length, prompt in zip(lengths, prompts, strict=True):
+            if context is not None and length + room > context:
+                raise ConfigError(
+                    f"a prompt of {length} tokens and max_new_tokens={room} do not fit into the model's context of "
+                    f"{context}: {prompt[:60]!r}"
+                )
+
+    def pictures(self, metadata: Sequence[Mapping[str, Any]]) -> list[list[Image]]:
+        """[B] the pictures that each prompt shows; [] for a model without eyes."""
+        return []
+
+    def prompt_inputs(self, prompts: Sequence[str], pictures: Sequence[Sequence[Image]], room: int) -> dict[str, Any]:
+        """What the network is called with for these prompts: `input_ids` and `attention_mask`, [B, P] as of `encode`,
+        and whatever else it takes."""
+        ids, mask = self.encode(prompts, room)
+        return {"input_ids": ids, "attention_mask": mask.long()}
 
     def _templated(self, prompt: str) -> str:
         turns = [{"role": "system", "content": self.system}] if self.system is not None else []
@@ -233,6 +253,7 @@ class LanguagePolicy(Policy):
         max_new_tokens: int,
         temperature: float = 1.0,
         batch_size: int = 64,
+        metadata: Sequence[Mapping[str, Any]] = (),
     ) -> TextRollout:
         """Sample a completion of every prompt by the model's own `generate`.
 
@@ -242,27 +263,36 @@ class LanguagePolicy(Policy):
             max_new_tokens: where a completion without an end is cut.
             temperature: 0 takes the most probable token.
             batch_size: texts a network call; it does not change a text.
+            metadata: of the prompts, for models with eyes: 'image' names the pictures shown.
         """
-        parts = []
+        parts, pictures = [], self.pictures(metadata)
         for i in range(0, len(prompts), batch_size):
             part = slice(i, i + batch_size)
-            parts.append(self._sample(prompts[part], seeds[part], max_new_tokens, temperature))
+            parts.append(self._sample(prompts[part], seeds[part], max_new_tokens, temperature, pictures[part]))
         return TextRollout.cat(parts, self.tokenizer.pad_token_id)
 
-    def _sample(self, prompts: Sequence[str], seeds: Sequence[int], length: int, temperature: float) -> TextRollout:
-        ids, prompt_mask = self.encode(prompts, length)
-        return self.generate(prompts, ids, prompt_mask, seeds, length, temperature)
+    def _sample(
+        self,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        length: int,
+        temperature: float,
+        pictures: list[list[Image]],
+    ) -> TextRollout:
+        inputs = self.prompt_inputs(prompts, pictures, length)
+        return self.generate(prompts, inputs, seeds, length, temperature, pictures)
 
     def generate(
         self,
         prompts: Sequence[str],
-        ids: Tensor,
-        prompt_mask: Tensor,
+        inputs: dict[str, Any],
         seeds: Sequence[int],
         length: int,
         temperature: float,
+        pictures: list[list[Image]],
     ) -> TextRollout:
-        """Completions of rows of token ids, as of `padded`, in one call."""
+        """Completions in one call of what `prompt_inputs` made."""
+        ids, prompt_mask = inputs["input_ids"], inputs["attention_mask"].bool()
         sampler = SeededSampler(seeds, length, temperature)
         settings = GenerationConfig(
             max_new_tokens=length,
@@ -272,8 +302,7 @@ class LanguagePolicy(Policy):
         )
         with self._autocast():
             made = self._bare.generate(  # type: ignore[operator]
-                ids,
-                attention_mask=prompt_mask.long(),
+                **inputs,
                 generation_config=settings,
                 logits_processor=LogitsProcessorList([sampler]),
             )
@@ -291,6 +320,7 @@ class LanguagePolicy(Policy):
             torch.stack(sampler.entropy, 1).where(mask, 0),
             is_end.any(1),
             temperature,
+            pictures,
         )
 
     def log_probs(self, rollout: TextRollout, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -318,13 +348,17 @@ class LanguagePolicy(Policy):
             output = network(
                 input_ids=ids,
                 attention_mask=attention.long(),
-                position_ids=(attention.cumsum(1) - 1).clamp(min=0),
                 use_cache=False,
+                **self.replay_inputs(rollout, rows, attention),
             ).logits
         logits = output.gather(1, before[..., None].expand(-1, -1, output.shape[-1]))
         log_probs = log_softmax(logits, rollout.temperature)
         chosen = log_probs.gather(-1, rollout.completion_ids[rows][..., None])[..., 0]
         return chosen.where(mask, 0), entropy_of(log_probs.detach()).where(mask, 0)
+
+    def replay_inputs(self, rollout: TextRollout, rows: Tensor, attention: Tensor) -> dict[str, Any]:
+        """What the network is called with to score completions, besides tokens and their mask `attention`."""
+        return {"position_ids": (attention.cumsum(1) - 1).clamp(min=0)}
 
     @torch.no_grad()
     def verify(self, rollout: TextRollout) -> float:
@@ -358,7 +392,7 @@ class LanguagePolicy(Policy):
         self, prompts: Sequence[str], seeds: Sequence[int], sampling: Any, metadata: Sequence[Mapping[str, Any]] = ()
     ) -> list[str]:
         """A completion of every prompt, as an evaluation section of the configuration says."""
-        return self.decode(self.sample(prompts, seeds, **sampling.arguments()))
+        return self.decode(self.sample(prompts, seeds, metadata=metadata, **sampling.arguments()))
 
     # Files
 

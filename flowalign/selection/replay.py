@@ -86,11 +86,8 @@ class Replay:
         self.stored = []
         for i, record in enumerate(rest):
             batch = Batch(**record["batch"])
-            rollout = TextRollout(
-                prompts=batch.prompts,
-                temperature=record["temperature"],
-                **{name: tensors[f"{i}.{name}"] for name in _TENSORS},
-            )
+            kept: dict[str, Any] = {name: tensors[f"{i}.{name}"] for name in _TENSORS}
+            rollout = TextRollout(prompts=batch.prompts, temperature=record["temperature"], **kept)
             parts = {name: tensors[f"{i}.scores.{name}"] for name in record["parts"]}
             scores = Scores(tensors[f"{i}.value"], parts, record["steps"])
             self.stored.append(Stored(rollout, batch, scores, record["spread"]))

@@ -77,7 +77,7 @@ def evaluate(
     if mine:
         own = [metadata[i] for i in mine]
         images = policy.make([texts[i] for i in mine], [seeds[i] for i in mine], sampling, own)
-        grouped = [metadata[i] | {"group": i // per_prompt} for i in mine]
+        grouped = [metadata[i] | {"group": i // per_prompt, "seed": seeds[i]} for i in mine]
         scores = score(reward, images, [texts[i] for i in mine], grouped)
         for row, i in enumerate(mine):
             parts = {name: float(values[row]) for name, values in scores.parts.items()}

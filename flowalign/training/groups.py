@@ -38,7 +38,8 @@ class Groups:
     def __init__(self, config: BaseConfig, prompts: Prompts, selection: Selection, worker: "Worker") -> None:
         self.config, self.prompts, self.selection, self.worker = config, prompts, selection, worker
         self.seed, self.size = config.training.seed, config.training.group_size
-        self.shares_start_noise = getattr(config.rollout, "share_start_noise", False)
+        # a text draws from its noise seed alone; the start noise is that of a picture made of it
+        self.shares_start_noise = getattr(config.rollout, "share_start_noise", True)
         settings = config.data.replay
         self.replay = Replay(settings.groups, settings.age) if settings is not None else None
         self.picks: list[int] = []

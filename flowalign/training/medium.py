@@ -8,13 +8,16 @@ import torch
 from accelerate import Accelerator
 
 from flowalign.algorithms.base import Algorithm
-from flowalign.data import ASSETS, Prompts
+from flowalign.data import Prompts, shipped
 from flowalign.files import write_atomically
 from flowalign.gallery.samples import save_samples
 from flowalign.policies import DiffusersPolicy
 from flowalign.policies.language import LanguagePolicy
+from flowalign.policies.vision_language import VisionLanguagePolicy
+from flowalign.rendering import renderer
 from flowalign.training.actor import Actor
 from flowalign.training.previews import preview
+from flowalign.training.rewrites import keep_rewrites, preview_rewrites
 from flowalign.training.text_actor import TextActor
 from rewards import Reward
 
@@ -38,7 +41,7 @@ class Pictures:
         return Actor(config, policy, reward, accelerator)
 
     @staticmethod
-    def keep(samples: Listed, folder: Path, iteration: int) -> None:
+    def keep(samples: Listed, folder: Path, iteration: int, reward: Reward) -> None:
         """Pictures as PNG, with a list of their prompts, seeds and scores."""
         save_samples(folder, iteration, samples)
 
@@ -57,8 +60,11 @@ class Texts:
     def policy(config: Any, device: torch.device | str) -> LanguagePolicy:
         """Load the model of a configuration, without anything trainable yet."""
         model = config.model
+        path = shipped(model.path)
+        if model.images:
+            return VisionLanguagePolicy.from_pretrained(path, model.dtype, device, system=model.system)
         return LanguagePolicy.from_pretrained(
-            shipped(model.path), model.dtype, device, padding=model.padding, chat=model.chat, system=model.system
+            path, model.dtype, device, padding=model.padding, chat=model.chat, system=model.system
         )
 
     @staticmethod
@@ -66,8 +72,12 @@ class Texts:
         return TextActor(config, policy, reward, accelerator)
 
     @staticmethod
-    def keep(samples: Listed, folder: Path, iteration: int) -> None:
-        """Texts with their prompts, seeds and scores, as JSON lines."""
+    def keep(samples: Listed, folder: Path, iteration: int, reward: Reward) -> None:
+        """Texts with their prompts, seeds and scores, as JSON lines; rewritten prompts with their pictures."""
+        drawn = renderer(reward)
+        if drawn is not None:
+            keep_rewrites(drawn, samples, folder, iteration)
+            return
         place = folder / "samples" / f"iteration-{iteration:06d}"
         place.mkdir(parents=True, exist_ok=True)
         lines = "".join(json.dumps({"text": text, **record}) + "\n" for text, record in samples)
@@ -75,12 +85,10 @@ class Texts:
 
     @staticmethod
     def look(actor: Any, algorithm: Algorithm, config: Any, prompts: Prompts, folder: Path, iteration: int) -> None:
-        """Nothing more: `keep` has saved the texts."""
+        """Save groups of rewritten prompts for the gallery; of other texts nothing more than `keep` has saved."""
+        drawn = renderer(actor.reward)
+        if drawn is not None:
+            preview_rewrites(drawn, actor, algorithm, config, prompts, folder, iteration)
 
 
 MEDIA: dict[str, type[Pictures] | type[Texts]] = {"pictures": Pictures, "text": Texts}
-
-
-def shipped(path: str) -> Path | str:
-    """Where a model is: in flowalign's assets if it has that name, else as given."""
-    return ASSETS / path if (ASSETS / path).is_dir() else path

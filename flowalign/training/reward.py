@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import PIL.Image
@@ -21,6 +21,9 @@ from flowalign.errors import ConfigError
 from flowalign.files import sync
 from rewards.clip import picture_settings
 from rewards.vision import pick_device
+
+if TYPE_CHECKING:
+    from flowalign.training.judge import JudgeScorer
 
 
 class Scorer:
@@ -82,7 +85,7 @@ def split(pairs: Preferences, share: float, seed: int) -> tuple[Preferences, Pre
 
 
 def train_reward(
-    scorer: Scorer,
+    scorer: "Scorer | JudgeScorer",
     pairs: Preferences,
     heldout: Preferences,
     output: Path,

@@ -30,7 +30,8 @@ class TextActor(Worker):
 
     def rollout(self, batch: Batch) -> TextRollout:
         """A completion of every sample of the batch."""
-        return self.policy.sample(batch.prompts, batch.noise_seeds, **self.config.rollout.arguments())
+        arguments = self.config.rollout.arguments()
+        return self.policy.sample(batch.prompts, batch.noise_seeds, metadata=batch.metadata, **arguments)
 
     def sample_and_score(
         self, batch: Batch, sample: Callable[[Batch], TextRollout]
@@ -56,7 +57,8 @@ class TextActor(Worker):
         numbers = list(dict.fromkeys(batch.group))
         rows = [batch.group.index(number) for number in numbers]
         arguments = self.config.rollout.arguments() | {"temperature": 0.0}
-        greedy = self.policy.sample([batch.prompts[i] for i in rows], [0] * len(rows), **arguments)
+        asked = batch[rows]
+        greedy = self.policy.sample(asked.prompts, [0] * len(rows), metadata=asked.metadata, **arguments)
         value = self.score(self.policy.decode(greedy), batch, rows).value
         return value[[numbers.index(group) for group in batch.group]]
 

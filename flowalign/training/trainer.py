@@ -359,7 +359,7 @@ class Trainer:
             samples = result.samples()
             count = min(settings.saved, len(samples))
             spread = torch.linspace(0, len(samples) - 1, count).round().int().tolist() if count else []
-            self.medium.keep([samples[row] for row in spread], self.folder, self.iteration)
+            self.medium.keep([samples[row] for row in spread], self.folder, self.iteration, self.eval_reward)
         if self.config.trackers:
             self.accelerator.log({f"evaluation/{n}": v for n, v in result.means()["all"].items()}, step=self.iteration)
         return result

@@ -58,6 +58,10 @@ class Worker:
 
     # Scores
 
+    def records(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """What rewards are told of samples of these rows: the prompt's metadata, the group, the start noise's seed."""
+        return [batch.metadata[i] | {"group": batch.group[i], "seed": batch.seeds[i]} for i in rows]
+
     def score(
         self,
         samples: Sequence[Any],
@@ -71,10 +75,10 @@ class Worker:
         not in one group.
         """
         rows = range(len(batch)) if rows is None else rows
-        group: list[int | str] = [batch.group[i] for i in rows]
+        metadata = self.records(batch, rows)
         if steps is not None:
-            group = [f"{number}/{step}" for number, step in zip(group, steps, strict=True)]
-        metadata = [batch.metadata[i] | {"group": own} for i, own in zip(rows, group, strict=True)]
+            for record, step in zip(metadata, steps, strict=True):
+                record["group"] = f"{record['group']}/{step}"
         self.reward_calls += len(samples)
         return score(self.reward, samples, [batch.prompts[i] for i in rows], metadata)
 

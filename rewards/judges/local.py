@@ -53,13 +53,17 @@ class LocalJudge:
 
     @torch.no_grad()
     def choose(self, questions: Sequence[Question], labels: Sequence[str]) -> list[list[float] | None]:
-        columns = [self._tokens_of(label) for label in labels]
         found: list[list[float] | None] = []
         for part in self._batches(questions):
-            logits = self.model(**self._inputs(part), logits_to_keep=1).logits[:, -1].float()
-            log_probs = torch.stack([logits[:, ids].logsumexp(dim=-1) for ids in columns], dim=-1)
-            found += log_probs.softmax(dim=-1).tolist()
+            found += self.label_logits(part, labels).softmax(dim=-1).tolist()
         return found
+
+    def label_logits(self, questions: Sequence[Question], labels: Sequence[str]) -> Tensor:
+        """[N, L] log of each label's unnormalised probability as the reply's first token, in one network call; with
+        a gradient where the model has one."""
+        columns = [self._tokens_of(label) for label in labels]
+        logits = self.model(**self._inputs(questions), logits_to_keep=1).logits[:, -1].float()
+        return torch.stack([logits[:, ids].logsumexp(dim=-1) for ids in columns], dim=-1)
 
     @torch.no_grad()
     def echo(self, questions: Sequence[Question], answers: Sequence[str]) -> list[float]:

@@ -26,9 +26,10 @@ def problem(*overrides: str, processes: int = 1) -> str:
 def test_every_recipe_is_valid(path: Path, tmp_path: Path) -> None:
     if "accelerate" in path.parts:
         pytest.skip("a configuration of accelerate")
-    # the one file that does not come with flowalign
+    # the one file that does not come with flowalign, as votes or as questions about them
     (tmp_path / "votes.jsonl").write_text('{"prompt": "a cat", "chosen": "votes.jsonl", "rejected": "votes.jsonl"}\n')
-    own = [f"data.prompts={tmp_path / 'votes.jsonl'}"] if path.stem == "dpo" else []
+    own = [f"data.prompts={tmp_path / 'votes.jsonl'}"] if path.stem in ("dpo", "judge") else []
+    own += [f"evaluation.prompts={tmp_path / 'votes.jsonl'}"] if path.stem == "judge" else []
     load(path, own).check(processes=1)
 
 

@@ -1,0 +1,109 @@
+"""Rejection sampling before reinforcement: imitate the right replies, leave the rest to GRPO (arXiv 2505.03318)."""
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from flowalign.config_text import TextConfig
+from flowalign.data import Prompts
+from flowalign.errors import ConfigError
+from flowalign.files import sync
+from flowalign.policies.language import LanguagePolicy, TextRollout
+from flowalign.training.trainer import build_policy, build_reward
+from rewards import score
+from samplers import derive_seed
+
+
+def sift(
+    config: TextConfig, output: Path, samples: int, epochs: int, learning_rate: float, progress: bool = True
+) -> dict[str, Any]:
+    """UnifiedReward-Think's second stage, for any prompts whose replies are right or wrong.
+
+    The model replies `samples` times to each prompt. It is trained by likelihood on one right reply of every prompt
+    that has one; the prompts without are what its third stage, GRPO, learns from. Every weight is trained.
+
+    Args:
+        config: of the GRPO run that follows: its model, data, rewards, rollout and seed. A reply is right from a reward
+            of 1 on.
+        output: a new folder, which gets `model/`, `wrong.jsonl` and `sift.json`.
+        learning_rate: of AdamW, falling linearly to 0.
+
+    Returns:
+        what sift.json holds.
+    """
+    seed, size = config.training.seed, config.training.micro_batch_size
+    torch.manual_seed(seed)
+    policy: LanguagePolicy = build_policy(config, "cuda" if torch.cuda.is_available() else "cpu")
+    prompts = Prompts.read(config.data.prompts, config.data.where)
+    rollout, value = _replies(config, policy, prompts, samples)
+    right = value >= 1 - 1e-6
+    known, wrong = right.any(1), [i for i, some in enumerate(right.any(1).tolist()) if not some]
+    if not known.any():
+        raise ConfigError(f"{config.data.prompts}: no reply to any prompt is right, so there is nothing to imitate")
+    # the first right reply of each prompt
+    rows = (right.long().argmax(1) + torch.arange(len(prompts)) * samples)[known]
+    _imitate(policy, rollout, rows, epochs, learning_rate, size, progress)
+
+    report = {
+        "prompts": len(prompts),
+        "imitated": len(rows),
+        "left": len(wrong),
+        "right_replies": right.float().mean().item(),
+        "samples": samples,
+        "epochs": epochs,
+        "learning_rate": learning_rate,
+        "seed": seed,
+    }
+    partial = output.with_name(f".partial-{output.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    policy.save(partial / "model")
+    (partial / "sift.json").write_text(json.dumps(report, indent=2) + "\n")
+    lines = [json.dumps({"prompt": prompts.texts[i], **prompts.metadata[i]}) + "\n" for i in wrong]
+    (partial / "wrong.jsonl").write_text("".join(lines))
+    sync(partial)
+    os.replace(partial, output)
+    return report
+
+
+def _replies(
+    config: TextConfig, policy: LanguagePolicy, prompts: Prompts, samples: int
+) -> tuple[TextRollout, torch.Tensor]:
+    """The replies to P prompts, side by side, and their rewards [P, samples]."""
+    texts = [text for text in prompts.texts for _ in range(samples)]
+    metadata = [record for record in prompts.metadata for _ in range(samples)]
+    seeds = [derive_seed(config.training.seed, i, 4) for i in range(len(texts))]
+    rollout = policy.sample(texts, seeds, metadata=metadata, **config.rollout.arguments())
+    value = score(build_reward(config.rewards), policy.decode(rollout), texts, metadata).value  # type: ignore[arg-type]
+    return rollout, value.view(-1, samples)
+
+
+def _imitate(
+    policy: LanguagePolicy,
+    rollout: TextRollout,
+    rows: torch.Tensor,
+    epochs: int,
+    learning_rate: float,
+    size: int,
+    progress: bool,
+) -> None:
+    """Raise the likelihood of these rows' completions."""
+    policy.train_all()
+    parameters = list(policy.trainable().values())
+    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0)
+    batches: Sequence[torch.Tensor] = [
+        batch for _ in range(epochs) for batch in rows[torch.randperm(len(rows))].split(size)
+    ]
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=len(batches))
+    for batch in tqdm(batches, desc="imitation", disable=not progress):
+        log_prob, _ = policy.log_probs(rollout, batch)
+        (-log_prob.sum() / rollout.mask[batch].sum()).backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
