@@ -14,7 +14,7 @@ from flowalign.gallery.samples import save_samples
 from flowalign.policies import DiffusersPolicy
 from flowalign.policies.language import LanguagePolicy
 from flowalign.training.actor import Actor
-from flowalign.training.previews import preview
+from flowalign.training.previews import preview, preview_texts
 from flowalign.training.text_actor import TextActor
 from rewards import Reward
 
@@ -75,7 +75,8 @@ class Texts:
 
     @staticmethod
     def look(actor: Any, algorithm: Algorithm, config: Any, prompts: Prompts, folder: Path, iteration: int) -> None:
-        """Nothing more: `keep` has saved the texts."""
+        """Save the groups of a few prompts, token by token, for the gallery."""
+        preview_texts(actor, algorithm, config, prompts, folder, iteration)
 
 
 MEDIA: dict[str, type[Pictures] | type[Texts]] = {"pictures": Pictures, "text": Texts}
