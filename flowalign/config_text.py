@@ -33,6 +33,13 @@ class TextSampling(Section):
         return {key: getattr(self, key) for key in ("max_new_tokens", "temperature", "batch_size")}
 
 
+class TextRollouts(TextSampling):
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """what samples: the model's own generate, or vLLM (extra `vllm`; with algorithm.off_policy; never run here)"""
+    engine_memory: float = Field(0.3, gt=0, lt=1)
+    """share of the GPU's memory for vLLM"""
+
+
 class TextEvaluation(TextSampling, Heldout):
     texts_per_prompt: int = Field(1, ge=1)
     save_texts: int = Field(64, ge=0)
@@ -51,11 +58,15 @@ class TextConfig(BaseConfig):
 
     medium = "text"
     model: TextModel
-    rollout: TextSampling = TextSampling()
+    rollout: TextRollouts = TextRollouts()
     evaluation: TextEvaluation = TextEvaluation()
 
     def check_sampling(self, groups: int) -> None:
         if self.rollout.temperature == 0:
             raise ConfigError("rollout.temperature: at 0 the members of a group are alike; 1.0 works")
+        if self.rollout.engine == "vllm":
+            from flowalign.policies.vllm import require_vllm
+
+            require_vllm()
         if self.model.system is not None and not self.model.chat:
             raise ConfigError("model.system: only a chat has one; model.chat=true works")

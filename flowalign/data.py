@@ -15,6 +15,11 @@ from samplers import derive_seed
 ASSETS = Path(str(resources.files("flowalign"))) / "assets"
 
 
+def shipped(path: str) -> Path | str:
+    """Where a model is: in flowalign's assets if it has that name, else as given."""
+    return ASSETS / path if (ASSETS / path).is_dir() else path
+
+
 @dataclass
 class Prompts:
     """A list of prompts with a metadata record each."""

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from flowalign.config import Sampling, load
+from flowalign.data import shipped
 from flowalign.errors import ConfigError
 from flowalign.policies import DiffusersPolicy
-from flowalign.training.medium import shipped
 from flowalign.training.trainer import build_policy
 
 

@@ -120,6 +120,11 @@ class GRPO(base.Algorithm[Experience]):
         self.whole_groups = settings.loss.name in WHOLE_GROUPS
 
     def check(self, config: Any) -> None:
+        if config.rollout.engine == "vllm" and self.settings.off_policy is None:
+            raise ConfigError(
+                "rollout.engine: vllm's log-probabilities are not a forward pass's; "
+                "algorithm.off_policy={level: token} weighs the difference"
+            )
         size, training = config.training.group_size, config.training
         if self.whole_groups and (training.updates_per_iteration > 1 or training.micro_batch_size % size):
             raise ConfigError(
@@ -136,7 +141,10 @@ class GRPO(base.Algorithm[Experience]):
 
     def collect(self, actor: "TextActor", batch: Batch) -> Experience:
         begin = time.perf_counter()
-        rollout = self.rollout(actor, batch)
+        sampled = self.rollout(actor, batch)
+        off_policy, rollout = self.settings.off_policy, sampled
+        if off_policy is not None:
+            rollout = rescored(actor.policy, sampled, actor.config.rollout.batch_size)
         rolled = time.perf_counter()
         scores = actor.score(actor.policy.decode(rollout), batch)
         baseline = actor.baseline(batch) if self.settings.advantage.name == "remax" else None
@@ -172,8 +180,11 @@ class GRPO(base.Algorithm[Experience]):
             actor.mine(weight, rows)[:, :length],
             self.whole_groups,
         )
-        if self.settings.off_policy is not None:
-            self._correct(actor, experience)
+        if off_policy is not None:
+            own = correction(rollout.log_prob, sampled.log_prob, rollout.mask, **off_policy.model_dump())
+            experience.weight = experience.weight * own
+            each = masked_mean(own.expand_as(rollout.mask), rollout.mask)
+            metrics["text/off_policy_weight"] = actor.gather(each).mean().item()
         return self.extended(actor, experience)
 
     def rollout(self, actor: "TextActor", batch: Batch) -> TextRollout:
@@ -190,17 +201,6 @@ class GRPO(base.Algorithm[Experience]):
     def extended(self, actor: "TextActor", experience: Experience) -> Experience:
         """The experience with what a subclass adds to it."""
         return experience
-
-    def _correct(self, actor: "TextActor", experience: Experience) -> None:
-        """Take the ratio with a forward pass's log-probabilities, and weigh what sampling thought otherwise of."""
-        sampled = experience.rollout
-        experience.rollout = rescored(actor.policy, sampled, actor.config.rollout.batch_size)
-        settings = self.settings.off_policy
-        assert settings is not None
-        weight = correction(experience.rollout.log_prob, sampled.log_prob, sampled.mask, **settings.model_dump())
-        experience.weight = experience.weight * weight
-        own = masked_mean(weight.expand_as(sampled.mask), sampled.mask)
-        experience.metrics["text/off_policy_weight"] = actor.gather(own).mean().item()
 
     def advantages(self, record: Record) -> Tensor:
         """[B, T] what each token earned."""

@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 
 from flowalign.algorithms.base import Algorithm
-from flowalign.data import ASSETS, Prompts
+from flowalign.data import Prompts, shipped
 from flowalign.files import write_atomically
 from flowalign.gallery.samples import save_samples
 from flowalign.policies import DiffusersPolicy
@@ -80,8 +80,3 @@ class Texts:
 
 
 MEDIA: dict[str, type[Pictures] | type[Texts]] = {"pictures": Pictures, "text": Texts}
-
-
-def shipped(path: str) -> Path | str:
-    """Where a model is: in flowalign's assets if it has that name, else as given."""
-    return ASSETS / path if (ASSETS / path).is_dir() else path

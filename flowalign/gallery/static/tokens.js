@@ -35,7 +35,7 @@ gallery.views.tokens = (main, settings) => {
         const [words, chance, entropy, advantage] = token;
         const last = i === member.tokens.length - 1 && words === "";
         const piece = element("span", { class: "token", title: `${last ? "end of the text" : words}: log-probability ${number(chance)}, entropy ${number(entropy)}, advantage ${signed(advantage)}` },
-          last ? "⏹" : words);
+          last ? "▪" : words);
         pieces.push([token, piece]);
         return piece;
       });

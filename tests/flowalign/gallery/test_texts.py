@@ -166,7 +166,7 @@ class TestInChromium:
         page = open_page(f"file://{text_page}#tokens")
         shades = "nodes => nodes.map((node) => node.style.background)"
         tokens = page.locator(".lines li").first.locator(".token")
-        assert tokens.evaluate_all("nodes => nodes.map((node) => node.textContent)") == ["<b>", "\u05e9", "⏹"]
+        assert tokens.evaluate_all("nodes => nodes.map((node) => node.textContent)") == ["<b>", "\u05e9", "▪"]
         surprise = tokens.evaluate_all(shades)
         assert "3%" in surprise[0] and "24%" in surprise[1] and "0%" in surprise[2]
         page.get_by_label("Shade by").select_option("advantage")
