@@ -17,10 +17,9 @@ from flowalign.training import Trainer
 
 PROMPTS = ["17+25=", "4-9=", "80+19=", "3+3="]
 # fields of vllm.SamplingParams, as vLLM documents them
-DOCUMENTED = set(
-    "n temperature top_p top_k min_p seed stop stop_token_ids ignore_eos max_tokens min_tokens logprobs prompt_logprobs "
-    "detokenize skip_special_tokens presence_penalty frequency_penalty repetition_penalty logit_bias allowed_token_ids bad_words".split()
-)
+DOCUMENTED = """n temperature top_p top_k min_p seed stop stop_token_ids ignore_eos max_tokens min_tokens logprobs
+    prompt_logprobs detokenize skip_special_tokens presence_penalty frequency_penalty repetition_penalty logit_bias
+    allowed_token_ids bad_words""".split()
 
 
 class StandIn:
@@ -63,7 +62,7 @@ def engine_of(policy: LanguagePolicy, off: float = 0.0) -> Engine:
 
 def test_requests_ask_for_the_models_own_distribution() -> None:
     made = request(2**63 + 5, 7, 0.8, [2])
-    assert made.keys() <= DOCUMENTED
+    assert made.keys() <= set(DOCUMENTED)
     assert made["seed"] == 5 and made["max_tokens"] == 7 and made["temperature"] == 0.8
     assert made["top_p"] == 1 and made["top_k"] == 0 and made["min_p"] == 0 and made["stop_token_ids"] == [2]
     # 0 returns the drawn token's log-probability, None would return none
