@@ -35,6 +35,13 @@ class TextSampling(Section):
         return {key: getattr(self, key) for key in ("max_new_tokens", "temperature", "batch_size")}
 
 
+class TextRollouts(TextSampling):
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """what samples: the model's own generate, or vLLM (extra `vllm`; with algorithm.off_policy; never run here)"""
+    engine_memory: float = Field(0.3, gt=0, lt=1)
+    """share of the GPU's memory for vLLM"""
+
+
 class TextEvaluation(TextSampling, Heldout):
     texts_per_prompt: int = Field(1, ge=1)
     save_texts: int = Field(64, ge=0)
@@ -53,7 +60,7 @@ class TextConfig(BaseConfig):
 
     medium = "text"
     model: TextModel
-    rollout: TextSampling = TextSampling()
+    rollout: TextRollouts = TextRollouts()
     evaluation: TextEvaluation = TextEvaluation()
 
     def check_sampling(self, groups: int) -> None:
@@ -63,5 +70,11 @@ class TextConfig(BaseConfig):
             raise ConfigError("model.padding: prompts with pictures are padded on the left; model.padding=left works")
         if self.model.images and self.data.replay is not None:
             raise ConfigError("data.replay: groups are kept without the pictures their prompts show; null works")
+        if self.rollout.engine == "vllm":
+            if self.model.images:
+                raise ConfigError("rollout.engine: vllm is given texts alone; transformers works with model.images")
+            from flowalign.policies.vllm import require_vllm
+
+            require_vllm()
         if self.model.system is not None and not (self.model.chat or self.model.images):
             raise ConfigError("model.system: only a chat has one; model.chat=true works")

@@ -120,6 +120,13 @@ class GRPO(base.Algorithm[Experience]):
         self.whole_groups = settings.loss.name in WHOLE_GROUPS
 
     def check(self, config: Any) -> None:
+        if self.settings.off_policy is not None and (config.data.dynamic_sampling or config.data.replay):
+            raise ConfigError("algorithm.off_policy: weighs one rollout; data.dynamic_sampling and replay go without")
+        if config.rollout.engine == "vllm" and self.settings.off_policy is None:
+            raise ConfigError(
+                "rollout.engine: vllm's log-probabilities are not a forward pass's; "
+                "algorithm.off_policy={level: token} weighs the difference"
+            )
         size, training = config.training.group_size, config.training
         if self.whole_groups and (training.updates_per_iteration > 1 or training.micro_batch_size % size):
             raise ConfigError(
@@ -135,7 +142,16 @@ class GRPO(base.Algorithm[Experience]):
         return config.training.group_size
 
     def collect(self, actor: "TextActor", batch: Batch) -> Experience:
-        rollout, batch, scores = actor.sample_and_score(batch, lambda batch: self.rollout(actor, batch))
+        off_policy = self.settings.off_policy
+        drawn: list[TextRollout] = []
+
+        def sample(batch: Batch) -> TextRollout:
+            drawn.append(self.rollout(actor, batch))
+            if off_policy is None:
+                return drawn[-1]
+            return rescored(actor.policy, drawn[-1], actor.config.rollout.batch_size)
+
+        rollout, batch, scores = actor.sample_and_score(batch, sample)
         baseline = actor.baseline(batch) if self.settings.advantage.name == "remax" else None
 
         record = actor.record(rollout, batch, scores, baseline)
@@ -168,8 +184,11 @@ class GRPO(base.Algorithm[Experience]):
             actor.mine(weight, rows)[:, :length],
             self.whole_groups,
         )
-        if self.settings.off_policy is not None:
-            self._correct(actor, experience)
+        if off_policy is not None:
+            own = correction(rollout.log_prob, drawn[-1].log_prob, rollout.mask, **off_policy.model_dump())
+            experience.weight = experience.weight * own
+            each = masked_mean(own.expand_as(rollout.mask), rollout.mask)
+            metrics["text/off_policy_weight"] = actor.gather(each).mean().item()
         return self.extended(actor, experience)
 
     def rollout(self, actor: "TextActor", batch: Batch) -> TextRollout:
@@ -186,17 +205,6 @@ class GRPO(base.Algorithm[Experience]):
     def extended(self, actor: "TextActor", experience: Experience) -> Experience:
         """The experience with what a subclass adds to it."""
         return experience
-
-    def _correct(self, actor: "TextActor", experience: Experience) -> None:
-        """Take the ratio with a forward pass's log-probabilities, and weigh what sampling thought otherwise of."""
-        sampled = experience.rollout
-        experience.rollout = rescored(actor.policy, sampled, actor.config.rollout.batch_size)
-        settings = self.settings.off_policy
-        assert settings is not None
-        weight = correction(experience.rollout.log_prob, sampled.log_prob, sampled.mask, **settings.model_dump())
-        experience.weight = experience.weight * weight
-        own = masked_mean(weight.expand_as(sampled.mask), sampled.mask)
-        experience.metrics["text/off_policy_weight"] = actor.gather(own).mean().item()
 
     def advantages(self, record: Record) -> Tensor:
         """[B, T] what each token earned."""

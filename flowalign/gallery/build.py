@@ -23,7 +23,8 @@ POINTS = 1000
 """of a curve on the page; longer ones keep the extremes of equal stretches"""
 NOTES = 50
 """shown of a run's notes"""
-ASSETS = ("gallery.css", "core.js", "grid.js", "compare.js", "previews.js", "curves.js", "vote.js", "start.js")
+SCRIPTS = ("core", "grid", "compare", "previews", "tokens", "curves", "vote", "start")
+ASSETS = ("gallery.css", *(f"{name}.js" for name in SCRIPTS))
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Placed:
     row: int
     column: int
     picture: str
+    """empty for a text"""
     size: tuple[int, int]
 
 
@@ -47,6 +49,12 @@ class Gallery:
     rows: list[dict[str, Any]]
     placed: list[Placed]
     previews: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def texts(self) -> bool:
+        """Whether it shows a language model's texts."""
+        members = (m for moment in self.previews for group in moment["groups"] for m in group["members"])
+        return any(p.sample.text is not None for p in self.placed) or any(m["text"] is not None for m in members)
 
 
 def build(runs: list[Path], output: Path) -> Path:
@@ -79,7 +87,9 @@ def lay_out(runs: list[Path], output: Path) -> Gallery:
     # tojson escapes <, >, & and ' so that data cannot end its script element; NaN is no JSON
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     title = ", ".join(run.name for run in read)
-    page = environment.get_template("gallery.html").render(title=title, data=_page_data(gallery), scripts=ASSETS[1:])
+    page = environment.get_template("gallery.html").render(
+        title=title, data=_page_data(gallery), scripts=ASSETS[1:], texts=gallery.texts
+    )
     partial = output / ".partial-index.html"
     partial.write_text(page, encoding="utf-8", errors="replace")
     os.replace(partial, output / "index.html")
@@ -91,7 +101,9 @@ def _arrange(runs: list[Run], output: Path) -> Gallery:
     columns = [(i, moment.iteration) for i, run in enumerate(runs) for moment in run.moments]
     column_of = {column: n for n, column in enumerate(columns)}
     samples = [(i, m.iteration, s) for i, run in enumerate(runs) for m in run.moments for s in m.samples]
-    sizes = store.place(runs, [(i, sample.path) for i, _, sample in samples])
+    wanted = [(i, sample.path) for i, _, sample in samples if sample.text is None]
+    files = iter(store.place(runs, wanted))
+    sizes = [next(files) if sample.text is None else ("", (0, 0)) for _, _, sample in samples]
 
     rows: dict[tuple[str, str, int], int] = {}
     table: list[dict[str, Any]] = []
@@ -289,6 +301,7 @@ def _page_data(gallery: Gallery) -> dict[str, Any]:
         "scores": list(scores),
         "rows": rows,
         "pictures": pictures,
+        "texts": [p.sample.text for p in gallery.placed] if gallery.texts else [],
         "previews": gallery.previews,
     }
 

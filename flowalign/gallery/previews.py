@@ -9,7 +9,8 @@ A moment's previews are one folder of the run, which appears by one rename:
 
 A film line is `{"prompt", "seed", "metadata", "sigmas", "pictures", "rewards", "dense", "advantages", "stochastic",
 "turning"}`, a group line `{"prompt", "metadata", "members": [{"picture", "seed", "reward", "advantage", "parts",
-"rewritten"}], "wins"}`; the fields mean what they mean in `Film` and `Group`, and what was not given or is NaN is null.
+"rewritten"}], "wins"}`; a member that is a text has "text" and "tokens" in the place of "picture". The fields mean what
+they mean in `Film`, `Group` and `Texts`, and what was not given or is NaN is null.
 """
 
 import json
@@ -73,6 +74,26 @@ class Group:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass
+class Texts:
+    """The G texts of one prompt that a language model wrote, judged against each other."""
+
+    prompt: str
+    seeds: Sequence[int]
+    """[G]"""
+    texts: Sequence[str]
+    """[G]"""
+    tokens: Sequence[Sequence[tuple[str, float, float, float]]]
+    """of each text: piece of the text, log-probability, entropy, advantage"""
+    rewards: Sequence[float]
+    """[G]"""
+    advantages: Sequence[float]
+    """[G]"""
+    parts: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """named [G] rewards"""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Limits:
     """How much is saved at most. With the defaults a moment takes 1 to 2 MB and a run at most 40 MB."""
@@ -90,7 +111,11 @@ class Limits:
 
 
 def save_previews(
-    run: Path, iteration: int, films: Sequence[Film] = (), groups: Sequence[Group] = (), limits: Limits | None = None
+    run: Path,
+    iteration: int,
+    films: Sequence[Film] = (),
+    groups: Sequence[Group | Texts] = (),
+    limits: Limits | None = None,
 ) -> Path:
     """Save the previews of one iteration into a run's folder and thin out those of earlier ones.
 
@@ -134,7 +159,9 @@ def _save_film(folder: Path, number: int, film: Film, limits: Limits) -> dict[st
     }
 
 
-def _save_group(folder: Path, number: int, group: Group, limits: Limits) -> dict[str, Any]:
+def _save_group(folder: Path, number: int, group: Group | Texts, limits: Limits) -> dict[str, Any]:
+    if isinstance(group, Texts):
+        return _texts_line(group, limits)
     size = min(len(group.pictures), limits.members)
     members = [
         {
@@ -149,6 +176,21 @@ def _save_group(folder: Path, number: int, group: Group, limits: Limits) -> dict
     ]
     wins = None if group.wins is None else [_numbers(row[:size]) for row in group.wins[:size]]
     return {"prompt": group.prompt, "metadata": dict(group.metadata), "members": members, "wins": wins}
+
+
+def _texts_line(group: Texts, limits: Limits) -> dict[str, Any]:
+    members = [
+        {
+            "text": text,
+            "tokens": [[piece, *(_number(value) for value in values)] for piece, *values in group.tokens[i]],
+            "seed": int(group.seeds[i]),
+            "reward": float(group.rewards[i]),
+            "advantage": _number(group.advantages[i]),
+            "parts": {name: _number(values[i]) for name, values in group.parts.items()},
+        }
+        for i, text in enumerate(group.texts[: limits.members])
+    ]
+    return {"prompt": group.prompt, "metadata": dict(group.metadata), "members": members}
 
 
 def _save_picture(path: Path, sample: Sample, side: int) -> str:

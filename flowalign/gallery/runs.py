@@ -14,21 +14,24 @@ from flowalign.gallery.previews import FOLDER as PREVIEWS
 from flowalign.gallery.samples import FOLDER as SAMPLES
 
 MOMENT = re.compile(r"iteration-(\d{1,12})")
-KNOWN = {"picture", "prompt", "seed", "metadata", "rewritten"}
+KNOWN = {"picture", "text", "prompt", "seed", "metadata", "rewritten"}
 """keys of a samples.jsonl line that are not scores"""
 
 
 @dataclass
 class Sample:
-    """One picture or clip of a moment."""
+    """One picture, clip or text of a moment."""
 
     path: Path
+    """of the picture or clip; of a text the file of lines that it is in"""
     prompt: str
     rewritten: str | None
     """the text a prompt rewriter made of it, which the generator was given"""
     seed: str
     metadata: dict[str, Any]
     scores: dict[str, float]
+    text: str | None = None
+    """what a language model wrote"""
 
 
 @dataclass
@@ -180,7 +183,8 @@ def _metadata(value: Any) -> dict[str, Any]:
 
 
 def _sample(run: Run, folder: Path, record: dict[str, Any]) -> Sample | None:
-    path = _file(run, folder, record.get("picture"))
+    text = record["text"] if isinstance(record.get("text"), str) else None
+    path = _file(run, folder, record.get("picture")) if text is None else folder / "samples.jsonl"
     if path is None:
         return None
     scores = {k: n for k, value in record.items() if k not in KNOWN and (n := _number(value)) is not None}
@@ -192,12 +196,21 @@ def _sample(run: Run, folder: Path, record: dict[str, Any]) -> Sample | None:
         _text(record.get("seed", path.name)),
         _metadata(record.get("metadata")),
         scores,
+        text,
     )
 
 
 def _row(values: Any, length: int) -> list[float | None] | None:
     """A list of this length with None for what is no number, or None for anything else."""
     return [_number(v) for v in values] if isinstance(values, list) and len(values) == length else None
+
+
+def _tokens(values: Any) -> list[list[Any]]:
+    """[piece of the text, log-probability, entropy, advantage] of each token; none where the list is not of these."""
+    if not isinstance(values, list):
+        return []
+    rows = [[_text(v[0]), *(_number(n) for n in v[1:])] for v in values if isinstance(v, list) and len(v) == 4]
+    return rows if len(rows) == len(values) else []
 
 
 def _film(run: Run, folder: Path, record: dict[str, Any]) -> dict[str, Any] | None:
@@ -238,7 +251,9 @@ def _group(run: Run, folder: Path, record: dict[str, Any]) -> dict[str, Any] | N
         "prompt": _text(record.get("prompt", "")),
         "members": [
             {
-                "picture": _file(run, folder, member.get("picture")),
+                "picture": None if "text" in member else _file(run, folder, member.get("picture")),
+                "text": _text(member["text"]) if "text" in member else None,
+                "tokens": _tokens(member.get("tokens")),
                 "seed": _text(member.get("seed", "")),
                 "reward": _number(member.get("reward")),
                 "advantage": _number(member.get("advantage")),

@@ -89,7 +89,8 @@ class Polls:
 
     def __init__(self, gallery: Gallery, votes: Votes) -> None:
         self.gallery, self.votes = gallery, votes
-        self.at: dict[tuple[int, int], Placed] = {(p.row, p.column): p for p in gallery.placed}
+        pictures = [p for p in gallery.placed if p.sample.text is None]
+        self.at: dict[tuple[int, int], Placed] = {(p.row, p.column): p for p in pictures}
         self.pairs: dict[tuple[int, int], dict[str, tuple[Placed, Placed]]] = {}
 
     def contest(self, a: Any, b: Any) -> dict[str, tuple[Placed, Placed]]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from flowalign.data import ASSETS
+from flowalign.data import shipped
 from flowalign.errors import ConfigError
 from flowalign.policies.language import LanguagePolicy, TextRollout
 
@@ -20,8 +20,9 @@ class Teacher:
     """
 
     def __init__(self, path: str, student: LanguagePolicy) -> None:
-        place = ASSETS / path if (ASSETS / path).is_dir() else path
-        self.policy = LanguagePolicy.from_pretrained(place, student.dtype, student.device, padding=student.padding)
+        self.policy = LanguagePolicy.from_pretrained(
+            shipped(path), student.dtype, student.device, padding=student.padding
+        )
         if self.policy.tokenizer.get_vocab() != student.tokenizer.get_vocab():
             raise ConfigError(
                 f"algorithm.teacher: the tokens of '{path}' are not the model's; a larger model of its family works"

@@ -16,7 +16,7 @@ from flowalign.policies.language import LanguagePolicy
 from flowalign.policies.vision_language import VisionLanguagePolicy
 from flowalign.rendering import renderer
 from flowalign.training.actor import Actor
-from flowalign.training.previews import preview
+from flowalign.training.previews import preview, preview_texts
 from flowalign.training.rewrites import keep_rewrites, preview_rewrites
 from flowalign.training.text_actor import TextActor
 from rewards import Reward
@@ -85,9 +85,11 @@ class Texts:
 
     @staticmethod
     def look(actor: Any, algorithm: Algorithm, config: Any, prompts: Prompts, folder: Path, iteration: int) -> None:
-        """Save groups of rewritten prompts for the gallery; of other texts nothing more than `keep` has saved."""
+        """Save the groups of a few prompts for the gallery: token by token, or the pictures made of rewritten ones."""
         drawn = renderer(actor.reward)
-        if drawn is not None:
+        if drawn is None:
+            preview_texts(actor, algorithm, config, prompts, folder, iteration)
+        else:
             preview_rewrites(drawn, actor, algorithm, config, prompts, folder, iteration)
 
 

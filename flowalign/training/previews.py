@@ -1,7 +1,8 @@
-"""What the trainer saves so that people can look: the film strips and groups of a few fixed prompts."""
+"""What the trainer saves so that people can look: film strips and groups of a few fixed prompts, texts by token."""
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ from flowalign.algorithms.base import Algorithm, Seen
 from flowalign.config import Config
 from flowalign.core.credit import dense_rewards, turning_points
 from flowalign.data import Prompts, draw_batch
-from flowalign.gallery.previews import Film, Group, save_previews
+from flowalign.gallery.previews import Film, Group, Texts, save_previews
+from flowalign.policies.given import characters
 from flowalign.training.actor import Actor
 from samplers.completion import completions
 from samplers.plans import Tree
@@ -79,3 +81,43 @@ def _group(seen: Seen, number: int) -> Group:
         wins=None if seen.wins is None else seen.wins[rows][:, rows].tolist(),
         metadata=seen.batch.metadata[rows[0]],
     )
+
+
+@torch.no_grad()
+def preview_texts(
+    actor: Any, algorithm: Algorithm, config: Any, prompts: Prompts, folder: Path, iteration: int
+) -> None:
+    """Sample a group of each of a few prompts as the algorithm does, and save what each token earned.
+
+    The same prompts and draws each time. It counts neither as forwards nor as reward calls.
+    """
+    count, members = min(config.training.previews, len(prompts)), min(config.training.group_size, MEMBERS)
+    batch = draw_batch(prompts.spread(count), 0, count, members, config.training.seed, False)
+    with actor.alone():
+        experience = algorithm.collect(actor, dataclasses.replace(batch, iteration=iteration))
+    rollout, advantage = experience.rollout, experience.advantage
+    groups = []
+    for number in dict.fromkeys(batch.group):
+        rows = [row for row, group in enumerate(batch.group) if group == number]
+        texts = actor.policy.decode(rollout.take(rows))
+        tokens = []
+        for row, text in zip(rows, texts, strict=True):
+            drawn = rollout.mask[row]
+            ends = characters(actor.policy, rollout.completion_ids[row][drawn].tolist())
+            pieces = [text[start:end] for start, end in zip([0, *ends], ends)]
+            values = zip(rollout.log_prob[row][drawn], rollout.entropy[row][drawn], advantage[row][drawn])
+            tokens.append([(piece, *map(float, own)) for piece, own in zip(pieces, values, strict=True)])
+        earned = [float(advantage[row][rollout.mask[row]].mean()) for row in rows]
+        groups.append(
+            Texts(
+                batch.prompts[rows[0]],
+                [batch.noise_seeds[row] for row in rows],
+                texts,
+                tokens,
+                experience.reward[rows].tolist(),
+                earned,
+                {name: part[rows].tolist() for name, part in experience.scores.parts.items()},
+                batch.metadata[rows[0]],
+            )
+        )
+    save_previews(folder, iteration, groups=groups)

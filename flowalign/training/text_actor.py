@@ -9,9 +9,10 @@ from torch import Tensor
 
 from flowalign.config_text import TextConfig
 from flowalign.core.record import Record
-from flowalign.data import Batch
+from flowalign.data import Batch, shipped
 from flowalign.policies.given import at_tokens
 from flowalign.policies.language import LanguagePolicy, TextRollout
+from flowalign.policies.vllm import Engine
 from flowalign.training.worker import Worker
 from rewards import Reward, Scores, bind
 from rewards.text.model import CausalModel
@@ -26,12 +27,18 @@ class TextActor(Worker):
 
     def __init__(self, config: TextConfig, policy: LanguagePolicy, reward: Reward, accelerator: Accelerator) -> None:
         super().__init__(config, policy, reward, accelerator)
+        self._engine: Engine | None = None
         bind(reward, CausalModel(policy.network, policy.tokenizer, policy.begin))
 
     def rollout(self, batch: Batch) -> TextRollout:
         """A completion of every sample of the batch."""
         arguments = self.config.rollout.arguments()
-        return self.policy.sample(batch.prompts, batch.noise_seeds, metadata=batch.metadata, **arguments)
+        if self.config.rollout.engine == "transformers":
+            return self.policy.sample(batch.prompts, batch.noise_seeds, metadata=batch.metadata, **arguments)
+        if self._engine is None:
+            path = str(shipped(self.config.model.path))
+            self._engine = Engine(self.policy, path, self.config.rollout.engine_memory)
+        return self._engine.sample(batch.prompts, batch.noise_seeds, **arguments)
 
     def sample_and_score(
         self, batch: Batch, sample: Callable[[Batch], TextRollout]

@@ -32,19 +32,20 @@ class CausalModel:
 
     @classmethod
     def load(cls, path: str, device: str = "auto") -> "CausalModel":
-        """A frozen model from a folder or the hub.
+        """A frozen model from a folder or the hub, in its own precision; on a CPU in float32.
 
         Raises:
             ValueError: there is none.
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
+        place = pick_device(device)
         try:
-            network = AutoModelForCausalLM.from_pretrained(path)
+            network = AutoModelForCausalLM.from_pretrained(path, dtype="float32" if place.type == "cpu" else "auto")
             tokenizer = AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError) as error:
             raise ValueError(f"no language model at '{path}': {' '.join(str(error).split())[:300]}") from error
-        return cls(network.to(pick_device(device)).requires_grad_(False).eval(), tokenizer)
+        return cls(network.to(place).requires_grad_(False).eval(), tokenizer)
 
     def tokens(self, text: str) -> list[int]:
         """Of a text that goes on from something."""

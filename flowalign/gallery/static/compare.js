@@ -11,7 +11,7 @@ gallery.views.compare = (main, settings) => {
   const place = Math.max(0, order.findIndex((row) => String(row.index) === settings.row));
   const column = (value, otherwise) => (columns[value] ? Number(value) : otherwise);
   const now = {
-    place, mode: ["side", "slider", "blink"].includes(settings.mode) ? settings.mode : "side",
+    place, mode: !data.texts.length && ["slider", "blink"].includes(settings.mode) ? settings.mode : "side",
     a: column(settings.a, 0), b: column(settings.b, columns.length - 1), share: 50, second: false,
     running: !matchMedia("(prefers-reduced-motion: reduce)").matches,
   };
@@ -19,7 +19,8 @@ gallery.views.compare = (main, settings) => {
   const stage = element("div", { class: "stage" });
   const about = element("div", { class: "about" });
   const position = element("span", { class: "count", role: "status" });
-  const modes = { side: "Side by side", slider: "Slider", blink: "Blink" };
+  // texts do not lie on each other
+  const modes = data.texts.length ? { side: "Side by side" } : { side: "Side by side", slider: "Slider", blink: "Blink" };
   const buttons = Object.entries(modes).map(([mode, name], i) =>
     element("button", { type: "button", "data-mode": mode, onclick: () => { now.mode = mode; draw(); } }, name, " ", element("kbd", {}, i + 1)));
   main.append(
@@ -52,7 +53,7 @@ gallery.views.compare = (main, settings) => {
     gallery.remember("compare", { row: row.index, a: now.a, b: now.b, mode: now.mode });
     position.textContent = `${now.place + 1} of ${order.length}`;
     for (const button of buttons) button.setAttribute("aria-pressed", button.dataset.mode === now.mode);
-    const view = (picture) => (picture ? gallery.full(picture) : element("p", { class: "missing" }, "no picture of this prompt and seed"));
+    const view = (picture) => (picture ? gallery.full(picture) : element("p", { class: "missing" }, data.texts.length ? "no text of this prompt and seed" : "no picture of this prompt and seed"));
     if (now.mode === "side" || !a || !b) {
       stage.replaceChildren(element("div", { class: "pair" },
         [["A", now.a, a], ["B", now.b, b]].map(([side, c, picture]) =>
@@ -114,7 +115,7 @@ gallery.views.compare = (main, settings) => {
           element("td", {}, number(y)), element("td", { class: change(x, y) > 0 ? "up" : change(x, y) < 0 ? "down" : "" }, signed(change(x, y)))))))));
   }
 
-  const mode = (name) => () => { now.mode = name; draw(); };
+  const mode = (name) => () => { if (modes[name]) { now.mode = name; draw(); } };
   const off = gallery.keys({
     ArrowLeft: () => step(-1), ArrowRight: () => step(1), 1: mode("side"), 2: mode("slider"), 3: mode("blink"), s: swap,
     " ": () => now.mode === "blink" && now.press.turn.click(), p: () => now.mode === "blink" && now.press.pause.click(),

@@ -33,8 +33,8 @@ const gallery = (() => {
   };
   const signed = (value) => (value === null || value === undefined ? "–" : (value > 0 ? "+" : "") + number(value).replace("-", "−"));
 
-  const pictures = data.pictures.map(([row, column, name, width, height, rewritten, values]) => ({
-    row, column, name, width, height, values,
+  const pictures = data.pictures.map(([row, column, name, width, height, rewritten, values], index) => ({
+    row, column, name, width, height, values, text: data.texts[index] ?? null,
     rewritten: rewritten < 0 ? null : data.rewritten[rewritten],
   }));
   const rows = data.rows.map(([prompt, seed, metadata], index) => ({
@@ -71,7 +71,11 @@ const gallery = (() => {
     const view = element("img", { src: source, alt, decoding: "async", onload: sharpen, ...attributes });
     return view;
   }
+  // what a language model wrote, of any direction and length; an empty text says so
+  const written = (words, attributes = {}) => element("div", { ...attributes, class: "written " + (attributes.class ?? "") },
+    words === "" ? element("span", { class: "hint" }, "(empty)") : text(words));
   function full(picture) {
+    if (picture.text !== null) return written(picture.text, { tabindex: "0", role: "region", "aria-label": columns[picture.column].label });
     const row = rows[picture.row];
     const alt = `${columns[picture.column].label}: ${shortened(row.prompt)}`;
     return image(address(picture), alt, clip(picture) ? { controls: true } : {});
@@ -150,5 +154,5 @@ const gallery = (() => {
     }
   }
 
-  return { data, element, svg, text, number, signed, rows, columns, score, gain, clip, thumbnail, shortened, image, full, select, views, go, link, remember, show, keys, nearest, warned, warnings, notes };
+  return { data, element, svg, text, number, signed, rows, columns, score, gain, clip, thumbnail, shortened, image, written, full, select, views, go, link, remember, show, keys, nearest, warned, warnings, notes };
 })();

@@ -25,7 +25,7 @@ gallery.views.grid = (main, settings) => {
   };
   const choose = (key) => (value) => { chosen[key] = value; update(); };
   const controls = element("form", { class: "controls", onsubmit: (event) => event.preventDefault(), "aria-label": "Sort and filter" },
-    field("Prompt", "text", { type: "search", placeholder: "contains …" }),
+    field(data.texts.length ? "Prompt or text" : "Prompt", "text", { type: "search", placeholder: "contains …" }),
     categories.length ? gallery.select("Category", [["", "all"], ...categories.map((c) => [c, c])], chosen.category, choose("category")) : null,
     gallery.select("Score", data.scores.map((s) => [s, s]), chosen.score, choose("score")),
     gallery.select("Judged at", columns.map((c) => [c.index, c.label]), chosen.at, choose("at")),
@@ -36,7 +36,7 @@ gallery.views.grid = (main, settings) => {
     field("Gain from", "gain", { type: "number", step: "any" }));
   const count = element("p", { class: "count", role: "status" });
   const head = element("div", { class: "head", "aria-hidden": "true" });
-  const body = element("div", { class: "cells", role: "grid", "aria-label": "Pictures: arrow keys move, Enter compares with the base" });
+  const body = element("div", { class: "cells", role: "grid", "aria-label": (data.texts.length ? "Texts" : "Pictures") + ": arrow keys move, Enter compares with the base" });
   const scroller = element("div", { class: "scroller" }, body);
   main.append(controls, count, element("div", { class: "heads" }, head), scroller);
   body.setAttribute("aria-colcount", columns.length);
@@ -68,7 +68,7 @@ gallery.views.grid = (main, settings) => {
     const low = limit("low"), high = limit("high"), least = limit("gain");
     const within = (v, from, to) => (from === null && to === null) || (v !== null && (from === null || v >= from) && (to === null || v <= to));
     shown = rows.filter((row) =>
-      (!wanted || row.prompt.toLowerCase().includes(wanted)) && (!chosen.category || row.category === chosen.category) &&
+      (!wanted || (row.prompt + "\n" + (row.cells[at]?.text ?? "")).toLowerCase().includes(wanted)) && (!chosen.category || row.category === chosen.category) &&
       within(value(row), low, high) && within(gained(row), least, null));
     // rows without the number that decides come last
     const by = (of, sign) => (a, b) => (of(a) === null) - (of(b) === null) || sign * (of(a) - of(b)) || a.index - b.index;
@@ -88,12 +88,13 @@ gallery.views.grid = (main, settings) => {
     box.style.left = column * width + "px";
     box.style.width = side + "px";
     if (!picture) {
-      box.append(element("span", { class: "missing" }, "no picture"));
+      box.append(element("span", { class: "missing" }, data.texts.length ? "no text" : "no picture"));
       return box;
     }
     const value = gallery.score(picture, index), gained = columns[column].base === column ? null : gallery.gain(row, column, index);
     const words = `${columns[column].label}, ${chosen.score} ${number(value)}${gained === null ? "" : `, gain ${signed(gained)}`}: ${gallery.shortened(row.prompt)}`;
-    const view = gallery.image(gallery.thumbnail(picture), words, gallery.clip(picture) ? { autoplay: false } : {});
+    const view = picture.text === null ? gallery.image(gallery.thumbnail(picture), words, gallery.clip(picture) ? { autoplay: false } : {})
+      : gallery.written(gallery.shortened(picture.text), { title: words });
     view.style.height = view.style.width = side + "px";
     box.append(view, element("span", { class: "value" }, number(value),
       gained === null ? null : element("span", { class: gained > 0 ? "up" : gained < 0 ? "down" : "" }, " " + (gained === 0 ? "±0" : signed(gained)))));

@@ -64,13 +64,14 @@
     const place = (i) => 1 + entry.members.filter((m) => (m.reward ?? -Infinity) > (entry.members[i].reward ?? -Infinity)).length;
     const members = order.map((i) => {
       const m = entry.members[i];
-      return element("li", {}, picture(m.picture, `rank ${place(i)}, reward ${number(m.reward)}, seed ${m.seed}`), element("strong", {}, `#${place(i)}`), element("span", { class: "seed" }, ` seed ${m.seed}`),
+      const shown = m.text === null ? picture(m.picture, `rank ${place(i)}, reward ${number(m.reward)}, seed ${m.seed}`) : gallery.written(m.text);
+      return element("li", {}, shown, element("strong", {}, `#${place(i)}`), element("span", { class: "seed" }, ` seed ${m.seed}`),
         m.rewritten === null ? null : element("p", { class: "rewritten" }, "became: ", text(m.rewritten)),
         pairs([["reward", number(m.reward)], ["advantage", toned(m.advantage)], ...Object.entries(m.parts).map(([name, value]) => [text(name), number(value)])]));
     });
-    const parts = [element("h2", {}, text(entry.prompt)), element("p", { class: "hint" }, `${entry.members.length} samples of one prompt, best first`), element("ul", { class: "members" }, members)];
+    const parts = [element("h2", {}, text(entry.prompt)), element("p", { class: "hint" }, `${entry.members.length} samples of one prompt, best first`), element("ul", { class: entry.members.some((m) => m.text !== null) ? "members texts" : "members" }, members)];
     if (entry.wins) {
-      const small = (i) => picture(entry.members[i].picture, `#${place(i)}`);
+      const small = (i) => (entry.members[i].text === null ? picture(entry.members[i].picture, `#${place(i)}`) : null);
       parts.push(element("h2", {}, "Pairwise verdicts"), element("p", { class: "hint" }, "1: the row's sample beat the column's, 0: it lost, 0.5: a tie. Last column: the row's share of wins."),
         element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Pairwise verdicts" }, element("table", { class: "matrix" },
           element("thead", {}, element("tr", {}, element("td"), order.map((i) => element("th", { scope: "col" }, small(i), `#${place(i)}`)), element("th", { scope: "col" }, "wins"))),
@@ -85,6 +86,7 @@
     return parts;
   }
 
+  gallery.chooser = chooser;
   gallery.views.film = (main, settings) => chooser(main, "film", "films", settings, film);
   gallery.views.groups = (main, settings) => chooser(main, "groups", "groups", settings, group);
 })();

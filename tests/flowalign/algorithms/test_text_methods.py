@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
+from flowalign import registry
 from flowalign.algorithms.prefix_rft import PrefixRFT
 from flowalign.config import load, recipe
-from flowalign.data import draw_batch
+from flowalign.data import ASSETS, draw_batch
 from flowalign.errors import ConfigError
 from flowalign.policies.given import given
+from flowalign.policies.language import LanguagePolicy
+from flowalign.sections import Weighted
 from flowalign.training import Trainer
 
 OWN_REWARDS = ["p2s", "igpo", "rlpr", "self_certainty", "tournament"]
@@ -92,7 +96,7 @@ def test_chord_is_a_mean_of_grpo_and_imitation(weighting: str, tmp_path: Path) -
     experience = collected(run, iteration=10)
     changed(run)
     batch = experience.batch
-    sampled = run.actor.rollout(batch).take(range(32))
+    sampled = run.actor.rollout(batch)[torch.arange(32)]
     sampled.completion_ids, sampled.mask = experience.rollout.completion_ids[:32], experience.rollout.mask[:32]
     sampled.log_prob = experience.rollout.log_prob[:32]
     prompts, answers = batch.prompts[::8], [record["answer"] for record in batch.metadata[::8]]
@@ -116,7 +120,7 @@ def test_relift_imitates_where_no_text_is_right(tmp_path: Path) -> None:
     assert 0 < len(hard) < 4, "the shipped model fails some of these prompts and not all"
     batch = experience.batch
     shown = given(run.policy, batch.prompts[::8], [record["answer"] for record in batch.metadata[::8]])
-    own = experience.rollout.take(range(32))
+    own = experience.rollout[torch.arange(32)]
     expected = grpo_loss(run, own, value.flatten()) + 0.5 * token_mean(run, shown, lambda x: -x, hard)
     assert loss_of(run, experience).item() == pytest.approx(expected, abs=1e-5)
     # the other demonstrations cost no pass
@@ -140,7 +144,7 @@ def test_aepo_imitates_right_texts_of_another_temperature(target: float, tempera
     texts = run.policy.decode(further)
     right = [i for i, row in enumerate(rows) if texts[i] == batch.metadata[row]["answer"]]
     further.temperature = 1.0
-    expected = grpo_loss(run, experience.rollout.take(range(32)), experience.scores.value)
+    expected = grpo_loss(run, experience.rollout[torch.arange(32)], experience.scores.value)
     if right:
         expected += 0.25 * token_mean(run, further, lambda x: -x, right)
     assert loss_of(run, experience).item() == pytest.approx(expected, abs=1e-5)
@@ -207,18 +211,26 @@ def test_kdrl_adds_the_divergence_from_the_teacher(guided: bool, tmp_path: Path)
 
 @pytest.mark.parametrize("extrapolation", [1.0, 1.5])
 def test_g_opd_rewards_tokens_that_the_teacher_finds_more_probable(extrapolation: float, tmp_path: Path) -> None:
-    settings = (f"algorithm.extrapolation={extrapolation}", "algorithm.reward_weight=0", "model.lora={rank: 4}")
-    run = trainer(tmp_path, "g_opd", *settings)
-    # teacher and reference are the shipped model; the policy is another
+    teacher = LanguagePolicy.from_pretrained(ASSETS / "tiny_lm")
+    torch.manual_seed(2)
+    for parameter in teacher.network.parameters():
+        parameter.data.add_(0.02 * torch.randn_like(parameter))
+    teacher.save(tmp_path / "teacher")
+    settings = (f"algorithm.extrapolation={extrapolation}", "algorithm.reward_weight=0.5", "model.lora={rank: 4}")
+    run = trainer(tmp_path, "g_opd", f"algorithm.teacher={tmp_path / 'teacher'}", *settings)
     changed(run)
     experience = collected(run)
     assert run.algorithm.uses_reference == (extrapolation != 1)
     rollout = experience.rollout
     with run.policy.reference(), torch.no_grad():
         start, _ = run.policy.log_probs(rollout, torch.arange(32))
-    expected = extrapolation * (start - start) - (rollout.log_prob - start)
-    torch.testing.assert_close(experience.advantage, expected.where(rollout.mask, 0), atol=1e-5, rtol=0)
-    assert expected.abs().max() > 1e-3
+        taught, _ = teacher.log_probs(rollout, torch.arange(32))
+    distilled = extrapolation * (taught - start) - (rollout.log_prob - start)
+    reward = experience.scores.value.view(4, 8)
+    outcome = ((reward - reward.mean(1, True)) / (reward.std(1, keepdim=True) + 1e-4)).view(32, 1)
+    expected = (distilled + 0.5 * outcome).where(rollout.mask, 0)
+    torch.testing.assert_close(experience.advantage, expected, atol=1e-5, rtol=0)
+    assert distilled.abs().max() > 0.1
 
 
 @pytest.mark.parametrize(("level", "rule"), [("token", "truncate"), ("sequence", "mask")])
@@ -276,6 +288,15 @@ def test_a_teacher_of_other_tokens_and_a_prompt_without_demonstration_are_refuse
     run = trainer(tmp_path / "b", "kdrl", "algorithm.teacher=nowhere")
     with pytest.raises(ConfigError, match="no language model at 'nowhere'"):
         collected(run)
+
+
+def test_what_the_documentation_configures_is_right() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "text.md").read_text()
+    blocks = [yaml.safe_load(block.partition("```")[0]) for block in text.split("```yaml\n")[1:]]
+    rewards = [Weighted(**entry) for block in blocks for entry in block["rewards"]]
+    for entry in rewards:
+        registry.check("rewards", entry.name, entry.settings, "docs/text.md")
+    assert len(rewards) >= 4
 
 
 @pytest.mark.parametrize("name", ["chord", "visurf", "aepo"])
