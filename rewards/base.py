@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, cast, runtime_checkable
@@ -165,11 +166,20 @@ def score(
     """Call a reward and check its answer.
 
     Raises:
-        RewardError: a sample lacks what the reward needs, a wrong number of values, NaN or infinity; names the
-            reward and the prompt.
+        RewardError: a sample lacks what the reward needs, the reward itself fails, a wrong number of values, NaN or
+            infinity; names the reward and the prompt.
     """
     _check_needs(reward, images, prompts, metadata)
-    scores = reward(images, prompts, metadata)
+    try:
+        scores = reward(images, prompts, metadata)
+    except RewardError:
+        raise
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise RewardError(
+            f"reward '{reward.name}' failed: {type(error).__name__}: {' '.join(str(error).split())} "
+            f"({where.filename}, line {where.lineno}; first prompt: {prompts[0]!r})"
+        ) from error
     if scores.value.shape != (len(images),):
         raise RewardError(
             f"reward '{reward.name}' returned {scores.value.numel()} values for {len(images)} pictures "

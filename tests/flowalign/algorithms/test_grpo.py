@@ -62,6 +62,7 @@ def trainer(
         "evaluation.prompts=null",
         "training.iterations=1",
         "training.prompts_per_iteration=4",
+        "training.updates_per_iteration=1",
         "training.micro_batch_size=16",
         # a first update of rate 0 would show nothing
         "training.optimizer.warmup_updates=0",

@@ -1,17 +1,22 @@
 """Which groups an iteration learns from: those without spread are drawn again, or replayed from earlier iterations."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from flowalign.config import load, recipe
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError
 from flowalign.training import Trainer
+from flowalign.training.metrics import MetricsFile
 
 DYNAMIC = "data.dynamic_sampling={rounds: 4}"
 REPLAY = "data.replay={groups: 6, age: 3}"
@@ -166,6 +171,39 @@ def test_a_resumed_run_is_the_uninterrupted_one(settings: list[str], texts: Any,
         assert torch.equal(value, again.parameters[name]), name
     if REPLAY in settings:
         assert sum(record["groups/replayed"] for record in whole.metrics.read()[2:]) > 0
+
+
+@pytest.mark.slow
+def test_two_processes_draw_replay_and_learn_as_one(tmp_path: Path) -> None:
+    settings = [
+        "data.dynamic_sampling={rounds: 2}",
+        "data.replay={groups: 8, age: 4}",
+        "evaluation.prompts=null",
+        "training.iterations=4",
+        "training.prompts_per_iteration=6",
+        "training.group_size=3",
+        "training.updates_per_iteration=1",
+        "training.micro_batch_size=9",
+        "training.optimizer.warmup_updates=0",
+        "name=run",
+    ]
+    launch = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0", "-m"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    for name, arguments in {"one": [], "two": launch}.items():
+        line = [sys.executable, "-m", *arguments, "flowalign", "train", str(recipe("tiny_lm/grpo"))]
+        subprocess.run(
+            [*line, *settings, f"output={tmp_path / name}"], env=environment, check=True, capture_output=True
+        )
+    one, two = (tmp_path / name / "run" for name in ("one", "two"))
+    mine, theirs = (MetricsFile(run / "metrics.jsonl").read() for run in (two, one))
+    assert sum(record["groups/replayed"] for record in theirs) > 0
+    for key in ("groups/drawn", "groups/replayed", "groups/without_spread", "groups/reward", "reward/mean"):
+        assert [record[key] for record in mine] == pytest.approx([record[key] for record in theirs]), key
+    stored = [load_file(run / "checkpoints" / "checkpoint-000004" / "replay.safetensors") for run in (two, one)]
+    assert stored[0].keys() == stored[1].keys()
+    for key, value in stored[0].items():
+        torch.testing.assert_close(value, stored[1][key], atol=1e-4, rtol=0)
+    assert json.loads((two / "checkpoints" / "checkpoint-000004" / "state.json").read_text())["groups"]["selection"]
 
 
 def test_pictures_are_drawn_again_too(tmp_path: Path) -> None:
