@@ -14,6 +14,7 @@ from rewards.base import (
     groups,
     reference_images,
     score,
+    source_images,
     spec_of,
 )
 from rewards.compose import WeightedSum
@@ -33,5 +34,6 @@ __all__ = [
     "groups",
     "reference_images",
     "score",
+    "source_images",
     "spec_of",
 ]

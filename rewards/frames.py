@@ -21,7 +21,7 @@ class PerFrame:
         self.reward, self.frames = as_reward(reward), frames
         self.name = f"per_frame({self.reward.name})"
         inner = spec_of(self.reward)
-        self.spec = replace(inner, needs=inner.needs - {"image"} | {"frames"}, differentiable=False)
+        self.spec = replace(inner, needs=inner.needs - {"image", "text"} | {"frames"}, differentiable=False)
 
     def advance(self, progress: float) -> None:
         """As `Composition.advance`."""

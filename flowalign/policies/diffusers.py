@@ -313,6 +313,7 @@ class DiffusersPolicy(Policy):
         """
         if guidance < 1:
             raise ConfigError(f"guidance {guidance} is below 1; 1 samples without guidance")
+        self.family.check_size(self.pipeline, call)
         noise_seeds = seeds if noise_seeds is None else noise_seeds
         call |= {"sigmas": list(sigmas)} if sigmas is not None else {}
         own = check_sources(self.pipeline, self.family, sources, prompts, call)

@@ -74,6 +74,8 @@ class Tiny:
     given: Callable[[list[Image], Image | None], dict[str, Any]] = lambda images, mask: {"image": images[0]}
     """how the pipeline's call takes them, and a mask"""
     masked: bool = False
+    ratio: float = 1e-5
+    """how far a replayed step's may be from 1"""
     alone: bool = False
     """the pipeline's call makes one sample at a time"""
     sources: list[Source] | None = None
@@ -833,7 +835,8 @@ PIPELINES: dict[str, Tiny] = {
     "hunyuan_image": Tiny(hunyuan_image, SMALL),
     "hunyuan_image_distilled": Tiny(lambda: hunyuan_image(embedded=True), SMALL),
     "hunyuan_video15": Tiny(hunyuan_video15, {"height": 8, "width": 16, "num_frames": 5}, alone=True, unused=LAST_TEXT),
-    "cogview4": Tiny(cogview4, {"height": 32, "width": 64}, {"max_sequence_length": 16}),
+    # its schedule ends at a thousandth, where steps have little noise to be scored by
+    "cogview4": Tiny(cogview4, {"height": 32, "width": 64}, {"max_sequence_length": 16}, ratio=1e-4),
     "ltx2": Tiny(ltx2, {"height": 32, "width": 64, "num_frames": 5}, {"max_sequence_length": 20}),
     "wan_i2v": Tiny(wan_i2v, {"height": 16, "width": 32, "num_frames": 5}, {"max_sequence_length": 20}, images=1),
     "wan22_5b_i2v": Tiny(
