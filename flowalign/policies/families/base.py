@@ -65,6 +65,10 @@ class Family:
             ConfigError: says why.
         """
 
+    def networks(self, pipeline: DiffusionPipeline) -> dict[str, Any]:
+        """What is trained, by its name in the pipeline."""
+        return {self.denoiser: getattr(pipeline, self.denoiser)}
+
     def multiple(self, pipeline: DiffusionPipeline) -> int:
         """Pixels that height and width are made of."""
         names = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio")
