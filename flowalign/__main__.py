@@ -93,6 +93,7 @@ def sample(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
 ) -> None:
     """Sample pictures, or a text run's texts, from a model or from what a run trained."""
+    from flowalign.gallery.samples import save_picture
     from flowalign.launch import load_for_sampling
     from flowalign.policies.language import LanguagePolicy
 
@@ -110,8 +111,7 @@ def sample(
     rollout = policy.sample(texts, list(range(seed, seed + len(texts))), **arguments)
     output.mkdir(parents=True, exist_ok=True)
     for i, image in enumerate(policy.decode(rollout.trajectory.final)):
-        path = output / f"{i:05d}-seed{seed + i}.png"
-        image.save(path)
+        path = save_picture(image, output / f"{i:05d}-seed{seed + i}", "png")
         print(f"{path}  {texts[i]}")
 
 

@@ -52,6 +52,7 @@ class Prompts:
         """Read a text file (a prompt a line), JSON lines with a 'prompt' key, or a list shipped with flowalign.
 
         In JSON lines 'image' and 'mask' name picture files (`Source`); relative paths start from the file's folder.
+        The first picture is the metadata's 'reference', unless the line has another.
 
         Args:
             where: keep the prompts whose metadata has one of the values given for each key.
@@ -164,6 +165,9 @@ def _with_files(path: Path, number: int, record: dict[str, Any]) -> dict[str, An
             if not Path(file).is_file():
                 raise ConfigError(f"{path}, line {number}: no picture at {file}")
         record[key] = files[0] if isinstance(record[key], str) else files
+        if key == "image":
+            # what rewards that compare with a picture compare an edit with
+            record.setdefault("reference", files[0])
     return record
 
 

@@ -16,6 +16,7 @@ from rewards.base import (
     groups,
     reference_images,
     score,
+    source_images,
     spec_of,
 )
 from rewards.compose import WeightedSum
@@ -37,5 +38,6 @@ __all__ = [
     "groups",
     "reference_images",
     "score",
+    "source_images",
     "spec_of",
 ]

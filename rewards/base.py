@@ -230,6 +230,12 @@ def groups(prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> lis
     return list(members.values())
 
 
+def source_images(metadata: Sequence[Mapping[str, Any]]) -> list[list[Image]]:
+    """The pictures each sample was made from, as they are in their files: metadata["image"], a file or several."""
+    files = [[record["image"]] if isinstance(record["image"], str) else record["image"] for record in metadata]
+    return [[PIL.open(file).convert("RGB") for file in own] for own in files]
+
+
 def reference_images(metadata: Sequence[Mapping[str, Any]]) -> list[Image]:
     """The reference picture of each sample: metadata["reference"], a picture or its file."""
     references = [record["reference"] for record in metadata]

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils._pytree import tree_map_only
 
+from flowalign.policies.experts import Experts
+
 Call = dict[str, Any]
 
 BESIDE = "beside"
@@ -128,7 +130,8 @@ class CallRecorder:
 
     def __init__(self, denoiser: nn.Module, dry: bool = False) -> None:
         self.denoiser, self.dry = denoiser, dry
-        self.signature = inspect.signature(denoiser.forward)
+        self.networks = list(denoiser.members.values()) if isinstance(denoiser, Experts) else [denoiser]
+        self.signature = inspect.signature(self.networks[0].forward)
         self.input_name = next(iter(self.signature.parameters))
         self.calls: list[Call] = []
         self.rows: list[int] = []
@@ -136,7 +139,7 @@ class CallRecorder:
         """the network's input in the first call"""
 
     def __enter__(self) -> "CallRecorder":
-        self.handle = self.denoiser.register_forward_pre_hook(self._record, with_kwargs=True)
+        self.handles = [n.register_forward_pre_hook(self._record, with_kwargs=True) for n in self.networks]
         if self.dry:
             # on the instance, where it hides the class's own
             self.kept = vars(self.denoiser).get("forward")
@@ -144,7 +147,8 @@ class CallRecorder:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.handle.remove()
+        for handle in self.handles:
+            handle.remove()
         if self.dry:
             del vars(self.denoiser)["forward"]
             if self.kept is not None:
@@ -159,6 +163,9 @@ class CallRecorder:
         entering = call.pop(self.input_name)
         if self.entering is None:
             self.entering = entering
+        if len(self.networks) > 1:
+            # a number of each step's own
+            call["expert"] = torch.tensor(self.networks.index(module))
         self.rows.append(len(entering))
         self.calls.append(call)
 

@@ -19,6 +19,7 @@ from flowalign.data import Source
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import Policy
 from flowalign.policies.conditions import BESIDE, CallRecorder, Conditions
+from flowalign.policies.experts import Experts
 from flowalign.policies.families import Family, family_of, to_device
 from flowalign.policies.noised import Noised
 from flowalign.policies.scheduler import LevelScheduler, TransitionScheduler
@@ -33,9 +34,14 @@ logger = logging.getLogger(__name__)
 Prompt = tuple[str, Source | None]
 """a text, and the pictures it is encoded with"""
 
-LORA_FILE = "pytorch_lora_weights.safetensors"
 ENCODED_PROMPTS = 4096
 """distinct prompts whose embeddings are kept"""
+
+
+def lora_file(network: str) -> str:
+    """The name that diffusers looks for, with that of a second network added."""
+    second = "_transformer_2" if network == "transformer_2" else ""
+    return f"pytorch_lora_weights{second}.safetensors"
 
 
 @dataclass
@@ -105,7 +111,10 @@ class DiffusersPolicy(Policy):
     ) -> None:
         self.pipeline = pipeline
         self.family: Family = family_of(type(pipeline).__name__)
-        super().__init__(getattr(pipeline, self.family.denoiser), device)
+        self.networks = self.family.networks(pipeline)
+        """what is trained, by its name in the pipeline"""
+        several = len(self.networks) > 1
+        super().__init__(Experts(self.networks) if several else self.networks[self.family.denoiser], device)
         self.encode_options = encode_options or {}
         self._embeddings: OrderedDict[Prompt, dict[str, Tensor]] = OrderedDict()
         self.family.check(pipeline)
@@ -181,30 +190,35 @@ class DiffusersPolicy(Policy):
         """Write what plain diffusers loads: a LoRA file for `load_lora_weights`, or the whole denoiser.
 
         Where the pipeline's class has no `load_lora_weights`, the file is for its transformer's `load_lora_adapter`.
+        A second transformer has a file of its own, for `load_into_transformer_2=True`.
         """
-        if self.lora and not hasattr(self.pipeline, "save_lora_weights"):
-            self.denoiser.save_lora_adapter(str(folder), weight_name=LORA_FILE)
-        elif self.lora:
-            type(self.pipeline).save_lora_weights(
-                str(folder),
-                **{f"{self.family.denoiser}_lora_layers": get_peft_model_state_dict(self.denoiser)},
-                **_collate_lora_metadata({self.family.denoiser: self.denoiser}),
-            )
-        else:
-            self.denoiser.save_pretrained(Path(folder) / self.family.denoiser)
+        for name, network in self.networks.items():
+            if not self.lora:
+                network.save_pretrained(Path(folder) / name)
+            elif hasattr(self.pipeline, "save_lora_weights"):
+                type(self.pipeline).save_lora_weights(
+                    str(folder),
+                    weight_name=lora_file(name),
+                    **{f"{self.family.denoiser}_lora_layers": get_peft_model_state_dict(network)},
+                    **_collate_lora_metadata({self.family.denoiser: network}),
+                )
+            else:
+                network.save_lora_adapter(str(folder), weight_name=lora_file(name))
 
     def load(self, folder: str | Path) -> None:
         """Read what `save` wrote, for sampling."""
-        whole = Path(folder) / self.family.denoiser
-        if whole.is_dir():
-            loaded = type(self.denoiser).from_pretrained(str(whole), dtype=self.dtype)
-            self.denoiser.load_state_dict(loaded.state_dict())
-        elif hasattr(self.pipeline, "load_lora_weights"):
-            self.pipeline.load_lora_weights(str(folder))
+        for name, network in self.networks.items():
+            whole = Path(folder) / name
+            if whole.is_dir():
+                loaded = type(network).from_pretrained(str(whole), dtype=self.dtype)
+                network.load_state_dict(loaded.state_dict())
+                continue
             self.lora = True
-        else:
-            self.denoiser.load_lora_adapter(str(folder), prefix=None, weight_name=LORA_FILE)
-            self.lora = True
+            if hasattr(self.pipeline, "load_lora_weights"):
+                second = {"load_into_transformer_2": True} if name == "transformer_2" else {}
+                self.pipeline.load_lora_weights(str(folder), weight_name=lora_file(name), **second)
+            else:
+                network.load_lora_adapter(str(folder), prefix=None, weight_name=lora_file(name))
 
     # Prompts
 
@@ -317,6 +331,7 @@ class DiffusersPolicy(Policy):
         """
         if guidance < 1:
             raise ConfigError(f"guidance {guidance} is below 1; 1 samples without guidance")
+        self.family.check_size(self.pipeline, call)
         noise_seeds = seeds if noise_seeds is None else noise_seeds
         call |= {"sigmas": list(sigmas)} if sigmas is not None else {}
         own = check_sources(self.pipeline, self.family, sources, prompts, call)

@@ -77,6 +77,8 @@ class Panel:
         if isinstance(cast(Any, images[0]), str):
             # a text has no image statistics
             return Scores(scores.value, parts)
+        # a video's are those of its middle frame
+        images = [image if isinstance(image, Image) else image[len(image) // 2] for image in images]
         rows = [image_statistics(image) for image in images]
         parts |= {f"statistics/{name}": torch.tensor([row[name] for row in rows]) for name in STATISTICS}
         twins = torch.zeros(len(images))

@@ -1,5 +1,6 @@
 """Configurations: what is wrong is said in one line that names the place and what would work."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from flowalign.data import Prompts, draw_batch
 from flowalign.errors import ConfigError
 
 RECIPE = recipe("tiny_sd3/demo")
+OWN_DATA = ("judge", "dpo", "flow_grpo_kontext", "flow_grpo_edit")
+"""recipes for data of one's own"""
 
 
 def problem(*overrides: str, processes: int = 1) -> str:
@@ -26,11 +29,21 @@ def problem(*overrides: str, processes: int = 1) -> str:
 def test_every_recipe_is_valid(path: Path, tmp_path: Path) -> None:
     if "accelerate" in path.parts:
         pytest.skip("a configuration of accelerate")
-    # the one file that does not come with flowalign, as votes or as questions about them
-    (tmp_path / "votes.jsonl").write_text('{"prompt": "a cat", "chosen": "votes.jsonl", "rejected": "votes.jsonl"}\n')
-    own = [f"data.prompts={tmp_path / 'votes.jsonl'}"] if path.stem in ("dpo", "judge") else []
-    own += [f"evaluation.prompts={tmp_path / 'votes.jsonl'}"] if path.stem == "judge" else []
+    # the files that do not come with flowalign
+    line = {key: "own.jsonl" for key in ("prompt", "chosen", "rejected", "image")}
+    (tmp_path / "own.jsonl").write_text(json.dumps(line) + "\n")
+    own = [f"data.prompts={tmp_path / 'own.jsonl'}"] if path.stem in OWN_DATA else []
+    own += [f\"evaluation.prompts={tmp_path / 'own.jsonl'}\"] if path.stem == \"judge\" else []
     load(path, own).check(processes=1)
+
+
+@pytest.mark.parametrize("path", sorted(RECIPE.parents[1].rglob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_of_a_large_model_says_what_it_needs(path: Path) -> None:
+    if path.parent.name in ("accelerate", "tiny_lm", "tiny_sd3") or "extends" in yaml.safe_load(path.read_text()):
+        pytest.skip("of a tiny model, or as the recipe that it extends")
+    comment = " ".join(line for line in path.read_text().splitlines() if line.startswith("#"))
+    assert "GB" in comment and "GPU" in comment
+    assert "measured" in comment or "estimated" in comment
 
 
 def test_a_dumped_configuration_reads_back_the_same(tmp_path: Path) -> None:

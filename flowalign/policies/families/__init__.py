@@ -16,7 +16,7 @@ def family_of(pipeline_class: str) -> Family:
     known = ", ".join(name for family in families for name in family.pipelines)
     raise FlowalignError(
         f"no model family knows the pipeline {pipeline_class}; supported: {known}. "
-        "A new one is a subclass of flowalign.policies.families.Family"
+        "A new one is a subclass of flowalign.policies.families.Family (docs/models.md, 'Another family')"
     )
 
 

@@ -25,7 +25,7 @@ JOINT_ATTENTION = (
 Encoded = dict[str, Sequence[Tensor]]
 """embeddings by their name as an argument of the pipeline's call, a row each prompt"""
 
-ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+ATTENTION: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
 
 
 class Family:
@@ -64,6 +64,37 @@ class Family:
         Raises:
             ConfigError: says why.
         """
+
+    def networks(self, pipeline: DiffusionPipeline) -> dict[str, Any]:
+        """What is trained, by its name in the pipeline."""
+        return {self.denoiser: getattr(pipeline, self.denoiser)}
+
+    def multiple(self, pipeline: DiffusionPipeline) -> int:
+        """Pixels that height and width are made of."""
+        names = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio")
+        scale = next(int(getattr(pipeline, name)) for name in names if hasattr(pipeline, name))
+        patch = getattr(pipeline, self.denoiser).config.get("patch_size") or 1
+        return scale * (patch if isinstance(patch, int) else patch[-1])
+
+    def check_size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> None:
+        """Refuse sizes that the pipeline would round or fail at.
+
+        Raises:
+            ConfigError: names the nearest sizes that work.
+        """
+        names = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio")
+        frames = next((getattr(pipeline, name) for name in names if hasattr(pipeline, name)), 1)
+        sides = {
+            "height": (self.multiple(pipeline), 0),
+            "width": (self.multiple(pipeline), 0),
+            "num_frames": (frames, 1),
+        }
+        for name, (step, more) in sides.items():
+            size = call.get(name, more)
+            if (size - more) % step:
+                below = (size - more) // step * step + more
+                works = f"{below} or {below + step}" if below > more else str(below + step)
+                raise ConfigError(f"{type(pipeline).__name__} cannot make {name} {size}; {works} would work")
 
     # Prompts and guidance
 
@@ -212,6 +243,9 @@ class Packed(Family):
         default = pipeline.default_sample_size * scale
         height, width = (2 * (int(call.get(side) or default) // (2 * scale)) for side in ("height", "width"))
         return height, width
+
+    def multiple(self, pipeline: DiffusionPipeline) -> int:
+        return 2 * int(pipeline.vae_scale_factor)
 
     def unpack(self, latents: Tensor, size: Sequence[int]) -> Tensor:
         height, width = size

@@ -24,6 +24,10 @@ class LTX(Tokens, VideoVAE):
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
         return {"tokenizer": option(options, 128)}
 
+    def multiple(self, pipeline: DiffusionPipeline) -> int:
+        # whatever the VAE
+        return 32
+
     def velocity(self, outputs: Sequence[Any], copies: Sequence[int], guidance: float) -> Tensor:
         return super().velocity([output.float() for output in outputs], copies, guidance)
 

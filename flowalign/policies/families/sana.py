@@ -24,6 +24,10 @@ class Sana(Family):
         # the instruction before a prompt counts too
         return {}
 
+    def multiple(self, pipeline: DiffusionPipeline) -> int:
+        # whatever the VAE
+        return 32
+
     def arguments(self, guidance: float) -> dict[str, Any]:
         # its negative prompt is an empty text by default, which excludes embeddings
         return super().arguments(guidance) | {"use_resolution_binning": False, "negative_prompt": None}

@@ -7,18 +7,18 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from flowalign.policies.families.base import ATTENTION, Encoded, TrueGuidance, VideoVAE, option, refuse
+from flowalign.policies.families.base import ATTENTION, Encoded, TrueGuidance, VideoVAE, option
 
 
 class Wan(TrueGuidance, VideoVAE):
-    """Wan 2.1 and 2.2 text to video (arXiv 2503.20314), of one transformer."""
+    """Wan 2.1 and 2.2 text to video (arXiv 2503.20314); both transformers of Wan 2.2 14B, of high and low noise."""
 
     pipelines = ("WanPipeline",)
     lora_targets = ATTENTION
 
-    def check(self, pipeline: DiffusionPipeline) -> None:
-        if pipeline.config.boundary_ratio is not None:
-            raise refuse(pipeline, "it has two transformers, of high and of low noise; only one can be trained as yet")
+    def networks(self, pipeline: DiffusionPipeline) -> dict[str, Any]:
+        both = {} if pipeline.config.boundary_ratio is None else {"transformer_2": pipeline.transformer_2}
+        return super().networks(pipeline) | both
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         # the length of the pipeline's call, not that of its encode_prompt
@@ -39,7 +39,6 @@ class WanImageToVideo(Wan):
     """the latents' first frame is that of the picture, and only the others are sampled"""
 
     def check(self, pipeline: DiffusionPipeline) -> None:
-        super().check(pipeline)
         self.replaces = bool(pipeline.config.expand_timesteps)
 
     def beside(self, entering: Any, carried: Sequence[int]) -> Any:

@@ -20,6 +20,9 @@ class ZImage(Family):
         embeds, _ = pipeline.encode_prompt(list(prompts), do_classifier_free_guidance=False, **options)
         return {"prompt_embeds": embeds}
 
+    def multiple(self, pipeline: DiffusionPipeline) -> int:
+        return 2 * int(pipeline.vae_scale_factor)
+
     def stack(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
         return {"prompt_embeds": [row["prompt_embeds"] for row in rows]}
 

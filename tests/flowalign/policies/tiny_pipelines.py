@@ -74,6 +74,8 @@ class Tiny:
     given: Callable[[list[Image], Image | None], dict[str, Any]] = lambda images, mask: {"image": images[0]}
     """how the pipeline's call takes them, and a mask"""
     masked: bool = False
+    ratio: float = 1e-5
+    """how far a replayed step's may be from 1"""
     alone: bool = False
     """the pipeline's call makes one sample at a time"""
     sources: list[Source] | None = None
@@ -336,6 +338,11 @@ def z_image() -> DiffusionPipeline:
 
 def wan(expand_timesteps: bool = False) -> DiffusionPipeline:
     return diffusers.WanPipeline(**wan_parts(), expand_timesteps=expand_timesteps)
+
+
+def wan22_14b() -> DiffusionPipeline:
+    parts = wan_parts()
+    return diffusers.WanPipeline(**parts, transformer_2=wan_parts()["transformer"], boundary_ratio=0.8)
 
 
 def wan_i2v(expand_timesteps: bool = False) -> DiffusionPipeline:
@@ -833,7 +840,9 @@ PIPELINES: dict[str, Tiny] = {
     "hunyuan_image": Tiny(hunyuan_image, SMALL),
     "hunyuan_image_distilled": Tiny(lambda: hunyuan_image(embedded=True), SMALL),
     "hunyuan_video15": Tiny(hunyuan_video15, {"height": 8, "width": 16, "num_frames": 5}, alone=True, unused=LAST_TEXT),
-    "cogview4": Tiny(cogview4, {"height": 32, "width": 64}, {"max_sequence_length": 16}),
+    # its schedule ends at a thousandth, where steps have little noise to be scored by
+    "cogview4": Tiny(cogview4, {"height": 32, "width": 64}, {"max_sequence_length": 16}, ratio=1e-4),
+    "wan22_14b": Tiny(wan22_14b, {"height": 16, "width": 32, "num_frames": 5}, {"max_sequence_length": 20}),
     "ltx2": Tiny(ltx2, {"height": 32, "width": 64, "num_frames": 5}, {"max_sequence_length": 20}),
     "wan_i2v": Tiny(wan_i2v, {"height": 16, "width": 32, "num_frames": 5}, {"max_sequence_length": 20}, images=1),
     "wan22_5b_i2v": Tiny(
@@ -852,9 +861,11 @@ def build(name: str) -> DiffusionPipeline:
     """The same pipeline each time."""
     torch.manual_seed(0)
     pipe = PIPELINES[name].make()
-    denoiser = pipe.unet if hasattr(pipe, "unet") else pipe.transformer
+    networks = [pipe.components[name] for name in ("unet", "transformer", "transformer_2") if name in pipe.components]
     with torch.no_grad():
-        for parameter in denoiser.parameters():
+        for parameter in (
+            parameter for network in networks if network is not None for parameter in network.parameters()
+        ):
             # some start at zero and some uninitialised
             if parameter.dim() < 2 or not parameter.any() or not parameter.isfinite().all():
                 parameter.normal_(1.0 if parameter.dim() == 1 and bool((parameter == 1).all()) else 0.0, 0.1)
