@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from diffusers.training_utils import cast_training_params
 from peft import LoraConfig
-from torch import nn
+from torch import Tensor, nn
 
 from flowalign.errors import ConfigError, FlowalignError
 
@@ -97,8 +97,12 @@ class Policy:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.dtype)
 
-    def save(self, folder: str | Path) -> None:
-        """Write what the library that the model comes from loads."""
+    def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
+        """Write what the library that the model comes from loads.
+
+        Args:
+            weights: those of the network by name, where it holds only a part of each; with LoRA those of the adapter.
+        """
         raise NotImplementedError
 
     def make(self, prompts: Sequence[str], seeds: Sequence[int], sampling: Any) -> list[Any]:

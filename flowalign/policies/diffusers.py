@@ -139,16 +139,21 @@ class DiffusersPolicy(Policy):
     def checkpoint_gradients(self) -> None:
         self.denoiser.enable_gradient_checkpointing()
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write what plain diffusers loads: a LoRA file for `load_lora_weights`, or the whole denoiser."""
         if self.lora:
             type(self.pipeline).save_lora_weights(
                 str(folder),
-                **{f"{self.family.denoiser}_lora_layers": get_peft_model_state_dict(self.denoiser)},
+                **{f"{self.family.denoiser}_lora_layers": get_peft_model_state_dict(self.denoiser, weights)},
                 **_collate_lora_metadata({self.family.denoiser: self.denoiser}),
             )
-        else:
-            self.denoiser.save_pretrained(Path(folder) / self.family.denoiser)
+            return
+        denoiser = self.denoiser
+        if weights is not None:
+            with torch.device("meta"):
+                denoiser = type(denoiser).from_config(denoiser.config)
+            denoiser.load_state_dict(weights, assign=True)
+        denoiser.save_pretrained(Path(folder) / self.family.denoiser)
 
     def load(self, folder: str | Path) -> None:
         """Read what `save` wrote, for sampling."""

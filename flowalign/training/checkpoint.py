@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flowalign.files import sync, sync_folder
+from flowalign.training.sharding import like
 
 NAME = re.compile(r"checkpoint-(\d+)")
 
@@ -112,4 +113,4 @@ def restore(parameters: dict[str, torch.nn.Parameter], values: dict[str, Tensor]
     """Copy stored values into parameters of the same names."""
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(values[name])
+            parameter.copy_(like(values[name], parameter))

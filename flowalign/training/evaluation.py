@@ -74,8 +74,11 @@ def evaluate(
     rows: list[dict[str, Any]] = []
     images: list[Any] = []
     forwards = policy.forwards
+    # as many on every process, since a network in shards runs on all of them or on none
+    share = -(-len(prompts) // processes) * per_prompt
+    made = mine + [0] * (share - len(mine))
+    images = policy.make([texts[i] for i in made], [seeds[i] for i in made], sampling)[: len(mine)]
     if mine:
-        images = policy.make([texts[i] for i in mine], [seeds[i] for i in mine], sampling)
         grouped = [metadata[i] | {"group": i // per_prompt} for i in mine]
         scores = score(reward, images, [texts[i] for i in mine], grouped)
         for row, i in enumerate(mine):

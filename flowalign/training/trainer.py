@@ -6,6 +6,7 @@ import platform
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from accelerate import Accelerator
 from diffusers.optimization import get_scheduler
 from diffusers.training_utils import EMAModel
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
 from flowalign import registry
@@ -35,6 +37,7 @@ from flowalign.training.checkpoint import (
 from flowalign.training.evaluation import Evaluated, evaluate
 from flowalign.training.medium import MEDIA
 from flowalign.training.metrics import MetricsFile
+from flowalign.training.sharding import Sharding, like, unsynced, whole
 from flowalign.training.watch import NOTHING_SEEN, Panel, judge, watched
 from rewards import Reward, WeightedSum, advance, as_reward, spec_of
 from samplers import derive_seed
@@ -111,6 +114,8 @@ class Trainer:
             self.policy.train_all()
         if config.model.gradient_checkpointing:
             self.policy.checkpoint_gradients()
+        self.sharding = Sharding.configured(self.accelerator.device)
+        self._spread()
         reward = build_reward(config.rewards) if reward is None else as_reward(reward)
         if getattr(self.config.rollout, "overlap", 1) > 1 and spec_of(reward).kind == "set":
             raise ConfigError(
@@ -132,8 +137,10 @@ class Trainer:
         own = {f"{name}.{key}": p for name, m in self.modules.items() for key, p in m.named_parameters()}
         self.parameters = self.policy.trainable() | own
         settings = training.optimizer
+        # apart: an optimizer's step does not mix sharded parameters with whole ones
+        groups = [list(p.values()) for p in (self.policy.trainable(), own) if p]
         self.optimizer = torch.optim.AdamW(
-            self.parameters.values(),
+            [{"params": group} for group in groups],
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
@@ -148,7 +155,6 @@ class Trainer:
             num_training_steps=self.updates,
         )
         self.learning_rate_factor = schedule.lr_lambdas[0]
-        self.policy.model = self.accelerator.prepare(self.policy.network)
         self.ema = EMAModel(self.parameters.values(), training.ema_decay) if training.ema_decay else None
 
         self.iteration = 0
@@ -160,6 +166,17 @@ class Trainer:
         self.evaluations = MetricsFile(self.folder / "evaluations.jsonl")
         if resume:
             self._resume()
+
+    def _spread(self) -> None:
+        """Copies of the network on every process, or shards of it."""
+        if self.sharding is None:
+            self.policy.model = self.accelerator.prepare(self.policy.network)
+            return
+        if self.config.medium == "text":
+            raise ConfigError("language models are trained in whole copies, not in shards: launch without FSDP")
+        self.sharding.shard(self.policy.network)
+        if self.policy._reference is not None:
+            self.sharding.shard(self.policy._reference)
 
     # The loop
 
@@ -300,7 +317,7 @@ class Trainer:
         totals: dict[str, Tensor] = {}
         for i, part in enumerate(parts):
             last = i == len(parts) - 1
-            wait = contextlib.nullcontext() if last else self.accelerator.no_sync(self.policy.model)
+            wait = contextlib.nullcontext() if last else unsynced(self.accelerator, self.policy.model)
             with wait:
                 loss, values = self.algorithm.losses(self.policy, experience, part)
                 self.accelerator.backward(loss.sum() / total)
@@ -314,6 +331,7 @@ class Trainer:
             self.ema.step(self.parameters.values())
         for name, value in totals.items():
             sums[name].append(value / len(items))
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         sums["policy/gradient_norm"].append(torch.as_tensor(norm, device=self.accelerator.device))
 
     def _share_own_gradients(self) -> None:
@@ -349,6 +367,14 @@ class Trainer:
         finally:
             self.ema.restore(self.parameters.values())
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Within it a process can use the network without the others, with averaged weights where there is an EMA."""
+        gathered = self.sharding.gathered(self.policy.network) if self.sharding else contextlib.nullcontext()
+        with self.averaged(), gathered:
+            yield
+            self.accelerator.wait_for_everyone()
+
     def evaluate(self) -> Evaluated | None:
         """Score the held-out prompts, and append the means to evaluations.jsonl."""
         settings = self.config.evaluation
@@ -366,16 +392,16 @@ class Trainer:
                 settings.seed,
                 self.accelerator,
             )
-        if self.accelerator.is_main_process:
-            means = result.means(by="category")
-            line: dict[str, Any] = {"iteration": self.iteration}
-            for label, row in means.items():
-                # statistics of every category would be many, and say little
-                line |= {f"{label}/{n}": v for n, v in row.items() if label == "all" or not n.startswith("statistics/")}
-            with self.averaged():
+        line: dict[str, Any] = {"iteration": self.iteration}
+        with self._alone():
+            if self.accelerator.is_main_process:
                 line |= self.algorithm.measure(self.actor)
                 if self.config.training.previews:
                     self.medium.look(self.actor, self.algorithm, self.config, prompts, self.folder, self.iteration)
+        if self.accelerator.is_main_process:
+            for label, row in result.means(by="category").items():
+                # statistics of every category would be many, and say little
+                line |= {f"{label}/{n}": v for n, v in row.items() if label == "all" or not n.startswith("statistics/")}
             self.evaluations.append(self._watched(line, result))
             samples = result.samples()
             count = min(settings.saved, len(samples))
@@ -418,38 +444,51 @@ class Trainer:
     # Saving
 
     def save(self) -> None:
-        """Write a checkpoint that a resumed run continues from bit for bit."""
-        if self.accelerator.is_main_process:
-            moments, rest = optimizer_tensors(self.optimizer.state_dict())
-            tensors: dict[str, dict[str, Tensor]] = {"trainable": {**self.parameters}, "optimizer": moments}
-            adapted, extra = self.actor.state()
-            tensors |= adapted
-            state = {
-                "iteration": self.iteration,
-                "seconds": self.seconds,
-                "optimizer": rest,
-                "actor": extra,
-                "selection": self.selection.state_dict(),
-            }
-            if self.ema is not None:
-                averages = zip(self.parameters, self.ema.shadow_params, strict=True)
-                tensors["ema"] = dict(averages)
-                state["ema_steps"] = self.ema.optimization_step
-            good = self.verdict.last_good if self.config.evaluation.panel else None
-            self.checkpoints.save(self.iteration, tensors, state, self._export_lora, good)
+        """Write a checkpoint that a resumed run continues from: bit for bit on as many processes."""
+        moments, rest = optimizer_tensors(self.optimizer.state_dict())
+        tensors: dict[str, dict[str, Tensor]] = {"trainable": {**self.parameters}, "optimizer": moments}
+        if self.ema is not None:
+            tensors["ema"] = dict(zip(self.parameters, self.ema.shadow_params, strict=True))
+        main = self.accelerator.is_main_process
+        tensors = {name: whole(entries, keep=main) for name, entries in tensors.items()}
+        adapted, extra = self.actor.state()
+        state = {
+            "iteration": self.iteration,
+            "seconds": self.seconds,
+            "optimizer": rest,
+            "actor": extra,
+            "selection": self.selection.state_dict(),
+        }
+        if self.ema is not None:
+            state["ema_steps"] = self.ema.optimization_step
+        good = self.verdict.last_good if self.config.evaluation.panel else None
+        weights = self._weights() if self.policy.lora else None
+        if main:
+            self.checkpoints.save(self.iteration, tensors | adapted, state, partial(self._export_lora, weights), good)
         self.accelerator.wait_for_everyone()
 
-    def _export_lora(self, folder: Path) -> None:
+    def _export_lora(self, weights: dict[str, Tensor] | None, folder: Path) -> None:
         if self.policy.lora:
             with self.averaged():
-                self.policy.save(folder)
+                self.policy.save(folder, weights)
 
     def export(self) -> None:
         """Write the result for plain diffusers or transformers: `lora/`, an adapter, or `model/`, the whole network."""
+        weights = self._weights()
         if self.accelerator.is_main_process:
             with self.averaged():
-                self.policy.save(self.folder / ("lora" if self.policy.lora else "model"))
+                self.policy.save(self.folder / ("lora" if self.policy.lora else "model"), weights)
         self.accelerator.wait_for_everyone()
+
+    def _weights(self) -> dict[str, Tensor] | None:
+        """The averaged weights of a network in shards, whole, to save; None where the network has them itself."""
+        if self.sharding is None:
+            return None
+        with self.averaged():
+            weights, trained = self.policy.network.state_dict(), self.policy.trainable()
+            if self.policy.lora:
+                weights = {name: value for name, value in weights.items() if name in trained}
+            return whole(weights, keep=self.accelerator.is_main_process)
 
     def _resume(self) -> None:
         found = self.checkpoints.all()
@@ -460,7 +499,11 @@ class Trainer:
             self.actor.load_state(tensors, state["actor"])
             self.seconds = state["seconds"]
             self.selection.load_state_dict(state["selection"])
-            self.optimizer.load_state_dict(optimizer_state(tensors["optimizer"], state["optimizer"]))
+            moments = optimizer_state(tensors["optimizer"], state["optimizer"])
+            parameters = list(self.parameters.values())
+            for index, values in moments["state"].items():
+                values |= {key: like(value, parameters[index]) for key, value in values.items()}
+            self.optimizer.load_state_dict(moments)
         if self.accelerator.is_main_process and self.folder.is_dir():
             self.metrics.keep_before(self.iteration)
             # the evaluation at the checkpoint's own iteration came before the checkpoint
@@ -475,7 +518,7 @@ class Trainer:
         if self.ema is not None:
             self.ema.optimization_step = state["ema_steps"]
             for name, shadow in zip(self.parameters, self.ema.shadow_params, strict=True):
-                shadow.copy_(tensors["ema"][name])
+                shadow.copy_(like(tensors["ema"][name], shadow))
 
     def _write_description(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
