@@ -139,6 +139,10 @@ class Training(Section):
     previews: int = Field(4, ge=0, le=4)
     """held-out prompts whose denoising and group are saved at each evaluation, for the gallery"""
     budget: Budget = Budget()
+    timeout: float = Field(1800, gt=0)
+    """seconds that processes wait for each other, the slowest reward included"""
+    patience: float = Field(25, ge=3)
+    """seconds without a sign of life after which a process is given up, and the run with it"""
 
 
 class Network(Section):

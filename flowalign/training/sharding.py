@@ -44,7 +44,9 @@ class Sharding:
             return None
         settings = FullyShardedDataParallelPlugin()
         if settings.fsdp_version != 2:
-            raise ConfigError("of FSDP only version 2 is supported (fsdp_version: 2), as in configs/accelerate/fsdp2.yaml")
+            raise ConfigError(
+                "of FSDP only version 2 is supported (fsdp_version: 2), as in configs/accelerate/fsdp2.yaml"
+            )
         return cls(settings, device)
 
     def shard(self, network: nn.Module) -> None:

@@ -3,9 +3,11 @@
 import contextlib
 import logging
 import platform
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 
 import torch
 import yaml
-from accelerate import Accelerator
+from accelerate import Accelerator, InitProcessGroupKwargs
 from diffusers.optimization import get_scheduler
 from diffusers.training_utils import EMAModel
 from torch import Tensor
@@ -24,7 +26,7 @@ from flowalign import registry
 from flowalign.algorithms.base import Experience
 from flowalign.config import kind_of
 from flowalign.data import Prompts, draw_batch
-from flowalign.errors import ConfigError
+from flowalign.errors import ConfigError, FlowalignError
 from flowalign.files import write_atomically
 from flowalign.policies.base import Policy
 from flowalign.sections import BaseConfig, Named, Weighted, parse
@@ -37,12 +39,16 @@ from flowalign.training.checkpoint import (
 from flowalign.training.evaluation import Evaluated, evaluate
 from flowalign.training.medium import MEDIA
 from flowalign.training.metrics import MetricsFile
+from flowalign.training.pulse import Pulse
 from flowalign.training.sharding import Sharding, like, unsynced, whole
 from flowalign.training.watch import NOTHING_SEEN, Panel, judge, watched
 from rewards import Reward, WeightedSum, advance, as_reward, spec_of
 from samplers import derive_seed
 
 logger = logging.getLogger(__name__)
+
+LOST = re.compile("gloo|nccl|connection|timed? ?out", re.IGNORECASE)
+"""in the communication libraries' errors when a process is gone or late"""
 
 
 def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
@@ -94,6 +100,7 @@ class Trainer:
             cpu=not torch.accelerator.is_available(),
             log_with=config.trackers or None,
             project_dir=str(self.folder),
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=config.training.timeout))],
         )
         config.check(self.accelerator.num_processes)
         self.checkpoints = Checkpoints(self.folder / "checkpoints", config.training.keep_checkpoints)
@@ -164,6 +171,7 @@ class Trainer:
         """spent in iterations so far"""
         self.metrics = MetricsFile(self.folder / "metrics.jsonl")
         self.evaluations = MetricsFile(self.folder / "evaluations.jsonl")
+        self.pulse: Pulse | None = None
         if resume:
             self._resume()
 
@@ -181,7 +189,34 @@ class Trainer:
     # The loop
 
     def train(self) -> None:
-        """Run the remaining iterations; evaluates before, in between as configured, and after."""
+        """Run the remaining iterations; evaluates before, in between as configured, and after.
+
+        Raises:
+            FlowalignError: another process is gone, or did not come in time; says where each was.
+        """
+        if self.accelerator.num_processes == 1:
+            return self._train()
+        store = torch.distributed.distributed_c10d._get_default_store()
+        world = self.accelerator.process_index, self.accelerator.num_processes
+        self.pulse = Pulse(store, *world, self.config.training.patience)
+        try:
+            self._train()
+        except RuntimeError as error:
+            if not LOST.search(str(error)):
+                raise
+            reason = str(error).strip().splitlines()[-1]
+            raise FlowalignError(
+                f"process {world[0]} lost another one ({reason}). {self.pulse.others()}. --resume goes on from the "
+                "run's last checkpoint; training.timeout is how long processes wait for each other"
+            ) from error
+        finally:
+            self.pulse.stop()
+
+    def _at(self, place: str) -> None:
+        if self.pulse is not None:
+            self.pulse.at(f"iteration {self.iteration}, {place}")
+
+    def _train(self) -> None:
         training, evaluation = self.config.training, self.config.evaluation
         if self.accelerator.is_main_process:
             self._write_description()
@@ -264,10 +299,12 @@ class Trainer:
         done = self.done()
         self.algorithm.progress(done)
         advance(self.actor.reward, done)
+        self._at("sampling and scoring")
         experience = self.algorithm.collect(self.actor, batch)
         if self.iteration == 0:
             self.algorithm.verify(self.policy, experience)
         self._tell_selection(experience)
+        self._at("update")
         begin = time.perf_counter()
         sums: dict[str, list[Tensor]] = defaultdict(list)
         for i, items in enumerate(self._updates(experience)):
@@ -381,6 +418,7 @@ class Trainer:
         if settings.prompts is None:
             return None
         prompts = Prompts.read(settings.prompts, settings.where).spread(settings.limit)
+        self._at("evaluation")
         advance(self.panel, self.done())
         with self.averaged():
             result = evaluate(
@@ -445,6 +483,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint that a resumed run continues from: bit for bit on as many processes."""
+        self._at("checkpoint")
         moments, rest = optimizer_tensors(self.optimizer.state_dict())
         tensors: dict[str, dict[str, Tensor]] = {"trainable": {**self.parameters}, "optimizer": moments}
         if self.ema is not None:

@@ -44,6 +44,4 @@ if __name__ == "__main__":
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     torch.set_num_threads(1)
-    torch.multiprocessing.start_processes(
-        work, (processes, port, folders), nprocs=processes, start_method="fork"
-    )
+    torch.multiprocessing.start_processes(work, (processes, port, folders), nprocs=processes, start_method="fork")
