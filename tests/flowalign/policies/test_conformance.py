@@ -10,8 +10,8 @@ from diffusers import DDIMScheduler, DiffusionPipeline
 from torch import Tensor
 
 from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.policies.tiny_pipelines import PIPELINES, Tiny, build
 from samplers import All, cps, ddim, flow_sde
-from tests.flowalign.policies.tiny_pipelines import PIPELINES, Tiny, build
 
 # of different lengths
 PROMPTS = ["a red circle", "two blue squares", "a red circle", "a green triangle above a blue circle"]
