@@ -125,6 +125,7 @@ def dry_run(config: Config, full: bool = False) -> Report:
                 pipeline.to(getattr(torch, config.model.dtype))
             small = _of_size(small, tiny)
         policy = DiffusersPolicy(pipeline, device, small.model.encode, small.model.attention)
+        policy.spare(small.model)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         trainer = Trainer(small, policy, progress=False)

@@ -109,6 +109,8 @@ class Optimizer(Section):
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(1e-4, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
+    bits: Literal[8, 32] = 32
+    """of the moments; 8 needs the extra 'bitsandbytes'"""
 
 
 class Budget(Section):
@@ -153,6 +155,7 @@ class Network(Section):
     lora: Lora | None = Lora()
     """null trains every weight"""
     gradient_checkpointing: bool = False
+    """compute activations again in the backward pass: a third more time, a fraction of the memory"""
 
 
 class BaseConfig(Section):

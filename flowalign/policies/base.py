@@ -70,6 +70,10 @@ class Policy:
         """Compute activations again in the backward pass instead of keeping them."""
         raise NotImplementedError
 
+    def compile(self) -> None:
+        """Compile what is called most; nothing more is put on the network after."""
+        raise NotImplementedError
+
     def trainable(self) -> dict[str, nn.Parameter]:
         """Name to parameter, of what is trained."""
         return {name: p for name, p in self.network.named_parameters() if p.requires_grad}

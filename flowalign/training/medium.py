@@ -14,6 +14,7 @@ from flowalign.gallery.samples import save_samples
 from flowalign.policies import DiffusersPolicy
 from flowalign.policies.language import LanguagePolicy
 from flowalign.training.actor import Actor
+from flowalign.training.memory import check_precision
 from flowalign.training.previews import preview
 from flowalign.training.text_actor import TextActor
 from rewards import Reward
@@ -31,7 +32,12 @@ class Pictures:
     def policy(config: Any, device: torch.device | str) -> DiffusersPolicy:
         """Load the model of a configuration, without anything trainable yet."""
         model = config.model
-        return DiffusersPolicy.from_pretrained(shipped(model.path), model.dtype, device, model.encode, model.attention)
+        check_precision(model.dtype, torch.device(device))
+        policy = DiffusersPolicy.from_pretrained(
+            shipped(model.path), model.dtype, device, model.encode, model.attention, model.base_bits
+        )
+        policy.spare(model)
+        return policy
 
     @staticmethod
     def actor(config: Any, policy: Any, reward: Reward, accelerator: Accelerator) -> Actor:
@@ -57,6 +63,7 @@ class Texts:
     def policy(config: Any, device: torch.device | str) -> LanguagePolicy:
         """Load the model of a configuration, without anything trainable yet."""
         model = config.model
+        check_precision(model.dtype, torch.device(device))
         return LanguagePolicy.from_pretrained(
             shipped(model.path), model.dtype, device, padding=model.padding, chat=model.chat, system=model.system
         )

@@ -12,9 +12,10 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, Store
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from flowalign.errors import FlowalignError
 
@@ -64,7 +65,7 @@ class Pulse:
         told = {"beats": self._beats, "host": f"{socket.gethostname()}, pid {os.getpid()}", "place": self.place}
         self.store.set(str(self.rank), json.dumps(told))
 
-    def _read(self, rank: int) -> dict[str, str]:
+    def _read(self, rank: int) -> dict[str, Any]:
         return json.loads(self.store.get(str(rank)))
 
     def _watch(self) -> None:
@@ -83,7 +84,7 @@ class Pulse:
         told, now = self._read(rank), time.monotonic()
         beats, since = self._seen.get(rank, (0, now))
         if told["beats"] != beats or told["place"] == "done":
-            self._seen[rank] = int(told["beats"]), now
+            self._seen[rank] = told["beats"], now
         elif now - since > self.patience:
             verdict = (
                 f"process {rank} ({told['host']}) has given no sign of life for {self.patience:g} s; it was at: "

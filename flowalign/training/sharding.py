@@ -109,8 +109,8 @@ def whole(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
     return kept
 
 
-def like(value: Tensor, parameter: Tensor) -> Tensor:
-    """A whole tensor spread as this parameter is."""
+def like(value: Any, parameter: Tensor) -> Any:
+    """A whole tensor spread as this parameter is; other things as they are."""
     if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value
     return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)

@@ -6,12 +6,12 @@ import platform
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import yaml
@@ -38,6 +38,7 @@ from flowalign.training.checkpoint import (
 )
 from flowalign.training.evaluation import Evaluated, evaluate
 from flowalign.training.medium import MEDIA
+from flowalign.training.memory import make_optimizer, out_of_memory
 from flowalign.training.metrics import MetricsFile
 from flowalign.training.pulse import Pulse
 from flowalign.training.sharding import Sharding, like, unsynced, whole
@@ -46,6 +47,8 @@ from rewards import Reward, WeightedSum, advance, as_reward, spec_of
 from samplers import derive_seed
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LOST = re.compile("gloo|nccl|connection|timed? ?out", re.IGNORECASE)
 """in the communication libraries' errors when a process is gone or late"""
@@ -121,6 +124,8 @@ class Trainer:
             self.policy.train_all()
         if config.model.gradient_checkpointing:
             self.policy.checkpoint_gradients()
+        if getattr(self.config.model, "compile", False):
+            self.policy.compile()
         self.sharding = Sharding.configured(self.accelerator.device)
         self._spread()
         reward = build_reward(config.rewards) if reward is None else as_reward(reward)
@@ -146,13 +151,7 @@ class Trainer:
         settings = training.optimizer
         # apart: an optimizer's step does not mix sharded parameters with whole ones
         groups = [list(p.values()) for p in (self.policy.trainable(), own) if p]
-        self.optimizer = torch.optim.AdamW(
-            [{"params": group} for group in groups],
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-            fused=self.accelerator.device.type == "cuda",
-        )
+        self.optimizer = make_optimizer(groups, settings, self.accelerator.device)
         self.updates = training.iterations * training.updates_per_iteration
         """optimizer steps of the whole training, where no budget ends it before"""
         schedule = get_scheduler(
@@ -182,6 +181,8 @@ class Trainer:
             return
         if self.config.medium == "text":
             raise ConfigError("language models are trained in whole copies, not in shards: launch without FSDP")
+        if self.config.training.optimizer.bits == 8:
+            raise ConfigError("training.optimizer.bits: moments in shards are not quantised; 32 works")
         self.sharding.shard(self.policy.network)
         if self.policy._reference is not None:
             self.sharding.shard(self.policy._reference)
@@ -194,8 +195,13 @@ class Trainer:
         Raises:
             FlowalignError: another process is gone, or did not come in time; says where each was.
         """
-        if self.accelerator.num_processes == 1:
-            return self._train()
+        processes = self.accelerator.num_processes
+        try:
+            self._train() if processes == 1 else self._train_together()
+        except torch.OutOfMemoryError as error:
+            raise FlowalignError(out_of_memory(self.config, processes)) from error
+
+    def _train_together(self) -> None:
         store = torch.distributed.distributed_c10d._get_default_store()
         world = self.accelerator.process_index, self.accelerator.num_processes
         self.pulse = Pulse(store, *world, self.config.training.patience)
@@ -300,7 +306,7 @@ class Trainer:
         self.algorithm.progress(done)
         advance(self.actor.reward, done)
         self._at("sampling and scoring")
-        experience = self.algorithm.collect(self.actor, batch)
+        experience = self._fitting("rollout", "batch_size", partial(self.algorithm.collect, self.actor, batch))
         if self.iteration == 0:
             self.algorithm.verify(self.policy, experience)
         self._tell_selection(experience)
@@ -350,16 +356,7 @@ class Trainer:
         """One optimizer step on the mean loss of these items over all processes."""
         total = len(items)
         items = self._with_gradient(experience, items)
-        parts = items.split(self.config.training.micro_batch_size)
-        totals: dict[str, Tensor] = {}
-        for i, part in enumerate(parts):
-            last = i == len(parts) - 1
-            wait = contextlib.nullcontext() if last else unsynced(self.accelerator, self.policy.model)
-            with wait:
-                loss, values = self.algorithm.losses(self.policy, experience, part)
-                self.accelerator.backward(loss.sum() / total)
-            for name, value in {**values, "policy/loss": loss}.items():
-                totals[name] = totals.get(name, 0) + value.detach().sum()
+        totals = self._fitting("training", "micro_batch_size", partial(self._backward, experience, items, total))
         self._share_own_gradients()
         norm = self.accelerator.clip_grad_norm_(self.parameters.values(), self.config.training.optimizer.max_grad_norm)
         self.optimizer.step()
@@ -370,6 +367,39 @@ class Trainer:
             sums[name].append(value / len(items))
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         sums["policy/gradient_norm"].append(torch.as_tensor(norm, device=self.accelerator.device))
+
+    def _backward(self, experience: Experience, items: Tensor, total: int) -> dict[str, Tensor]:
+        """Gradients of the items' loss over `total`, in micro-batches; the sums of the values for the metrics."""
+        self.optimizer.zero_grad()
+        parts = items.split(self.config.training.micro_batch_size)
+        totals: dict[str, Tensor] = {}
+        for i, part in enumerate(parts):
+            last = i == len(parts) - 1
+            wait = contextlib.nullcontext() if last else unsynced(self.accelerator, self.policy.model)
+            with wait:
+                loss, values = self.algorithm.losses(self.policy, experience, part)
+                self.accelerator.backward(loss.sum() / total)
+            for name, value in {**values, "policy/loss": loss}.items():
+                totals[name] = totals.get(name, 0) + value.detach().sum()
+        return totals
+
+    def _fitting(self, section: str, key: str, work: Callable[[], T]) -> T:
+        """Do the work; while the device's memory runs out, halve this batch size and begin again.
+
+        On several processes, where the others would wait in the middle of theirs, the error goes on.
+        """
+        settings = getattr(self.config, section)
+        while True:
+            try:
+                return work()
+            except torch.OutOfMemoryError:
+                size = getattr(settings, key, 1)
+                if size == 1 or self.accelerator.num_processes > 1:
+                    raise
+                setattr(settings, key, size // 2)
+                logger.warning("out of memory with %s.%s %d; going on with %d", section, key, size, size // 2)
+            # outside: the exception held what the failed attempt had allocated
+            torch.cuda.empty_cache()
 
     def _share_own_gradients(self) -> None:
         """Average over processes the gradients of the algorithm's own networks, which no wrapper does."""
