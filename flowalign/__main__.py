@@ -65,6 +65,12 @@ def train(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. training.iterations=20")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="One rollout and one update on random weights: time and memory.")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Dry-run the model at its own size, from its configuration files.")
+    ] = False,
 ) -> None:
     """Train a model as a configuration says; under `accelerate launch` on many devices."""
     from flowalign.config import load
@@ -72,6 +78,11 @@ def train(
 
     settings = load(config, overrides or [])
     settings.check(world_size())
+    if dry_run:
+        from flowalign.dry_run import dry_run as try_out
+
+        print("\n".join(try_out(settings, full).lines()))
+        return
     from flowalign.training import Trainer
 
     trainer = Trainer(settings, resume=resume)

@@ -54,6 +54,16 @@ class Model(Network):
     """diffusers attention backend: native (default), xformers, flash, ..."""
     encode: dict[str, Any] = {}
     """arguments of the pipeline's prompt encoding, e.g. max_sequence_length"""
+    base_bits: Literal[4, 8] | None = None
+    """of the frozen weights under a LoRA, by bitsandbytes (an extra; GPUs only)"""
+    offload_vae: bool = False
+    """the VAE stays in the CPU's memory and visits the device to decode, as the text encoders always do to encode"""
+    tile_vae: bool = False
+    """decode large pictures tile by tile; neighbours blend, which changes pixels a little"""
+    slice_vae: bool = False
+    """decode one picture at a time"""
+    compile: bool = False
+    """torch.compile the denoiser's repeated blocks: minutes once, then faster steps"""
 
 
 class Sampling(Section):
@@ -130,6 +140,10 @@ class Config(BaseConfig):
         return plan
 
     def check_sampling(self, groups: int) -> None:
+        if self.model.base_bits is not None and self.model.lora is None:
+            raise ConfigError(
+                "model.base_bits: quantised weights cannot be trained themselves; model.lora: {rank: 32} works"
+            )
         kernel = registry.resolve("kernels", self.rollout.kernel)
         try:
             check_eta(kernel, self.rollout.eta)

@@ -147,6 +147,8 @@ class Optimizer(Section):
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(1e-4, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
+    bits: Literal[8, 32] = 32
+    """of the moments; 8 needs the extra 'bitsandbytes'"""
 
 
 class Budget(Section):
@@ -177,6 +179,10 @@ class Training(Section):
     previews: int = Field(4, ge=0, le=4)
     """held-out prompts whose denoising and group are saved at each evaluation, for the gallery"""
     budget: Budget = Budget()
+    timeout: float = Field(1800, gt=0)
+    """seconds that processes wait for each other, the slowest reward included"""
+    patience: float = Field(25, ge=3)
+    """seconds without a sign of life after which a process is given up, and the run with it"""
 
 
 class Network(Section):
@@ -187,6 +193,7 @@ class Network(Section):
     lora: Lora | None = Lora()
     """null trains every weight"""
     gradient_checkpointing: bool = False
+    """compute activations again in the backward pass: a third more time, a fraction of the memory"""
 
 
 class BaseConfig(Section):

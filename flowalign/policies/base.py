@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from diffusers.training_utils import cast_training_params
 from peft import LoraConfig
-from torch import nn
+from torch import Tensor, nn
 
 from flowalign.errors import ConfigError, FlowalignError
 
@@ -70,6 +70,10 @@ class Policy:
         """Compute activations again in the backward pass instead of keeping them."""
         raise NotImplementedError
 
+    def compile(self) -> None:
+        """Compile what is called most; nothing more is put on the network after."""
+        raise NotImplementedError
+
     def trainable(self) -> dict[str, nn.Parameter]:
         """Name to parameter, of what is trained."""
         return {name: p for name, p in self.network.named_parameters() if p.requires_grad}
@@ -97,8 +101,12 @@ class Policy:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.dtype)
 
-    def save(self, folder: str | Path) -> None:
-        """Write what the library that the model comes from loads."""
+    def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
+        """Write what the library that the model comes from loads.
+
+        Args:
+            weights: those of the network by name, where it holds only a part of each; with LoRA those of the adapter.
+        """
         raise NotImplementedError
 
     def make(

@@ -1,5 +1,6 @@
 """A policy over a diffusers pipeline: rollout is the pipeline's own call, replay is the denoiser alone."""
 
+import importlib.util
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from diffusers import DiffusionPipeline
+from accelerate import cpu_offload_with_hook
+from diffusers import DiffusionPipeline, PipelineQuantizationConfig
 from diffusers.training_utils import _collate_lora_metadata
 from peft import get_peft_model_state_dict
 from PIL.Image import Image
@@ -92,6 +94,25 @@ class Rollout:
         )
 
 
+def quantisation(bits: int, denoiser: str, dtype: torch.dtype) -> PipelineQuantizationConfig:
+    """How diffusers loads a denoiser in 4 (NF4) or 8 bits.
+
+    Raises:
+        ConfigError: without a GPU, or without bitsandbytes.
+    """
+    if not torch.cuda.is_available():
+        raise ConfigError("model.base_bits: bitsandbytes needs a GPU, and torch finds none here; null works")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError("model.base_bits needs bitsandbytes: pip install 'flowalign[bitsandbytes]'")
+    if bits == 8:
+        own: dict[str, Any] = {"load_in_8bit": True}
+    else:
+        own = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
+    return PipelineQuantizationConfig(
+        quant_backend=f"bitsandbytes_{bits}bit", quant_kwargs=own, components_to_quantize=[denoiser]
+    )
+
+
 class DiffusersPolicy(Policy):
     """A diffusers pipeline whose denoiser is trained. `forwards` counts each branch of guidance.
 
@@ -117,6 +138,8 @@ class DiffusersPolicy(Policy):
         super().__init__(Experts(self.networks) if several else self.networks[self.family.denoiser], device)
         self.encode_options = encode_options or {}
         self._embeddings: OrderedDict[Prompt, dict[str, Tensor]] = OrderedDict()
+        self._vae_visit: Any = None
+        """accelerate's hook that takes the VAE off the device, where it only visits"""
         self.family.check(pipeline)
         pipeline.set_progress_bar_config(disable=True)
         for module in pipeline.components.values():
@@ -136,16 +159,22 @@ class DiffusersPolicy(Policy):
         device: torch.device | str = "cpu",
         encode_options: dict[str, Any] | None = None,
         attention: str | None = None,
+        base_bits: int | None = None,
     ) -> "DiffusersPolicy":
-        """Load a pipeline from a folder or a hub name. Components saved as absent (SD3 without T5) stay absent."""
+        """Load a pipeline from a folder or a hub name. Components saved as absent (SD3 without T5) stay absent.
+
+        Args:
+            base_bits: 4 or 8 loads the denoiser quantised by bitsandbytes, which needs a GPU; None as it is.
+        """
         dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         try:
             saved = DiffusionPipeline.load_config(str(path))
         except OSError as error:
             raise ConfigError(f"no pipeline at '{path}': {' '.join(str(error).split())}") from error
         absent = {name: None for name, entry in saved.items() if entry == [None, None]}
-        family_of(saved["_class_name"])
-        pipeline = DiffusionPipeline.from_pretrained(str(path), dtype=dtype, **absent)
+        denoiser = family_of(saved["_class_name"]).denoiser
+        quantised = {} if base_bits is None else {"quantization_config": quantisation(base_bits, denoiser, dtype)}
+        pipeline = DiffusionPipeline.from_pretrained(str(path), dtype=dtype, **absent, **quantised)
         return cls(pipeline, device, encode_options, attention)
 
     def _set_attention(self, backend: str) -> None:
@@ -153,6 +182,28 @@ class DiffusersPolicy(Policy):
             self.denoiser.set_attention_backend(backend)
         except (ValueError, ImportError, RuntimeError) as error:
             raise ConfigError(f"attention backend '{backend}' cannot be used here: {error}") from error
+
+    def spare(self, model: Any) -> None:
+        """Take less of the device's memory for the VAE, as a model section says: offload_vae, tile_vae, slice_vae."""
+        vae = getattr(self.pipeline, "vae", None)
+        for wanted, method in ((model.tile_vae, "enable_tiling"), (model.slice_vae, "enable_slicing")):
+            if wanted and not hasattr(vae, method):
+                raise ConfigError(f"model: {type(vae).__name__} cannot {method.removeprefix('enable_')}; leave it off")
+            if wanted:
+                getattr(vae, method)()
+        if model.offload_vae:
+            _, self._vae_visit = cpu_offload_with_hook(vae, self.device)
+
+    def compile(self, **settings: Any) -> None:
+        """Compile the denoiser's repeated blocks, once for all of them; call it when nothing more is put on them.
+
+        Args:
+            settings: of torch.compile.
+        """
+        try:
+            self.denoiser.compile_repeated_blocks(**settings)
+        except ValueError as error:
+            raise ConfigError(f"model.compile: {' '.join(str(error).split())}") from error
 
     @property
     def denoiser(self) -> Any:
@@ -186,7 +237,7 @@ class DiffusersPolicy(Policy):
     def checkpoint_gradients(self) -> None:
         self.denoiser.enable_gradient_checkpointing()
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write what plain diffusers loads: a LoRA file for `load_lora_weights`, or the whole denoiser.
 
         Where the pipeline's class has no `load_lora_weights`, the file is for its transformer's `load_lora_adapter`.
@@ -194,16 +245,24 @@ class DiffusersPolicy(Policy):
         """
         for name, network in self.networks.items():
             if not self.lora:
-                network.save_pretrained(Path(folder) / name)
+                self._save_whole(network, Path(folder) / name, weights)
             elif hasattr(self.pipeline, "save_lora_weights"):
                 type(self.pipeline).save_lora_weights(
                     str(folder),
                     weight_name=lora_file(name),
-                    **{f"{self.family.denoiser}_lora_layers": get_peft_model_state_dict(network)},
+                    **{f"{self.family.denoiser}_lora_layers": get_peft_model_state_dict(network, weights)},
                     **_collate_lora_metadata({self.family.denoiser: network}),
                 )
             else:
                 network.save_lora_adapter(str(folder), weight_name=lora_file(name))
+
+    @staticmethod
+    def _save_whole(network: Any, folder: Path, weights: dict[str, Tensor] | None) -> None:
+        if weights is not None:
+            with torch.device("meta"):
+                network = type(network).from_config(network.config)
+            network.load_state_dict(weights, assign=True)
+        network.save_pretrained(folder)
 
     def load(self, folder: str | Path) -> None:
         """Read what `save` wrote, for sampling."""
@@ -501,6 +560,8 @@ class DiffusersPolicy(Policy):
         height, width = (self.pipeline.vae_scale_factor * side for side in scheduler.shape[-2:])
         pixels = self.pipeline.image_processor.preprocess(list(images), height=height, width=width)
         parts = [self.family.latents(self.pipeline, part.to(self.device)) for part in pixels.split(batch_size)]
+        if self._vae_visit is not None:
+            self._vae_visit.offload()
         x0 = torch.cat(parts).float()
         noise = normal(x0.shape[1:], generators(seeds), self.device)
         place = place.to(self.device)
@@ -519,6 +580,8 @@ class DiffusersPolicy(Policy):
         for part in latents.split(batch_size):
             pixels = self.family.decode(self.pipeline, part)
             images += self.family.pictures(self.pipeline, pixels.float())
+        if self._vae_visit is not None:
+            self._vae_visit.offload()
         return images
 
     def make(

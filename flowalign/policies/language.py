@@ -396,9 +396,9 @@ class LanguagePolicy(Policy):
 
     # Files
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write what `from_pretrained` and peft load: the adapter, or the whole model; and the tokenizer."""
-        self.network.save_pretrained(str(folder))
+        self.network.save_pretrained(str(folder), state_dict=weights)
         self.tokenizer.save_pretrained(str(folder))
 
     def load(self, folder: str | Path) -> None:

@@ -99,9 +99,9 @@ class VisionLanguagePolicy(LanguagePolicy):
             messages.insert(0, {"role": "system", "content": [{"type": "text", "text": self.system}]})
         return self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write what `from_pretrained`, a judge of `vlm_judge` and peft load."""
-        self.network.save_pretrained(str(folder))
+        self.network.save_pretrained(str(folder), state_dict=weights)
         self.processor.save_pretrained(str(folder))
 
 

@@ -13,26 +13,37 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flowalign.files import sync, sync_folder
+from flowalign.training.sharding import like
 
 NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def optimizer_tensors(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """An optimizer's state_dict as flat tensors ('3.exp_avg') and JSON."""
-    tensors = {
-        f"{index}.{key}": value.contiguous()
-        for index, values in state["state"].items()
-        for key, value in values.items()
-    }
-    return tensors, {"param_groups": state["param_groups"]}
+    flat = {f"{index}.{key}": value for index, values in state["state"].items() for key, value in _flat(values).items()}
+    tensors = {key: value.contiguous() for key, value in flat.items() if isinstance(value, Tensor)}
+    numbers = {key: value for key, value in flat.items() if key not in tensors}
+    return tensors, {"param_groups": state["param_groups"], "numbers": numbers}
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """8-bit optimizers nest what they quantise: 'outer/inner'."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= {f"{key}/{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+    return flat
 
 
 def optimizer_state(tensors: dict[str, Tensor], rest: dict[str, Any]) -> dict[str, Any]:
     """The inverse of `optimizer_tensors`."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in (tensors | rest.get("numbers", {})).items():
         index, _, key = name.partition(".")
-        state.setdefault(int(index), {})[key] = value
+        *outer, key = key.split("/")
+        place = state.setdefault(int(index), {})
+        for name in outer:
+            place = place.setdefault(name, {})
+        place[key] = value
     return {"state": state, "param_groups": rest["param_groups"]}
 
 
@@ -112,4 +123,4 @@ def restore(parameters: dict[str, torch.nn.Parameter], values: dict[str, Tensor]
     """Copy stored values into parameters of the same names."""
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(values[name])
+            parameter.copy_(like(values[name], parameter))

@@ -74,9 +74,12 @@ def evaluate(
     rows: list[dict[str, Any]] = []
     images: list[Any] = []
     forwards = policy.forwards
+    # as many on every process, since a network in shards runs on all of them or on none
+    share = -(-len(prompts) // processes) * per_prompt
+    made = mine + [0] * (share - len(mine))
+    own = [metadata[i] for i in made]
+    images = policy.make([texts[i] for i in made], [seeds[i] for i in made], sampling, own)[: len(mine)]
     if mine:
-        own = [metadata[i] for i in mine]
-        images = policy.make([texts[i] for i in mine], [seeds[i] for i in mine], sampling, own)
         grouped = [metadata[i] | {"group": i // per_prompt, "seed": seeds[i]} for i in mine]
         scores = score(reward, images, [texts[i] for i in mine], grouped)
         for row, i in enumerate(mine):

@@ -16,6 +16,7 @@ from flowalign.policies.language import LanguagePolicy
 from flowalign.policies.vision_language import VisionLanguagePolicy
 from flowalign.rendering import renderer
 from flowalign.training.actor import Actor
+from flowalign.training.memory import check_precision
 from flowalign.training.previews import preview, preview_texts
 from flowalign.training.rewrites import keep_rewrites, preview_rewrites
 from flowalign.training.text_actor import TextActor
@@ -34,7 +35,12 @@ class Pictures:
     def policy(config: Any, device: torch.device | str) -> DiffusersPolicy:
         """Load the model of a configuration, without anything trainable yet."""
         model = config.model
-        return DiffusersPolicy.from_pretrained(shipped(model.path), model.dtype, device, model.encode, model.attention)
+        check_precision(model.dtype, torch.device(device))
+        policy = DiffusersPolicy.from_pretrained(
+            shipped(model.path), model.dtype, device, model.encode, model.attention, model.base_bits
+        )
+        policy.spare(model)
+        return policy
 
     @staticmethod
     def actor(config: Any, policy: Any, reward: Reward, accelerator: Accelerator) -> Actor:
@@ -60,6 +66,7 @@ class Texts:
     def policy(config: Any, device: torch.device | str) -> LanguagePolicy:
         """Load the model of a configuration, without anything trainable yet."""
         model = config.model
+        check_precision(model.dtype, torch.device(device))
         path = shipped(model.path)
         if model.images:
             return VisionLanguagePolicy.from_pretrained(path, model.dtype, device, system=model.system)

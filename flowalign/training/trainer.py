@@ -3,26 +3,30 @@
 import contextlib
 import logging
 import platform
+import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import yaml
-from accelerate import Accelerator
+from accelerate import Accelerator, InitProcessGroupKwargs
 from diffusers.optimization import get_scheduler
 from diffusers.training_utils import EMAModel
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
 from flowalign import registry
 from flowalign.algorithms.base import Experience
 from flowalign.config import kind_of
 from flowalign.data import Prompts
-from flowalign.errors import ConfigError
+from flowalign.errors import ConfigError, FlowalignError
 from flowalign.files import write_atomically
 from flowalign.policies.base import Policy
 from flowalign.sections import BaseConfig, Named, Weighted, parse
@@ -35,12 +39,20 @@ from flowalign.training.checkpoint import (
 from flowalign.training.evaluation import Evaluated, evaluate
 from flowalign.training.groups import Groups
 from flowalign.training.medium import MEDIA
+from flowalign.training.memory import make_optimizer, out_of_memory
 from flowalign.training.metrics import MetricsFile
+from flowalign.training.pulse import Pulse
+from flowalign.training.sharding import Sharding, like, unsynced, whole
 from flowalign.training.watch import NOTHING_SEEN, Panel, judge, watched
 from rewards import Reward, WeightedSum, advance, as_reward, spec_of
 from samplers import derive_seed
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOST = re.compile("gloo|nccl|connection|timed? ?out", re.IGNORECASE)
+"""in the communication libraries' errors when a process is gone or late"""
 
 
 def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
@@ -92,6 +104,7 @@ class Trainer:
             cpu=not torch.accelerator.is_available(),
             log_with=config.trackers or None,
             project_dir=str(self.folder),
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=config.training.timeout))],
         )
         config.check(self.accelerator.num_processes)
         self.checkpoints = Checkpoints(self.folder / "checkpoints", config.training.keep_checkpoints)
@@ -112,6 +125,10 @@ class Trainer:
             self.policy.train_all()
         if config.model.gradient_checkpointing:
             self.policy.checkpoint_gradients()
+        if getattr(self.config.model, "compile", False):
+            self.policy.compile()
+        self.sharding = Sharding.configured(self.accelerator.device)
+        self._spread()
         reward = build_reward(config.rewards) if reward is None else as_reward(reward)
         if getattr(self.config.rollout, "overlap", 1) > 1 and spec_of(reward).kind == "set":
             raise ConfigError(
@@ -134,13 +151,9 @@ class Trainer:
         own = {f"{name}.{key}": p for name, m in self.modules.items() for key, p in m.named_parameters()}
         self.parameters = self.policy.trainable() | own
         settings = training.optimizer
-        self.optimizer = torch.optim.AdamW(
-            self.parameters.values(),
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-            fused=self.accelerator.device.type == "cuda",
-        )
+        # apart: an optimizer's step does not mix sharded parameters with whole ones
+        groups = [list(p.values()) for p in (self.policy.trainable(), own) if p]
+        self.optimizer = make_optimizer(groups, settings, self.accelerator.device)
         self.updates = training.iterations * training.updates_per_iteration
         """optimizer steps of the whole training, where no budget ends it before"""
         schedule = get_scheduler(
@@ -150,7 +163,6 @@ class Trainer:
             num_training_steps=self.updates,
         )
         self.learning_rate_factor = schedule.lr_lambdas[0]
-        self.policy.model = self.accelerator.prepare(self.policy.network)
         self.ema = EMAModel(self.parameters.values(), training.ema_decay) if training.ema_decay else None
 
         self.iteration = 0
@@ -160,13 +172,59 @@ class Trainer:
         """spent in iterations so far"""
         self.metrics = MetricsFile(self.folder / "metrics.jsonl")
         self.evaluations = MetricsFile(self.folder / "evaluations.jsonl")
+        self.pulse: Pulse | None = None
         if resume:
             self._resume()
+
+    def _spread(self) -> None:
+        """Copies of the network on every process, or shards of it."""
+        if self.sharding is None:
+            self.policy.model = self.accelerator.prepare(self.policy.network)
+            return
+        if self.config.medium == "text":
+            raise ConfigError("language models are trained in whole copies, not in shards: launch without FSDP")
+        if self.config.training.optimizer.bits == 8:
+            raise ConfigError("training.optimizer.bits: moments in shards are not quantised; 32 works")
+        self.sharding.shard(self.policy.network)
+        if self.policy._reference is not None:
+            self.sharding.shard(self.policy._reference)
 
     # The loop
 
     def train(self) -> None:
-        """Run the remaining iterations; evaluates before, in between as configured, and after."""
+        """Run the remaining iterations; evaluates before, in between as configured, and after.
+
+        Raises:
+            FlowalignError: another process is gone, or did not come in time; says where each was.
+        """
+        processes = self.accelerator.num_processes
+        try:
+            self._train() if processes == 1 else self._train_together()
+        except torch.OutOfMemoryError as error:
+            raise FlowalignError(out_of_memory(self.config, processes)) from error
+
+    def _train_together(self) -> None:
+        store = torch.distributed.distributed_c10d._get_default_store()
+        world = self.accelerator.process_index, self.accelerator.num_processes
+        self.pulse = Pulse(store, *world, self.config.training.patience)
+        try:
+            self._train()
+        except RuntimeError as error:
+            if not LOST.search(str(error)):
+                raise
+            reason = str(error).strip().splitlines()[-1]
+            raise FlowalignError(
+                f"process {world[0]} lost another one ({reason}). {self.pulse.others()}. --resume goes on from the "
+                "run's last checkpoint; training.timeout is how long processes wait for each other"
+            ) from error
+        finally:
+            self.pulse.stop()
+
+    def _at(self, place: str) -> None:
+        if self.pulse is not None:
+            self.pulse.at(f"iteration {self.iteration}, {place}")
+
+    def _train(self) -> None:
         training, evaluation = self.config.training, self.config.evaluation
         if self.accelerator.is_main_process:
             self._write_description()
@@ -238,10 +296,12 @@ class Trainer:
         done = self.done()
         self.algorithm.progress(done)
         advance(self.actor.reward, done)
-        experience = self.algorithm.collect(self.actor, batch)
+        self._at("sampling and scoring")
+        experience = self._fitting("rollout", "batch_size", partial(self.algorithm.collect, self.actor, batch))
         if self.iteration == 0:
             self.algorithm.verify(self.policy, experience)
         self.groups.learn(experience)
+        self._at("update")
         begin = time.perf_counter()
         sums: dict[str, list[Tensor]] = defaultdict(list)
         for i, items in enumerate(self._updates(experience)):
@@ -275,16 +335,7 @@ class Trainer:
         """One optimizer step on the mean loss of these items over all processes."""
         total = len(items)
         items = self._with_gradient(experience, items)
-        parts = items.split(self.config.training.micro_batch_size)
-        totals: dict[str, Tensor] = {}
-        for i, part in enumerate(parts):
-            last = i == len(parts) - 1
-            wait = contextlib.nullcontext() if last else self.accelerator.no_sync(self.policy.model)
-            with wait:
-                loss, values = self.algorithm.losses(self.policy, experience, part)
-                self.accelerator.backward(loss.sum() / total)
-            for name, value in {**values, "policy/loss": loss}.items():
-                totals[name] = totals.get(name, 0) + value.detach().sum()
+        totals = self._fitting("training", "micro_batch_size", partial(self._backward, experience, items, total))
         self._share_own_gradients()
         norm = self.accelerator.clip_grad_norm_(self.parameters.values(), self.config.training.optimizer.max_grad_norm)
         self.optimizer.step()
@@ -293,7 +344,41 @@ class Trainer:
             self.ema.step(self.parameters.values())
         for name, value in totals.items():
             sums[name].append(value / len(items))
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         sums["policy/gradient_norm"].append(torch.as_tensor(norm, device=self.accelerator.device))
+
+    def _backward(self, experience: Experience, items: Tensor, total: int) -> dict[str, Tensor]:
+        """Gradients of the items' loss over `total`, in micro-batches; the sums of the values for the metrics."""
+        self.optimizer.zero_grad()
+        parts = items.split(self.config.training.micro_batch_size)
+        totals: dict[str, Tensor] = {}
+        for i, part in enumerate(parts):
+            last = i == len(parts) - 1
+            wait = contextlib.nullcontext() if last else unsynced(self.accelerator, self.policy.model)
+            with wait:
+                loss, values = self.algorithm.losses(self.policy, experience, part)
+                self.accelerator.backward(loss.sum() / total)
+            for name, value in {**values, "policy/loss": loss}.items():
+                totals[name] = totals.get(name, 0) + value.detach().sum()
+        return totals
+
+    def _fitting(self, section: str, key: str, work: Callable[[], T]) -> T:
+        """Do the work; while the device's memory runs out, halve this batch size and begin again.
+
+        On several processes, where the others would wait in the middle of theirs, the error goes on.
+        """
+        settings = getattr(self.config, section)
+        while True:
+            try:
+                return work()
+            except torch.OutOfMemoryError:
+                size = getattr(settings, key, 1)
+                if size == 1 or self.accelerator.num_processes > 1:
+                    raise
+                setattr(settings, key, size // 2)
+                logger.warning("out of memory with %s.%s %d; going on with %d", section, key, size, size // 2)
+            # outside: the exception held what the failed attempt had allocated
+            torch.cuda.empty_cache()
 
     def _share_own_gradients(self) -> None:
         """Average over processes the gradients of the algorithm's own networks, which no wrapper does."""
@@ -328,12 +413,21 @@ class Trainer:
         finally:
             self.ema.restore(self.parameters.values())
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Within it a process can use the network without the others, with averaged weights where there is an EMA."""
+        gathered = self.sharding.gathered(self.policy.network) if self.sharding else contextlib.nullcontext()
+        with self.averaged(), gathered:
+            yield
+            self.accelerator.wait_for_everyone()
+
     def evaluate(self) -> Evaluated | None:
         """Score the held-out prompts, and append the means to evaluations.jsonl."""
         settings = self.config.evaluation
         if settings.prompts is None:
             return None
         prompts = Prompts.read(settings.prompts, settings.where).spread(settings.limit)
+        self._at("evaluation")
         advance(self.panel, self.done())
         with self.averaged():
             result = evaluate(
@@ -345,16 +439,16 @@ class Trainer:
                 settings.seed,
                 self.accelerator,
             )
-        if self.accelerator.is_main_process:
-            means = result.means(by="category")
-            line: dict[str, Any] = {"iteration": self.iteration}
-            for label, row in means.items():
-                # statistics of every category would be many, and say little
-                line |= {f"{label}/{n}": v for n, v in row.items() if label == "all" or not n.startswith("statistics/")}
-            with self.averaged():
+        line: dict[str, Any] = {"iteration": self.iteration}
+        with self._alone():
+            if self.accelerator.is_main_process:
                 line |= self.algorithm.measure(self.actor)
                 if self.config.training.previews:
                     self.medium.look(self.actor, self.algorithm, self.config, prompts, self.folder, self.iteration)
+        if self.accelerator.is_main_process:
+            for label, row in result.means(by="category").items():
+                # statistics of every category would be many, and say little
+                line |= {f"{label}/{n}": v for n, v in row.items() if label == "all" or not n.startswith("statistics/")}
             self.evaluations.append(self._watched(line, result))
             samples = result.samples()
             count = min(settings.saved, len(samples))
@@ -397,39 +491,54 @@ class Trainer:
     # Saving
 
     def save(self) -> None:
-        """Write a checkpoint that a resumed run continues from bit for bit."""
-        if self.accelerator.is_main_process:
-            moments, rest = optimizer_tensors(self.optimizer.state_dict())
-            tensors: dict[str, dict[str, Tensor]] = {"trainable": {**self.parameters}, "optimizer": moments}
-            adapted, extra = self.actor.state()
-            replayed, groups = self.groups.state()
-            tensors |= adapted | replayed
-            state = {
-                "iteration": self.iteration,
-                "seconds": self.seconds,
-                "optimizer": rest,
-                "actor": extra,
-                "groups": groups,
-            }
-            if self.ema is not None:
-                averages = zip(self.parameters, self.ema.shadow_params, strict=True)
-                tensors["ema"] = dict(averages)
-                state["ema_steps"] = self.ema.optimization_step
-            good = self.verdict.last_good if self.config.evaluation.panel else None
-            self.checkpoints.save(self.iteration, tensors, state, self._export_lora, good)
+        """Write a checkpoint that a resumed run continues from: bit for bit on as many processes."""
+        self._at("checkpoint")
+        moments, rest = optimizer_tensors(self.optimizer.state_dict())
+        tensors: dict[str, dict[str, Tensor]] = {"trainable": {**self.parameters}, "optimizer": moments}
+        if self.ema is not None:
+            tensors["ema"] = dict(zip(self.parameters, self.ema.shadow_params, strict=True))
+        main = self.accelerator.is_main_process
+        tensors = {name: whole(entries, keep=main) for name, entries in tensors.items()}
+        adapted, extra = self.actor.state()
+        replayed, groups = self.groups.state()
+        tensors |= adapted | replayed
+        state = {
+            "iteration": self.iteration,
+            "seconds": self.seconds,
+            "optimizer": rest,
+            "actor": extra,
+            "groups": groups,
+        }
+        if self.ema is not None:
+            state["ema_steps"] = self.ema.optimization_step
+        good = self.verdict.last_good if self.config.evaluation.panel else None
+        weights = self._weights() if self.policy.lora else None
+        if main:
+            self.checkpoints.save(self.iteration, tensors, state, partial(self._export_lora, weights), good)
         self.accelerator.wait_for_everyone()
 
-    def _export_lora(self, folder: Path) -> None:
+    def _export_lora(self, weights: dict[str, Tensor] | None, folder: Path) -> None:
         if self.policy.lora:
             with self.averaged():
-                self.policy.save(folder)
+                self.policy.save(folder, weights)
 
     def export(self) -> None:
         """Write the result for plain diffusers or transformers: `lora/`, an adapter, or `model/`, the whole network."""
+        weights = self._weights()
         if self.accelerator.is_main_process:
             with self.averaged():
-                self.policy.save(self.folder / ("lora" if self.policy.lora else "model"))
+                self.policy.save(self.folder / ("lora" if self.policy.lora else "model"), weights)
         self.accelerator.wait_for_everyone()
+
+    def _weights(self) -> dict[str, Tensor] | None:
+        """The averaged weights of a network in shards, whole, to save; None where the network has them itself."""
+        if self.sharding is None:
+            return None
+        with self.averaged():
+            weights, trained = self.policy.network.state_dict(), self.policy.trainable()
+            if self.policy.lora:
+                weights = {name: value for name, value in weights.items() if name in trained}
+            return whole(weights, keep=self.accelerator.is_main_process)
 
     def _resume(self) -> None:
         found = self.checkpoints.all()
@@ -440,7 +549,11 @@ class Trainer:
             self.actor.load_state(tensors, state["actor"])
             self.seconds = state["seconds"]
             self.groups.load_state(tensors, state["groups"])
-            self.optimizer.load_state_dict(optimizer_state(tensors["optimizer"], state["optimizer"]))
+            moments = optimizer_state(tensors["optimizer"], state["optimizer"])
+            parameters = list(self.parameters.values())
+            for index, values in moments["state"].items():
+                values |= {key: like(value, parameters[index]) for key, value in values.items()}
+            self.optimizer.load_state_dict(moments)
         if self.accelerator.is_main_process and self.folder.is_dir():
             self.metrics.keep_before(self.iteration)
             # the evaluation at the checkpoint's own iteration came before the checkpoint
@@ -455,7 +568,7 @@ class Trainer:
         if self.ema is not None:
             self.ema.optimization_step = state["ema_steps"]
             for name, shadow in zip(self.parameters, self.ema.shadow_params, strict=True):
-                shadow.copy_(tensors["ema"][name])
+                shadow.copy_(like(tensors["ema"][name], shadow))
 
     def _write_description(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

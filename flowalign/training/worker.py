@@ -132,9 +132,12 @@ class Worker:
     # What adapts, for the checkpoint
 
     def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-        """Tensors by file, and JSON."""
-        return {}, {"reward_calls": self.reward_calls, "forwards": self.policy.forwards}
+        """Tensors by file, and JSON; the counts are of all processes, which call this together."""
+        counts = self.gather(torch.tensor([[self.reward_calls, self.policy.forwards]], device=self.device)).sum(0)
+        return {}, dict(zip(("reward_calls", "forwards"), counts.tolist(), strict=True))
 
     def load_state(self, tensors: dict[str, dict[str, Tensor]], rest: dict[str, Any]) -> None:
-        """The inverse of `state`."""
-        self.reward_calls, self.policy.forwards = rest["reward_calls"], rest["forwards"]
+        """The inverse of `state`; each process goes on from its share of the counts."""
+        index, processes = self.accelerator.process_index, self.accelerator.num_processes
+        counts = (rest[name] // processes + (index < rest[name] % processes) for name in ("reward_calls", "forwards"))
+        self.reward_calls, self.policy.forwards = counts

@@ -33,7 +33,7 @@ def test_every_recipe_is_valid(path: Path, tmp_path: Path) -> None:
     line = {key: "own.jsonl" for key in ("prompt", "chosen", "rejected", "image")}
     (tmp_path / "own.jsonl").write_text(json.dumps(line) + "\n")
     own = [f"data.prompts={tmp_path / 'own.jsonl'}"] if path.stem in OWN_DATA else []
-    own += [f\"evaluation.prompts={tmp_path / 'own.jsonl'}\"] if path.stem == \"judge\" else []
+    own += [f"evaluation.prompts={tmp_path / 'own.jsonl'}"] if path.stem == "judge" else []
     load(path, own).check(processes=1)
 
 

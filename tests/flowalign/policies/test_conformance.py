@@ -17,9 +17,9 @@ from flowalign.data import Source
 from flowalign.errors import ConfigError
 from flowalign.policies import DiffusersPolicy, Rollout
 from flowalign.policies.sources import opened
+from flowalign.policies.tiny_pipelines import PIPELINES, Tiny, build
 from samplers import All, cps, ddim, flow_sde
 from samplers import ode as euler
-from tests.flowalign.policies.tiny_pipelines import PIPELINES, Tiny, build
 
 # of different lengths
 PROMPTS = ["a red circle", "two blue squares", "a red circle", "a green triangle above a blue circle"]

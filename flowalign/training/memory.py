@@ -1,0 +1,60 @@
+"""What a device can hold: its precisions, optimizers of few bits, and what to lower when its memory runs out."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from flowalign.errors import ConfigError
+
+
+def check_precision(dtype: str, device: torch.device) -> None:
+    """Refuse a dtype that the device only emulates.
+
+    Raises:
+        ConfigError: names the device, and what it has.
+    """
+    if dtype == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise ConfigError(
+            f"model.dtype: {torch.cuda.get_device_name(device)} has no bfloat16 arithmetic; float16 or float32 works"
+        )
+
+
+def make_optimizer(groups: Iterable[list[nn.Parameter]], settings: Any, device: torch.device) -> torch.optim.Optimizer:
+    """AdamW over groups of parameters, fused on a GPU; with `settings.bits` 8 its moments are quantised (bitsandbytes).
+
+    Raises:
+        ConfigError: bitsandbytes is not installed.
+    """
+    parameters = [{"params": group} for group in groups]
+    common = {"lr": settings.learning_rate, "betas": settings.betas, "weight_decay": settings.weight_decay}
+    if settings.bits == 32:
+        return torch.optim.AdamW(parameters, fused=device.type == "cuda", **common)
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError as error:
+        raise ConfigError(
+            "training.optimizer.bits: 8 needs bitsandbytes: pip install 'flowalign[bitsandbytes]'"
+        ) from error
+    return AdamW8bit(parameters, **common)
+
+
+def out_of_memory(config: Any, processes: int) -> str:
+    """What to lower, in order: first what costs nothing but time, last what changes the run."""
+    model, training, rollout = config.model, config.training, config.rollout
+    ways = {
+        "training.micro_batch_size: 1": training.micro_batch_size > 1,
+        "rollout.batch_size: 1": getattr(rollout, "batch_size", 1) > 1,
+        "model.gradient_checkpointing: true": not model.gradient_checkpointing,
+        "model.offload_vae: true": not getattr(model, "offload_vae", True),
+        "model.tile_vae: true": not getattr(model, "tile_vae", True),
+        "shards over more GPUs (configs/accelerate/fsdp2.yaml)": config.medium == "pictures",
+        "training.optimizer.bits: 8": training.optimizer.bits == 32 and model.lora is None,
+        "model.lora: {rank: 32} in the place of all weights": model.lora is None,
+        "model.base_bits: 4": model.lora is not None and getattr(model, "base_bits", 4) != 4,
+        "smaller pictures (rollout.height, rollout.width)": config.medium == "pictures",
+    }
+    listed = "; ".join(way for way, open_ in ways.items() if open_)
+    alone = "" if processes == 1 else " (several processes: batches are not halved on their own)"
+    return f"the device's memory ran out{alone}; lower, in this order: {listed}"

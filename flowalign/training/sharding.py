@@ -1,0 +1,116 @@
+"""A network spread over processes in shards (FSDP2), and whole tensors of it.
+
+Where the launch configuration asks for FSDP2 (`configs/accelerate/fsdp2.yaml`), torch's `fully_shard` is used as it is:
+accelerate's own preparation is for accelerators only, and this way the processes of a CPU take the same path.
+Checkpoints hold whole tensors, so a run resumes on any number of processes, sharded or not.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from accelerate import FullyShardedDataParallelPlugin
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from flowalign.errors import ConfigError
+
+
+class Sharding:
+    """How networks are spread in shards.
+
+    Args:
+        settings: accelerate's; `cpu_offload` and `reshard_after_forward` count.
+        device: of this process.
+    """
+
+    def __init__(self, settings: FullyShardedDataParallelPlugin, device: torch.device) -> None:
+        self.settings = settings
+        self.mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+
+    @classmethod
+    def configured(cls, device: torch.device) -> "Sharding | None":
+        """As the launch configuration says, None where it asks for whole copies."""
+        if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+            raise ConfigError(
+                "DeepSpeed is not supported; configs/accelerate/fsdp2.yaml shards weights, gradients and moments as "
+                "ZeRO-3 does, and configs/accelerate/fsdp2_zero2.yaml gathers the weights once a pass, as ZeRO-2 does"
+            )
+        if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
+            return None
+        settings = FullyShardedDataParallelPlugin()
+        if settings.fsdp_version != 2:
+            raise ConfigError(
+                "of FSDP only version 2 is supported (fsdp_version: 2), as in configs/accelerate/fsdp2.yaml"
+            )
+        return cls(settings, device)
+
+    def shard(self, network: nn.Module) -> None:
+        """Leave each process its part of every parameter, gathered block by block while the network runs.
+
+        Forwards then wait for each other: every process must make as many. Its parameters are new objects.
+        """
+        own: dict[str, Any] = {"mesh": self.mesh, "offload_policy": self.settings.cpu_offload or OffloadPolicy()}
+        for block in _blocks(network):
+            fully_shard(block, reshard_after_forward=self.settings.reshard_after_forward, **own)
+        fully_shard(network, reshard_after_forward=False, **own)
+
+    @contextlib.contextmanager
+    def gathered(self, network: nn.Module) -> Iterator[None]:
+        """Within it every process has all weights and can use the network alone; all enter and leave together."""
+        parts = [module for module in network.modules() if isinstance(module, FSDPModule)]
+        for part in parts:
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
+        try:
+            yield
+        finally:
+            for part in parts:
+                part.reshard()
+                again = part is not network and self.settings.reshard_after_forward
+                part.set_reshard_after_forward(again, recurse=False)
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """The repeated blocks: the members of lists that are in no other list."""
+    for child in module.children():
+        yield from child if isinstance(child, nn.ModuleList) else _blocks(child)
+
+
+@contextlib.contextmanager
+def unsynced(accelerator: Any, model: nn.Module) -> Iterator[None]:
+    """Within it backward passes add to this process's gradients without telling the others."""
+    if not isinstance(model, FSDPModule):
+        with accelerator.no_sync(model):
+            yield
+        return
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def whole(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
+    """Tensors on the CPU, each with the parts of all processes, which call this together.
+
+    Args:
+        keep: return them; the other processes only give their parts.
+    """
+    kept = {}
+    for name, tensor in tensors.items():
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if keep:
+            kept[name] = full.detach().cpu()
+    return kept
+
+
+def like(value: Any, parameter: Tensor) -> Any:
+    """A whole tensor spread as this parameter is; other things as they are."""
+    if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+        return value
+    return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)

@@ -1,0 +1,66 @@
+"""Every recipe goes through a rollout and an update on random weights, without a network."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowalign.__main__ import main
+from flowalign.config import load, recipe
+from flowalign.data import ASSETS
+from flowalign.dry_run import FAMILIES, dry_run, random_pipeline, tiny_name
+from flowalign.errors import ConfigError
+from flowalign.policies.tiny_pipelines import PIPELINES
+
+RECIPES = sorted(
+    f"{path.parent.name}/{path.stem}"
+    for path in recipe("").parent.glob("*/*.yaml")
+    # of language models; of launchers; from preferences, which are files of the user's own
+    if path.parent.name not in ("tiny_lm", "accelerate") and path.stem != "dpo"
+)
+# what differs between the tiny pipelines' families is in their conformance suite: one recipe of each model folder, and
+# each algorithm on the shipped model
+TRIED = [name for name in RECIPES if name.startswith("tiny_sd3/") or name.endswith("/flow_grpo") or "sd15" in name]
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_a_recipe_runs_dry(name: str) -> None:
+    report = dry_run(load(recipe(name)))
+    assert 0 < report.trained <= report.parameters < 5e6
+    assert min(report.seconds.values()) > 0 and report.peak_memory > 1e7
+    assert report.samples >= 2
+
+
+def test_every_recipes_model_is_known_by_its_name() -> None:
+    for name in RECIPES:
+        assert tiny_name(load(recipe(name)).model.path) in PIPELINES
+
+
+def test_names_mean_the_pipeline_they_are_loaded_with() -> None:
+    assert tiny_name("black-forest-labs/FLUX.1-dev") == "flux"
+    assert tiny_name("black-forest-labs/FLUX.2-klein-4B") == "flux2_klein"
+    assert tiny_name("Wan-AI/Wan2.1-T2V-1.3B-Diffusers") == "wan"
+    assert tiny_name("tiny_sd3") == "sd35"
+    assert all(prefix == prefix.lower() for prefix in FAMILIES)
+    with pytest.raises(ConfigError, match="someone/something.*--full"):
+        tiny_name("someone/something")
+
+
+def test_full_size_is_built_from_configuration_files_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in (ASSETS / "tiny_sd3").rglob("*.json"):
+        copy = tmp_path / file.relative_to(ASSETS / "tiny_sd3")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    pipeline = random_pipeline(str(tmp_path), torch.bfloat16, torch.device("cpu"))
+    own = sum(p.numel() for p in pipeline.transformer.parameters())
+    assert pipeline.transformer.dtype == torch.bfloat16 and pipeline.text_encoder_3 is None
+    overrides = [f"model.path={tmp_path}", "training.group_size=2"]
+    main(["train", str(recipe("tiny_sd3/flow_grpo")), *overrides, "--dry-run", "--full"])
+    told = capsys.readouterr().out
+    assert f"StableDiffusion3Pipeline: {own / 1e6:.4g}M random weights" in told and "peak memory" in told
+
+
+def test_missing_configuration_files_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(recipe("flux/flow_grpo"))
+    with pytest.raises(ConfigError, match="hf download black-forest-labs/FLUX.1-dev --exclude"):
+        dry_run(config, full=True)

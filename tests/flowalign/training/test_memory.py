@@ -1,0 +1,164 @@
+"""What saves memory does not change the numbers, and what runs out of it says what to lower."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flowalign.config import load, recipe
+from flowalign.errors import ConfigError, FlowalignError
+from flowalign.policies import DiffusersPolicy
+from flowalign.training import Trainer
+from flowalign.training.checkpoint import optimizer_state, optimizer_tensors
+from flowalign.training.memory import check_precision, make_optimizer, out_of_memory
+from samplers import All, flow_sde
+
+CUDA = torch.device("cuda", 0)
+SMALL = [
+    "training.iterations=1",
+    "training.prompts_per_iteration=2",
+    "training.group_size=4",
+    "training.updates_per_iteration=1",
+    "evaluation.prompts=null",
+    "rollout.steps=3",
+    "rollout.sigmas=[1.0, 0.6, 0.3]",
+]
+
+
+def trainer(folder: Path, *overrides: str) -> Trainer:
+    config = load(recipe("tiny_sd3/flow_grpo"), [*SMALL, f"output={folder}", *overrides])
+    return Trainer(config, progress=False)
+
+
+def crowded(policy: DiffusersPolicy, most: int) -> None:
+    """As on a device that holds so many samples."""
+
+    def check(module: Any, args: Any, kwargs: Any) -> None:
+        if len((*args, *kwargs.values())[0]) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    policy.denoiser.register_forward_pre_hook(check, with_kwargs=True)
+
+
+def test_batches_are_halved_until_they_fit_and_the_update_is_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = trainer(tmp_path / "own")
+    own.train()
+    small = trainer(tmp_path / "small", "rollout.batch_size=16", "training.micro_batch_size=8")
+    crowded(small.policy, 3)
+    with caplog.at_level(logging.WARNING):
+        small.train()
+    told = [record.getMessage() for record in caplog.records if "out of memory" in record.getMessage()]
+    assert told == [
+        "out of memory with rollout.batch_size 16; going on with 8",
+        "out of memory with rollout.batch_size 8; going on with 4",
+        "out of memory with rollout.batch_size 4; going on with 2",
+        "out of memory with training.micro_batch_size 8; going on with 4",
+        "out of memory with training.micro_batch_size 4; going on with 2",
+    ]
+    mine, theirs = small.metrics.read()[0], own.metrics.read()[0]
+    for name in ("reward/mean", "policy/loss", "policy/gradient_norm"):
+        assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5)
+
+
+def test_what_to_lower_is_told_in_order(tmp_path: Path) -> None:
+    small = trainer(tmp_path)
+    crowded(small.policy, 0)
+    with pytest.raises(FlowalignError) as caught:
+        small.train()
+    told = str(caught.value)
+    # batches have been halved to 1 already where it ran out
+    assert "rollout.batch_size" not in told
+    ways = ["gradient_checkpointing: true", "offload_vae: true", "tile_vae: true", "fsdp2.yaml", "base_bits: 4"]
+    places = [told.index(way) for way in ways]
+    assert places == sorted(places) and "optimizer.bits" not in told
+    full = load(recipe("tiny_sd3/flow_grpo"), ["model.lora=null", "model.offload_vae=true"])
+    told = out_of_memory(full, 2)
+    assert "optimizer.bits: 8" in told and "offload_vae" not in told and "not halved" in told
+
+
+def test_a_precision_that_the_device_lacks_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "Tesla T4")
+    with pytest.raises(ConfigError, match="model.dtype: Tesla T4 has no bfloat16 arithmetic; float16 or float32 works"):
+        check_precision("bfloat16", CUDA)
+    check_precision("float16", CUDA)
+    check_precision("bfloat16", torch.device("cpu"))
+
+
+def test_the_vae_visits_tiles_and_slices(tiny_policy: Callable[..., DiffusersPolicy]) -> None:
+    plain, sparing = tiny_policy(), tiny_policy()
+    model = load(recipe("tiny_sd3/flow_grpo"), ["model.offload_vae=true", "model.slice_vae=true"]).model
+    sparing.spare(model)
+    assert sparing.pipeline.vae.use_slicing and not sparing.pipeline.vae.use_tiling
+    calls: list[str] = []
+    hook = sparing.pipeline.vae._hf_hook
+    came, left = hook.pre_forward, sparing._vae_visit.offload
+    hook.pre_forward = lambda *args, **kwargs: (calls.append("comes"), came(*args, **kwargs))[1]
+    sparing._vae_visit.offload = lambda: (calls.append("leaves"), left())[1]
+    final = plain.sample(["a red circle", "a blue square"], [1, 2], steps=2).trajectory.final
+    for mine, theirs in zip(sparing.decode(final), plain.decode(final), strict=True):
+        assert mine.tobytes() == theirs.tobytes()
+    assert calls == ["comes", "leaves"]
+
+
+def test_compiled_blocks_give_the_same_transitions_and_train(tiny_policy: Callable[..., DiffusersPolicy]) -> None:
+    plain, compiled = tiny_policy(), tiny_policy()
+    for policy in (plain, compiled):
+        torch.manual_seed(0)
+        policy.add_lora(2, 4)
+        policy.checkpoint_gradients()
+    compiled.compile(backend="eager")
+    settings = {"steps": 3, "kernel": flow_sde, "eta": All().etas(3, 0.7, 0, 0)}
+    made = [policy.sample(["a red circle"] * 2, [1, 2], **settings) for policy in (plain, compiled)]
+    torch.testing.assert_close(made[1].trajectory.final, made[0].trajectory.final, atol=1e-5, rtol=1e-5)
+    for policy, rollout in zip((plain, compiled), made, strict=True):
+        policy.velocity(rollout, torch.tensor([0, 1]), torch.tensor([0, 1])).square().mean().backward()
+    for mine, theirs in zip(compiled.trainable().values(), plain.trainable().values(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_quantised_weights_are_refused_where_they_cannot_be(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine can")
+    with pytest.raises(ConfigError, match="model.base_bits: bitsandbytes needs a GPU"):
+        trainer(tmp_path, "model.base_bits=4")
+    with pytest.raises(ConfigError, match="model.base_bits: quantised weights are not trained"):
+        trainer(tmp_path, "model.base_bits=4", "model.lora=null")
+
+
+def test_8_bit_moments_go_on_after_a_checkpoint() -> None:
+    pytest.importorskip("bitsandbytes")
+    settings = load(recipe("tiny_sd3/flow_grpo"), ["training.optimizer.bits=8"]).training.optimizer
+
+    def train(steps: range, parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
+        for step in steps:
+            parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(step))
+            optimizer.step()
+
+    start = torch.randn(128, 64)
+    whole = torch.nn.Parameter(start.clone())
+    optimizer = make_optimizer([[whole]], settings, torch.device("cpu"))
+    train(range(2), whole, optimizer)
+    resumed = torch.nn.Parameter(whole.detach().clone())
+    again = make_optimizer([[resumed]], settings, torch.device("cpu"))
+    tensors, rest = optimizer_tensors(optimizer.state_dict())
+    assert any(value.dtype == torch.uint8 for value in tensors.values())
+    again.load_state_dict(optimizer_state(tensors, rest))
+    train(range(2, 4), whole, optimizer)
+    train(range(2, 4), resumed, again)
+    assert torch.equal(whole, resumed)
+
+
+def test_8_bit_moments_without_bitsandbytes_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    settings = load(recipe("tiny_sd3/flow_grpo"), ["training.optimizer.bits=8"]).training.optimizer
+    with pytest.raises(ConfigError, match="pip install"):
+        make_optimizer([[torch.nn.Parameter(torch.zeros(1))]], settings, torch.device("cpu"))

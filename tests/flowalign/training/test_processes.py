@@ -1,0 +1,206 @@
+"""Several processes: the numbers of one, whole or in shards; other numbers of them at resumption; and one that dies."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from flowalign.config import load
+from flowalign.errors import ConfigError
+from flowalign.training import Trainer
+
+HERE = Path(__file__).parent
+LAUNCH = sorted((HERE.parents[2] / "configs" / "accelerate").glob("*.yaml"))
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+FULL = {"model.lora": None, "algorithm.kl_weight": 0.1, "training.optimizer.learning_rate": 1e-5}
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    "OMP_NUM_THREADS": "1",
+    "ACCELERATE_USE_CPU": "true",
+}
+
+
+def prepare(folder: Path, launch: dict[str, str] | None = None, **changes: Any) -> Path:
+    """A folder with the configuration of a small run; changes are 'section.key': value."""
+    values: dict[str, Any] = {
+        "model": {"path": "tiny_sd3", "lora": {"rank": 2, "alpha": 8}, "encode": {"max_sequence_length": 0}},
+        "data": {"prompts": "shapes_train", "where": {"category": ["counting"]}},
+        "rewards": [{"name": "recording:brightness"}],
+        "algorithm": {"name": "flow_grpo", "clip_range": 0.01},
+        "rollout": {"steps": 3, "sigmas": [1.0, 0.6, 0.3], "plan": {"name": "window", "start": 1, "size": 1}},
+        # three prompts cannot be shared evenly by two or four processes
+        "evaluation": {"prompts": "shapes_heldout", "limit": 3, "every": 2, "steps": 2, "save_pictures": 2},
+        "training": {
+            "iterations": 2,
+            "prompts_per_iteration": 4,
+            "group_size": 4,
+            "updates_per_iteration": 2,
+            "micro_batch_size": 1,
+            "checkpoint_every": 1,
+            "previews": 1,
+            "ema_decay": 0.9,
+            "optimizer": {"learning_rate": 1e-3, "schedule": "linear"},
+        },
+        "output": str(folder),
+        "name": "run",
+    }
+    for key, value in changes.items():
+        *sections, last = key.split(".")
+        place = values
+        for section in sections:
+            place = place[section]
+        place[last] = value
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    (folder / "launch.yaml").write_text(yaml.safe_dump(launch or {}))
+    return folder
+
+
+def alone(folder: Path) -> Path:
+    """Train, or go on, in this process."""
+    Trainer(load(folder / "config.yaml"), resume=True, progress=False).train()
+    return folder
+
+
+def together(processes: int, *folders: Path) -> None:
+    """Train, or go on, one folder after the other on several processes."""
+    command = [sys.executable, str(HERE / "spread.py"), str(processes), *map(str, folders)]
+    subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, timeout=500)
+
+
+def after_one_iteration(folder: Path, copy: Path, launch: dict[str, str] | None = None) -> Path:
+    """A copy of a run that was cut off before its second iteration, to go on with."""
+    shutil.copytree(folder, copy)
+    shutil.rmtree(copy / "run" / "checkpoints" / "checkpoint-000002")
+    values = yaml.safe_load((copy / "config.yaml").read_text()) | {"output": str(copy)}
+    (copy / "config.yaml").write_text(yaml.safe_dump(values))
+    (copy / "launch.yaml").write_text(yaml.safe_dump(launch or {}))
+    return copy
+
+
+def saved(folder: Path, name: str = "trainable", iteration: int = 2) -> dict[str, torch.Tensor]:
+    return load_file(folder / "run" / "checkpoints" / f"checkpoint-{iteration:06d}" / f"{name}.safetensors")
+
+
+def apart(folder: Path, other: Path) -> float:
+    """How far the weights of two runs are apart, as a share of how far the second iteration moved them."""
+    mine, theirs, before = saved(folder), saved(other), saved(other, iteration=1)
+    assert mine.keys() == theirs.keys()
+    moved = torch.cat([(theirs[name] - before[name]).flatten() for name in theirs])
+    between = torch.cat([(mine[name] - theirs[name]).flatten() for name in theirs])
+    return float(between.norm() / moved.norm())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_copies_and_shards_give_the_run_of_one_process_on_any_number_of_them(tmp_path: Path) -> None:
+    """Float summation order is all that differs: batches are cut otherwise."""
+    one = alone(prepare(tmp_path / "one"))
+    full = alone(prepare(tmp_path / "full", **FULL))
+    two = {
+        "copies": prepare(tmp_path / "copies2"),
+        "shards": prepare(tmp_path / "shards2", FSDP),
+        "full": prepare(tmp_path / "full2", FSDP, **FULL),
+    }
+    together(2, *two.values())
+    assert apart(two["copies"], one) < 0.02 and apart(two["shards"], one) < 0.02 and apart(two["full"], full) < 0.02
+    for name in ("trainable", "optimizer", "ema"):
+        copies, shards = saved(two["copies"], name), saved(two["shards"], name)
+        for key, value in copies.items():
+            torch.testing.assert_close(shards[key], value, atol=1e-6, rtol=1e-4)
+    # what plain diffusers loads is whole: the averaged weights
+    exported = load_file(two["full"] / "run" / "model" / "transformer" / "diffusion_pytorch_model.safetensors")
+    for key, value in saved(two["full"], "ema").items():
+        assert torch.equal(exported[key], value)
+    assert (two["shards"] / "run" / "lora").is_dir()
+
+    # from two processes to one and to four, and from one to four
+    on_one = alone(after_one_iteration(two["shards"], tmp_path / "two_to_one"))
+    on_four = {
+        "shards": after_one_iteration(two["shards"], tmp_path / "two_to_four", FSDP),
+        "full": after_one_iteration(full, tmp_path / "one_to_four", FSDP),
+        "copies": after_one_iteration(two["copies"], tmp_path / "copies4"),
+    }
+    together(4, *on_four.values())
+    for folder in (on_one, on_four["shards"], on_four["copies"]):
+        assert apart(folder, one) < 0.02
+    assert apart(on_four["full"], full) < 0.02
+    counts = {
+        folder: yaml.safe_load((folder / "run" / "checkpoints" / "checkpoint-000002" / "state.json").read_text())
+        for folder in (one, on_one, *on_four.values())
+    }
+    # of all processes, whoever made them
+    assert {state["actor"]["reward_calls"] for state in counts.values()} == {32}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_dead_or_hung_process_ends_the_run_with_its_name_and_the_run_resumes(
+    tmp_path: Path, blow: signal.Signals
+) -> None:
+    long = {"training.iterations": 10_000, "training.patience": 6, "evaluation": {}, "training.previews": 0}
+    folder = prepare(tmp_path / "run", **long)
+    config = str(folder / "config.yaml")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    run = subprocess.Popen(
+        [*launch, "-m", "flowalign", "train", config], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    )
+    metrics = folder / "run" / "metrics.jsonl"
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 1):
+        assert run.poll() is None, run.stderr.read()
+        time.sleep(0.1)
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    workers = {rank_of(int(child)): int(child) for child in children}
+    os.kill(workers["1"], blow)
+    begin = time.monotonic()
+    _, told = run.communicate(timeout=120)
+    assert time.monotonic() - begin < 60
+    assert run.returncode != 0
+    if blow == signal.SIGSTOP:
+        assert f"process 1 ({os.uname().nodename}, pid {workers['1']}) has given no sign of life for 6 s" in told
+    else:
+        assert "Signal 9 (SIGKILL)" in told and f"(pid: {workers['1']})" in told
+    done = len(metrics.read_text().splitlines())
+    values = yaml.safe_load((folder / "config.yaml").read_text())
+    values["training"]["iterations"] = done + 1
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    alone(folder)
+    assert len(metrics.read_text().splitlines()) == done + 1
+
+
+def rank_of(pid: int) -> str:
+    variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(entry.partition("=")[::2] for entry in variables)["RANK"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "complaint"),
+    [("ACCELERATE_USE_DEEPSPEED", "configs/accelerate/fsdp2.yaml"), ("ACCELERATE_USE_FSDP", "fsdp_version: 2")],
+)
+def test_other_ways_to_shard_are_refused_with_what_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, complaint: str
+) -> None:
+    from flowalign.training.sharding import Sharding
+
+    monkeypatch.setenv(variable, "true")
+    with pytest.raises(ConfigError, match=complaint):
+        Sharding.configured(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("path", LAUNCH, ids=lambda p: p.stem)
+def test_accelerate_reads_the_launch_configurations(path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    settings = load_config_from_file(str(path))
+    assert settings.mixed_precision == "no"
+    assert (settings.distributed_type == "FSDP") == path.stem.startswith("fsdp2")
