@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from flowalign.algorithms import grpo
+from flowalign.algorithms import language
 from flowalign.algorithms.demonstrations import first_rows
 from flowalign.algorithms.imitating import Examples, Imitating
 from flowalign.core.entropy import regulating_temperature
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from flowalign.training.text_actor import TextActor
 
 
-class AEPOSettings(grpo.GRPOSettings):
+class AEPOSettings(language.LanguageSettings):
     entropy: float = Field(0.5, ge=0)
     """the target, nats a token"""
     high: float = Field(1.2, gt=0)
@@ -36,7 +36,7 @@ class AEPO(Imitating):
     Settings = AEPOSettings
     settings: AEPOSettings
 
-    def examples(self, actor: "TextActor", experience: grpo.Experience) -> Examples:
+    def examples(self, actor: "TextActor", experience: language.Experience) -> Examples:
         s, batch, sampling = self.settings, experience.batch, actor.config.rollout
         rows = first_rows(batch)
         temperature = regulating_temperature(experience.metrics["text/entropy"], s.entropy, s.high, s.low)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import torch
 from pydantic import Field
 
-from flowalign.algorithms import grpo
+from flowalign.algorithms import language
 from flowalign.algorithms.demonstrations import demonstrations, first_rows
 from flowalign.algorithms.imitating import Examples, Imitating
 from flowalign.core.guidance import imitation_share
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class CHORDSettings(grpo.GRPOSettings):
+class CHORDSettings(language.LanguageSettings):
     demonstration: str = "demonstration"
     """key of the metadata"""
     weighting: Literal["chord", "none"] = "chord"
@@ -46,7 +46,7 @@ class CHORD(Imitating):
         super().__init__(settings)
         self.weighting = settings.weighting
 
-    def examples(self, actor: "TextActor", experience: grpo.Experience) -> Examples:
+    def examples(self, actor: "TextActor", experience: language.Experience) -> Examples:
         s, batch = self.settings, experience.batch
         rows = first_rows(batch)
         share = imitation_share(batch.iteration, s.warmup, s.decay, s.peak, s.valley)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from pydantic import Field
 
-from flowalign.algorithms import grpo
+from flowalign.algorithms import language
 from flowalign.core.guidance import distillation_advantage
 from flowalign.core.record import masked_mean
 from flowalign.policies.teacher import Teacher
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flowalign.training.text_actor import TextActor
 
 
-class GOPDSettings(grpo.GRPOSettings):
+class GOPDSettings(language.LanguageSettings):
     teacher: str
     """folder or hub name of a model of the same tokens"""
     extrapolation: float = Field(1.0, gt=0)
@@ -27,7 +27,7 @@ class GOPDSettings(grpo.GRPOSettings):
     reward_weight: float = Field(0.0, ge=0)
 
 
-class GOPD(grpo.GRPO):
+class GOPD(language.LanguageAlgorithm):
     """G-OPD: every token is rewarded by how much more probable a teacher finds it (arXiv 2602.12125)."""
 
     Settings = GOPDSettings
@@ -38,7 +38,7 @@ class GOPD(grpo.GRPO):
     def uses_reference(self) -> bool:
         return super().uses_reference or self.settings.extrapolation != 1
 
-    def extended(self, actor: "TextActor", experience: grpo.Experience) -> grpo.Experience:
+    def extended(self, actor: "TextActor", experience: language.Experience) -> language.Experience:
         s, rollout, size = self.settings, experience.rollout, actor.config.rollout.batch_size
         self.teacher = self.teacher or Teacher(s.teacher, actor.policy)
         teacher = self.teacher.log_probs(rollout, size)

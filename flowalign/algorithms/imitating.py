@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from flowalign.algorithms import grpo
+from flowalign.algorithms import language
 from flowalign.algorithms.demonstrations import first_rows
 from flowalign.core.guidance import imitation_loss
 from flowalign.core.record import ScoredTokens, masked_mean
@@ -37,7 +37,7 @@ class Examples:
 
 
 @dataclass
-class Experience(grpo.Experience):
+class Experience(language.Experience):
     """Rows of the samples, then one row of an imitated text a group."""
 
     def items(self) -> Tensor:
@@ -50,7 +50,7 @@ class Experience(grpo.Experience):
         return self.scores.value, masked_mean(self.advantage.abs(), self.rollout.mask)[:rows]
 
 
-class Imitating(grpo.GRPO):
+class Imitating(language.LanguageAlgorithm):
     """Base: a subclass says what is imitated, and how much."""
 
     weighting: Literal["none", "chord"] = "none"
@@ -67,11 +67,11 @@ class Imitating(grpo.GRPO):
     def items(self, config: Any) -> int:
         return super().items(config) + 1
 
-    def examples(self, actor: "TextActor", experience: grpo.Experience) -> Examples:
+    def examples(self, actor: "TextActor", experience: language.Experience) -> Examples:
         """What is imitated in this iteration."""
         raise NotImplementedError
 
-    def extended(self, actor: "TextActor", experience: grpo.Experience) -> Experience:
+    def extended(self, actor: "TextActor", experience: language.Experience) -> Experience:
         examples = self.examples(actor, experience)
         rows = len(experience.rollout)
         rollout = TextRollout.cat([experience.rollout, examples.rollout], actor.policy.tokenizer.pad_token_id)
@@ -101,7 +101,7 @@ class Imitating(grpo.GRPO):
         )
         return Experience(**vars(whole))
 
-    def token_losses(self, experience: grpo.Experience, rows: Tensor, tokens: ScoredTokens) -> Tensor:
+    def token_losses(self, experience: language.Experience, rows: Tensor, tokens: ScoredTokens) -> Tensor:
         imitated = (rows >= len(experience.batch))[:, None]
         return torch.where(
             imitated, imitation_loss(tokens.log_prob, self.weighting), super().token_losses(experience, rows, tokens)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.algorithms import grpo
+from flowalign.algorithms import language
 from flowalign.core.divergences import Estimator
 from flowalign.core.guidance import annealed, distillation_loss
 from flowalign.policies.language import LanguagePolicy
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flowalign.training.text_actor import TextActor
 
 
-class KDRLSettings(grpo.GRPOSettings):
+class KDRLSettings(language.LanguageSettings):
     teacher: str
     """folder or hub name of a model of the same tokens"""
     distillation: float = Field(0.002, ge=0)
@@ -31,7 +31,7 @@ class KDRLSettings(grpo.GRPOSettings):
     """no distillation of texts whose reward is above 1/2"""
 
 
-class KDRL(grpo.GRPO):
+class KDRL(language.LanguageAlgorithm):
     """KDRL: GRPO with the divergence from a teacher in its loss (arXiv 2506.02208)."""
 
     Settings = KDRLSettings
@@ -48,14 +48,14 @@ class KDRL(grpo.GRPO):
         first, last = self.settings.distillation, self.settings.final_distillation
         return first if last is None else annealed(self.done, first, last)
 
-    def extended(self, actor: "TextActor", experience: grpo.Experience) -> grpo.Experience:
+    def extended(self, actor: "TextActor", experience: language.Experience) -> language.Experience:
         self.teacher = self.teacher or Teacher(self.settings.teacher, actor.policy)
         experience.teacher = self.teacher.log_probs(experience.rollout, actor.config.rollout.batch_size)
         experience.every = True
         return experience
 
     def penalties(
-        self, policy: LanguagePolicy, experience: grpo.Experience, rows: Tensor, log_prob: Tensor
+        self, policy: LanguagePolicy, experience: language.Experience, rows: Tensor, log_prob: Tensor
     ) -> dict[str, tuple[float, Tensor]]:
         assert experience.teacher is not None
         reward = experience.reward[rows] if self.settings.reward_guided else None

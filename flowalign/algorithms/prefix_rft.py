@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from pydantic import Field
 
-from flowalign.algorithms import grpo
+from flowalign.algorithms import language
 from flowalign.algorithms.demonstrations import demonstrations, last_members
 from flowalign.core.guidance import prefix_share, uncertain_prefix
 from flowalign.data import Batch
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class PrefixRFTSettings(grpo.GRPOSettings):
+class PrefixRFTSettings(language.LanguageSettings):
     demonstration: str = "demonstration"
     """key of the metadata"""
     start: Share = 0.95
@@ -33,7 +33,7 @@ class PrefixRFTSettings(grpo.GRPOSettings):
     """of a demonstration's tokens, those of most entropy, that learn"""
 
 
-class PrefixRFT(grpo.GRPO):
+class PrefixRFT(language.LanguageAlgorithm):
     """Prefix-RFT: each group's last member continues a demonstration; `reward/mean` counts it (arXiv 2507.01679)."""
 
     Settings = PrefixRFTSettings
@@ -58,7 +58,7 @@ class PrefixRFT(grpo.GRPO):
         arguments = actor.config.rollout.arguments()
         return continued(actor.policy, batch.prompts, prefixes, batch.noise_seeds, **arguments)
 
-    def extended(self, actor: "TextActor", experience: grpo.Experience) -> grpo.Experience:
+    def extended(self, actor: "TextActor", experience: language.Experience) -> language.Experience:
         rollout = experience.rollout
         count = torch.tensor(self.given, device=actor.device)[:, None]
         prefix = (torch.arange(rollout.mask.shape[1], device=actor.device) < count) & rollout.mask

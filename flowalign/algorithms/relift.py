@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from flowalign.algorithms import grpo
+from flowalign.algorithms import language
 from flowalign.algorithms.demonstrations import demonstrations, first_rows
 from flowalign.algorithms.imitating import Examples, Imitating
 from flowalign.core.guidance import needs_demonstration
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flowalign.training.text_actor import TextActor
 
 
-class ReLIFTSettings(grpo.GRPOSettings):
+class ReLIFTSettings(language.LanguageSettings):
     demonstration: str = "demonstration"
     """key of the metadata"""
     threshold: float = 0.0
@@ -34,7 +34,7 @@ class ReLIFT(Imitating):
     Settings = ReLIFTSettings
     settings: ReLIFTSettings
 
-    def examples(self, actor: "TextActor", experience: grpo.Experience) -> Examples:
+    def examples(self, actor: "TextActor", experience: language.Experience) -> Examples:
         s, batch = self.settings, experience.batch
         rows = first_rows(batch)
         hard = needs_demonstration(experience.reward, experience.group, s.threshold)[rows]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from flowalign.algorithms import grpo
+from flowalign.algorithms import language
 from flowalign.algorithms.demonstrations import demonstrations, last_members
 from flowalign.core.guidance import demonstrated_reward
 from flowalign.core.record import Record
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from flowalign.training.text_actor import TextActor
 
 
-class ViSurfSettings(grpo.GRPOSettings):
+class ViSurfSettings(language.LanguageSettings):
     demonstration: str = "demonstration"
     """key of the metadata"""
 
 
-class ViSurf(grpo.GRPO):
+class ViSurf(language.LanguageAlgorithm):
     """ViSurf: each group's last member is a demonstration; `reward/mean` counts it (arXiv 2510.10606)."""
 
     Settings = ViSurfSettings

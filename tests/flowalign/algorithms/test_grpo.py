@@ -9,7 +9,8 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
-from flowalign.algorithms.grpo import GRPO, Experience, GRPOSettings
+from flowalign.algorithms.grpo import GRPO
+from flowalign.algorithms.language import Experience, LanguageSettings
 from flowalign.config import load, recipe
 from flowalign.config_text import TextConfig
 from flowalign.core.aggregation import aggregate
@@ -211,7 +212,7 @@ def test_one_step_has_trls_loss_and_gradient() -> None:
     actor.rollout = lambda batch: rollout  # type: ignore[method-assign]
     batch = Batch(prompts, [{}] * 8, group, [0] * 8, list(range(8)), 0, group)
     algorithm = GRPO(
-        GRPOSettings(loss={"name": "ppo", "clip_range": 0.2, "clip_range_high": 0.28}, kl_weight=step.BETA)
+        LanguageSettings(loss={"name": "ppo", "clip_range": 0.2, "clip_range_high": 0.28}, kl_weight=step.BETA)
     )
     experience: Experience = algorithm.collect(actor, batch)
     losses, _ = algorithm.losses(policy, experience, experience.items())

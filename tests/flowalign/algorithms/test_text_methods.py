@@ -293,7 +293,7 @@ def test_a_teacher_of_other_tokens_and_a_prompt_without_demonstration_are_refuse
 def test_what_the_documentation_configures_is_right() -> None:
     text = (Path(__file__).parents[3] / "docs" / "text.md").read_text()
     blocks = [yaml.safe_load(block.partition("```")[0]) for block in text.split("```yaml\n")[1:]]
-    rewards = [Weighted(**entry) for block in blocks for entry in block["rewards"]]
+    rewards = [Weighted(**entry) for block in blocks for entry in block.get("rewards", [])]
     for entry in rewards:
         registry.check("rewards", entry.name, entry.settings, "docs/text.md")
     assert len(rewards) >= 4
