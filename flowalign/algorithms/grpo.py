@@ -2,7 +2,8 @@
 
 Rollout: a group of completions of each prompt. Credit: each reward less its group's mean, over its standard deviation.
 Loss: PPO's clip, with DAPO's mean over all tokens of an iteration as in TRL, and without KL. Its relatives differ by
-the names of these parts alone: Dr. GRPO, DAPO, GSPO, CISPO, RLOO, REINFORCE++ and others are recipes in configs/tiny_lm.
+the names of these parts alone: Dr. GRPO, DAPO, GSPO, CISPO, RLOO, REINFORCE++ and others are recipes in
+configs/tiny_lm.
 """
 
 from flowalign.algorithms.language import LanguageAlgorithm
