@@ -94,14 +94,16 @@ class Groups:
         self.worker.metrics |= {"groups/drawn": float(drawn), "groups/reward": rewards / drawn}
         if self.replay is not None:
             poor = self._replayed(current, poor, mean, spread, iteration)
-        self.worker.metrics["groups/without_spread"] = float(len(poor))
+        self.worker.metrics["groups/poor"] = float(len(poor))
         return self._joined(current)
 
     def _outcomes(self, current: dict[int, tuple[Made, int]]) -> tuple[Tensor, Tensor]:
         """[N] mean rewards and [N] their standard deviations of the groups of all processes."""
         rewards = torch.stack([made[2].value.view(-1, self.size)[i] for made, i in current.values()])
         rewards = self.worker.gather(rewards.to(self.worker.device)).cpu()
-        return rewards.mean(1), rewards.std(1, correction=0)
+        # equal rewards may have a mean that rounding sets apart from them
+        alike = rewards.amax(1) == rewards.amin(1)
+        return rewards.mean(1), rewards.std(1, correction=0).masked_fill(alike, 0.0)
 
     def _teach(self, mean: Tensor, spread: Tensor) -> list[bool]:
         """Of each group, whether it is worth keeping."""

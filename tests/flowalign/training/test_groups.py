@@ -87,7 +87,7 @@ def test_groups_without_spread_are_drawn_again_with_other_prompts(texts: Any, tm
             assert run.policy.decode(after.rollout)[rows] == plain.policy.decode(before.rollout)[rows]
     metrics = after.metrics
     left = (after.scores.value.view(6, 4).std(1) == 0).sum().item()
-    assert metrics["groups/without_spread"] == left < len(poor)
+    assert metrics["groups/poor"] == left < len(poor)
     assert 6 < metrics["groups/drawn"] <= 24 and metrics["reward_calls"] == 4 * metrics["groups/drawn"]
     # every prompt in turn: what was drawn again went on in the list
     assert run.groups.state()[1]["selection"] == {"drawn": metrics["groups/drawn"]}
@@ -96,17 +96,25 @@ def test_groups_without_spread_are_drawn_again_with_other_prompts(texts: Any, tm
     assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-5)
 
 
+def test_rewards_that_are_alike_have_no_spread_though_their_mean_is_rounded(texts: Any, tmp_path: Path) -> None:
+    run = texts(tmp_path, "data.dynamic_sampling={rounds: 2}", "training.group_size=7", "training.micro_batch_size=42")
+    made = run.actor.sample_and_score(run.groups.draw(0))
+    made[2].value.fill_(0.1)
+    _, spread = run.groups._outcomes({slot: (made, slot) for slot in range(6)})
+    assert not spread.any()
+
+
 def test_rounds_end_where_no_prompt_teaches(texts: Any, tmp_path: Path) -> None:
     run = texts(tmp_path, "data.dynamic_sampling={rounds: 3}", "data.where={kind: [easy]}")
     experience = step(run)
-    assert experience.metrics["groups/drawn"] == 18 and experience.metrics["groups/without_spread"] == 6
+    assert experience.metrics["groups/drawn"] == 18 and experience.metrics["groups/poor"] == 6
     assert experience.metrics["groups/reward"] == 1 and not experience.advantage.any()
 
 
 def test_bounds_keep_groups_of_middling_success(texts: Any, tmp_path: Path) -> None:
     bounds = "data.dynamic_sampling={rounds: 9, low: 0.3, high: 0.7}"
     experience = step(texts(tmp_path, bounds, "data.where={kind: [open]}"))
-    assert experience.metrics["groups/without_spread"] == 0
+    assert experience.metrics["groups/poor"] == 0
     assert experience.scores.value.view(6, 4).mean(1).tolist() == [0.5] * 6
 
 
@@ -134,7 +142,7 @@ def test_what_is_left_without_spread_gets_a_group_of_an_earlier_iteration(texts:
     second = step(run)
     count = int(second.metrics["groups/replayed"])
     replayed = [i for i in range(0, 24, 4) if second.batch.picks[i] == -1]
-    assert len(replayed) == count == min(len(stored), count + int(second.metrics["groups/without_spread"])) > 0
+    assert len(replayed) == count == min(len(stored), count + int(second.metrics["groups/poor"])) > 0
     for i in replayed:
         old = stored[second.batch.prompts[i]]
         rows = slice(i, i + 4)
@@ -146,7 +154,7 @@ def test_what_is_left_without_spread_gets_a_group_of_an_earlier_iteration(texts:
     assert second.metrics["policy/ratio"] != pytest.approx(1, abs=1e-5)
     # they say nothing of the weights of now
     fresh = [group for group in run.groups.replay.stored if group.batch.iteration == 1]
-    assert len(fresh) == 6 - count - int(second.metrics["groups/without_spread"])
+    assert len(fresh) == 6 - count - int(second.metrics["groups/poor"])
 
 
 def test_stored_groups_are_few_and_young(texts: Any, tmp_path: Path) -> None:
@@ -197,7 +205,7 @@ def test_two_processes_draw_replay_and_learn_as_one(tmp_path: Path) -> None:
     one, two = (tmp_path / name / "run" for name in ("one", "two"))
     mine, theirs = (MetricsFile(run / "metrics.jsonl").read() for run in (two, one))
     assert sum(record["groups/replayed"] for record in theirs) > 0
-    for key in ("groups/drawn", "groups/replayed", "groups/without_spread", "groups/reward", "reward/mean"):
+    for key in ("groups/drawn", "groups/replayed", "groups/poor", "groups/reward", "reward/mean"):
         assert [record[key] for record in mine] == pytest.approx([record[key] for record in theirs]), key
     stored = [load_file(run / "checkpoints" / "checkpoint-000004" / "replay.safetensors") for run in (two, one)]
     assert stored[0].keys() == stored[1].keys()
@@ -227,7 +235,7 @@ def test_pictures_are_drawn_again_too(tmp_path: Path) -> None:
     experience = step(run)
     spread = experience.scores.value.view(4, 4).std(1, correction=0)
     assert experience.metrics["groups/drawn"] > 4
-    assert experience.metrics["groups/without_spread"] == (spread <= 0.01).sum() < 4
+    assert experience.metrics["groups/poor"] == (spread <= 0.01).sum() < 4
     assert experience.rollout.prompts == experience.batch.prompts
     assert experience.metrics["policy/ratio"] == pytest.approx(1, abs=1e-4)
 
