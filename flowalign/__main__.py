@@ -145,9 +145,11 @@ def evaluate_run(
     if settings.prompts is None:
         raise ConfigError(f"{run / 'config.yaml'} has no evaluation.prompts to evaluate on")
     policy, _ = load_for_sampling(str(run), None, config.model.dtype, trained=not base)
+    reward = build_reward(settings.rewards or config.rewards)
+    policy.bind(reward)
     result = evaluate(
         policy,
-        build_reward(settings.rewards or config.rewards),
+        reward,
         Prompts.read(settings.prompts, settings.where).spread(settings.limit),
         settings,
         pictures or settings.per_prompt,

@@ -101,6 +101,9 @@ class Policy:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.dtype)
 
+    def bind(self, reward: Any) -> None:
+        """Lend the model to a reward that asks the one in training; only texts have such rewards."""
+
     def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write what the library that the model comes from loads.
 

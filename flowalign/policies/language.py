@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import Policy
+from rewards import bind
+from rewards.text.model import CausalModel
 
 ATTENTION_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
@@ -393,6 +395,9 @@ class LanguagePolicy(Policy):
     ) -> list[str]:
         """A completion of every prompt, as an evaluation section of the configuration says."""
         return self.decode(self.sample(prompts, seeds, metadata=metadata, **sampling.arguments()))
+
+    def bind(self, reward: Any) -> None:
+        bind(reward, CausalModel(self.network, self.tokenizer, self.begin))
 
     # Files
 

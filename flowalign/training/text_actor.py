@@ -14,8 +14,7 @@ from flowalign.policies.given import at_tokens
 from flowalign.policies.language import LanguagePolicy, TextRollout
 from flowalign.policies.vllm import Engine
 from flowalign.training.worker import Worker
-from rewards import Reward, Scores, bind
-from rewards.text.model import CausalModel
+from rewards import Reward, Scores
 from samplers import derive_seed
 
 
@@ -28,7 +27,7 @@ class TextActor(Worker):
     def __init__(self, config: TextConfig, policy: LanguagePolicy, reward: Reward, accelerator: Accelerator) -> None:
         super().__init__(config, policy, reward, accelerator)
         self._engine: Engine | None = None
-        bind(reward, CausalModel(policy.network, policy.tokenizer, policy.begin))
+        policy.bind(reward)
 
     def rollout(self, batch: Batch) -> TextRollout:
         """A completion of every sample of the batch."""

@@ -141,6 +141,7 @@ class Trainer:
         )
         watchers = build_rewards(config.evaluation.panel, "evaluation.panel")
         self.panel = Panel(self.eval_reward, watchers, reward, self.folder, self.accelerator.process_index)
+        self.policy.bind(self.panel)
         self.verdict = NOTHING_SEEN
         self.prompts = config.data.kept(self.algorithm.read(config.data))
         selection = config.data.selection

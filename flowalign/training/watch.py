@@ -18,7 +18,7 @@ from PIL.Image import Image
 from safetensors.numpy import load_file, save_file
 
 from flowalign.config import Watch
-from rewards import Reward, Scores, Spec, advance, as_reward, groups, score, spec_of
+from rewards import Reward, Scores, Spec, advance, as_reward, bind, groups, score, spec_of
 from rewards.compose import labels
 from rewards.rules import STATISTICS, image_statistics, thumbnail, thumbnail_distances
 
@@ -66,6 +66,11 @@ class Panel:
         """Tell the schedules inside how far training is, in [0, 1]."""
         for entry in (self.reward, *self.others.values()):
             advance(entry, progress)
+
+    def bind(self, model: Any) -> None:
+        """Pass on the language model in training."""
+        for entry in (self.reward, *self.others.values()):
+            bind(entry, model)
 
     def __call__(
         self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
