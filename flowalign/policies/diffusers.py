@@ -31,8 +31,8 @@ from samplers.noise import generators, normal
 
 logger = logging.getLogger(__name__)
 
-Prompt = tuple[str, Source | None]
-"""a text, and the pictures it is encoded with"""
+Prompt = tuple[str, Source | None, tuple[int, int] | None]
+"""a text, and the pictures that it is encoded with and their size"""
 
 ENCODED_PROMPTS = 4096
 """distinct prompts whose embeddings are kept"""
@@ -243,27 +243,26 @@ class DiffusersPolicy(Policy):
             the key of each in the cache: pictures count where the family encodes them with the prompt.
         """
         seen = sources if sources is not None and self.family.encodes_images else [None] * len(prompts)
-        keys = list(zip(prompts, seen, strict=True))
+        keys = [(text, source, size if source else None) for text, source in zip(prompts, seen, strict=True)]
         missing = [key for key in dict.fromkeys(keys) if key not in self._embeddings]
         for key in keys:
             if key in self._embeddings:
                 self._embeddings.move_to_end(key)
         if not missing:
             return keys
-        self._report_cut_prompts([text for text, _ in missing])
+        self._report_cut_prompts([text for text, _, _ in missing])
         encoders = [m for n, m in self.pipeline.components.items() if n.startswith("text_encoder")]
         for encoder in encoders:
             to_device(encoder, self.device)
-        for text, source in missing:
+        for key in missing:
+            text, source, _ = key
             if source is None and self.family.encodes_images:
                 name = type(self.pipeline).__name__
-                raise ConfigError(
-                    f"{name} encodes prompts together with pictures, and {text!r} was to be encoded alone"
-                )
+                raise ConfigError(f"{name} encodes prompts with their pictures, and {text!r} came without")
             pictures = {} if source is None else {"image": opened(source, size)[0]}
             options = self.encode_options | pictures
             encoded = self.family.encode(self.pipeline, [text], device=self.device, **options)
-            self._embeddings[text, source] = {name: value[0].cpu() for name, value in encoded.items()}
+            self._embeddings[key] = {name: value[0].cpu() for name, value in encoded.items()}
         if self.device.type != "cpu":
             for encoder in encoders:
                 to_device(encoder, "cpu")

@@ -198,6 +198,9 @@ def test_a_saved_lora_gives_the_same_picture_in_plain_diffusers(
     expected = ode(policy, tiny, 3.0)
     assert (expected - base).abs().max() > 1e-2
     policy.save(tmp_path)
+    again = DiffusersPolicy(build(name), encode_options=tiny.encode)
+    again.load(tmp_path)
+    torch.testing.assert_close(ode(again, tiny, 3.0), expected, atol=1e-4, rtol=0)
     pipe = build(name)
     if hasattr(pipe, "load_lora_weights"):
         pipe.load_lora_weights(tmp_path)
