@@ -49,7 +49,7 @@ def trained_weights(run: Path) -> Path:
         *sorted((run / "checkpoints").glob("checkpoint-*"), reverse=True),
     ]
     # of a pipeline: LoRA, denoiser; of a language model: LoRA, all weights
-    marks = ("pytorch_lora_weights.safetensors", "transformer", "adapter_config.json", "config.json")
+    marks = ("pytorch_lora_weights.safetensors", "transformer", "unet", "adapter_config.json", "config.json")
     for folder in candidates:
         if any((folder / mark).exists() for mark in marks):
             return folder

@@ -1,7 +1,7 @@
 """The arguments a pipeline called its denoiser with, kept so that any step of any sample can be called again."""
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -87,6 +87,37 @@ class Conditions:
             return [row for i in range(copies) for v, n in zip(values, each, strict=True) for row in v[i * n :][:n]]
 
         return Conditions(_mapped(parts, join), first.copies, sum(p.batch for p in parts), first.shared)
+
+
+class Ragged:
+    """The conditions of rollouts whose texts cannot be padded to one length: each is called apart.
+
+    Args:
+        parts: one for each call of the pipeline.
+        owner: [B] the part of each sample.
+        row: [B] its place there.
+    """
+
+    def __init__(self, parts: list[Conditions], owner: Tensor, row: Tensor) -> None:
+        self.parts, self.owner, self.row = parts, owner, row
+
+    def __getitem__(self, samples: Tensor) -> "Ragged":
+        """The conditions of some samples, [N] indices."""
+        return Ragged(self.parts, self.owner[samples], self.row[samples])
+
+    @staticmethod
+    def cat(parts: Sequence["Ragged"]) -> "Ragged":
+        """The conditions of several rollouts of the same schedule as one."""
+        starts = [sum(len(p.parts) for p in parts[:i]) for i in range(len(parts))]
+        owner = torch.cat([part.owner + start for part, start in zip(parts, starts, strict=True)])
+        return Ragged([own for p in parts for own in p.parts], owner, torch.cat([part.row for part in parts]))
+
+    def split(self, samples: Tensor) -> Iterator[tuple[Conditions, Tensor, Tensor]]:
+        """For each part among [N] samples: it, the samples' rows [M] in it, and their places [M] among the N."""
+        owner = self.owner[samples]
+        for number in owner.unique().tolist():
+            places = (owner == number).nonzero().squeeze(1)
+            yield self.parts[number], self.row[samples[places]], places
 
 
 def _mapped(parts: Sequence[Conditions], function: Callable[[list[Any], int], Any]) -> list[list[Call]]:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from flowalign.data import Source
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import Policy
-from flowalign.policies.conditions import BESIDE, CallRecorder, Conditions
+from flowalign.policies.conditions import BESIDE, CallRecorder, Conditions, Ragged
 from flowalign.policies.experts import Experts
 from flowalign.policies.families import Family, family_of, to_device
 from flowalign.policies.noised import Noised
@@ -33,11 +33,16 @@ from samplers.noise import generators, normal
 
 logger = logging.getLogger(__name__)
 
-Prompt = tuple[str, Source | None]
-"""a text, and the pictures it is encoded with"""
+Prompt = tuple[str, Source | None, tuple[int, int] | None]
+"""a text, and the pictures that it is encoded with and their size"""
 
 ENCODED_PROMPTS = 4096
 """distinct prompts whose embeddings are kept"""
+
+
+def _cat(parts: Sequence[Any]) -> Any:
+    """The conditions of several rollouts, all of one kind, as one."""
+    return type(parts[0]).cat(parts)
 
 
 def lora_file(network: str) -> str:
@@ -51,7 +56,7 @@ class Rollout:
     """B sampled trajectories and what is needed to score them again."""
 
     trajectory: Trajectory
-    conditions: Conditions
+    conditions: Conditions | Ragged
     prompts: list[str]
     guidance: float
     kernel: Kernel
@@ -85,7 +90,7 @@ class Rollout:
         """Join rollouts made with the same settings."""
         return Rollout(
             Trajectory.cat([p.trajectory for p in parts]),
-            Conditions.cat([p.conditions for p in parts]),
+            _cat([p.conditions for p in parts]),
             [prompt for p in parts for prompt in p.prompts],
             parts[0].guidance,
             parts[0].kernel,
@@ -301,22 +306,26 @@ class DiffusersPolicy(Policy):
             the key of each in the cache: pictures count where the family encodes them with the prompt.
         """
         seen = sources if sources is not None and self.family.encodes_images else [None] * len(prompts)
-        keys = list(zip(prompts, seen, strict=True))
+        keys = [(text, source, size if source else None) for text, source in zip(prompts, seen, strict=True)]
         missing = [key for key in dict.fromkeys(keys) if key not in self._embeddings]
         for key in keys:
             if key in self._embeddings:
                 self._embeddings.move_to_end(key)
         if not missing:
             return keys
-        self._report_cut_prompts([text for text, _ in missing])
+        self._report_cut_prompts([text for text, _, _ in missing])
         encoders = [m for n, m in self.pipeline.components.items() if n.startswith("text_encoder")]
         for encoder in encoders:
             to_device(encoder, self.device)
-        for text, source in missing:
+        for key in missing:
+            text, source, _ = key
+            if source is None and self.family.encodes_images:
+                name = type(self.pipeline).__name__
+                raise ConfigError(f"{name} encodes prompts with their pictures, and {text!r} came without")
             pictures = {} if source is None else {"image": opened(source, size)[0]}
             options = self.encode_options | pictures
             encoded = self.family.encode(self.pipeline, [text], device=self.device, **options)
-            self._embeddings[text, source] = {name: value[0].cpu() for name, value in encoded.items()}
+            self._embeddings[key] = {name: value[0].cpu() for name, value in encoded.items()}
         if self.device.type != "cpu":
             for encoder in encoders:
                 to_device(encoder, "cpu")
@@ -339,7 +348,7 @@ class DiffusersPolicy(Policy):
     def prompt_vectors(self, prompts: Sequence[str], sources: Sequence[Source | None] | None = None) -> Tensor:
         """[B, D] one vector a prompt: the mean over its tokens of the text embedding."""
         keys = self.encode(prompts, sources)
-        return torch.stack([self._embeddings[key]["prompt_embeds"].float().mean(0) for key in keys])
+        return torch.stack([next(iter(self._embeddings[key].values())).float().mean(0) for key in keys])
 
     def _embeds(
         self, prompts: Sequence[str], source: Source | None, guidance: float, call: dict[str, Any]
@@ -395,7 +404,8 @@ class DiffusersPolicy(Policy):
         call |= {"sigmas": list(sigmas)} if sigmas is not None else {}
         own = check_sources(self.pipeline, self.family, sources, prompts, call)
         parts = []
-        for rows in runs(own, min(batch_size, self.family.largest_batch or batch_size)):
+        alike = list(zip(own, prompts, strict=True)) if self.family.unpadded else own
+        for rows in runs(alike, min(batch_size, self.family.largest_batch or batch_size)):
             part_eta = eta[rows] if eta is not None and eta.dim() == 2 else eta
             size = self.family.size(self.pipeline, call)
             scheduler = TransitionScheduler(
@@ -421,9 +431,11 @@ class DiffusersPolicy(Policy):
         beside = self.family.beside(recorded.entering, scheduler.carried)
         conditions = recorded.conditions(len(prompts), len(scheduler.levels) - 1, self.family.shared, beside)
         assert scheduler.recorder is not None
+        trajectory = scheduler.recorder.trajectory()
+        rows = torch.arange(len(prompts), device=trajectory.latents.device)
         return Rollout(
-            scheduler.recorder.trajectory(),
-            conditions,
+            trajectory,
+            Ragged([conditions], torch.zeros_like(rows), rows) if self.family.unpadded else conditions,
             list(prompts),
             guidance,
             scheduler.kernel,
@@ -474,8 +486,15 @@ class DiffusersPolicy(Policy):
         return self._velocity(x, sigma, rollout.conditions, samples, steps, rollout.guidance)
 
     def _velocity(
-        self, x: Tensor, sigma: Tensor, conditions: Conditions, samples: Tensor, steps: Tensor, guidance: float
+        self, x: Tensor, sigma: Tensor, conditions: Conditions | Ragged, samples: Tensor, steps: Tensor, guidance: float
     ) -> Tensor:
+        if isinstance(conditions, Ragged):
+            parts = [
+                (self._velocity(x[places], sigma[places], part, rows, steps[places], guidance), places)
+                for part, rows, places in conditions.split(samples)
+            ]
+            velocities, order = zip(*parts, strict=True)
+            return torch.cat(velocities)[torch.cat(order).argsort()]
         sigma = sigma.view(-1, *[1] * (x.dim() - 1))
         latents = self.family.pack(x * self.family.scale(sigma)).to(self.dtype)
         copies = conditions.copies
@@ -487,7 +506,8 @@ class DiffusersPolicy(Policy):
                 beside = call.pop(BESIDE, None)
                 output = network(self.family.network_input(torch.cat([latents] * n), beside), **call)[0]
                 # what it says of the part beside the latents is not asked for
-                outputs.append(output[:, : latents.shape[1]] if isinstance(output, Tensor) else output)
+                count = latents.shape[1]
+                outputs.append(self.family.predicted(output, count) if isinstance(output, Tensor) else output)
             guided = self.family.unpack(self.family.velocity(outputs, copies, guidance), x.shape[2:])
             return self.family.flow_velocity(guided, x, sigma, self.family.scheduler(self.pipeline.scheduler))
 
@@ -548,8 +568,11 @@ class DiffusersPolicy(Policy):
             guidance: classifier-free guidance scale of the velocities; 1 does without.
             call: further arguments of the pipeline's call (height, width).
         """
+        name = type(self.pipeline).__name__
         if self.family.images[0]:
-            raise ConfigError(f"{type(self.pipeline).__name__} makes samples from pictures, and learns from rollouts")
+            raise ConfigError(f"{name} makes samples from pictures, and learns from rollouts only")
+        if self.family.unpadded:
+            raise ConfigError(f"{name} takes texts of one length at a time, and learns from rollouts only")
         distinct, place = (-levels).unique(return_inverse=True)
         size = self.family.size(self.pipeline, call)
         scheduler = LevelScheduler(self.pipeline.scheduler, self.family, size, ode, None, seeds)

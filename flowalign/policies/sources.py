@@ -54,8 +54,8 @@ def check_sources(
     return list(sources)
 
 
-def runs(sources: Sequence[Source | None], longest: int) -> Iterator[slice]:
-    """Neighbours that are made from the same pictures, which one call of a pipeline can make."""
+def runs(sources: Sequence[Any], longest: int) -> Iterator[slice]:
+    """Neighbours with equal sources, which one call of a pipeline can make."""
     start = 0
     for i in range(1, len(sources) + 1):
         if i == len(sources) or i - start == longest or sources[i] != sources[start]:

@@ -47,6 +47,10 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3Model,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLProcessor,
+    Qwen3VLVideoProcessor,
     T5Config,
     T5EncoderModel,
     UMT5Config,
@@ -486,6 +490,105 @@ def hunyuan_video15() -> DiffusionPipeline:
     return pipe
 
 
+def kandinsky5_parts(**settings: Any) -> dict[str, Any]:
+    transformer = diffusers.Kandinsky5Transformer3DModel(
+        in_visual_dim=4,
+        in_text_dim=16,
+        in_text_dim2=32,
+        time_dim=16,
+        out_visual_dim=4,
+        model_dim=16,
+        ff_dim=16,
+        num_text_blocks=1,
+        num_visual_blocks=2,
+        axes_dims=(2, 2, 4),
+        **settings,
+    )
+    words = tokenizer(CHAT_OF_PARTS)
+    words.add_tokens(list(VISION), special_tokens=True)
+    return {
+        "transformer": transformer,
+        "scheduler": flow(shift=5.0),
+        "text_encoder": qwen_vl(Qwen2_5_VLForConditionalGeneration),
+        "tokenizer": processor(words),
+        "text_encoder_2": clip(),
+        "tokenizer_2": tokenizer(),
+    }
+
+
+def kandinsky5_image() -> DiffusionPipeline:
+    # of scale 8, which the pipeline takes for granted
+    pipe = diffusers.Kandinsky5T2IPipeline(**kandinsky5_parts(), vae=vae(4, levels=4))
+    pipe.prompt_template, pipe.prompt_template_encode_start_idx, pipe.resolutions = "{}", 0, [(64, 32)]
+    return pipe
+
+
+def kandinsky5_video() -> DiffusionPipeline:
+    autoencoder = diffusers.AutoencoderKLHunyuanVideo(
+        latent_channels=4,
+        block_out_channels=(8, 8, 8, 8),
+        layers_per_block=1,
+        norm_num_groups=2,
+        mid_block_add_attention=False,
+    )
+    pipe = diffusers.Kandinsky5T2VPipeline(**kandinsky5_parts(visual_cond=True), vae=autoencoder)
+    pipe.prompt_template, pipe.prompt_template_encode_start_idx = "{}", 0
+    return pipe
+
+
+def qwen_image21() -> DiffusionPipeline:
+    transformer = diffusers.QwenImage21Transformer2DModel(
+        in_channels=4,
+        out_channels=4,
+        num_layers=2,
+        context_in_dim=16,
+        axes_dims_rope=(4, 6, 6),
+        **UNSHARED,
+    )
+    words = tokenizer(CHAT_OF_PARTS)
+    words.add_tokens(list(VISION), special_tokens=True)
+    text = {
+        "vocab_size": WORDS + len(VISION),
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "rope_parameters": {"mrope_section": [2, 1, 1], "rope_type": "default", "rope_theta": 1e6},
+    }
+    vision = {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 16,
+        "deepstack_visual_indexes": [0],
+        "num_position_embeddings": 16,
+    }
+    reader = Qwen3VLProcessor(Qwen2VLImageProcessor(), words, Qwen3VLVideoProcessor(), chat_template=CHAT_OF_PARTS)
+    pipe = diffusers.QwenImage21Pipeline(
+        transformer=transformer,
+        scheduler=flow(**FLUX_SHIFT),
+        vae=diffusers.AutoencoderKLQwenImage21(
+            base_dim=8,
+            decoder_base_dim=8,
+            z_dim=4,
+            dim_mult=[1, 1, 1, 1, 1],
+            num_res_blocks=1,
+            latents_mean=[0.1, 0.2, 0.3, 0.4],
+            latents_std=[0.5, 1.0, 1.5, 2.0],
+        ),
+        text_encoder=Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision)),
+        processor=reader,
+    )
+    # hundreds of tokens in bytes
+    pipe.prompt_template_t2i, pipe._drop_idx = "{}", 0
+    # not the token that ours begins every text with
+    pipe._img_token_id = WORDS + 1
+    return pipe
+
+
 def cogview4() -> DiffusionPipeline:
     transformer = diffusers.CogView4Transformer2DModel(
         patch_size=2,
@@ -757,7 +860,7 @@ def sd15(prediction: str = "epsilon") -> DiffusionPipeline:
     )
 
 
-def sdxl() -> DiffusionPipeline:
+def sdxl(prediction: str = "epsilon") -> DiffusionPipeline:
     return diffusers.StableDiffusionXLPipeline(
         vae=vae(4, levels=2),
         text_encoder=clip(),
@@ -773,7 +876,7 @@ def sdxl() -> DiffusionPipeline:
             transformer_layers_per_block=(1, 2),
             projection_class_embeddings_input_dim=80,
         ),
-        scheduler=ddpm("epsilon"),
+        scheduler=ddpm(prediction),
     )
 
 
@@ -841,7 +944,18 @@ PIPELINES: dict[str, Tiny] = {
     "hunyuan_image_distilled": Tiny(lambda: hunyuan_image(embedded=True), SMALL),
     "hunyuan_video15": Tiny(hunyuan_video15, {"height": 8, "width": 16, "num_frames": 5}, alone=True, unused=LAST_TEXT),
     # its schedule ends at a thousandth, where steps have little noise to be scored by
-    "cogview4": Tiny(cogview4, {"height": 32, "width": 64}, {"max_sequence_length": 16}, ratio=1e-4),
+    "cogview4": Tiny(cogview4, {"height": 32, "width": 64}, {"max_sequence_length": 32}, ratio=1e-4, alone=True),
+    "kandinsky5_image": Tiny(
+        kandinsky5_image, {"height": 32, "width": 64}, {"max_sequence_length": 20}, alone=True, negative=True
+    ),
+    "kandinsky5_video": Tiny(
+        kandinsky5_video,
+        {"height": 16, "width": 32, "num_frames": 5},
+        {"max_sequence_length": 20},
+        alone=True,
+        negative=True,
+    ),
+    "qwen_image21": Tiny(qwen_image21, {"height": 32, "width": 64}, alone=True, negative=True),
     "wan22_14b": Tiny(wan22_14b, {"height": 16, "width": 32, "num_frames": 5}, {"max_sequence_length": 20}),
     "ltx2": Tiny(ltx2, {"height": 32, "width": 64, "num_frames": 5}, {"max_sequence_length": 20}),
     "wan_i2v": Tiny(wan_i2v, {"height": 16, "width": 32, "num_frames": 5}, {"max_sequence_length": 20}, images=1),
@@ -854,6 +968,7 @@ PIPELINES: dict[str, Tiny] = {
     "sd15": Tiny(sd15, SMALL),
     "sd2_v": Tiny(lambda: sd15("v_prediction"), SMALL),
     "sdxl": Tiny(sdxl, SMALL),
+    "sdxl_v": Tiny(lambda: sdxl("v_prediction"), SMALL),
 }
 
 

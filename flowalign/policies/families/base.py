@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flowalign.errors import ConfigError, FlowalignError
 
-JOINT_ATTENTION = (
+JOINT_ATTENTION: tuple[str, ...] = (
     "attn.to_q",
     "attn.to_k",
     "attn.to_v",
@@ -55,6 +55,8 @@ class Family:
     """a prompt is encoded together with its pictures"""
     beside_axis: ClassVar[int] = 1
     """of the network's input, on which the latents are followed by what the pictures became"""
+    unpadded: ClassVar[bool] = False
+    """a text's length changes the sample, without a mask to help: prompts of different lengths are called apart"""
     largest_batch: ClassVar[int | None] = None
     """samples that one call of the pipeline takes, None for any number"""
 
@@ -179,6 +181,10 @@ class Family:
     def network_input(self, latents: Tensor, beside: Any) -> Any:
         """Packed latents as the denoiser takes them; `beside` as of `beside`."""
         return latents if beside is None else torch.cat([latents, beside], self.beside_axis)
+
+    def predicted(self, output: Tensor, count: int) -> Tensor:
+        """What the network's output, cut on its second axis, says of the latents, which are `count` long there."""
+        return output[:, :count]
 
     # The schedule
 

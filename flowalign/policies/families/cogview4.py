@@ -9,23 +9,15 @@ from flowalign.policies.families.base import ATTENTION, Encoded, TrueGuidance, o
 
 
 class CogView4(TrueGuidance):
-    """CogView4 6B. Its text has no mask, so all prompts are padded to one length: `max_sequence_length`, 128 tokens.
-
-    The pipeline pads to the longest prompt of a batch, by which a picture would depend on the batch it came in.
-    """
+    """CogView4 6B; its text is padded to a multiple of 16 tokens, and the padding read."""
 
     pipelines = ("CogView4Pipeline",)
     lora_targets = ATTENTION
+    unpadded = True
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
-        rows = []
-        for prompt in prompts:
-            # the empty one, which all samples share, is as short as the pipeline makes it
-            settings = {"max_length": option(options, 128) if prompt else 16, "padding": "max_length"}
-            ids = pipeline.tokenizer(prompt, truncation=True, return_tensors="pt", **settings).input_ids
-            outputs = pipeline.text_encoder(ids.to(options["device"]), output_hidden_states=True)
-            rows.append(outputs.hidden_states[-2][0])
-        return {"prompt_embeds": rows}
+        embeds, _ = pipeline.encode_prompt(list(prompts), do_classifier_free_guidance=False, **options)
+        return {"prompt_embeds": embeds}
 
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
-        return {"tokenizer": option(options, 128)}
+        return {"tokenizer": option(options, 1024)}

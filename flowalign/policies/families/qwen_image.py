@@ -10,7 +10,16 @@ from PIL.Image import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from flowalign.policies.families.base import JOINT_ATTENTION, Encoded, Packed, TrueGuidance, VideoVAE, rescaling
+from flowalign.policies.families.base import (
+    ATTENTION,
+    JOINT_ATTENTION,
+    Encoded,
+    Packed,
+    Tokens,
+    TrueGuidance,
+    VideoVAE,
+    rescaling,
+)
 
 
 class QwenImage(Packed, TrueGuidance, VideoVAE):
@@ -90,3 +99,43 @@ class QwenImageEditPlus(QwenImageEdit):
 
     def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
         return {"image": list(images)}
+
+
+class QwenImage21(Tokens, QwenImage):
+    """Qwen-Image 2.1, text to image: texts and pictures in one sequence, where a text's length moves the picture."""
+
+    pipelines = ("QwenImage21Pipeline",)
+    lora_targets = ATTENTION
+    unpadded = True
+
+    def channels(self, denoiser: Any) -> int:
+        return int(denoiser.config.in_channels)
+
+    def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, ...]:
+        height, width = (2 * (int(call.get(side) or 1024) // self.multiple(pipeline)) for side in ("height", "width"))
+        return height, width
+
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
+        embeds, *_ = pipeline.encode_prompt(list(prompts), **options)
+        return {"prompt_embeds": embeds}
+
+    def stack(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
+        return {"prompt_embeds": torch.stack([row["prompt_embeds"] for row in rows])}
+
+    def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
+        # the chat template around a prompt counts too
+        return {}
+
+    def arguments(self, guidance: float) -> dict[str, Any]:
+        # the cache of one step would be read at others
+        return super().arguments(guidance) | {"use_kv_cache": False}
+
+    def predicted(self, output: Tensor, count: int) -> Tensor:
+        return output[:, -count:]
+
+    def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
+        # of four channels, the last for transparency, which rewards do not know
+        return super().pictures(pipeline, pixels[:, :3])
+
+    def velocity(self, outputs: Sequence[Any], copies: Sequence[int], guidance: float) -> Tensor:
+        return TrueGuidance.velocity(self, outputs, copies, guidance)

@@ -138,19 +138,19 @@ def test_ode_sampling_is_the_pipelines_own_call(
     torch.testing.assert_close(ode(policy, tiny, guidance), expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kernel", [flow_sde, cps, ddim])
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
-def test_ratio_is_one_after_a_rollout(policy: DiffusersPolicy, tiny: Tiny, kernel: Any, guidance: float) -> None:
+def test_ratio_is_one_after_a_rollout(policy: DiffusersPolicy, tiny: Tiny, guidance: float) -> None:
     """In any micro-batch of any mix of samples and steps, of rollouts joined from batches of other prompts."""
-    rollout = roll(policy, tiny, kernel=kernel, guidance=guidance, batch_size=3)
-    assert rollout.trajectory.mask.any()
-    samples, steps = pairs(rollout)
-    old = rollout.trajectory.log_prob[samples, steps]
-    parts = zip(samples.split(5), steps.split(5), strict=True)
-    with torch.no_grad():
-        new = torch.cat([policy.score(rollout, *part).log_prob for part in parts])
-    torch.testing.assert_close(torch.exp(new - old), torch.ones(len(old)), atol=tiny.ratio, rtol=0)
-    assert policy.verify(rollout) < 1e-4
+    for kernel in (flow_sde, cps, ddim):
+        rollout = roll(policy, tiny, kernel=kernel, guidance=guidance, batch_size=3)
+        assert rollout.trajectory.mask.any()
+        samples, steps = pairs(rollout)
+        old = rollout.trajectory.log_prob[samples, steps]
+        parts = zip(samples.split(5), steps.split(5), strict=True)
+        with torch.no_grad():
+            new = torch.cat([policy.score(rollout, *part).log_prob for part in parts])
+        torch.testing.assert_close(torch.exp(new - old), torch.ones(len(old)), atol=tiny.ratio, rtol=0)
+        assert policy.verify(rollout) < 1e-4
 
 
 def test_batch_composition_does_not_change_a_sample(policy: DiffusersPolicy, tiny: Tiny) -> None:
@@ -198,6 +198,9 @@ def test_a_saved_lora_gives_the_same_picture_in_plain_diffusers(
     expected = ode(policy, tiny, 3.0)
     assert (expected - base).abs().max() > 1e-2
     policy.save(tmp_path)
+    again = DiffusersPolicy(build(name), encode_options=tiny.encode)
+    again.load(tmp_path)
+    torch.testing.assert_close(ode(again, tiny, 3.0), expected, atol=1e-4, rtol=0)
     pipe = build(name)
     if hasattr(pipe, "load_lora_weights"):
         pipe.load_lora_weights(tmp_path)
@@ -233,10 +236,8 @@ def test_bfloat16_stays_close_to_float32(name: str, policy: DiffusersPolicy, tin
 
 def test_sizes_that_cannot_be_made_are_refused_with_those_that_can(policy: DiffusersPolicy, tiny: Tiny) -> None:
     for side, size in tiny.call.items():
-        with pytest.raises(ConfigError, match=rf"cannot make {side} {size + 1}; {size}( or \d+)? would work") as caught:
+        with pytest.raises(ConfigError, match=rf"cannot make .*{side} {size + 1}.*{size}.* work$"):
             roll(policy, dataclasses.replace(tiny, call=tiny.call | {side: size + 1}))
-        nearest = int(str(caught.value).split()[-3])
-        policy.family.check_size(policy.pipeline, tiny.call | {side: nearest})
 
 
 def test_pictures(policy: DiffusersPolicy, tiny: Tiny) -> None:

@@ -1,0 +1,69 @@
+"""Kandinsky 5."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from torch import Tensor
+
+from flowalign.errors import ConfigError
+from flowalign.policies.families.base import Encoded, TrueGuidance, Video
+
+
+class Kandinsky5(TrueGuidance):
+    """Latents travel as [B, F, H, W, C], and room for a first frame stands beside their channels."""
+
+    lora_targets = tuple(
+        f"{kind}_attention.{part}"
+        for kind in ("self", "cross")
+        for part in ("to_query", "to_key", "to_value", "out_layer")
+    )
+    shared = ("visual_rope_pos", "text_rope_pos", "scale_factor", "sta_mask")
+    beside_axis = 4
+    unpadded = True
+
+    def channels(self, denoiser: Any) -> int:
+        return int(denoiser.config.in_visual_dim)
+
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
+        words, text, _ = pipeline.encode_prompt(list(prompts), **options)
+        return {"prompt_embeds_qwen": words, "prompt_embeds_clip": text}
+
+    def stack(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
+        ends = torch.arange(len(rows) + 1, dtype=torch.int32) * len(rows[0]["prompt_embeds_qwen"])
+        return super().stack(rows) | {"prompt_cu_seqlens": ends}
+
+    def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
+        # the template around a prompt counts too
+        return {}
+
+    def unpack(self, latents: Tensor, size: Sequence[int]) -> Tensor:
+        return latents.movedim(4, 1)
+
+    def pack(self, latents: Tensor) -> Tensor:
+        return latents.movedim(1, 4)
+
+
+class Kandinsky5Image(Kandinsky5):
+    """Kandinsky 5, text to image, as videos of one frame, in the pipeline's own sizes."""
+
+    pipelines = ("Kandinsky5T2IPipeline",)
+
+    def check_size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> None:
+        size = call.get("width", 1024), call.get("height", 1024)
+        if size not in pipeline.resolutions:
+            works = ", ".join(f"{width}x{height}" for width, height in pipeline.resolutions)
+            raise ConfigError(f"Kandinsky5T2IPipeline cannot make width {size[0]} with height {size[1]}; {works} work")
+
+    def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
+        return super().latents(pipeline, pixels)[:, :, None]
+
+    def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
+        return super().decode(pipeline, latents[:, :, 0])
+
+
+class Kandinsky5Video(Kandinsky5, Video):
+    """Kandinsky 5, text to video."""
+
+    pipelines = ("Kandinsky5T2VPipeline",)
