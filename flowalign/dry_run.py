@@ -60,6 +60,7 @@ class Report:
 
     pipeline: str
     parameters: int
+    """of the denoiser, without a LoRA"""
     trained: int
     samples: int
     steps: int
@@ -74,7 +75,7 @@ class Report:
         spent = ", ".join(f"{name} {value:.2f} s" for name, value in self.seconds.items())
         where = "of the process" if self.device == "cpu" else f"on {self.device}"
         return [
-            f"{self.pipeline}: {self.parameters / 1e6:.4g}M random weights, {self.trained / 1e6:.4g}M of them trained",
+            f"{self.pipeline}: {self.parameters / 1e6:.4g}M random weights, {self.trained / 1e6:.4g}M trained",
             f"one iteration of {self.samples} samples of {self.steps} steps: {spent}",
             f"peak memory {self.peak_memory / 2**30:.2f} GiB {where}",
         ]
@@ -126,6 +127,7 @@ def dry_run(config: Config, full: bool = False) -> Report:
             small = _of_size(small, tiny)
         policy = DiffusersPolicy(pipeline, device, small.model.encode, small.model.attention)
         policy.spare(small.model)
+        parameters = sum(p.numel() for p in policy.denoiser.parameters())
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         trainer = Trainer(small, policy, progress=False)
@@ -139,7 +141,7 @@ def dry_run(config: Config, full: bool = False) -> Report:
     } | seconds
     return Report(
         type(pipeline).__name__,
-        sum(p.numel() for p in policy.denoiser.parameters()),
+        parameters,
         sum(p.numel() for p in policy.trainable().values()),
         small.training.group_size * small.training.prompts_per_iteration,
         small.rollout.steps,

@@ -14,6 +14,12 @@ from torch import Tensor, nn
 from flowalign.errors import ConfigError, FlowalignError
 
 
+def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """The members of a network's lists of modules that are in no other list: its layers."""
+    for child in module.children():
+        yield from child if isinstance(child, nn.ModuleList) else repeated_blocks(child)
+
+
 class Policy:
     """A network with adapters as diffusers and transformers models have them.
 
@@ -70,9 +76,14 @@ class Policy:
         """Compute activations again in the backward pass instead of keeping them."""
         raise NotImplementedError
 
-    def compile(self) -> None:
-        """Compile what is called most; nothing more is put on the network after."""
-        raise NotImplementedError
+    def compile(self, **settings: Any) -> None:
+        """Compile the network's repeated blocks, one graph for all that are alike; put nothing more on it after.
+
+        Args:
+            settings: of torch.compile.
+        """
+        for block in repeated_blocks(self.network):
+            block.compile(**settings)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Name to parameter, of what is trained."""

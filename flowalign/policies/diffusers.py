@@ -199,17 +199,6 @@ class DiffusersPolicy(Policy):
         if model.offload_vae:
             _, self._vae_visit = cpu_offload_with_hook(vae, self.device)
 
-    def compile(self, **settings: Any) -> None:
-        """Compile the denoiser's repeated blocks, once for all of them; call it when nothing more is put on them.
-
-        Args:
-            settings: of torch.compile.
-        """
-        try:
-            self.denoiser.compile_repeated_blocks(**settings)
-        except ValueError as error:
-            raise ConfigError(f"model.compile: {' '.join(str(error).split())}") from error
-
     @property
     def denoiser(self) -> Any:
         """The network that is trained."""

@@ -5,6 +5,7 @@ and then learn nothing of which it was. Signs of life travel through the store t
 of their own, so a process that waits for the others is alive and one that is stopped, or gone with its machine, is not.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -53,11 +54,16 @@ class Pulse:
         self._over.set()
         self._thread.join()
         self.place = "done"
-        self._beat()
+        # the others' meeting point may have gone before
+        with contextlib.suppress(torch.distributed.DistError):
+            self._beat()
 
     def others(self) -> str:
         """Where each process was when it last gave a sign of life."""
-        told = [self._read(rank) for rank in range(self.processes)]
+        try:
+            told = [self._read(rank) for rank in range(self.processes)]
+        except torch.distributed.DistError:
+            return "the process that the others met by is gone"
         return "; ".join(f"process {rank} ({own['host']}): {own['place']}" for rank, own in enumerate(told))
 
     def _beat(self) -> None:

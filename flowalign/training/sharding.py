@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from flowalign.errors import ConfigError
+from flowalign.policies.base import repeated_blocks
 
 
 class Sharding:
@@ -55,7 +56,7 @@ class Sharding:
         Forwards then wait for each other: every process must make as many. Its parameters are new objects.
         """
         own: dict[str, Any] = {"mesh": self.mesh, "offload_policy": self.settings.cpu_offload or OffloadPolicy()}
-        for block in _blocks(network):
+        for block in repeated_blocks(network):
             fully_shard(block, reshard_after_forward=self.settings.reshard_after_forward, **own)
         fully_shard(network, reshard_after_forward=False, **own)
 
@@ -73,12 +74,6 @@ class Sharding:
                 part.reshard()
                 again = part is not network and self.settings.reshard_after_forward
                 part.set_reshard_after_forward(again, recurse=False)
-
-
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The repeated blocks: the members of lists that are in no other list."""
-    for child in module.children():
-        yield from child if isinstance(child, nn.ModuleList) else _blocks(child)
 
 
 @contextlib.contextmanager

@@ -184,6 +184,8 @@ class Trainer:
             return
         if self.config.medium == "text":
             raise ConfigError("language models are trained in whole copies, not in shards: launch without FSDP")
+        if self.config.model.base_bits is not None:
+            raise ConfigError("model.base_bits: quantised weights are not put in shards; null works, or whole copies")
         if self.config.training.optimizer.bits == 8:
             raise ConfigError("training.optimizer.bits: moments in shards are not quantised; 32 works")
         self.sharding.shard(self.policy.network)

@@ -46,20 +46,16 @@ def crowded(policy: DiffusersPolicy, most: int) -> None:
 def test_batches_are_halved_until_they_fit_and_the_update_is_the_same(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own = trainer(tmp_path / "own")
+    own = trainer(tmp_path / "own", "training.group_size=16")
     own.train()
-    small = trainer(tmp_path / "small", "rollout.batch_size=16", "training.micro_batch_size=8")
-    crowded(small.policy, 3)
+    small = trainer(tmp_path / "small", "training.group_size=16")
+    crowded(small.policy, 8)
     with caplog.at_level(logging.WARNING):
         small.train()
     told = [record.getMessage() for record in caplog.records if "out of memory" in record.getMessage()]
-    assert told == [
-        "out of memory with rollout.batch_size 16; going on with 8",
-        "out of memory with rollout.batch_size 8; going on with 4",
-        "out of memory with rollout.batch_size 4; going on with 2",
-        "out of memory with training.micro_batch_size 8; going on with 4",
-        "out of memory with training.micro_batch_size 4; going on with 2",
-    ]
+    tried = [("rollout.batch_size", size) for size in (64, 32, 16)]
+    tried += [("training.micro_batch_size", size) for size in (64, 32, 16)]
+    assert told == [f"out of memory with {name} {size}; going on with {size // 2}" for name, size in tried]
     mine, theirs = small.metrics.read()[0], own.metrics.read()[0]
     for name in ("reward/mean", "policy/loss", "policy/gradient_norm"):
         assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5)
@@ -127,7 +123,7 @@ def test_quantised_weights_are_refused_where_they_cannot_be(tmp_path: Path) -> N
         pytest.skip("this machine can")
     with pytest.raises(ConfigError, match="model.base_bits: bitsandbytes needs a GPU"):
         trainer(tmp_path, "model.base_bits=4")
-    with pytest.raises(ConfigError, match="model.base_bits: quantised weights are not trained"):
+    with pytest.raises(ConfigError, match="model.base_bits: quantised weights cannot be trained"):
         trainer(tmp_path, "model.base_bits=4", "model.lora=null")
 
 

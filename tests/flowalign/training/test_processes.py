@@ -151,7 +151,7 @@ def test_a_dead_or_hung_process_ends_the_run_with_its_name_and_the_run_resumes(
     long = {"training.iterations": 10_000, "training.patience": 6, "evaluation": {}, "training.previews": 0}
     folder = prepare(tmp_path / "run", **long)
     config = str(folder / "config.yaml")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     run = subprocess.Popen(
         [*launch, "-m", "flowalign", "train", config], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
     )
