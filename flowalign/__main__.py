@@ -136,7 +136,7 @@ def evaluate_run(
     result = evaluate(
         policy,
         build_reward(settings.rewards or config.rewards),
-        Prompts.read(settings.prompts, settings.where).spread(settings.limit),
+        Prompts.of(settings),
         settings,
         pictures or settings.per_prompt,
         settings.seed if seed is None else seed,

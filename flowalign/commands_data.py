@@ -26,11 +26,11 @@ def difficulty(
 
     settings = load(config, overrides or [])
     policy = build_policy(settings, "cuda" if torch.cuda.is_available() else "cpu")
-    prompts = Prompts.read(settings.data.prompts, settings.data.where)
+    prompts = Prompts.of(settings.data)
     result = evaluate(policy, build_reward(settings.rewards), prompts, settings.rollout, samples, seed)
     rates = torch.tensor(result.value).view(-1, samples).mean(1).tolist()
     rated = zip(prompts.texts, prompts.metadata, rates, strict=True)
-    lines = [json.dumps({"prompt": text, **record, "success_rate": rate}) for text, record, rate in rated]
+    lines = [json.dumps({settings.data.column: text, **record, "success_rate": rate}) for text, record, rate in rated]
     write_atomically(output, "\n".join(lines) + "\n")
     middling = sum(0 < rate < 1 for rate in rates)
     print(f"{len(rates)} prompts, mean {sum(rates) / len(rates):.3f}, {middling} between 0 and 1: {output}")

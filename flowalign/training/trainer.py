@@ -333,7 +333,7 @@ class Trainer:
         settings = self.config.evaluation
         if settings.prompts is None:
             return None
-        prompts = Prompts.read(settings.prompts, settings.where).spread(settings.limit)
+        prompts = Prompts.of(settings)
         advance(self.panel, self.done())
         with self.averaged():
             result = evaluate(
