@@ -11,7 +11,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 
 import flowalign
-from flowalign.commands_data import difficulty
+from flowalign.commands_data import difficulty, prompts
 from flowalign.commands_rewards import reward_check, reward_server, train_reward
 from flowalign.errors import ConfigError, FlowalignError, nearest
 from flowalign.gallery.cli import gallery
@@ -194,6 +194,7 @@ def list_names(
 
 
 app.command()(difficulty)
+app.add_typer(prompts, name="prompts")
 app.command()(gallery)
 app.command()(reward_server)
 app.command()(reward_check)
