@@ -11,7 +11,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 
 import flowalign
-from flowalign.commands_data import difficulty
+from flowalign.commands_data import difficulty, prompts
 from flowalign.commands_judges import pair_questions, sift
 from flowalign.commands_rewards import reward_check, reward_server, train_reward
 from flowalign.errors import ConfigError, FlowalignError, nearest
@@ -150,7 +150,7 @@ def evaluate_run(
     result = evaluate(
         policy,
         reward,
-        Prompts.read(settings.prompts, settings.where).spread(settings.limit),
+        Prompts.of(settings),
         settings,
         pictures or settings.per_prompt,
         settings.seed if seed is None else seed,
@@ -208,6 +208,7 @@ def list_names(
 
 
 app.command()(difficulty)
+app.add_typer(prompts, name="prompts")
 app.command()(gallery)
 app.command()(reward_server)
 app.command()(reward_check)

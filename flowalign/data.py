@@ -1,18 +1,29 @@
 """Prompts and their metadata, and the batches an iteration trains on."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
-from flowalign.errors import ConfigError, nearest
+from flowalign.errors import ConfigError
+from flowalign.prompt_files import ASSETS, folder, located, records
 from samplers import derive_seed
 
-ASSETS = Path(str(resources.files("flowalign"))) / "assets"
+__all__ = [
+    "ASSETS",
+    "Batch",
+    "Preferences",
+    "PromptList",
+    "Prompts",
+    "Source",
+    "draw_batch",
+    "draw_groups",
+    "shipped",
+    "shuffled",
+]
 
 
 def shipped(path: str) -> Path | str:
@@ -37,6 +48,23 @@ class Source:
         return cls((images,) if isinstance(images, str) else tuple(images), metadata.get("mask"))
 
 
+class PromptList(BaseModel):
+    """The keys of a configuration that say which prompts: see `flowalign.prompt_files.records`."""
+
+    model_config = ConfigDict(extra="forbid")
+    prompts: str | None
+    """a text, JSON lines or parquet file, a data set (a folder, or owner/name of the hub), or a shipped list"""
+    column: str = "prompt"
+    """which one has the prompts; the others are their metadata"""
+    split: str | None = None
+    subset: str | None = None
+    """of a data set"""
+    where: dict[str, list[str]] = {}
+    """keep the prompts whose metadata has one of these values"""
+    limit: int | None = Field(None, ge=1)
+    """use this many prompts, spread evenly over the list"""
+
+
 @dataclass
 class Prompts:
     """A list of prompts with a metadata record each."""
@@ -48,29 +76,56 @@ class Prompts:
         return len(self.texts)
 
     @classmethod
-    def read(cls, source: str, where: Mapping[str, Sequence[str]] | None = None) -> Self:
-        """Read a text file (a prompt a line), JSON lines with a 'prompt' key, or a list shipped with flowalign.
+    def read(
+        cls,
+        source: str,
+        where: Mapping[str, Sequence[str]] | None = None,
+        column: str = "prompt",
+        split: str | None = None,
+        subset: str | None = None,
+    ) -> Self:
+        """Read prompts from a file, a data set or a shipped list: see `flowalign.prompt_files.records`.
 
-        In JSON lines 'image' and 'mask' name picture files (`Source`); relative paths start from the file's folder.
-        The first picture is the metadata's 'reference', unless the line has another.
+        Under 'image' and 'mask' the metadata name picture files (`Source`); relative paths start from the file's
+        folder. The first picture is the metadata's 'reference', unless they have another.
 
         Args:
             where: keep the prompts whose metadata has one of the values given for each key.
+            column, split, subset: as of `records`.
+
+        Raises:
+            ConfigError: names the file and its line or row.
         """
-        shipped = {path.stem: path for path in (ASSETS / "prompts").glob("*.jsonl")}
-        path = shipped.get(source, Path(source))
-        if not path.is_file():
-            raise ConfigError(f"no prompts at '{source}'; give a .txt or .jsonl file, or {nearest(source, shipped)}")
-        if path.suffix == ".jsonl":
-            records = [_with_files(path, number, record) for number, record in _records(path)]
-            texts = [record.pop("prompt") for record in records]
-        else:
-            texts = [line for line in path.read_text().splitlines() if line.strip()]
-            records = [{} for _ in texts]
-        keep = [i for i, r in enumerate(records) if all(r.get(k) in v for k, v in (where or {}).items())]
-        if not keep:
-            raise ConfigError(f"{path}: no prompt is left" + (f" where {dict(where)}" if where else ""))
-        return cls(texts, records).take(keep)
+        texts, metadata = [], []
+        for place, text, record in records(source, column, split, subset):
+            cls.check(record, folder(source), place)
+            if all(record.get(key) in values for key, values in (where or {}).items()):
+                texts.append(text)
+                metadata.append(record)
+        if not texts:
+            raise ConfigError(f"{located(source)}: no prompt is left" + (f" where {dict(where)}" if where else ""))
+        return cls(texts, metadata)
+
+    @classmethod
+    def of(cls, given: PromptList) -> Self:
+        """Those that a section of the configuration asks for."""
+        assert given.prompts is not None
+        return cls.read(given.prompts, given.where, given.column, given.split, given.subset).spread(given.limit)
+
+    @staticmethod
+    def check(record: dict[str, Any], folder: Path, place: str) -> None:
+        """Make the 'image' and 'mask' of the metadata paths of files that are there."""
+        for key in ("image", "mask"):
+            if key not in record:
+                continue
+            names = [record[key]] if isinstance(record[key], str) else record[key]
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise ConfigError(f"{place}: '{key}' is not a file name or a list of them")
+            files = [_picture(folder / name, place) for name in names]
+            record[key] = files[0] if isinstance(record[key], str) else files
+            if key == "image":
+                # what rewards that compare with a picture compare an edit with
+                record.setdefault("reference", files[0])
 
     def take(self, rows: Sequence[int]) -> Self:
         """Some of them."""
@@ -102,73 +157,24 @@ class Prompts:
 
 @dataclass
 class Preferences(Prompts):
-    """Choices between two pictures of a prompt: `metadata` has the files under 'chosen' and 'rejected'."""
+    """Choices between two pictures of a prompt: `metadata` has the files under 'chosen' and 'rejected'.
 
-    @classmethod
-    def read(cls, source: str, where: Mapping[str, Sequence[str]] | None = None) -> Self:
-        """Read JSON lines with 'prompt', 'chosen' and 'rejected', as `flowalign gallery RUN --export FILE` writes them.
+    `flowalign gallery RUN --export FILE` writes them; where={"rater": ["Ada"]} keeps the choices of one rater.
+    """
 
-        Args:
-            source: the file; relative picture paths start from its folder.
-            where: as of `Prompts.read`; {"rater": ["Ada"]} keeps the choices of one rater.
-
-        Raises:
-            ConfigError: a missing file, a line that is no preference, or a picture that is not there; names the line.
-        """
-        path = Path(source)
-        if not path.is_file():
-            raise ConfigError(f"no preferences at '{source}'; `flowalign gallery RUN --export FILE` writes them")
-        records = []
-        for number, record in _records(path):
-            for key in ("chosen", "rejected"):
-                if not isinstance(record.get(key), str):
-                    raise ConfigError(f"{path}, line {number}: no file name under the key '{key}'")
-                record[key] = str(path.parent / record[key])
-                if not Path(record[key]).is_file():
-                    raise ConfigError(f"{path}, line {number}: no picture at {record[key]}")
-            if all(record.get(k) in v for k, v in (where or {}).items()):
-                records.append(record)
-        if not records:
-            raise ConfigError(f"{path}: no preference is left" + (f" where {dict(where)}" if where else ""))
-        return cls([record.pop("prompt") for record in records], records)
+    @staticmethod
+    def check(record: dict[str, Any], folder: Path, place: str) -> None:
+        """Make 'chosen' and 'rejected' paths of pictures that are there."""
+        for key in ("chosen", "rejected"):
+            if not isinstance(record.get(key), str):
+                raise ConfigError(f"{place}: no file name under the key '{key}'")
+            record[key] = _picture(folder / record[key], place)
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The numbered JSON objects of a file of lines, each with a text under 'prompt'."""
-    try:
-        # not splitlines(): JSON may hold U+2028 and its like inside a text
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            record = None
-        if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
-            raise ConfigError(f"{path}, line {number}: not a JSON object with a text under the key 'prompt'")
-        yield number, record
-
-
-def _with_files(path: Path, number: int, record: dict[str, Any]) -> dict[str, Any]:
-    """A record whose 'image' and 'mask' are files that are there."""
-    for key in ("image", "mask"):
-        if key not in record:
-            continue
-        names = [record[key]] if isinstance(record[key], str) else record[key]
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ConfigError(f"{path}, line {number}: '{key}' is not a file name or a list of them")
-        files = [str(path.parent / name) for name in names]
-        for file in files:
-            if not Path(file).is_file():
-                raise ConfigError(f"{path}, line {number}: no picture at {file}")
-        record[key] = files[0] if isinstance(record[key], str) else files
-        if key == "image":
-            # what rewards that compare with a picture compare an edit with
-            record.setdefault("reference", files[0])
-    return record
+def _picture(path: Path, place: str) -> str:
+    if not path.is_file():
+        raise ConfigError(f"{place}: no picture at {path}")
+    return str(path)
 
 
 @dataclass

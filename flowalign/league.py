@@ -81,7 +81,7 @@ def kl_from_base(policy: DiffusersPolicy, prompts: Sequence[str], arguments: dic
 def judge(trainer: Trainer, panel: Reward | None, pictures: int) -> dict[str, float]:
     """The held-out figures of the present weights."""
     settings = trainer.config.evaluation
-    prompts = Prompts.read(settings.prompts or "", settings.where)
+    prompts = Prompts.of(settings.model_copy(update={"limit": None}))
     with trainer.averaged():
         result = evaluate(trainer.policy, trainer.eval_reward, prompts, settings, pictures, SEED)
         figures = {name: value for name, value in result.means()["all"].items() if name in ("strict", "soft", "reward")}

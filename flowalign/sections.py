@@ -8,7 +8,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flowalign import registry
-from flowalign.data import Prompts
+from flowalign.data import PromptList, Prompts
 from flowalign.errors import ConfigError, nearest
 
 
@@ -61,15 +61,11 @@ class Watch(Section):
     """stop ends the run with the weights of the last good evaluation"""
 
 
-class Heldout(Section):
+class Heldout(PromptList):
     """What is measured before, during and after training."""
 
     prompts: str | None = None
-    """file or shipped list of held-out prompts; null: no evaluation"""
-    where: dict[str, list[str]] = {}
-    """keep the prompts whose metadata has one of these values"""
-    limit: int | None = Field(None, ge=1)
-    """use this many prompts, spread evenly over the list"""
+    """held out from training; null: no evaluation"""
     every: int = Field(0, ge=0)
     """iterations between evaluations; 0: only before and after training"""
     seed: int = 1_000_000
@@ -121,10 +117,8 @@ class ReplaySettings(Section):
     """iterations after which one is forgotten"""
 
 
-class Data(Section):
+class Data(PromptList):
     prompts: str
-    """a text file (a prompt a line), JSON lines with a 'prompt' key, or a list shipped with flowalign"""
-    where: dict[str, list[str]] = {}
     selection: Named = Named(name="shuffled")
     """which prompts an iteration trains on; `flowalign list selections`"""
     difficulty: Difficulty | None = None
@@ -259,7 +253,7 @@ class BaseConfig(Section):
                 "checkpoint holds, so only texts are replayed; data.dynamic_sampling works"
             )
         if self.evaluation.prompts is not None:
-            Prompts.read(self.evaluation.prompts, self.evaluation.where)
+            Prompts.of(self.evaluation)
         elif evaluation.panel:
             raise ConfigError("evaluation.panel: without evaluation.prompts there are no samples to watch")
         if evaluation.watch.action == "stop" and not (evaluation.panel and evaluation.every):

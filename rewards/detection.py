@@ -23,6 +23,26 @@ class Found:
     box: tuple[float, float, float, float]
 
 
+# COCO's names and the Pascal VOC ones that RT-DETR's checkpoints use, to GenEval's
+GENEVAL_NAMES = {
+    "mouse": "computer mouse",
+    "remote": "tv remote",
+    "keyboard": "computer keyboard",
+    "motorbike": "motorcycle",
+    "aeroplane": "airplane",
+    "sofa": "couch",
+    "pottedplant": "potted plant",
+    "diningtable": "dining table",
+    "tvmonitor": "tv",
+    "hair dryer": "hair drier",
+}
+
+
+def geneval_name(label: str) -> str:
+    """A class as GenEval calls it."""
+    return GENEVAL_NAMES.get(label, label)
+
+
 @cache
 def load_detector(model: str, device: str) -> tuple[Any, Any]:
     """Picture processor and network of a transformers object detector; rewards that name the same one share it."""
@@ -37,6 +57,7 @@ class Detection:
 
     The metadata are GenEval's: "include" lists {"class", "count", "color", "position": [relation, index]}, "exclude"
     lists {"class", "count"} of which fewer must be found. For colours a CLIP names the colour of each object.
+    Classes go by GenEval's names or the detector's; one that the detector does not know is an error.
 
     Args:
         model: folder or hub name of a transformers object detector.
@@ -92,7 +113,7 @@ class Detection:
             threshold=min(self.threshold, self.counting_threshold),
             target_sizes=[(image.height, image.width) for image in images],
         )
-        names = self.network.config.id2label
+        names = {number: geneval_name(label) for number, label in self.network.config.id2label.items()}
         return [
             sorted(
                 (
@@ -115,7 +136,8 @@ class Detection:
         met: list[bool] = []
         chosen: list[list[Found]] = []
         for want in record["include"]:
-            own = [item for item in objects if item.label == want["class"]]
+            name = self._known(want["class"], prompt)
+            own = [item for item in objects if item.label == name]
             count = int(want.get("count", 1))
             if record.get("tag") == "counting":
                 met.append(len(own) == count)
@@ -130,8 +152,16 @@ class Detection:
                 met.append(any(stands(relation, a, b) for a in own for b in chosen[other]))
             chosen.append(own)
         for ban in record.get("exclude", ()):
-            met.append(sum(item.label == ban["class"] for item in objects) < int(ban.get("count", 1)))
+            name = self._known(ban["class"], prompt)
+            met.append(sum(item.label == name for item in objects) < int(ban.get("count", 1)))
         return met
+
+    def _known(self, wanted: str, prompt: str) -> str:
+        """The class as found objects are labelled; an unknown one would score 0 whatever the picture shows."""
+        name = geneval_name(wanted)
+        if name not in map(geneval_name, self.network.config.id2label.values()):
+            raise RewardError(f"reward 'detection': the detector knows no '{wanted}', which {prompt!r} asks for")
+        return name
 
     def _colour(self, image: Image, item: Found, prompt: str) -> str:
         encoder = self.colour_model

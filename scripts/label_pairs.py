@@ -25,7 +25,7 @@ def label_pairs(config: Config, pairs: int, output: Path, seed: int = 0) -> Path
     """Sample pairs until this many score differently; returns the file of preferences."""
     policy = build_policy(config, "cuda" if torch.cuda.is_available() else "cpu")
     reward = build_reward(config.rewards)
-    prompts = Prompts.read(config.data.prompts, config.data.where)
+    prompts = Prompts.of(config.data)
     (output / "pictures").mkdir(parents=True, exist_ok=True)
     lines: list[str] = []
     bar = tqdm(total=pairs, desc="pairs")

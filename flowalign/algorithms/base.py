@@ -96,7 +96,7 @@ class Algorithm(Generic[E]):
 
     def read(self, data: "Data") -> Prompts:
         """What batches are drawn from."""
-        return Prompts.read(data.prompts, data.where)
+        return Prompts.of(data)
 
     def items(self, config: Any) -> int:
         """How many items a group has."""

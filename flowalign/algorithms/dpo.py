@@ -58,7 +58,7 @@ class DPO(base.Algorithm[Experience]):
     uses_reference = True
 
     def read(self, data: "Data") -> Preferences:
-        return Preferences.read(data.prompts, data.where)
+        return Preferences.of(data)
 
     def check(self, config: "Config") -> None:
         if self.settings.heldout is not None:

@@ -429,7 +429,7 @@ class Trainer:
         settings = self.config.evaluation
         if settings.prompts is None:
             return None
-        prompts = Prompts.read(settings.prompts, settings.where).spread(settings.limit)
+        prompts = Prompts.of(settings)
         self._at("evaluation")
         advance(self.panel, self.done())
         with self.averaged():

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from tests.flowalign.policies.tiny_pipelines import PIPELINES, build
 
 from flowalign.policies.families import Family
 from flowalign.registry import MODELS, resolve
-from tests.flowalign.policies.tiny_pipelines import PIPELINES, build
 
 DOCS = Path(__file__).parents[3] / "docs" / "models.md"
 

@@ -1,0 +1,140 @@
+"""Where prompts are read from: text, JSON lines, parquet, and data sets of the Hugging Face hub."""
+
+import json
+import re
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from flowalign.errors import ConfigError, nearest
+
+ASSETS = Path(str(resources.files("flowalign"))) / "assets"
+SUFFIXES = (".txt", ".jsonl", ".parquet")
+Rows = Iterator[tuple[str, Any]]
+"""a place for messages, such as 'prompts.txt, line 3', and what is there"""
+
+
+def records(
+    source: str, column: str = "prompt", split: str | None = None, subset: str | None = None
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The prompts of a file, a data set, or a list shipped with flowalign.
+
+    Args:
+        source: a file: text with a prompt a line, JSON lines (.jsonl) or parquet; a folder that `datasets.load_dataset`
+            reads; 'owner/name' of a data set of the hub; or the name of a shipped list.
+        column: which one has the prompts.
+        split, subset: of a data set; by default the split 'train'.
+
+    Yields:
+        A place for messages, the prompt, and the other columns. Missing values of parquet and of data sets are left
+        out, so that a record is the same whatever it was stored in; so are a data set's columns of pictures, sound and
+        video, since metadata are what JSON can hold.
+
+    Raises:
+        ConfigError: nothing there, or something that is no prompt; names the file and its line or row.
+    """
+    path = located(source)
+    rows: Rows
+    if path.is_file():
+        if split or subset:
+            raise ConfigError(f"{path} is a file and has no split or subset; only data sets have them")
+        if path.suffix == ".jsonl":
+            rows = _json_lines(path)
+        elif path.suffix == ".parquet":
+            rows = _parquet(path)
+        else:
+            rows = ((place, {column: line}) for place, line in _lines(path))
+    elif path.is_dir() or (re.fullmatch(r"[\w.-]+/[\w.-]+", source) and path.suffix not in SUFFIXES):
+        rows = _data_set(source, split or "train", subset)
+    else:
+        shipped = [path.stem for path in (ASSETS / "prompts").glob("*.jsonl")]
+        raise ConfigError(
+            f"no prompts at '{source}'; give a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file, a data set of the "
+            f"hub (owner/name), or a shipped list: {nearest(source, shipped)}"
+        )
+    for place, record in rows:
+        if not isinstance(record, dict) or not isinstance(record.get(column), str):
+            keys = f"; its keys are {', '.join(map(str, record))}" if isinstance(record, dict) else ""
+            raise ConfigError(f"{place}: not a record with a text under the key '{column}'{keys}")
+        yield place, record[column], {key: value for key, value in record.items() if key != column}
+
+
+def located(source: str) -> Path:
+    """The file of a shipped list, or else the path as given."""
+    shipped = ASSETS / "prompts" / f"{source}.jsonl"
+    return shipped if "/" not in source and shipped.is_file() else Path(source)
+
+
+def folder(source: str) -> Path:
+    """What relative file names in the records start from."""
+    path = located(source)
+    return path.parent if path.is_file() else path if path.is_dir() else Path()
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """The lines of a text file that are not blank."""
+    # not splitlines(): a text may hold U+2028 and its like
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+        place = f"{path}, line {number}"
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{place}: not UTF-8 text") from error
+        if text.strip():
+            yield place, text
+
+
+def _json_lines(path: Path) -> Rows:
+    for place, line in _lines(path):
+        try:
+            yield place, json.loads(line)
+        except json.JSONDecodeError:
+            yield place, None
+
+
+def _parquet(path: Path) -> Rows:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ConfigError(f"{path}: to read parquet, pip install 'flowalign[data]'") from error
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ConfigError(f"{path}: not readable as parquet: {' '.join(str(error).split())}") from error
+    return _rows(str(path), table.to_pylist())
+
+
+def _data_set(source: str, split: str, subset: str | None) -> Rows:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ConfigError(f"no file at '{source}'; to read it as a data set, pip install 'flowalign[data]'") from error
+    try:
+        data = datasets.load_dataset(source, subset, split=split)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise ConfigError(f"the data set '{source}' cannot be read: {' '.join(str(error).split())}") from error
+    media = (datasets.Image, datasets.Audio, datasets.Video)
+    data = data.remove_columns([name for name, feature in data.features.items() if isinstance(feature, media)])
+    return _rows(f"{source}, split {split}", data)
+
+
+def _rows(name: str, rows: Any) -> Rows:
+    """Numbered rows, each checked to be something that JSON can hold."""
+    for number, row in enumerate(rows, 1):
+        place = f"{name}, row {number}"
+        record = _present(row)
+        for key, value in record.items():
+            try:
+                json.dumps(value)
+            except TypeError as error:
+                raise ConfigError(f"{place}: the column '{key}' cannot be metadata: {error}") from error
+        yield place, record
+
+
+def _present(value: Any) -> Any:
+    """Without the missing values of records: a table gives every row every key, at every depth."""
+    if isinstance(value, dict):
+        return {key: _present(item) for key, item in value.items() if item is not None}
+    return [_present(item) for item in value] if isinstance(value, list) else value

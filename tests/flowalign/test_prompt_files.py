@@ -1,0 +1,150 @@
+"""Prompts from every kind of file, and from a real data set on disk."""
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowalign.config import load, recipe
+from flowalign.data import Preferences, Prompts
+from flowalign.errors import ConfigError
+
+RECORDS: list[dict[str, Any]] = [
+    {
+        "prompt": "a cat\u2028at night",
+        "kind": "x",
+        "weight": 2.0,
+        "include": [{"class": "cat", "count": 1, "color": "red"}],
+    },
+    {"prompt": "two dogs", "kind": "y", "include": [{"class": "dog", "count": 2}, {"class": "cat", "count": 0}]},
+    {"prompt": "ein Bär", "kind": "y", "include": [], "weight": 0.5},
+]
+
+
+def refused(source: Path | str, **settings: Any) -> str:
+    """The one line that reading is refused with."""
+    with pytest.raises(ConfigError) as caught:
+        Prompts.read(str(source), **settings)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture
+def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The real library, with its cache in the test's folder."""
+    library = pytest.importorskip("datasets")
+    monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return library
+
+
+def stored(kind: str, folder: Path) -> str:
+    """The records in a file or folder of a kind."""
+    lines = "".join(json.dumps(record) + "\n" for record in RECORDS)
+    if kind == "jsonl":
+        path = folder / "prompts.jsonl"
+        path.write_text(lines)
+        return str(path)
+    import pyarrow
+    import pyarrow.parquet
+
+    path = folder / "prompts.parquet"
+    if kind == "data set":
+        path = folder / "named" / "test-00000-of-00001.parquet"
+        path.parent.mkdir()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(RECORDS), path)
+    return str(path.parent if kind == "data set" else path)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "data set"])
+def test_a_record_is_the_same_whatever_it_was_stored_in(kind: str, tmp_path: Path, request: Any) -> None:
+    if kind != "jsonl":
+        request.getfixturevalue("datasets")
+    source, split = stored(kind, tmp_path), "test" if kind == "data set" else None
+    read = Prompts.read(source, split=split)
+    assert [{"prompt": text, **record} for text, record in zip(read.texts, read.metadata, strict=True)] == RECORDS
+    assert Prompts.read(source, {"kind": ["y"]}, split=split).texts == ["two dogs", "ein Bär"]
+    other = Prompts.read(source, column="kind", split=split)
+    assert other.texts == ["x", "y", "y"] and other.metadata[1]["prompt"] == "two dogs"
+
+    overrides = [f"{key}.{name}={value}" for key in ("data", "evaluation") for name, value in (
+        ("prompts", source), ("where", "{kind: [y]}"), ("limit", 1), ("split", split or "null"), ("column", "prompt")
+    )]  # fmt: skip
+    config = load(recipe("tiny_sd3/demo"), overrides)
+    config.check(1)
+    assert Prompts.of(config.data).texts == Prompts.of(config.evaluation).texts == ["two dogs"]
+    assert "no prompt is left where" in refused(source, where={"kind": ["z"]}, split=split)
+    named = refused(source, column="caption", split=split)
+    assert "under the key 'caption'" in named and ("line 1" in named or "row 1" in named) and "kind" in named
+
+
+def test_a_text_file_has_a_prompt_a_line(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("\ufeffa cat\r\n\r\na dog\u2028asleep\n".encode())
+    read = Prompts.read(str(tmp_path / "a.txt"))
+    assert read.texts == ["a cat", "a dog\u2028asleep"] and read.metadata == [{}, {}]
+    (tmp_path / "a.txt").write_bytes(b"a cat\na d\xffg\n")
+    assert refused(tmp_path / "a.txt") == f"{tmp_path / 'a.txt'}, line 2: not UTF-8 text"
+    (tmp_path / "b.jsonl").write_bytes(b'{"prompt": "a cat"}\n\n{"prompt": "a dog"\n')
+    assert "b.jsonl, line 3: not a record" in refused(tmp_path / "b.jsonl")
+    assert "no split or subset" in refused(tmp_path / "b.jsonl", split="test")
+
+
+def test_a_parquet_row_that_cannot_be_used_is_named(datasets: Any, tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "p.parquet"
+    for rows, hint in (
+        ([{"prompt": "a"}, {"prompt": None}], "p.parquet, row 2: not a record with a text under the key 'prompt'"),
+        (
+            [{"prompt": "a", "made": datetime.date(2026, 1, 1)}],
+            "p.parquet, row 1: the column 'made' cannot be metadata",
+        ),
+        ([{"prompt": "a", "image": "missing.png"}], f"p.parquet, row 1: no picture at {tmp_path / 'missing.png'}"),
+    ):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        assert hint in refused(path)
+    path.write_bytes(b"not parquet")
+    assert "not readable as parquet" in refused(path)
+
+
+def test_preferences_are_read_alike(datasets: Any, tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    for name in ("one.png", "two.png"):
+        (tmp_path / name).write_bytes(b"")
+    row = {"text": "a cat", "chosen": "two.png", "rejected": "one.png", "rater": "Ada"}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row, {**row, "rater": "Bob"}]), tmp_path / "p.parquet")
+    read = Preferences.read(str(tmp_path / "p.parquet"), {"rater": ["Ada"]}, column="text")
+    assert read.texts == ["a cat"]
+    assert read.metadata[0]["chosen"] == str(tmp_path / "two.png")
+
+
+def test_a_data_set_of_pictures_gives_its_captions(datasets: Any, tmp_path: Path) -> None:
+    from PIL import Image
+
+    folder = tmp_path / "captioned" / "train"
+    folder.mkdir(parents=True)
+    for name in ("0.png", "1.png"):
+        Image.new("RGB", (4, 4)).save(folder / name)
+    lines = [{"file_name": f"{i}.png", "caption": f"caption {i}", "number": i} for i in range(2)]
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    read = Prompts.read(str(folder.parent), column="caption")
+    assert read.texts == ["caption 0", "caption 1"] and read.metadata == [{"number": 0}, {"number": 1}]
+
+
+def test_a_data_set_that_cannot_be_read_says_why(datasets: Any, tmp_path: Path) -> None:
+    assert "the data set 'nobody/nothing' cannot be read" in refused("nobody/nothing")
+    assert "Unknown split" in refused(stored("data set", tmp_path), split="validation")
+
+
+def test_without_the_libraries_the_message_has_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("datasets", "pyarrow"):
+        monkeypatch.setitem(__import__("sys").modules, name, None)
+    (tmp_path / "p.parquet").write_bytes(b"")
+    for source in (tmp_path / "p.parquet", "owner/name"):
+        assert refused(source).endswith("pip install 'flowalign[data]'")
+    assert "no prompts at 'data/nowhere.txt'" in refused("data/nowhere.txt")
