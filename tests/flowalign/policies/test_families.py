@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from tests.flowalign.policies.tiny_pipelines import PIPELINES, build
 
 from flowalign.policies.families import Family
+from flowalign.policies.tiny_pipelines import PIPELINES, build
 from flowalign.registry import MODELS, resolve
 
 DOCS = Path(__file__).parents[3] / "docs" / "models.md"
