@@ -104,7 +104,7 @@ def dry_run(config: Config, full: bool = False) -> Report:
     """Train for one small iteration on random weights.
 
     The recipe's algorithm, plan, steps, guidance, LoRA, precision and memory settings are kept; the reward is replaced,
-    and one group a process is sampled. A tiny pipeline also replaces the sizes of pictures.
+    and one group a process is sampled. A tiny pipeline also replaces the sizes of pictures, and takes at most 8 members.
 
     Args:
         full: the recipe's own model, from its configuration files, in the place of a tiny one of its class.
@@ -125,6 +125,8 @@ def dry_run(config: Config, full: bool = False) -> Report:
             if config.model.dtype != "float32":
                 pipeline.to(getattr(torch, config.model.dtype))
             small = _of_size(small, tiny)
+            if small.rollout.plan.name != "tree":
+                small.training.group_size = min(small.training.group_size, 8)
         policy = DiffusersPolicy(pipeline, device, small.model.encode, small.model.attention)
         policy.spare(small.model)
         parameters = sum(p.numel() for p in policy.denoiser.parameters())
