@@ -221,7 +221,7 @@ def cache_random_embeddings(policy: DiffusersPolicy, prompts: list[str]) -> None
     """Put something of the right shape where encoding would put the embeddings."""
     width, pooled = policy.denoiser.config.joint_attention_dim, policy.denoiser.config.pooled_projection_dim
     for prompt in {*prompts, ""}:
-        policy._embeddings[prompt] = {
+        policy._embeddings[prompt, None] = {
             "prompt_embeds": torch.randn(TEXT_TOKENS, width, dtype=policy.dtype),
             "pooled_prompt_embeds": torch.randn(pooled, dtype=policy.dtype),
         }
