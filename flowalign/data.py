@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -71,6 +71,7 @@ class Prompts:
 
     texts: list[str]
     metadata: list[dict[str, Any]]
+    noun: ClassVar[str] = "prompt"
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -103,7 +104,7 @@ class Prompts:
                 texts.append(text)
                 metadata.append(record)
         if not texts:
-            raise ConfigError(f"{located(source)}: no prompt is left" + (f" where {dict(where)}" if where else ""))
+            raise ConfigError(f"{located(source)}: no {cls.noun} is left" + (f" where {dict(where)}" if where else ""))
         return cls(texts, metadata)
 
     @classmethod
@@ -161,6 +162,14 @@ class Preferences(Prompts):
 
     `flowalign gallery RUN --export FILE` writes them; where={"rater": ["Ada"]} keeps the choices of one rater.
     """
+
+    noun: ClassVar[str] = "preference"
+
+    @classmethod
+    def read(cls, source: str, *arguments: Any, **keywords: Any) -> Self:
+        if not Path(source).exists():
+            raise ConfigError(f"no preferences at '{source}'; `flowalign gallery RUN --export FILE` writes them")
+        return super().read(source, *arguments, **keywords)
 
     @staticmethod
     def check(record: dict[str, Any], folder: Path, place: str) -> None:

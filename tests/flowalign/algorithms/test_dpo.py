@@ -36,6 +36,7 @@ def trainer(votes: Path, *overrides: str, resume: bool = False) -> Trainer:
     small = [
         *(f"data.prompts={votes}", f"output={votes.parent}", "name=run", "evaluation.prompts=null"),
         *("training.iterations=2", "training.prompts_per_iteration=2", "training.group_size=2"),
+        "algorithm.beta=1000",
     ]
     return Trainer(load(recipe("tiny_sd3/dpo"), [*small, *overrides]), resume=resume, progress=False)
 
