@@ -16,7 +16,7 @@ RECIPES = sorted(
     f"{path.parent.name}/{path.stem}"
     for path in recipe("").parent.glob("*/*.yaml")
     # of language models; of launchers; from preferences, which are files of the user's own
-    if path.parent.name not in ("tiny_lm", "accelerate") and path.stem != "dpo"
+    if path.parent.name not in ("tiny_lm", "tiny_vlm", "qwen", "qwen_vl", "accelerate") and path.stem != "dpo"
 )
 # what differs between the tiny pipelines' families is in their conformance suite: one recipe of each model folder, and
 # each algorithm on the shipped model

@@ -33,7 +33,8 @@ class StandIn:
         answers = []
         for prompt, own in zip(prompts, parameters, strict=True):
             ids, mask = self.own.padded([prompt["prompt_token_ids"]], ["?"], own["max_tokens"])
-            made = self.own.generate(["?"], ids, mask, [own["seed"]], own["max_tokens"], own["temperature"])
+            inputs = {"input_ids": ids, "attention_mask": mask.long()}
+            made = self.own.generate(["?"], inputs, [own["seed"]], own["max_tokens"], own["temperature"], [])
             tokens = made.completion_ids[0][made.mask[0]].tolist()
             steps = [{t: SimpleNamespace(logprob=float(c) + self.off)} for t, c in zip(tokens, made.log_prob[0])]
             answers.append(SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens, logprobs=steps)]))
