@@ -92,15 +92,19 @@ def judging_template(name: str) -> Template:
 
 
 def questions(pairs: Preferences, name: str) -> list[dict[str, Any]]:
-    """Each pair as two questions of a template that compares, one an order: `prompt`, `image` and `answer`."""
+    """Each pair as two questions: `prompt`, `image`, `answer`, and `pair`, which the two have in common.
+
+    A template that compares is asked in both orders. One about single pictures is asked about either, and the first
+    label (yes) is the answer for the chosen one.
+    """
     template = judging_template(name)
-    if not template.pairwise:
-        raise ConfigError(f"template '{name}' judges single pictures; reward_dance_pair compares two")
     asked, records = template.questions[0], []
-    for text, record in zip(pairs.texts, pairs.metadata, strict=True):
-        for order, answer in zip((("chosen", "rejected"), ("rejected", "chosen")), asked.labels, strict=True):
-            shown = [str(Path(record[key]).absolute()) for key in order]
-            records.append({"prompt": template.text(asked, text, record), "image": shown, "answer": answer})
+    shown = [("chosen", "rejected"), ("rejected", "chosen")] if template.pairwise else [("chosen",), ("rejected",)]
+    for number, (text, record) in enumerate(zip(pairs.texts, pairs.metadata, strict=True)):
+        for keys, answer in zip(shown, asked.labels, strict=True):
+            files = [str(Path(record[key]).absolute()) for key in keys]
+            question = {"prompt": template.text(asked, text, record), "image": files, "answer": answer}
+            records.append(question | {"pair": number})
     return records
 
 

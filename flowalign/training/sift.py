@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -26,7 +27,9 @@ def sift(
     """UnifiedReward-Think's second stage, for any prompts whose replies are right or wrong.
 
     The model replies `samples` times to each prompt. It is trained by likelihood on one right reply of every prompt
-    that has one; the prompts without are what its third stage, GRPO, learns from. Every weight is trained.
+    that has one; the prompts without are what its third stage, GRPO, learns from. Prompts that share a `pair` in their
+    metadata stay together: all of them must have one, so that a judge that always names the first picture is right
+    about no pair, and is not taught to. Every weight is trained.
 
     Args:
         config: of the GRPO run that follows: its model, data, rewards, rollout and seed. A reply is right from a reward
@@ -43,9 +46,12 @@ def sift(
     prompts = Prompts.read(config.data.prompts, config.data.where)
     rollout, value = _replies(config, policy, prompts, samples)
     right = value >= 1 - 1e-6
-    known, wrong = right.any(1), [i for i, some in enumerate(right.any(1).tolist()) if not some]
+    pairs = [str(record.get("pair", f"own {i}")) for i, record in enumerate(prompts.metadata)]
+    _, pair = np.unique(pairs, return_inverse=True)
+    known = _in_all(right.any(1), torch.from_numpy(pair))
+    wrong = (~known).nonzero()[:, 0].tolist()
     if not known.any():
-        raise ConfigError(f"{config.data.prompts}: no reply to any prompt is right, so there is nothing to imitate")
+        raise ConfigError(f"{config.data.prompts}: the model is right about no prompt, so there is nothing to imitate")
     # the first right reply of each prompt
     rows = (right.long().argmax(1) + torch.arange(len(prompts)) * samples)[known]
     _imitate(policy, rollout, rows, epochs, learning_rate, size, progress)
@@ -69,6 +75,11 @@ def sift(
     sync(partial)
     os.replace(partial, output)
     return report
+
+
+def _in_all(right: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """[P] bool: whether every member of a prompt's group is right."""
+    return torch.ones(int(group.max()) + 1).scatter_reduce(0, group, right.float(), "amin").bool()[group]
 
 
 def _replies(

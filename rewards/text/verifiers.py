@@ -36,17 +36,22 @@ class ExactMatch:
         key: of the answer in the metadata.
         pattern: a regular expression whose first group is the text's answer, its last match counting; a text without
             a match is wrong. Default: the whole text.
+        ignore_case: "Yes" is "yes".
     """
 
     name = "exact_match"
     spec = Spec(_NEEDS)
 
-    def __init__(self, key: str = "answer", pattern: str | None = None) -> None:
+    def __init__(self, key: str = "answer", pattern: str | None = None, ignore_case: bool = False) -> None:
         self.key, self.pattern = key, re.compile(pattern, re.DOTALL) if pattern else None
+        self.same = str.lower if ignore_case else str
 
     def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         right = answers(self.name, prompts, metadata, self.key)
-        value = [float(self.given(text) == answer.strip()) for text, answer in zip(images, right, strict=True)]
+        value = [
+            float(given is not None and self.same(given) == self.same(answer.strip()))
+            for given, answer in zip(map(self.given, images), right, strict=True)
+        ]
         return Scores(torch.tensor(value))
 
     def given(self, text: str) -> str | None:
