@@ -232,8 +232,8 @@ def test_prefix_rft_continues_demonstrations_and_learns_their_uncertain_tokens(t
     value = experience.scores.value
     expected = grpo_loss(run, experience.rollout, value, weight)
     assert loss_of(run, experience).item() == pytest.approx(expected, abs=1e-5)
-    collected(run, done=1.0)
-    assert all(count <= 1 for count in run.algorithm.given)
+    late = collected(run, done=1.0)
+    assert all(len(own) <= 1 for own in run.algorithm.prefixes(run.actor, late.batch))
 
 
 @pytest.mark.parametrize("guided", [False, True])
