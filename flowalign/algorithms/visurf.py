@@ -47,7 +47,7 @@ class ViSurf(grpo.GRPO):
         ]
         joined = TextRollout.cat(parts, actor.policy.tokenizer.pad_token_id)
         place = {row: i for i, row in enumerate([*others, *shown])}
-        return joined.take([place[row] for row in range(len(batch))])
+        return joined[torch.tensor([place[row] for row in range(len(batch))])]
 
     def rewards(self, actor: "TextActor", batch: Batch, record: Record) -> Tensor:
         shown = actor.gather(torch.tensor(last_members(batch), device=actor.device))

@@ -1,7 +1,7 @@
 """A policy over a transformers causal language model: tokens are its actions."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,20 +41,18 @@ class TextRollout:
     def __len__(self) -> int:
         return len(self.prompts)
 
-    def take(self, rows: Sequence[int]) -> "TextRollout":
-        """Some of the rows, in this order."""
-        order = list(rows)
-        return TextRollout(
-            [self.prompts[row] for row in order],
-            self.prompt_ids[order],
-            self.prompt_mask[order],
-            self.completion_ids[order],
-            self.mask[order],
-            self.log_prob[order],
-            self.entropy[order],
-            self.ended[order],
-            self.temperature,
-        )
+    def __getitem__(self, rows: Tensor) -> "TextRollout":
+        """Some of the rows, [N] indices."""
+        prompts = [self.prompts[i] for i in rows.tolist()]
+        return self._mapped(prompts, lambda values: values[rows])
+
+    def to(self, device: torch.device | str) -> "TextRollout":
+        """The same on another device."""
+        return self._mapped(self.prompts, lambda values: values.to(device))
+
+    def _mapped(self, prompts: list[str], function: Callable[[Tensor], Tensor]) -> "TextRollout":
+        tensors = {f.name: function(getattr(self, f.name)) for f in fields(self) if f.type is Tensor}
+        return TextRollout(prompts, temperature=self.temperature, **tensors)
 
     @staticmethod
     def cat(parts: Sequence["TextRollout"], padding: int) -> "TextRollout":

@@ -99,7 +99,7 @@ def preview_texts(
     groups = []
     for number in dict.fromkeys(batch.group):
         rows = [row for row, group in enumerate(batch.group) if group == number]
-        texts = actor.policy.decode(rollout.take(rows))
+        texts = actor.policy.decode(rollout[torch.tensor(rows)])
         tokens = []
         for row, text in zip(rows, texts, strict=True):
             drawn = rollout.mask[row]

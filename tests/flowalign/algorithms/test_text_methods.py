@@ -141,7 +141,7 @@ def test_chord_is_a_mean_of_grpo_and_imitation(weighting: str, tmp_path: Path) -
     experience = collected(run, iteration=10)
     changed(run)
     batch = experience.batch
-    sampled = run.actor.rollout(batch).take(range(32))
+    sampled = run.actor.rollout(batch)[torch.arange(32)]
     sampled.completion_ids, sampled.mask = experience.rollout.completion_ids[:32], experience.rollout.mask[:32]
     sampled.log_prob = experience.rollout.log_prob[:32]
     prompts, answers = batch.prompts[::8], [record["answer"] for record in batch.metadata[::8]]
@@ -165,7 +165,7 @@ def test_relift_imitates_where_no_text_is_right(tmp_path: Path) -> None:
     assert 0 < len(hard) < 4, "the shipped model fails some of these prompts and not all"
     batch = experience.batch
     shown = given(run.policy, batch.prompts[::8], [record["answer"] for record in batch.metadata[::8]])
-    own = experience.rollout.take(range(32))
+    own = experience.rollout[torch.arange(32)]
     expected = grpo_loss(run, own, value.flatten()) + 0.5 * token_mean(run, shown, lambda x: -x, hard)
     assert loss_of(run, experience).item() == pytest.approx(expected, abs=1e-5)
     # the other demonstrations cost no pass
@@ -189,7 +189,7 @@ def test_aepo_imitates_right_texts_of_another_temperature(target: float, tempera
     texts = run.policy.decode(further)
     right = [i for i, row in enumerate(rows) if texts[i] == batch.metadata[row]["answer"]]
     further.temperature = 1.0
-    expected = grpo_loss(run, experience.rollout.take(range(32)), experience.scores.value)
+    expected = grpo_loss(run, experience.rollout[torch.arange(32)], experience.scores.value)
     if right:
         expected += 0.25 * token_mean(run, further, lambda x: -x, right)
     assert loss_of(run, experience).item() == pytest.approx(expected, abs=1e-5)
