@@ -40,28 +40,28 @@ class PrefixRFT(language.LanguageAlgorithm):
     settings: PrefixRFTSettings
     refills = False
     done = 0.0
-    given: list[int]
-    """tokens of each sample's beginning that are the demonstration's"""
 
     def progress(self, done: float) -> None:
         self.done = done
 
-    def rollout(self, actor: "TextActor", batch: Batch) -> TextRollout:
-        s, last = self.settings, last_members(batch)
-        share = prefix_share(self.done, s.start, s.end)
-        prefixes: list[list[int]] = [[] for _ in batch.prompts]
-        shown = [row for row in range(len(batch)) if last[row]]
-        for row, text in zip(shown, demonstrations(batch, shown, s.demonstration), strict=True):
+    def prefixes(self, actor: "TextActor", batch: Batch) -> list[list[int]]:
+        """Token ids of the demonstration that each sample begins with; none but for the last of a group."""
+        share = prefix_share(self.done, self.settings.start, self.settings.end)
+        shown = [row for row, last in enumerate(last_members(batch)) if last]
+        made: list[list[int]] = [[] for _ in batch.prompts]
+        for row, text in zip(shown, demonstrations(batch, shown, self.settings.demonstration), strict=True):
             tokens = actor.policy.tokenizer(text, add_special_tokens=False).input_ids
-            prefixes[row] = list(tokens[: round(share * len(tokens))])
-        self.given = [len(prefix) for prefix in prefixes]
+            made[row] = list(tokens[: round(share * len(tokens))])
+        return made
+
+    def rollout(self, actor: "TextActor", batch: Batch) -> TextRollout:
         arguments = actor.config.rollout.arguments()
-        return continued(actor.policy, batch.prompts, prefixes, batch.noise_seeds, **arguments)
+        return continued(actor.policy, batch.prompts, self.prefixes(actor, batch), batch.noise_seeds, **arguments)
 
     def extended(self, actor: "TextActor", experience: language.Experience) -> language.Experience:
         rollout = experience.rollout
-        count = torch.tensor(self.given, device=actor.device)[:, None]
-        prefix = (torch.arange(rollout.mask.shape[1], device=actor.device) < count) & rollout.mask
+        count = torch.tensor([len(own) for own in self.prefixes(actor, experience.batch)], device=actor.device)
+        prefix = (torch.arange(rollout.mask.shape[1], device=actor.device) < count[:, None]) & rollout.mask
         learned = uncertain_prefix(rollout.entropy, prefix, self.settings.uncertain)
         experience.weight = experience.weight.where(~prefix | learned, 0)
         return experience

@@ -1,5 +1,6 @@
 """Teachers, demonstrations, entropy and off-policy correction on tokens: literal losses, through the real trainer."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,50 @@ def test_recipes_of_rewards_train_with_their_own_reward(name: str, tmp_path: Pat
     (metrics,) = run.metrics.read()
     assert metrics["policy/gradient_norm"] > 0 and metrics["policy/ratio"] == pytest.approx(1, abs=1e-5)
     assert any(not torch.equal(before[key], value) for key, value in run.parameters.items())
+
+
+@pytest.fixture(scope="module")
+def other_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped model a little off."""
+    made = LanguagePolicy.from_pretrained(ASSETS / "tiny_lm")
+    torch.manual_seed(2)
+    for parameter in made.network.parameters():
+        parameter.data.add_(0.02 * torch.randn_like(parameter))
+    folder = tmp_path_factory.mktemp("other")
+    made.save(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        {"name": "self_aligned"},
+        {"name": "implicit_prm"},
+        {"name": "delta_bound", "reward": {"name": "implicit_prm"}},
+        {
+            "name": "gated",
+            "outcome": {"name": "exact_match"},
+            "reward": {"name": "path_faithfulness", "key": "answer", "separator": "(?<=.)"},
+        },
+        {
+            "name": "trust_weighted",
+            "outcome": {"name": "exact_match"},
+            "thought": {"name": "text_judge", "template": "text_rubric", "judge": {"model": str(ASSETS / "tiny_vlm")}},
+        },
+        {"name": "thought_prm", "judge": {"model": str(ASSETS / "tiny_vlm")}, "separator": "(?<=.)"},
+    ],
+    ids=lambda reward: reward["name"],
+)
+def test_every_other_reward_trains_a_step(reward: dict[str, Any], other_lm: Path, tmp_path: Path) -> None:
+    models = {"model": str(ASSETS / "tiny_lm"), "reference": str(other_lm)}
+    inner = reward.get("reward", reward)
+    if inner["name"] == "implicit_prm":
+        reward = {**reward, "reward": {**inner, **models}} if "reward" in reward else {**reward, **models}
+    chosen = (f"rewards={json.dumps([reward])}", "algorithm.advantage={name: process}")
+    run = trainer(tmp_path, "grpo", *chosen)
+    run.train()
+    (metrics,) = run.metrics.read()
+    assert metrics["policy/gradient_norm"] > 0 and metrics["policy/ratio"] == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("weighting", ["none", "chord"])
@@ -187,8 +232,8 @@ def test_prefix_rft_continues_demonstrations_and_learns_their_uncertain_tokens(t
     value = experience.scores.value
     expected = grpo_loss(run, experience.rollout, value, weight)
     assert loss_of(run, experience).item() == pytest.approx(expected, abs=1e-5)
-    collected(run, done=1.0)
-    assert all(count <= 1 for count in run.algorithm.given)
+    late = collected(run, done=1.0)
+    assert all(len(own) <= 1 for own in run.algorithm.prefixes(run.actor, late.batch))
 
 
 @pytest.mark.parametrize("guided", [False, True])
@@ -210,14 +255,12 @@ def test_kdrl_adds_the_divergence_from_the_teacher(guided: bool, tmp_path: Path)
 
 
 @pytest.mark.parametrize("extrapolation", [1.0, 1.5])
-def test_g_opd_rewards_tokens_that_the_teacher_finds_more_probable(extrapolation: float, tmp_path: Path) -> None:
-    teacher = LanguagePolicy.from_pretrained(ASSETS / "tiny_lm")
-    torch.manual_seed(2)
-    for parameter in teacher.network.parameters():
-        parameter.data.add_(0.02 * torch.randn_like(parameter))
-    teacher.save(tmp_path / "teacher")
+def test_g_opd_rewards_tokens_that_the_teacher_finds_more_probable(
+    extrapolation: float, other_lm: Path, tmp_path: Path
+) -> None:
+    teacher = LanguagePolicy.from_pretrained(other_lm)
     settings = (f"algorithm.extrapolation={extrapolation}", "algorithm.reward_weight=0.5", "model.lora={rank: 4}")
-    run = trainer(tmp_path, "g_opd", f"algorithm.teacher={tmp_path / 'teacher'}", *settings)
+    run = trainer(tmp_path, "g_opd", f"algorithm.teacher={other_lm}", *settings)
     changed(run)
     experience = collected(run)
     assert run.algorithm.uses_reference == (extrapolation != 1)
