@@ -797,7 +797,6 @@ def ltx2() -> DiffusionPipeline:
         upsample_type=("spatiotemporal",),
         upsample_residual=(False,),
         upsample_factor=(1,),
-        patch_size=1,
         decoder_causal=False,
     )
     sound = diffusers.AutoencoderKLLTX2Audio(
@@ -943,10 +942,15 @@ PIPELINES: dict[str, Tiny] = {
     "hunyuan_image": Tiny(hunyuan_image, SMALL),
     "hunyuan_image_distilled": Tiny(lambda: hunyuan_image(embedded=True), SMALL),
     "hunyuan_video15": Tiny(hunyuan_video15, {"height": 8, "width": 16, "num_frames": 5}, alone=True, unused=LAST_TEXT),
-    # its schedule ends at a thousandth, where steps have little noise to be scored by
+    # schedules that end in steps of little noise, by which float32's last bits are scored
     "cogview4": Tiny(cogview4, {"height": 32, "width": 64}, {"max_sequence_length": 32}, ratio=1e-4, alone=True),
     "kandinsky5_image": Tiny(
-        kandinsky5_image, {"height": 32, "width": 64}, {"max_sequence_length": 20}, alone=True, negative=True
+        kandinsky5_image,
+        {"height": 32, "width": 64},
+        {"max_sequence_length": 20},
+        ratio=1e-4,
+        alone=True,
+        negative=True,
     ),
     "kandinsky5_video": Tiny(
         kandinsky5_video,
