@@ -349,6 +349,11 @@ def wan22_14b() -> DiffusionPipeline:
     return diffusers.WanPipeline(**parts, transformer_2=wan_parts()["transformer"], boundary_ratio=0.8)
 
 
+def wan22_14b_i2v() -> DiffusionPipeline:
+    second = wan_parts(channels=36)["transformer"]
+    return diffusers.WanImageToVideoPipeline(**wan_parts(channels=36), transformer_2=second, boundary_ratio=0.8)
+
+
 def wan_i2v(expand_timesteps: bool = False) -> DiffusionPipeline:
     if expand_timesteps:
         return diffusers.WanImageToVideoPipeline(**wan_parts(), expand_timesteps=True)
@@ -963,6 +968,9 @@ PIPELINES: dict[str, Tiny] = {
     "wan22_14b": Tiny(wan22_14b, {"height": 16, "width": 32, "num_frames": 5}, {"max_sequence_length": 20}),
     "ltx2": Tiny(ltx2, {"height": 32, "width": 64, "num_frames": 5}, {"max_sequence_length": 20}),
     "wan_i2v": Tiny(wan_i2v, {"height": 16, "width": 32, "num_frames": 5}, {"max_sequence_length": 20}, images=1),
+    "wan22_14b_i2v": Tiny(
+        wan22_14b_i2v, {"height": 16, "width": 32, "num_frames": 5}, {"max_sequence_length": 20}, images=1
+    ),
     "wan22_5b_i2v": Tiny(
         lambda: wan_i2v(expand_timesteps=True),
         {"height": 16, "width": 32, "num_frames": 5},
