@@ -349,6 +349,11 @@ def wan22_14b() -> DiffusionPipeline:
     return diffusers.WanPipeline(**parts, transformer_2=wan_parts()["transformer"], boundary_ratio=0.8)
 
 
+def wan22_14b_i2v() -> DiffusionPipeline:
+    second = wan_parts(channels=36)["transformer"]
+    return diffusers.WanImageToVideoPipeline(**wan_parts(channels=36), transformer_2=second, boundary_ratio=0.8)
+
+
 def wan_i2v(expand_timesteps: bool = False) -> DiffusionPipeline:
     if expand_timesteps:
         return diffusers.WanImageToVideoPipeline(**wan_parts(), expand_timesteps=True)
@@ -797,7 +802,6 @@ def ltx2() -> DiffusionPipeline:
         upsample_type=("spatiotemporal",),
         upsample_residual=(False,),
         upsample_factor=(1,),
-        patch_size=1,
         decoder_causal=False,
     )
     sound = diffusers.AutoencoderKLLTX2Audio(
@@ -943,10 +947,15 @@ PIPELINES: dict[str, Tiny] = {
     "hunyuan_image": Tiny(hunyuan_image, SMALL),
     "hunyuan_image_distilled": Tiny(lambda: hunyuan_image(embedded=True), SMALL),
     "hunyuan_video15": Tiny(hunyuan_video15, {"height": 8, "width": 16, "num_frames": 5}, alone=True, unused=LAST_TEXT),
-    # its schedule ends at a thousandth, where steps have little noise to be scored by
+    # schedules that end in steps of little noise, by which float32's last bits are scored
     "cogview4": Tiny(cogview4, {"height": 32, "width": 64}, {"max_sequence_length": 32}, ratio=1e-4, alone=True),
     "kandinsky5_image": Tiny(
-        kandinsky5_image, {"height": 32, "width": 64}, {"max_sequence_length": 20}, alone=True, negative=True
+        kandinsky5_image,
+        {"height": 32, "width": 64},
+        {"max_sequence_length": 20},
+        ratio=1e-4,
+        alone=True,
+        negative=True,
     ),
     "kandinsky5_video": Tiny(
         kandinsky5_video,
@@ -959,6 +968,9 @@ PIPELINES: dict[str, Tiny] = {
     "wan22_14b": Tiny(wan22_14b, {"height": 16, "width": 32, "num_frames": 5}, {"max_sequence_length": 20}),
     "ltx2": Tiny(ltx2, {"height": 32, "width": 64, "num_frames": 5}, {"max_sequence_length": 20}),
     "wan_i2v": Tiny(wan_i2v, {"height": 16, "width": 32, "num_frames": 5}, {"max_sequence_length": 20}, images=1),
+    "wan22_14b_i2v": Tiny(
+        wan22_14b_i2v, {"height": 16, "width": 32, "num_frames": 5}, {"max_sequence_length": 20}, images=1
+    ),
     "wan22_5b_i2v": Tiny(
         lambda: wan_i2v(expand_timesteps=True),
         {"height": 16, "width": 32, "num_frames": 5},

@@ -204,7 +204,7 @@ def test_a_saved_lora_gives_the_same_picture_in_plain_diffusers(
     pipe = build(name)
     if hasattr(pipe, "load_lora_weights"):
         pipe.load_lora_weights(tmp_path)
-        if name == "wan22_14b":
+        if len(policy.networks) > 1:
             second = "pytorch_lora_weights_transformer_2.safetensors"
             pipe.load_lora_weights(tmp_path, weight_name=second, load_into_transformer_2=True)
     else:
@@ -236,6 +236,8 @@ def test_bfloat16_stays_close_to_float32(name: str, policy: DiffusersPolicy, tin
 
 def test_sizes_that_cannot_be_made_are_refused_with_those_that_can(policy: DiffusersPolicy, tiny: Tiny) -> None:
     for side, size in tiny.call.items():
+        if side != "num_frames" and policy.family.multiple(policy.pipeline) == 1:
+            continue  # any would do
         with pytest.raises(ConfigError, match=rf"cannot make .*{side} {size + 1}.*{size}.* work$"):
             roll(policy, dataclasses.replace(tiny, call=tiny.call | {side: size + 1}))
 
