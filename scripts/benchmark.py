@@ -219,7 +219,8 @@ def encode_at_random(policy: DiffusersPolicy, tokens: int) -> None:
             "pooled_prompt_embeds": torch.randn(len(prompts), pooled, dtype=policy.dtype),
         }
 
-    vars(policy.family)["encode"] = encode
+    # on the instance, where they hide the class's own; nothing is tokenised
+    vars(policy.family).update(encode=encode, token_limits=lambda pipeline, **options: {})
 
 
 def bare_network(policy: DiffusersPolicy, rollout: Rollout, pairs: Tensor) -> Callable[..., None]:
