@@ -104,7 +104,7 @@ def dry_run(config: Config, full: bool = False) -> Report:
     """Train for one small iteration on random weights.
 
     The recipe's algorithm, plan, steps, guidance, LoRA, precision and memory settings are kept; the reward is replaced,
-    and one group a process is sampled. A tiny pipeline also replaces the sizes of pictures; groups have at most 8.
+    and one group a process is sampled. A tiny pipeline also replaces the pictures' sizes and takes at most 8 members.
 
     Args:
         full: the recipe's own model, from its configuration files, in the place of a tiny one of its class.

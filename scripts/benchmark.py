@@ -132,7 +132,7 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
         trainer = Trainer(config, policy, progress=False)
     batch = draw_batch(trainer.prompts, 0, config.training.prompts_per_iteration, config.training.group_size, 0, False)
     if arguments.config:
-        cache_random_embeddings(policy, batch.prompts)
+        encode_at_random(policy, TEXT_TOKENS)
     experience = trainer.algorithm.collect(trainer.actor, batch)
     rollout, images = experience.rollout, trainer.actor.decode(experience.rollout)
     policy.verify(rollout)
@@ -217,14 +217,18 @@ def random_policy(arguments: argparse.Namespace, device: torch.device) -> Diffus
     return DiffusersPolicy(pipeline, device, attention=arguments.attention)
 
 
-def cache_random_embeddings(policy: DiffusersPolicy, prompts: list[str]) -> None:
-    """Put something of the right shape where encoding would put the embeddings."""
+def encode_at_random(policy: DiffusersPolicy, tokens: int) -> None:
+    """Let the policy's encoding give something of the right shape in the place of the text encoders'."""
     width, pooled = policy.denoiser.config.joint_attention_dim, policy.denoiser.config.pooled_projection_dim
-    for prompt in {*prompts, ""}:
-        policy._embeddings[prompt, None] = {
-            "prompt_embeds": torch.randn(TEXT_TOKENS, width, dtype=policy.dtype),
-            "pooled_prompt_embeds": torch.randn(pooled, dtype=policy.dtype),
+
+    def encode(pipeline: Any, prompts: Sequence[str], **options: Any) -> dict[str, Tensor]:
+        return {
+            "prompt_embeds": torch.randn(len(prompts), tokens, width, dtype=policy.dtype),
+            "pooled_prompt_embeds": torch.randn(len(prompts), pooled, dtype=policy.dtype),
         }
+
+    # on the instance, where they hide the class's own; nothing is tokenised
+    vars(policy.family).update(encode=encode, token_limits=lambda pipeline, **options: {})
 
 
 def bare_network(policy: DiffusersPolicy, rollout: Rollout, pairs: Tensor) -> Callable[..., None]:

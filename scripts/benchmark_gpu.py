@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmark import configuration, measure
+from benchmark import configuration, encode_at_random, measure
 from diffusers import (
     AutoencoderKL,
     DiffusionPipeline,
@@ -179,7 +179,7 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
         trainer = Trainer(config, policy, progress=False)
     training = config.training
     batch = draw_batch(trainer.prompts, 0, training.prompts_per_iteration, training.group_size, 0, False)
-    cache_random_embeddings(policy, batch.prompts, SIZES[arguments.model].clip_tokens)
+    encode_at_random(policy, SIZES[arguments.model].clip_tokens + TEXT_TOKENS)
     experience = trainer.algorithm.collect(trainer.actor, batch)
     rollout = experience.rollout
     experience = replace(experience, advantage=torch.ones_like(experience.advantage))
@@ -230,16 +230,6 @@ def random_pipeline(arguments: argparse.Namespace, device: torch.device, dtype: 
     absent = {name + suffix: None for name in names for suffix in suffixes}
     scheduler = FlowMatchEulerDiscreteScheduler(**size.scheduler)
     return size.pipeline(transformer=transformer, vae=vae, scheduler=scheduler, **absent)
-
-
-def cache_random_embeddings(policy: DiffusersPolicy, prompts: list[str], clip_tokens: int) -> None:
-    """Put something of the right shape where encoding would put the embeddings."""
-    config = policy.denoiser.config
-    for prompt in {*prompts, ""}:
-        policy._embeddings[prompt] = {
-            "prompt_embeds": torch.randn(clip_tokens + TEXT_TOKENS, config.joint_attention_dim, dtype=policy.dtype),
-            "pooled_prompt_embeds": torch.randn(config.pooled_projection_dim, dtype=policy.dtype),
-        }
 
 
 class Published:

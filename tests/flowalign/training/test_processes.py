@@ -29,6 +29,12 @@ ENVIRONMENT = os.environ | {
 }
 
 
+@pytest.fixture(autouse=True)
+def named_by_dotted_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`recording` is imported in this process too."""
+    monkeypatch.syspath_prepend(HERE)
+
+
 def prepare(folder: Path, launch: dict[str, str] | None = None, **changes: Any) -> Path:
     """A folder with the configuration of a small run; changes are 'section.key': value."""
     values: dict[str, Any] = {
