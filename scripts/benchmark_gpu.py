@@ -21,6 +21,7 @@ would not fit beside activations, so there they are bfloat16 (--peer-weights cho
 """
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -28,23 +29,17 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 from benchmark import measure
-from diffusers import (
-    AutoencoderKL,
-    FlowMatchEulerDiscreteScheduler,
-    FluxPipeline,
-    FluxTransformer2DModel,
-    SD3Transformer2DModel,
-    StableDiffusion3Pipeline,
-)
 from published_flow_grpo import PublishedFlowGRPO
+from real_size_models import MODELS, RealModel, noise_levels
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -57,89 +52,8 @@ from flowalign.files import write_atomically
 from flowalign.policies import DiffusersPolicy
 from flowalign.training import Trainer
 
-VAE = {
-    "block_out_channels": (128, 256, 512, 512),
-    "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "layers_per_block": 2,
-    "latent_channels": 16,
-    "norm_num_groups": 32,
-    "use_quant_conv": False,
-    "use_post_quant_conv": False,
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "sd3": {
-        "name": "SD3.5-medium",
-        "pipeline": StableDiffusion3Pipeline,
-        "network": SD3Transformer2DModel,
-        "transformer": {
-            "sample_size": 128,
-            "patch_size": 2,
-            "in_channels": 16,
-            "out_channels": 16,
-            "num_layers": 24,
-            "num_attention_heads": 24,
-            "attention_head_dim": 64,
-            "joint_attention_dim": 4096,
-            "caption_projection_dim": 1536,
-            "pooled_projection_dim": 2048,
-            "pos_embed_max_size": 384,
-            "dual_attention_layers": tuple(range(13)),
-            "qk_norm": "rms_norm",
-        },
-        "tiny": {
-            "sample_size": 16,
-            "num_layers": 2,
-            "num_attention_heads": 2,
-            "attention_head_dim": 8,
-            "joint_attention_dim": 32,
-            "caption_projection_dim": 16,
-            "pooled_projection_dim": 16,
-            "pos_embed_max_size": 16,
-            "dual_attention_layers": (0,),
-        },
-        "vae": {"scaling_factor": 1.5305, "shift_factor": 0.0609},
-        "scheduler": {"shift": 3.0},
-        "tokens": 77 + 128,  # CLIP's, then T5's at the length that the published scripts set
-        "kl_weight": (0.001, 0.04),  # flowalign's is of the KL itself, see configs/sd3/flow_grpo.yaml
-        "micro_batch": 8,
-        "checkpointing": False,
-        "peer_weights": "float32",
-    },
-    "flux": {
-        "name": "FLUX.1-dev",
-        "pipeline": FluxPipeline,
-        "network": FluxTransformer2DModel,
-        "transformer": {
-            "patch_size": 1,
-            "in_channels": 64,
-            "num_layers": 19,
-            "num_single_layers": 38,
-            "num_attention_heads": 24,
-            "attention_head_dim": 128,
-            "joint_attention_dim": 4096,
-            "pooled_projection_dim": 768,
-            "guidance_embeds": True,
-            "axes_dims_rope": (16, 56, 56),
-        },
-        "tiny": {
-            "num_layers": 1,
-            "num_single_layers": 1,
-            "num_attention_heads": 2,
-            "attention_head_dim": 16,
-            "joint_attention_dim": 32,
-            "pooled_projection_dim": 16,
-            "axes_dims_rope": (4, 4, 8),
-        },
-        "vae": {"scaling_factor": 0.3611, "shift_factor": 0.1159},
-        "scheduler": {"use_dynamic_shifting": True, "shift": 3.0},
-        "tokens": 128,
-        "kl_weight": (0.0, 0.0),  # as published for FLUX
-        "micro_batch": 4,
-        "checkpointing": True,
-        "peer_weights": "bfloat16",
-    },
-}
+Parts = dict[str, Callable[[], object]]
+"""what is measured, by name"""
 TARGETS = {"rollout": 1.3, "update": 1.5}
 
 
@@ -171,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error("torch finds no CUDA device here; --tiny runs the script without one")
     if arguments.batch_size % 2 or arguments.steps < 2 or arguments.repeats < 1:
         parser.error("--batch-size must be even, --steps at least 2 and --repeats at least 1")
+    diffusers.logging.set_verbosity_error()
     if not torch.cuda.is_available():
         os.environ["ACCELERATE_USE_CPU"] = "true"
     figures = [benchmark(name, arguments) for name in (MODELS if arguments.tiny else [arguments.model])]
@@ -183,62 +98,74 @@ def main(argv: Sequence[str] | None = None) -> None:
 def benchmark(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Both ways one after the other, and how they compare."""
     model, device = MODELS[name], torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = {
-        "micro_batch": arguments.micro_batch or model["micro_batch"],
-        "checkpointing": model["checkpointing"]
-        if arguments.gradient_checkpointing is None
-        else arguments.gradient_checkpointing,
-        "peer_weights": arguments.peer_weights or model["peer_weights"],
-    }
-    settings = {key: value for key, value in vars(arguments).items() if key not in ("json", "model")} | chosen
+    settings = argparse.Namespace(**{k: v for k, v in vars(arguments).items() if k not in ("json", "model")})
+    settings.micro_batch = arguments.micro_batch or model.micro_batch
+    settings.peer_weights = arguments.peer_weights or model.published_weights
+    if arguments.gradient_checkpointing is None:
+        settings.gradient_checkpointing = model.checkpointing
     rate = matmul_rate(device, getattr(torch, arguments.dtype), 256 if arguments.tiny else 8192)
-    work, figures = {}, {}
-    for way, measured in (("published", published), ("flowalign", ours)):
-        with tempfile.TemporaryDirectory() as folder:
-            seconds, memory, counted = measured(model, argparse.Namespace(**settings), device, folder)
-        work |= counted
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-        figures[way] = {"seconds": seconds, "peak_memory_gib": memory}
-    pairs = arguments.batch_size * (arguments.steps - 1)
+    figures: dict[str, dict[str, Any]] = {}
+    with explained("the published way"):
+        peer = published(model, settings, device)
+        work, parameters = counted(peer, settings), sum(p.numel() for p in peer.frozen)
+        parts = published_parts(peer, settings)
+        del peer
+        figures["published"] = taken(parts, settings, device)
+    with explained("flowalign"), tempfile.TemporaryDirectory() as folder:
+        figures["flowalign"] = taken(our_parts(model, settings, device, Path(folder)), settings, device)
+    pairs = settings.batch_size * (settings.steps - 1)
     for way in figures.values():
         seconds = way["seconds"]
         way["per_second"] = {
-            "rollout": arguments.batch_size / seconds["rollout"],
-            "pictures": arguments.batch_size / (seconds["rollout"] + seconds["decode"]),
+            "rollout": settings.batch_size / seconds["rollout"],
+            "pictures": settings.batch_size / (seconds["rollout"] + seconds["decode"]),
             "update": pairs / seconds["update"],
         }
-        way["model_flop_utilisation"] = {part: work[part] / seconds[part] / rate for part in ("rollout", "update")}
-    faster = {
-        part: figures["flowalign"]["per_second"][part] / figures["published"]["per_second"][part]
-        for part in ("rollout", "pictures", "update")
-    }
+        way["model_flop_utilisation"] = {part: work[part] / seconds[part] / rate for part in work}
+    before, after = (figures[way]["per_second"] for way in ("published", "flowalign"))
     return {
-        "model": model["name"] + (", tiny" if arguments.tiny else ""),
-        "parameters": work["parameters"],
+        "model": model.name + (", tiny" if arguments.tiny else ""),
+        "parameters": parameters,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
         "versions": {package: version(package) for package in ("flowalign", "torch", "diffusers", "peft")},
-        "settings": settings,
+        "settings": vars(settings),
         "matmul_flops_per_second": rate,
-        "flops": {part: work[part] for part in ("rollout", "update")},
+        "flops": work,
         **figures,
-        "faster": faster,
+        "faster": {part: after[part] / before[part] for part in after},
     }
 
 
-def published(
-    model: dict[str, Any], settings: argparse.Namespace, device: torch.device, folder: str
-) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """Seconds and memory of the published way, and the FLOPs of the work, counted on its eager network."""
+@contextlib.contextmanager
+def explained(way: str) -> Iterator[None]:
+    """Out of memory is one line that says what to lower."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise SystemExit(
+            f"benchmark_gpu.py: {way} ran out of memory; lower --micro-batch, add --gradient-checkpointing, "
+            "or lower --batch-size, in this order"
+        ) from error
+
+
+def taken(parts: Parts, settings: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Seconds and peak memory of the parts, which are let go of after."""
+    seconds, memory = measure(parts, settings.repeats, device)
+    parts.clear()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return {"seconds": seconds, "peak_memory_gib": memory}
+
+
+def published(model: RealModel, settings: argparse.Namespace, device: torch.device) -> PublishedFlowGRPO:
+    """The published way, ready to sample."""
     torch.manual_seed(0)
-    transformer, vae, scheduler = networks(model, settings.tiny, device, settings.peer_weights, "float32")
+    transformer, vae, scheduler = model.build(settings.tiny, device, settings.peer_weights, "float32")
     dtype = getattr(torch, settings.dtype)
-    embeds, pooled = (
-        torch.randn(1, *shape, device=device, dtype=dtype) for shape in embedding_shapes(model, transformer)
-    )
+    embeds, pooled = (value.to(device)[None] for value in model.embeddings(transformer, dtype))
     side = settings.size // 2 ** (len(vae.config.block_out_channels) - 1)
-    peer = PublishedFlowGRPO(
+    return PublishedFlowGRPO(
         transformer,
         vae,
         noise_levels(scheduler, settings.steps, (side // 2) ** 2, device),
@@ -248,39 +175,35 @@ def published(
         guidance=settings.guidance,
         size=settings.size,
         rank=settings.rank,
-        targets=lora_targets(model),
+        targets=model.lora_targets,
         dtype=dtype,
-        kl_weight=model["kl_weight"][1],
+        kl_weight=model.kl_weight,
     )
-    work = counted(peer, settings)
-    work["parameters"] = sum(p.numel() for n, p in transformer.named_parameters() if "lora" not in n)
-    if settings.checkpointing:
-        transformer.enable_gradient_checkpointing()
+
+
+def published_parts(peer: PublishedFlowGRPO, settings: argparse.Namespace) -> Parts:
+    """Its rollout, decoding and update."""
+    if settings.gradient_checkpointing:
+        peer.transformer.base_model.model.enable_gradient_checkpointing()
     states, log_probs = peer.rollout()
-    advantage = torch.ones(settings.batch_size, device=device)
-    parts: dict[str, Callable[[], object]] = {
+    advantage = torch.ones(settings.batch_size, device=states.device)
+    return {
         "rollout": peer.rollout,
         "decode": lambda: peer.decode(states[:, -1]),
         "update": lambda: peer.update(states, log_probs, advantage, settings.micro_batch),
     }
-    return *measure(parts, settings.repeats, device), work
 
 
-def ours(
-    model: dict[str, Any], settings: argparse.Namespace, device: torch.device, folder: str
-) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """Seconds and memory of flowalign's rollout, decoding and update."""
+def our_parts(model: RealModel, settings: argparse.Namespace, device: torch.device, folder: Path) -> Parts:
+    """flowalign's rollout, decoding and update."""
     torch.manual_seed(0)
-    transformer, vae, scheduler = networks(model, settings.tiny, device, settings.dtype, settings.dtype)
-    absent = {f"{kind}{suffix}": None for kind in ("text_encoder", "tokenizer") for suffix in ("", "_2")}
-    if model["pipeline"] is StableDiffusion3Pipeline:
-        absent |= {"text_encoder_3": None, "tokenizer_3": None}
-    pipeline = model["pipeline"](transformer=transformer, vae=vae, scheduler=scheduler, **absent)
+    transformer, vae, scheduler = model.build(settings.tiny, device, settings.dtype, settings.dtype)
+    pipeline = model.pipeline(transformer=transformer, vae=vae, scheduler=scheduler, **model.absent)
     config = configuration(model, settings, folder)
-    policy = DiffusersPolicy(pipeline, device)
+    policy = DiffusersPolicy(pipeline, device, attention=config.model.attention)
     trainer = Trainer(config, policy, reward=no_reward, progress=False)
     batch = draw_batch(trainer.prompts, 0, config.training.prompts_per_iteration, config.training.group_size, 0, False)
-    embeds, pooled = (torch.randn(shape, dtype=policy.dtype) for shape in embedding_shapes(model, transformer))
+    embeds, pooled = model.embeddings(transformer, policy.dtype)
     for prompt in {*batch.prompts, ""}:
         policy._embeddings[prompt, None] = {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
     experience = trainer.algorithm.collect(trainer.actor, batch)
@@ -290,12 +213,11 @@ def ours(
     pairs = next(trainer._updates(experience))
     assert len(pairs) == settings.batch_size * (settings.steps - 1)
     sums: dict[str, list[Tensor]] = defaultdict(list)
-    parts: dict[str, Callable[[], object]] = {
+    return {
         "rollout": lambda: trainer.actor.rollout(batch),
         "decode": lambda: trainer.actor.decode(experience.rollout),
         "update": lambda: trainer._update(experience, pairs, sums),
     }
-    return *measure(parts, settings.repeats, device), {}
 
 
 def no_reward(images: Sequence[Any], prompts: Sequence[str]) -> list[float]:
@@ -303,44 +225,7 @@ def no_reward(images: Sequence[Any], prompts: Sequence[str]) -> list[float]:
     return [float(i) for i in range(len(images))]
 
 
-def networks(
-    model: dict[str, Any], tiny: bool, device: torch.device, dtype: str, vae_dtype: str
-) -> tuple[Any, Any, Any]:
-    """Transformer and VAE of random weights on the device, and the scheduler."""
-    small_vae = {"block_out_channels": (8,) * 4, "layers_per_block": 1, "norm_num_groups": 4} if tiny else {}
-    with device:
-        transformer = model["network"](**model["transformer"] | (model["tiny"] if tiny else {}))
-        transformer.to(getattr(torch, dtype))
-        vae = AutoencoderKL(**VAE | model["vae"] | small_vae).to(getattr(torch, vae_dtype))
-    return transformer, vae, FlowMatchEulerDiscreteScheduler(**model["scheduler"])
-
-
-def embedding_shapes(model: dict[str, Any], transformer: Any) -> tuple[tuple[int, int], tuple[int]]:
-    """Of one prompt's embeddings: tokens x width, and the pooled vector."""
-    config = transformer.config
-    return (model["tokens"], config.joint_attention_dim), (config.pooled_projection_dim,)
-
-
-def lora_targets(model: dict[str, Any]) -> list[str]:
-    """Flow-GRPO's modules, which are flowalign's default too."""
-    from flowalign.policies.families import family_of
-
-    return list(family_of(model["pipeline"].__name__).lora_targets)
-
-
-def noise_levels(scheduler: FlowMatchEulerDiscreteScheduler, steps: int, tokens: int, device: torch.device) -> Tensor:
-    """[T + 1] sigmas as the pipelines set them; FLUX's are shifted by the number of image tokens."""
-    if scheduler.config.use_dynamic_shifting:
-        from diffusers.pipelines.flux.pipeline_flux import calculate_shift
-
-        base = torch.linspace(1, 1 / steps, steps).tolist()
-        scheduler.set_timesteps(sigmas=base, mu=calculate_shift(tokens), device=device)
-    else:
-        scheduler.set_timesteps(steps, device=device)
-    return scheduler.sigmas.to(device)
-
-
-def configuration(model: dict[str, Any], settings: argparse.Namespace, folder: str) -> Config:
+def configuration(model: RealModel, settings: argparse.Namespace, folder: Path) -> Config:
     """The recipe of SD3.5 with the arguments' sizes: one iteration of one rollout, one update."""
     overrides = [
         f"output={folder}",
@@ -348,8 +233,9 @@ def configuration(model: dict[str, Any], settings: argparse.Namespace, folder: s
         f"model.dtype={settings.dtype}",
         "model.encode={}",
         f"model.lora={{rank: {settings.rank}, alpha: {2 * settings.rank}, init: gaussian}}",
-        f"model.gradient_checkpointing={str(settings.checkpointing).lower()}",
-        f"algorithm.kl_weight={model['kl_weight'][0]}",
+        f"model.gradient_checkpointing={str(settings.gradient_checkpointing).lower()}",
+        # the published divergence is -dt, a step's share of the schedule, times the KL used here
+        f"algorithm.kl_weight={model.kl_weight / settings.steps}",
         f"rollout.steps={settings.steps}",
         f"rollout.guidance={settings.guidance}",
         f"rollout.height={settings.size}",
@@ -366,15 +252,15 @@ def configuration(model: dict[str, Any], settings: argparse.Namespace, folder: s
     return load(recipe("sd3/flow_grpo"), overrides + settings.set)
 
 
-def counted(peer: PublishedFlowGRPO, settings: argparse.Namespace) -> dict[str, float]:
+def flops(run: Callable[[], object]) -> int:
+    """What it takes, with attention as matrix products: counted on every device, and not recomputed going back."""
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        run()
+    return counter.get_total_flops()
+
+
+def counted(peer: PublishedFlowGRPO, settings: argparse.Namespace) -> dict[str, int]:
     """FLOPs of the network in a rollout and in an update, from one sample's forward and backward."""
-
-    def flops(run: Callable[[], object]) -> int:
-        # attention as matrix products, which are counted on every device and not recomputed in the backward pass
-        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            run()
-        return counter.get_total_flops()
-
     x, row = peer.start(1), slice(0, 1)
     with torch.no_grad():
         forward = flops(lambda: peer.velocity(x, 0, row))
