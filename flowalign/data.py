@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from flowalign.errors import ConfigError
-from flowalign.prompt_files import ASSETS, folder, located, records
+from flowalign.prompt_files import ASSETS, folder, is_data_set, located, records
 from samplers import derive_seed
 
 __all__ = ["ASSETS", "Batch", "Preferences", "PromptList", "Prompts", "Source", "draw_batch", "draw_groups", "shuffled"]
@@ -53,6 +53,8 @@ class PromptList(BaseModel):
 class Prompts:
     """A list of prompts with a metadata record each."""
 
+    called: ClassVar[str] = "prompt"
+    """one of them, for messages"""
     texts: list[str]
     metadata: list[dict[str, Any]]
 
@@ -87,7 +89,9 @@ class Prompts:
                 texts.append(text)
                 metadata.append(record)
         if not texts:
-            raise ConfigError(f"{located(source)}: no prompt is left" + (f" where {dict(where)}" if where else ""))
+            raise ConfigError(
+                f"{located(source)}: no {cls.called} is left" + (f" where {dict(where)}" if where else "")
+            )
         return cls(texts, metadata)
 
     @classmethod
@@ -142,6 +146,22 @@ class Preferences(Prompts):
 
     `flowalign gallery RUN --export FILE` writes them; where={"rater": ["Ada"]} keeps the choices of one rater.
     """
+
+    called = "preference"
+
+    @classmethod
+    def read(
+        cls,
+        source: str,
+        where: Mapping[str, Sequence[str]] | None = None,
+        column: str = "prompt",
+        split: str | None = None,
+        subset: str | None = None,
+    ) -> Self:
+        """As of `Prompts`; no list that is shipped has preferences."""
+        if not (Path(source).is_file() or is_data_set(source)):
+            raise ConfigError(f"no preferences at '{source}'; `flowalign gallery RUN --export FILE` writes them")
+        return super().read(source, where, column, split, subset)
 
     @staticmethod
     def check(record: dict[str, Any], folder: Path, place: str) -> None:
