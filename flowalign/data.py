@@ -82,9 +82,9 @@ class Prompts:
         Raises:
             ConfigError: names the file and its line or row.
         """
-        texts, metadata = [], []
+        texts, metadata, beside = [], [], folder(source)
         for place, text, record in records(source, column, split, subset):
-            cls.check(record, folder(source), place)
+            cls.check(record, beside, place)
             if all(record.get(key) in values for key, values in (where or {}).items()):
                 texts.append(text)
                 metadata.append(record)
