@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from flowalign.errors import ConfigError
-from flowalign.prompt_files import ASSETS, folder, located, records
+from flowalign.prompt_files import ASSETS, folder, is_data_set, located, records
 from samplers import derive_seed
 
 __all__ = [
@@ -69,9 +69,10 @@ class PromptList(BaseModel):
 class Prompts:
     """A list of prompts with a metadata record each."""
 
+    called: ClassVar[str] = "prompt"
+    """one of them, for messages"""
     texts: list[str]
     metadata: list[dict[str, Any]]
-    noun: ClassVar[str] = "prompt"
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -97,14 +98,16 @@ class Prompts:
         Raises:
             ConfigError: names the file and its line or row.
         """
-        texts, metadata = [], []
+        texts, metadata, beside = [], [], folder(source)
         for place, text, record in records(source, column, split, subset):
-            cls.check(record, folder(source), place)
+            cls.check(record, beside, place)
             if all(record.get(key) in values for key, values in (where or {}).items()):
                 texts.append(text)
                 metadata.append(record)
         if not texts:
-            raise ConfigError(f"{located(source)}: no {cls.noun} is left" + (f" where {dict(where)}" if where else ""))
+            raise ConfigError(
+                f"{located(source)}: no {cls.called} is left" + (f" where {dict(where)}" if where else "")
+            )
         return cls(texts, metadata)
 
     @classmethod
@@ -163,13 +166,21 @@ class Preferences(Prompts):
     `flowalign gallery RUN --export FILE` writes them; where={"rater": ["Ada"]} keeps the choices of one rater.
     """
 
-    noun: ClassVar[str] = "preference"
+    called = "preference"
 
     @classmethod
-    def read(cls, source: str, *arguments: Any, **keywords: Any) -> Self:
-        if not Path(source).exists():
+    def read(
+        cls,
+        source: str,
+        where: Mapping[str, Sequence[str]] | None = None,
+        column: str = "prompt",
+        split: str | None = None,
+        subset: str | None = None,
+    ) -> Self:
+        """As of `Prompts`; no list that is shipped has preferences."""
+        if not (Path(source).is_file() or is_data_set(source)):
             raise ConfigError(f"no preferences at '{source}'; `flowalign gallery RUN --export FILE` writes them")
-        return super().read(source, *arguments, **keywords)
+        return super().read(source, where, column, split, subset)
 
     @staticmethod
     def check(record: dict[str, Any], folder: Path, place: str) -> None:

@@ -45,7 +45,7 @@ def records(
             rows = _parquet(path)
         else:
             rows = ((place, {column: line}) for place, line in _lines(path))
-    elif path.is_dir() or (re.fullmatch(r"[\w.-]+/[\w.-]+", source) and path.suffix not in SUFFIXES):
+    elif is_data_set(source):
         rows = _data_set(source, split or "train", subset)
     else:
         shipped = [path.stem for path in (ASSETS / "prompts").glob("*.jsonl")]
@@ -58,6 +58,12 @@ def records(
             keys = f"; its keys are {', '.join(map(str, record))}" if isinstance(record, dict) else ""
             raise ConfigError(f"{place}: not a record with a text under the key '{column}'{keys}")
         yield place, record[column], {key: value for key, value in record.items() if key != column}
+
+
+def is_data_set(source: str) -> bool:
+    """Whether it is a folder, or looks like 'owner/name' of the hub."""
+    hub = re.fullmatch(r"[\w.-]+/[\w.-]+", source) is not None and Path(source).suffix not in SUFFIXES
+    return Path(source).is_dir() or hub
 
 
 def located(source: str) -> Path:

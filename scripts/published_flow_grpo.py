@@ -25,7 +25,6 @@ class PublishedFlowGRPO:
         embeds, pooled: [B, L, D] and [B, P] of the prompts; `negative` the same of the empty prompt.
         targets: module names that LoRA goes on.
         kl_weight: of the KL to the reference; 0 does without its forward pass.
-        checkpointing: recompute activations in the backward pass.
     """
 
     def __init__(
@@ -45,12 +44,10 @@ class PublishedFlowGRPO:
         eta: float = 0.7,
         clip_range: float = 1e-4,
         kl_weight: float = 0.04,
-        checkpointing: bool = False,
     ) -> None:
         self.flux = type(transformer).__name__.startswith("Flux")
         transformer.requires_grad_(False)
-        if checkpointing:
-            transformer.enable_gradient_checkpointing()
+        self.frozen = list(transformer.parameters())
         lora = LoraConfig(r=rank, lora_alpha=2 * rank, init_lora_weights="gaussian", target_modules=targets)
         self.transformer, self.vae, self.config = get_peft_model(transformer, lora), vae, transformer.config
         self.trained = [parameter for parameter in self.transformer.parameters() if parameter.requires_grad]

@@ -49,8 +49,8 @@ class Worker:
     # Groups
 
     def refilled(self, made: "Made", again: "Callable[[Batch], Made]") -> "Made":
-        """A batch that was sampled and scored, its groups replaced as the configuration says."""
-        return made if self.groups is None else self.groups.refilled(made, again)
+        """A batch that was sampled and scored, its groups replaced as the configuration says; as it is when `alone`."""
+        return made if self.groups is None or self._alone else self.groups.refilled(made, again)
 
     def joined(self, rollouts: Sequence[Any]) -> Any:
         """Several rollouts as one."""
