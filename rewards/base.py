@@ -107,6 +107,10 @@ class RewardError(Exception):
     """A reward cannot be asked, or its answer not learned from; the message names the reward and the prompt."""
 
 
+class RewardFailed(RewardError):
+    """A reward's own code failed; the message says where."""
+
+
 class FunctionReward:
     """A plain function as a reward.
 
@@ -166,8 +170,8 @@ def score(
     """Call a reward and check its answer.
 
     Raises:
-        RewardError: a sample lacks what the reward needs, the reward itself fails, a wrong number of values, NaN or
-            infinity; names the reward and the prompt.
+        RewardError: a sample lacks what the reward needs, a wrong number of values, NaN or infinity; names the reward
+            and the prompt. `RewardFailed` where the reward's own code failed.
     """
     _check_needs(reward, images, prompts, metadata)
     try:
@@ -176,7 +180,7 @@ def score(
         raise
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        raise RewardError(
+        raise RewardFailed(
             f"reward '{reward.name}' failed: {type(error).__name__}: {' '.join(str(error).split())} "
             f"({where.filename}, line {where.lineno}; first prompt: {prompts[0]!r})"
         ) from error
