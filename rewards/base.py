@@ -99,6 +99,10 @@ class RewardError(Exception):
     """A reward cannot be asked, or its answer not learned from; the message names the reward and the prompt."""
 
 
+class RewardFailed(RewardError):
+    """A reward raised something of its own."""
+
+
 class FunctionReward:
     """A plain function as a reward.
 
@@ -148,8 +152,9 @@ def score(
     """Call a reward and check its answer.
 
     Raises:
-        RewardError: a sample lacks what the reward needs, the reward itself fails, a wrong number of values, NaN or
-            infinity; names the reward and the prompt.
+        RewardError: a sample lacks what the reward needs, a wrong number of values, NaN or infinity; names the
+            reward and the prompt.
+        RewardFailed: the reward raised something else; says what, and where.
     """
     _check_needs(reward, images, prompts, metadata)
     try:
@@ -158,7 +163,7 @@ def score(
         raise
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        raise RewardError(
+        raise RewardFailed(
             f"reward '{reward.name}' failed: {type(error).__name__}: {' '.join(str(error).split())} "
             f"({where.filename}, line {where.lineno}; first prompt: {prompts[0]!r})"
         ) from error

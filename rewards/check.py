@@ -14,7 +14,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from rewards.base import Reward, RewardError, score, spec_of
+from rewards.base import Reward, RewardError, RewardFailed, score, spec_of
 from rewards.judges.template import Template
 from rewards.shapes import draw, heldout_requests
 from rewards.shapes.draw import BACKGROUND
@@ -87,6 +87,8 @@ def check_reward(reward: Reward, template: Template | None = None, size: int = 2
         """Each picture in a call of its own, so that a group's neutral value cannot hide anything."""
         try:
             return torch.cat([score(reward, [i], [p], [{}]).value for i, p in zip(images, prompts, strict=True)])
+        except RewardFailed:
+            raise
         except RewardError as error:
             return str(error)
 

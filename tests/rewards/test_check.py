@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rewards import FunctionReward
+from rewards.base import RewardFailed
 from rewards.check import check_reward
 from rewards.judges.template import load_template
 from rewards.shapes.reward import ShapesReward
@@ -66,7 +67,7 @@ def test_a_reward_that_refuses_nonsense_passes():
             raise ValueError("nothing to see")
         return values
 
-    with pytest.raises(ValueError):  # only a RewardError is a refusal
+    with pytest.raises(RewardFailed, match="ValueError: nothing to see"):  # only a RewardError of its own is a refusal
         check_reward(FunctionReward(strict))
 
 
