@@ -144,7 +144,9 @@ def test_a_prompt_that_does_not_fit_stops_the_run_with_its_beginning(tmp_path: P
 
 @pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="the extra `maths` is not installed")
 def test_a_verifier_that_takes_too_long_counts_as_wrong_and_training_goes_on(tmp_path: Path) -> None:
-    run = trainer(tmp_path, "rewards=[{name: maths, timeout: 0.0}]", "training.iterations=2")
+    # each text that is stopped costs the start of a process
+    few = ["training.prompts_per_iteration=2", "training.group_size=2"]
+    run = trainer(tmp_path, "rewards=[{name: maths, timeout: 0.0}]", *few)
     assert not moved(run)
-    for metrics in run.metrics.read():
-        assert metrics["reward/maths_timeout"] == 1 and metrics["reward/mean"] == 0
+    (metrics,) = run.metrics.read()
+    assert metrics["reward/maths_timeout"] == 1 and metrics["reward/mean"] == 0
