@@ -74,7 +74,7 @@ def with_article(thing: str) -> str:
 def loosely(request: Request, random: random.Random) -> Row:
     """A loose request that means this one."""
     number, first, last = len(request.things), request.things[0], request.things[-1]
-    loose, taught = described(first, number, random)
+    loose, taught = described(first, number if request.category == "counting" else 1, random)
     if request.category == "single":
         asked, taught = f"{random.choice(('', 'just'))} {loose}", with_article(taught)
     elif request.category == "counting":

@@ -24,7 +24,7 @@ def measure(runs: list[Path]) -> dict[str, dict[str, float]]:
     drawn = renderer(reward)
     if drawn is None:
         raise ConfigError(f"{runs[0]}: its reward renders no pictures")
-    prompts = Prompts.read(config.evaluation.prompts, config.evaluation.where).spread(config.evaluation.limit)
+    prompts = Prompts.of(config.evaluation)
     seeds = range(config.evaluation.seed, config.evaluation.seed + len(prompts))
     metadata = [record | {"seed": seed} for record, seed in zip(prompts.metadata, seeds, strict=True)]
     texts = {"as requested": prompts.texts}
