@@ -6,11 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flowalign.errors import ConfigError
+
 
 class Experts(nn.Module):
     """Networks of one architecture as one, which asks for each sample the network that the pipeline asked.
 
-    In one process: where gradients are averaged over processes, every one of them would have to ask every network.
+    In one process (`check_processes`): where gradients are averaged over processes, every one of them would have to
+    ask every network.
 
     Args:
         members: the networks by their names in the pipeline, in the order of `expert`.
@@ -66,3 +69,12 @@ class Experts(nn.Module):
 def _rows(value: Any, rows: Tensor, count: int) -> Any:
     """A call's argument for some of its samples, where it has one for each."""
     return value[rows] if isinstance(value, Tensor) and value.dim() > 0 and len(value) == count else value
+
+
+def check_processes(network: nn.Module, processes: int) -> None:
+    """Refuse to train several networks as one on several processes."""
+    if isinstance(network, Experts) and processes > 1:
+        raise ConfigError(
+            f"this pipeline has {len(network.members)} denoisers, which are trained in one process only, and there are "
+            f"{processes}; --num_processes 1 works"
+        )

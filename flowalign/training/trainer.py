@@ -29,6 +29,7 @@ from flowalign.data import Prompts
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.files import write_atomically
 from flowalign.policies.base import Policy
+from flowalign.policies.experts import check_processes
 from flowalign.sections import BaseConfig, Named, Weighted, parse
 from flowalign.training.checkpoint import (
     Checkpoints,
@@ -179,6 +180,7 @@ class Trainer:
 
     def _spread(self) -> None:
         """Copies of the network on every process, or shards of it."""
+        check_processes(self.policy.network, self.accelerator.num_processes)
         if self.sharding is None:
             self.policy.model = self.accelerator.prepare(self.policy.network)
             return

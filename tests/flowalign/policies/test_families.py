@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from flowalign.errors import ConfigError
+from flowalign.policies import DiffusersPolicy
+from flowalign.policies.experts import check_processes
 from flowalign.policies.families import Family
 from flowalign.policies.tiny_pipelines import PIPELINES, build
 from flowalign.registry import MODELS, resolve
@@ -25,3 +28,11 @@ def test_every_model_is_documented_and_conforms(name: str, tested: set[str]) -> 
     assert len(rows) == 1 and all(f"`{pipeline}`" in rows[0] for pipeline in family.pipelines)
     # guidance that a class does not name itself is that of the table
     assert family.guidance.split(" in one call")[0].split(" a step")[0] in rows[0]
+
+
+def test_two_denoisers_are_not_trained_on_several_processes() -> None:
+    both = DiffusersPolicy(build("wan22_14b")).network
+    check_processes(both, 1)
+    check_processes(DiffusersPolicy(build("wan")).network, 2)
+    with pytest.raises(ConfigError, match="2 denoisers.*one process"):
+        check_processes(both, 2)
