@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -98,7 +99,8 @@ def test_the_vae_visits_tiles_and_slices(tiny_policy: Callable[..., DiffusersPol
     sparing._vae_visit.offload = lambda: (calls.append("leaves"), left())[1]
     final = plain.sample(["a red circle", "a blue square"], [1, 2], steps=2).trajectory.final
     for mine, theirs in zip(sparing.decode(final), plain.decode(final), strict=True):
-        assert mine.tobytes() == theirs.tobytes()
+        # a picture decoded alone may round to the next of 256 levels
+        assert np.abs(np.asarray(mine, dtype=int) - np.asarray(theirs)).max() <= 1
     assert calls == ["comes", "leaves"]
 
 
