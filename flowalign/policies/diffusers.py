@@ -238,25 +238,27 @@ class DiffusersPolicy(Policy):
         A second transformer has a file of its own, for `load_into_transformer_2=True`.
         """
         for name, network in self.networks.items():
+            whole = network if weights is None else self._with_weights(network, weights)
             if not self.lora:
-                self._save_whole(network, Path(folder) / name, weights)
+                whole.save_pretrained(Path(folder) / name)
             elif hasattr(self.pipeline, "save_lora_weights"):
                 type(self.pipeline).save_lora_weights(
                     str(folder),
                     weight_name=lora_file(name),
-                    **{f"{self.family.denoiser}_lora_layers": get_peft_model_state_dict(network, weights)},
-                    **_collate_lora_metadata({self.family.denoiser: network}),
+                    **{f"{self.family.denoiser}_lora_layers": get_peft_model_state_dict(whole)},
+                    **_collate_lora_metadata({self.family.denoiser: whole}),
                 )
             else:
-                network.save_lora_adapter(str(folder), weight_name=lora_file(name))
+                whole.save_lora_adapter(str(folder), weight_name=lora_file(name))
 
-    @staticmethod
-    def _save_whole(network: Any, folder: Path, weights: dict[str, Tensor] | None) -> None:
-        if weights is not None:
-            with torch.device("meta"):
-                network = type(network).from_config(network.config)
-            network.load_state_dict(weights, assign=True)
-        network.save_pretrained(folder)
+    def _with_weights(self, network: Any, weights: dict[str, Tensor]) -> Any:
+        """A network like this one with these weights; with LoRA only the adapter has any."""
+        with torch.device("meta"):
+            whole = type(network).from_config(network.config)
+            if self.lora:
+                whole.add_adapter(network.peft_config["default"])
+        whole.load_state_dict(weights, strict=not self.lora, assign=True)
+        return whole
 
     def load(self, folder: str | Path) -> None:
         """Read what `save` wrote, for sampling."""

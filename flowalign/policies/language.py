@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from PIL.Image import Image
@@ -147,6 +147,10 @@ class LanguagePolicy(Policy):
         chat: put prompts into the tokenizer's chat template, as a user's turn after `system`.
     """
 
+    called: ClassVar[str] = "language model"
+    networks: ClassVar[Any] = AutoModelForCausalLM
+    readers: ClassVar[Any] = AutoTokenizer
+
     def __init__(
         self,
         network: Any,
@@ -170,19 +174,19 @@ class LanguagePolicy(Policy):
         dtype: torch.dtype | str = torch.float32,
         device: torch.device | str = "cpu",
         **settings: Any,
-    ) -> "LanguagePolicy":
-        """Load a model and its tokenizer from a folder or a hub name.
+    ) -> Self:
+        """Load a model and its tokenizer or processor from a folder or a hub name.
 
         Args:
-            settings: padding, chat and system, as of the class.
+            settings: of the class: padding, chat and system.
         """
         dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(path))
-            network = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype)
+            reader = cls.readers.from_pretrained(str(path))
+            network = cls.networks.from_pretrained(str(path), dtype=dtype)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"no language model at '{path}': {' '.join(str(error).split())[:300]}") from error
-        return cls(network, tokenizer, device, **settings)
+            raise ConfigError(f"no {cls.called} at '{path}': {' '.join(str(error).split())[:300]}") from error
+        return cls(network, reader, device, **settings)
 
     @property
     def lora_targets(self) -> list[str]:

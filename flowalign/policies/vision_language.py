@@ -27,6 +27,10 @@ class VisionLanguagePolicy(LanguagePolicy):
         system: the system's turn before a prompt.
     """
 
+    called = "image-text-to-text model"
+    networks = AutoModelForImageTextToText
+    readers = AutoProcessor
+
     def __init__(
         self, network: Any, processor: Any, device: torch.device | str = "cpu", system: str | None = None
     ) -> None:
@@ -35,29 +39,6 @@ class VisionLanguagePolicy(LanguagePolicy):
         self.tokenizer.padding_side = "left"
         if processor.chat_template is None:
             raise ConfigError("model.images: this processor has no chat template to show pictures by")
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        path: str | Path,
-        dtype: torch.dtype | str = torch.float32,
-        device: torch.device | str = "cpu",
-        **settings: Any,
-    ) -> "VisionLanguagePolicy":
-        """Load a model and its processor from a folder or a hub name.
-
-        Args:
-            settings: system, as of the class.
-        """
-        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-        try:
-            processor = AutoProcessor.from_pretrained(str(path))
-            network = AutoModelForImageTextToText.from_pretrained(str(path), dtype=dtype)
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"no image-text-to-text model at '{path}': {' '.join(str(error).split())[:300]}"
-            ) from error
-        return cls(network, processor, device, **settings)
 
     @property
     def lora_targets(self) -> list[str]:

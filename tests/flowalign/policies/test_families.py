@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from flowalign.errors import ConfigError
 from flowalign.policies import DiffusersPolicy
@@ -36,3 +38,19 @@ def test_two_denoisers_are_not_trained_on_several_processes() -> None:
     check_processes(DiffusersPolicy(build("wan")).network, 2)
     with pytest.raises(ConfigError, match="2 denoisers.*one process"):
         check_processes(both, 2)
+
+
+@pytest.mark.parametrize("name", ["sd35", "hunyuan_image"])
+def test_an_adapter_saved_from_gathered_weights_is_the_adapter(name: str, tmp_path: Path) -> None:
+    """As where the network holds shards only; the one pipeline saves adapters itself, the other does not."""
+    policy = DiffusersPolicy(build(name))
+    policy.add_lora(2, 4)
+    trained = policy.trainable()
+    for parameter in trained.values():
+        torch.nn.init.normal_(parameter)
+    gathered = {key: value.clone() for key, value in policy.network.state_dict().items() if key in trained}
+    policy.save(tmp_path / "own")
+    policy.save(tmp_path / "gathered", gathered)
+    own, other = (load_file(tmp_path / folder / "pytorch_lora_weights.safetensors") for folder in ("own", "gathered"))
+    assert own.keys() == other.keys() and len(own) == len(trained)
+    assert all(torch.equal(value, other[key]) for key, value in own.items())
