@@ -154,6 +154,8 @@ class LanguageAlgorithm(base.Algorithm[Experience]):
         baseline = actor.baseline(batch) if self.settings.advantage.name == "remax" else None
 
         record = actor.record(rollout, batch, scores, baseline)
+        if self.settings.advantage.name == "gigpo":
+            record.state = actor.states(rollout, batch)
         assert record.entropy is not None
         record.reward = self.rewards(actor, batch, record)
         ended = actor.gather(rollout.ended)

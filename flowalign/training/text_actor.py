@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from accelerate import Accelerator
@@ -75,11 +76,7 @@ class TextActor(Worker):
             baseline: [B] of this process's rows, as of `baseline`.
         """
         rewards, weights = self.apart(scores)
-        length = self.largest(rollout.mask.shape[1])
-
-        def everyone(values: Tensor) -> Tensor:
-            return self.gather(torch.nn.functional.pad(values, (0, length - values.shape[1])))
-
+        everyone = partial(self._everyone, length=self.largest(rollout.mask.shape[1]))
         return Record(
             reward=self.gather(scores.value.to(self.device)),
             group=self.gather(torch.tensor(batch.group, device=self.device)),
@@ -90,16 +87,29 @@ class TextActor(Worker):
             seed=derive_seed(self.config.training.seed, batch.iteration, 3),
             entropy=everyone(rollout.entropy),
             baseline=None if baseline is None else self.gather(baseline.to(self.device)),
-            state=everyone(states(rollout, batch.group)),
             steps=None if scores.steps is None else everyone(at_tokens(self.policy, rollout, scores.steps)),
         )
+
+    def states(self, rollout: TextRollout, batch: Batch) -> Tensor:
+        """`states` of all processes; a group is on one process, so that its numbers belong together."""
+        made = states(rollout, batch.group)
+        return self._everyone(made, self.largest(made.shape[1]))
+
+    def _everyone(self, values: Tensor, length: int) -> Tensor:
+        """Rows [B, T] of all processes, made `length` wide."""
+        return self.gather(torch.nn.functional.pad(values, (0, length - values.shape[1])))
 
 
 def states(rollout: TextRollout, group: Sequence[int]) -> Tensor:
     """[B, T] numbers of what each token comes after: one number where members of a group have said the same so far."""
-    numbers: dict[tuple[int, tuple[int, ...]], int] = {}
-    made = torch.zeros_like(rollout.completion_ids)
-    for row, (tokens, number) in enumerate(zip(rollout.completion_ids.tolist(), group, strict=True)):
-        for t in range(int(rollout.mask[row].sum())):
-            made[row, t] = numbers.setdefault((number, tuple(tokens[:t])), len(numbers))
-    return made
+    numbers: dict[tuple[int, int], int] = {}
+    made = torch.zeros(rollout.mask.shape, dtype=torch.long)
+    lengths = rollout.mask.sum(1).tolist()
+    for row, (tokens, length, number) in enumerate(zip(rollout.completion_ids.tolist(), lengths, group, strict=True)):
+        # what a token comes after is the state before it and the token there; a group's beginning is no state's
+        before = (-1, number)
+        for t in range(length):
+            state = numbers.setdefault(before, len(numbers))
+            made[row, t] = state
+            before = (state, tokens[t])
+    return made.to(rollout.mask.device)

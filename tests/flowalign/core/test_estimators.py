@@ -3,6 +3,7 @@
 import itertools
 import math
 import statistics
+from typing import Literal
 
 import pytest
 import torch
@@ -100,17 +101,19 @@ def test_rloo_leaves_one_out() -> None:
     assert made.tolist() == pytest.approx([3 - 3, 1 - 4, 5 - 2, 0])
 
 
-def test_gigpo_compares_actions_in_one_state() -> None:
+@pytest.mark.parametrize("scale", ["group", "none"])
+def test_gigpo_compares_actions_in_one_state(scale: Literal["group", "none"]) -> None:
     group = [0, 0, 0, 1, 1, 1]
     mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0], [1, 1, 1], [1, 1, 0]]).bool()
     state = torch.tensor([[0, 1, 2], [0, 1, 0], [0, 3, 1], [0, 9, 9], [0, 1, 4], [0, 1, 9]])
     reward = [1.0, 0, 0.5, 1, 0, 0]
-    made = estimators.gigpo(record(reward, group, 3, mask=mask, state=state), weight=0.5, gamma=0.9)
+    made = estimators.gigpo(record(reward, group, 3, mask=mask, state=state), weight=0.5, gamma=0.9, scale=scale)
     length = mask.sum(1).tolist()
     returns = {(b, t): reward[b] * 0.9 ** (length[b] - 1 - t) for b in range(6) for t in range(length[b])}
 
     def normal(value: float, pool: list[float]) -> float:
-        return (value - statistics.mean(pool)) / (statistics.stdev(pool) + 1e-6) if len(pool) > 1 else 0.0
+        spread = statistics.stdev(pool) + 1e-6 if scale == "group" and len(pool) > 1 else 1.0
+        return (value - statistics.mean(pool)) / spread
 
     for b in range(6):
         episode = normal(reward[b], [r for r, g in zip(reward, group, strict=True) if g == group[b]])
