@@ -1,21 +1,14 @@
 """A policy over a diffusers pipeline: rollout is the pipeline's own call, replay is the denoiser alone."""
 
-import importlib.util
-import logging
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from accelerate import cpu_offload_with_hook
-from diffusers import DiffusionPipeline, PipelineQuantizationConfig
-from diffusers.training_utils import _collate_lora_metadata
-from peft import get_peft_model_state_dict
+from diffusers import DiffusionPipeline
 from PIL.Image import Image
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from flowalign.data import Source
 from flowalign.errors import ConfigError, FlowalignError
@@ -24,98 +17,15 @@ from flowalign.policies.conditions import BESIDE, CallRecorder, Conditions, Ragg
 from flowalign.policies.experts import Experts
 from flowalign.policies.families import Family, family_of, to_device
 from flowalign.policies.noised import Noised
+from flowalign.policies.prompts import PromptEncoder
+from flowalign.policies.rollout import Rollout
 from flowalign.policies.scheduler import LevelScheduler, TransitionScheduler
 from flowalign.policies.sources import check_sources, opened, runs
-from samplers import Trajectory, Transition, ode
+from flowalign.policies.storage import load_lora, load_pipeline, save_lora, with_weights
+from samplers import Transition, ode
 from samplers.completion import VelocityAt
 from samplers.kernels import Kernel
 from samplers.noise import generators, normal
-
-logger = logging.getLogger(__name__)
-
-Prompt = tuple[str, Source | None, tuple[int, int] | None]
-"""a text, and the pictures that it is encoded with and their size"""
-
-ENCODED_PROMPTS = 4096
-"""distinct prompts whose embeddings are kept"""
-
-
-def _cat(parts: Sequence[Any]) -> Any:
-    """The conditions of several rollouts, all of one kind, as one."""
-    return type(parts[0]).cat(parts)
-
-
-def lora_file(network: str) -> str:
-    """The name that diffusers looks for, with that of a second network added."""
-    second = "_transformer_2" if network == "transformer_2" else ""
-    return f"pytorch_lora_weights{second}.safetensors"
-
-
-@dataclass
-class Rollout:
-    """B sampled trajectories and what is needed to score them again."""
-
-    trajectory: Trajectory
-    conditions: Conditions | Ragged
-    prompts: list[str]
-    guidance: float
-    kernel: Kernel
-    sources: list[Source | None]
-    given: Tensor | None = None
-    """[B, C, F, H, W] first frames that were not sampled, None where all were"""
-
-    def __len__(self) -> int:
-        return len(self.prompts)
-
-    def __getitem__(self, rows: Tensor) -> "Rollout":
-        """Some of the samples, [N] indices."""
-        return self.branch(self.trajectory[rows], rows)
-
-    def branch(self, trajectory: Trajectory, samples: Tensor) -> "Rollout":
-        """A rollout of other trajectories under the conditions of these samples, [N] indices."""
-        rows = samples.tolist()
-        prompts, sources = [self.prompts[i] for i in rows], [self.sources[i] for i in rows]
-        given = None if self.given is None else self.given[samples]
-        return Rollout(trajectory, self.conditions[samples], prompts, self.guidance, self.kernel, sources, given)
-
-    def whole(self, latents: Tensor, samples: Tensor | None = None) -> Tensor:
-        """Latents [N, ...] of these samples, [N] indices and default all, with the frames that were not sampled."""
-        if self.given is None:
-            return latents
-        given = self.given if samples is None else self.given[samples]
-        return torch.cat([given.to(latents), latents], 2)
-
-    @staticmethod
-    def cat(parts: Sequence["Rollout"]) -> "Rollout":
-        """Join rollouts made with the same settings."""
-        return Rollout(
-            Trajectory.cat([p.trajectory for p in parts]),
-            _cat([p.conditions for p in parts]),
-            [prompt for p in parts for prompt in p.prompts],
-            parts[0].guidance,
-            parts[0].kernel,
-            [source for p in parts for source in p.sources],
-            None if parts[0].given is None else torch.cat([p.given for p in parts if p.given is not None]),
-        )
-
-
-def quantisation(bits: int, denoiser: str, dtype: torch.dtype) -> PipelineQuantizationConfig:
-    """How diffusers loads a denoiser in 4 (NF4) or 8 bits.
-
-    Raises:
-        ConfigError: without a GPU, or without bitsandbytes.
-    """
-    if not torch.cuda.is_available():
-        raise ConfigError("model.base_bits: bitsandbytes needs a GPU, and torch finds none here; null works")
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise ConfigError("model.base_bits needs bitsandbytes: pip install 'flowalign[bitsandbytes]'")
-    if bits == 8:
-        own: dict[str, Any] = {"load_in_8bit": True}
-    else:
-        own = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
-    return PipelineQuantizationConfig(
-        quant_backend=f"bitsandbytes_{bits}bit", quant_kwargs=own, components_to_quantize=[denoiser]
-    )
 
 
 class DiffusersPolicy(Policy):
@@ -141,8 +51,7 @@ class DiffusersPolicy(Policy):
         """what is trained, by its name in the pipeline"""
         several = len(self.networks) > 1
         super().__init__(Experts(self.networks) if several else self.networks[self.family.denoiser], device)
-        self.encode_options = encode_options or {}
-        self._embeddings: OrderedDict[Prompt, dict[str, Tensor]] = OrderedDict()
+        self.encoder = PromptEncoder(pipeline, self.family, self.device, encode_options or {})
         self._vae_visit: Any = None
         """accelerate's hook that takes the VAE off the device, where it only visits"""
         self.family.check(pipeline)
@@ -172,14 +81,7 @@ class DiffusersPolicy(Policy):
             base_bits: 4 or 8 loads the denoiser quantised by bitsandbytes, which needs a GPU; None as it is.
         """
         dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-        try:
-            saved = DiffusionPipeline.load_config(str(path))
-        except OSError as error:
-            raise ConfigError(f"no pipeline at '{path}': {' '.join(str(error).split())}") from error
-        absent = {name: None for name, entry in saved.items() if entry == [None, None]}
-        denoiser = family_of(saved["_class_name"]).denoiser
-        quantised = {} if base_bits is None else {"quantization_config": quantisation(base_bits, denoiser, dtype)}
-        pipeline = DiffusionPipeline.from_pretrained(str(path), dtype=dtype, **absent, **quantised)
+        pipeline = load_pipeline(path, dtype, base_bits)
         return cls(pipeline, device, encode_options, attention)
 
     def _set_attention(self, backend: str) -> None:
@@ -238,27 +140,11 @@ class DiffusersPolicy(Policy):
         A second transformer has a file of its own, for `load_into_transformer_2=True`.
         """
         for name, network in self.networks.items():
-            whole = network if weights is None else self._with_weights(network, weights)
-            if not self.lora:
-                whole.save_pretrained(Path(folder) / name)
-            elif hasattr(self.pipeline, "save_lora_weights"):
-                type(self.pipeline).save_lora_weights(
-                    str(folder),
-                    weight_name=lora_file(name),
-                    **{f"{self.family.denoiser}_lora_layers": get_peft_model_state_dict(whole)},
-                    **_collate_lora_metadata({self.family.denoiser: whole}),
-                )
-            else:
-                whole.save_lora_adapter(str(folder), weight_name=lora_file(name))
-
-    def _with_weights(self, network: Any, weights: dict[str, Tensor]) -> Any:
-        """A network like this one with these weights; with LoRA only the adapter has any."""
-        with torch.device("meta"):
-            whole = type(network).from_config(network.config)
+            whole = network if weights is None else with_weights(network, weights, self.lora)
             if self.lora:
-                whole.add_adapter(network.peft_config["default"])
-        whole.load_state_dict(weights, strict=not self.lora, assign=True)
-        return whole
+                save_lora(self.pipeline, self.family.denoiser, name, whole, folder)
+            else:
+                whole.save_pretrained(Path(folder) / name)
 
     def load(self, folder: str | Path) -> None:
         """Read what `save` wrote, for sampling."""
@@ -267,92 +153,13 @@ class DiffusersPolicy(Policy):
             if whole.is_dir():
                 loaded = type(network).from_pretrained(str(whole), dtype=self.dtype)
                 network.load_state_dict(loaded.state_dict())
-                continue
-            self.lora = True
-            if hasattr(self.pipeline, "load_lora_weights"):
-                second = {"load_into_transformer_2": True} if name == "transformer_2" else {}
-                self.pipeline.load_lora_weights(str(folder), weight_name=lora_file(name), **second)
             else:
-                network.load_lora_adapter(str(folder), prefix=None, weight_name=lora_file(name))
-
-    # Prompts
-
-    @torch.no_grad()
-    def encode(
-        self,
-        prompts: Sequence[str],
-        sources: Sequence[Source | None] | None = None,
-        size: tuple[int, int] | None = None,
-    ) -> list[Prompt]:
-        """Put the embeddings of the distinct prompts into the cache; the text encoders leave the device after.
-
-        Each is encoded alone: in a batch it would depend, in its last bits, on those it came with, and a resumed run,
-        whose cache is empty, would not repeat the uninterrupted one.
-
-        Args:
-            sources: the pictures of each prompt, default none.
-            size: width and height to bring them to.
-
-        Returns:
-            the key of each in the cache: pictures count where the family encodes them with the prompt.
-        """
-        seen = sources if sources is not None and self.family.encodes_images else [None] * len(prompts)
-        keys = [(text, source, size if source else None) for text, source in zip(prompts, seen, strict=True)]
-        missing = [key for key in dict.fromkeys(keys) if key not in self._embeddings]
-        for key in keys:
-            if key in self._embeddings:
-                self._embeddings.move_to_end(key)
-        if not missing:
-            return keys
-        self._report_cut_prompts([text for text, _, _ in missing])
-        encoders = [m for n, m in self.pipeline.components.items() if n.startswith("text_encoder")]
-        for encoder in encoders:
-            to_device(encoder, self.device)
-        for key in missing:
-            text, source, _ = key
-            if source is None and self.family.encodes_images:
-                name = type(self.pipeline).__name__
-                raise ConfigError(f"{name} encodes prompts with their pictures, and {text!r} came without")
-            pictures = {} if source is None else {"image": opened(source, size)[0]}
-            options = self.encode_options | pictures
-            encoded = self.family.encode(self.pipeline, [text], device=self.device, **options)
-            self._embeddings[key] = {name: value[0].cpu() for name, value in encoded.items()}
-        if self.device.type != "cpu":
-            for encoder in encoders:
-                to_device(encoder, "cpu")
-        while len(self._embeddings) > max(ENCODED_PROMPTS, len(set(keys))):
-            self._embeddings.popitem(last=False)
-        return keys
-
-    def _report_cut_prompts(self, prompts: Sequence[str]) -> None:
-        for name, limit in self.family.token_limits(self.pipeline, **self.encode_options).items():
-            tokens = getattr(self.pipeline, name)(list(prompts), truncation=False, verbose=False).input_ids
-            cut = [(len(ids), prompt) for ids, prompt in zip(tokens, prompts, strict=True) if len(ids) > limit]
-            if cut:
-                length, prompt = cut[0]
-                logger.warning(
-                    "%d of %d prompts are longer than the %d tokens of the pipeline's %s, which does not see "
-                    "their ends; the first has %d: %r",
-                    *(len(cut), len(prompts), limit, name, length, prompt),
-                )
+                self.lora = True
+                load_lora(self.pipeline, name, network, folder)
 
     def prompt_vectors(self, prompts: Sequence[str], sources: Sequence[Source | None] | None = None) -> Tensor:
         """[B, D] one vector a prompt: the mean over its tokens of the text embedding."""
-        keys = self.encode(prompts, sources)
-        return torch.stack([next(iter(self._embeddings[key].values())).float().mean(0) for key in keys])
-
-    def _embeds(
-        self, prompts: Sequence[str], source: Source | None, guidance: float, call: dict[str, Any]
-    ) -> dict[str, Any]:
-        negative = self.family.negative(guidance)
-        texts = [*prompts, ""] if negative else prompts
-        size = None if source is None else (call["width"], call["height"])
-        encoded = [self._embeddings[key] for key in self.encode(texts, [source] * len(texts), size)]
-        embeds = self.family.stack(encoded[: len(prompts)])
-        if negative:
-            stacked = self.family.stack(encoded[-1:] * len(prompts))
-            embeds |= {f"negative_{name}": value for name, value in stacked.items()}
-        return tree_map_only(Tensor, lambda value: value.to(self.device), embeds)
+        return self.encoder.vectors(prompts, sources)
 
     # Rollout and replay
 
@@ -446,9 +253,10 @@ class DiffusersPolicy(Policy):
     ) -> None:
         """The pipeline's own call with another scheduler."""
         own = self.pipeline.scheduler
-        embeds = self._embeds(prompts, source, guidance, call)
+        size = None if source is None else (call["width"], call["height"])
+        embeds = self.encoder.arguments(prompts, guidance, source, size)
         if source is not None:
-            pictures = opened(source, (call["width"], call["height"]))
+            pictures = opened(source, size)
             call = call | self.family.sources(*pictures, len(prompts), call)
         self.pipeline.scheduler = scheduler
         try:

@@ -340,9 +340,9 @@ def test_prompts_that_are_too_long_are_reported(tiny_policy: Make, caplog: pytes
     limit = policy.pipeline.tokenizer.model_max_length
     long = " ".join(["red"] * (limit + 5))
     with caplog.at_level(logging.WARNING, logger="flowalign"):
-        policy.encode(["a red circle", " ".join(["red"] * (limit - 2))])
+        policy.encoder.encode(["a red circle", " ".join(["red"] * (limit - 2))])
         assert not caplog.records  # it just fits, with the start and the end token
-        policy.encode(["a red circle", long])
+        policy.encoder.encode(["a red circle", long])
     messages = [record.getMessage() for record in caplog.records if record.name.startswith("flowalign")]
     assert len(messages) == 2  # one a tokenizer
     for message in messages:
