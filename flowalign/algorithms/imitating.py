@@ -16,7 +16,7 @@ from flowalign.algorithms.demonstrations import first_rows
 from flowalign.core.guidance import imitation_loss
 from flowalign.core.record import ScoredTokens, masked_mean
 from flowalign.errors import ConfigError
-from flowalign.policies.language import TextRollout
+from flowalign.policies.text_rollout import TextRollout
 
 if TYPE_CHECKING:
     from flowalign.training.text_actor import TextActor

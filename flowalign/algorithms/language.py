@@ -25,7 +25,8 @@ from flowalign.core.record import Record, ScoredTokens, masked_mean
 from flowalign.data import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.given import rescored
-from flowalign.policies.language import LanguagePolicy, TextRollout
+from flowalign.policies.language import LanguagePolicy
+from flowalign.policies.text_rollout import TextRollout
 from rewards import Scores
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from flowalign.algorithms.demonstrations import demonstrations, last_members
 from flowalign.core.guidance import prefix_share, uncertain_prefix
 from flowalign.data import Batch
 from flowalign.policies.given import continued
-from flowalign.policies.language import TextRollout
+from flowalign.policies.text_rollout import TextRollout
 
 if TYPE_CHECKING:
     from flowalign.training.text_actor import TextActor

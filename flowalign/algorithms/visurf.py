@@ -17,7 +17,7 @@ from flowalign.core.guidance import demonstrated_reward
 from flowalign.core.record import Record
 from flowalign.data import Batch
 from flowalign.policies.given import given
-from flowalign.policies.language import TextRollout
+from flowalign.policies.text_rollout import TextRollout
 
 if TYPE_CHECKING:
     from flowalign.training.text_actor import TextActor

@@ -7,7 +7,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from flowalign.policies.language import LanguagePolicy, TextRollout
+from flowalign.policies.language import LanguagePolicy
+from flowalign.policies.text_rollout import TextRollout
 from rewards.base import Steps
 
 

@@ -1,139 +1,22 @@
 """A policy over a transformers causal language model: tokens are its actions."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from PIL.Image import Image
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessorList
 
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import Policy
+from flowalign.policies.seeded import SeededSampler, entropy_of, log_softmax
+from flowalign.policies.text_rollout import TextRollout
 from rewards import bind
 from rewards.text.model import CausalModel
 
 ATTENTION_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
-
-
-@dataclass
-class TextRollout:
-    """B prompts and their sampled completions. A completion's end token belongs to it."""
-
-    prompts: list[str]
-    prompt_ids: Tensor
-    """[B, P], padded on the left"""
-    prompt_mask: Tensor
-    """[B, P] bool"""
-    completion_ids: Tensor
-    """[B, T], padded on the right"""
-    mask: Tensor
-    """[B, T] bool"""
-    log_prob: Tensor
-    """[B, T] float32 of the tokens when they were sampled, at the temperature they were sampled with"""
-    entropy: Tensor
-    """[B, T] float32 of the distributions they were sampled from"""
-    ended: Tensor
-    """[B] bool: has an end token, was not cut at the largest length"""
-    temperature: float
-    pictures: list[list[Image]] = field(default_factory=list)
-    """[B] those that each prompt shows; empty for a model without eyes"""
-
-    def __len__(self) -> int:
-        return len(self.prompts)
-
-    def __getitem__(self, rows: Tensor) -> "TextRollout":
-        """Some of the rows, [N] indices."""
-        numbers = rows.tolist()
-        pictures = [self.pictures[i] for i in numbers] if self.pictures else []
-        return self._mapped([self.prompts[i] for i in numbers], pictures, lambda values: values[rows])
-
-    def to(self, device: torch.device | str) -> "TextRollout":
-        """The same on another device."""
-        return self._mapped(self.prompts, self.pictures, lambda values: values.to(device))
-
-    def _mapped(
-        self, prompts: list[str], pictures: list[list[Image]], function: Callable[[Tensor], Tensor]
-    ) -> "TextRollout":
-        tensors = {f.name: function(getattr(self, f.name)) for f in fields(self) if f.type is Tensor}
-        return TextRollout(prompts, temperature=self.temperature, pictures=pictures, **tensors)
-
-    @staticmethod
-    def cat(parts: Sequence["TextRollout"], padding: int) -> "TextRollout":
-        """Join rollouts made with the same settings.
-
-        Args:
-            padding: the padding token.
-        """
-        prompt = max(part.prompt_ids.shape[1] for part in parts)
-        length = max(part.mask.shape[1] for part in parts)
-
-        def widened(name: str, width: int, value: Any, left: bool = False) -> Tensor:
-            rows = []
-            for part in parts:
-                own = getattr(part, name)
-                extra = own.new_full((len(own), width - own.shape[1]), value)
-                rows.append(torch.cat([extra, own] if left else [own, extra], 1))
-            return torch.cat(rows)
-
-        return TextRollout(
-            [text for part in parts for text in part.prompts],
-            widened("prompt_ids", prompt, padding, left=True),
-            widened("prompt_mask", prompt, False, left=True),
-            widened("completion_ids", length, padding),
-            widened("mask", length, False),
-            widened("log_prob", length, 0),
-            widened("entropy", length, 0),
-            torch.cat([part.ended for part in parts]),
-            parts[0].temperature,
-            [shown for part in parts for shown in part.pictures],
-        )
-
-
-class SeededSampler(LogitsProcessor):
-    """Draws each row's next token with the row's own random numbers, and records how probable it was.
-
-    One uniform number a token, by the inverse of the cumulative distribution: what a row draws depends neither on the
-    other rows of its batch nor on the number of processes.
-
-    Args:
-        seeds: one a row.
-        length: the most tokens a row may draw.
-        temperature: of the distribution; 0 takes the most probable token (and records it at temperature 1).
-    """
-
-    def __init__(self, seeds: Sequence[int], length: int, temperature: float) -> None:
-        draws = [torch.rand(length, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-        self.draws = torch.stack(draws)
-        self.temperature = temperature
-        self.log_prob: list[Tensor] = []
-        self.entropy: list[Tensor] = []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        log_probs = log_softmax(scores, self.temperature)
-        if self.temperature == 0:
-            token = log_probs.argmax(-1, keepdim=True)
-        else:
-            below = log_probs.exp().cumsum(-1)
-            draw = self.draws[:, len(self.log_prob), None].to(scores.device) * below[:, -1:]
-            # the last token of positive probability, where rounding leaves the draw above all
-            last = (log_probs > -torch.inf).cumsum(-1).argmax(-1, keepdim=True)
-            token = torch.searchsorted(below, draw, right=True).minimum(last)
-        self.log_prob.append(log_probs.gather(-1, token)[:, 0])
-        self.entropy.append(entropy_of(log_probs))
-        return torch.full_like(scores, -torch.inf).scatter(-1, token, 0.0)
-
-
-def log_softmax(logits: Tensor, temperature: float) -> Tensor:
-    """Float32 log-probabilities at a temperature; 0 counts as 1."""
-    return (logits.float() / (temperature or 1.0)).log_softmax(-1)
-
-
-def entropy_of(log_probs: Tensor) -> Tensor:
-    """Entropy of distributions given as log-probabilities: [..., V] -> [...]."""
-    return -(log_probs.exp() * log_probs.clamp(min=-1e4)).sum(-1)
 
 
 class LanguagePolicy(Policy):

@@ -5,7 +5,8 @@ from torch import Tensor
 
 from flowalign.data import shipped
 from flowalign.errors import ConfigError
-from flowalign.policies.language import LanguagePolicy, TextRollout
+from flowalign.policies.language import LanguagePolicy
+from flowalign.policies.text_rollout import TextRollout
 
 
 class Teacher:

@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from flowalign.errors import ConfigError
-from flowalign.policies.language import ATTENTION_PROJECTIONS, LanguagePolicy, TextRollout
+from flowalign.policies.language import ATTENTION_PROJECTIONS, LanguagePolicy
+from flowalign.policies.text_rollout import TextRollout
 
 
 class VisionLanguagePolicy(LanguagePolicy):

@@ -14,7 +14,8 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from flowalign.errors import ConfigError
-from flowalign.policies.language import LanguagePolicy, TextRollout
+from flowalign.policies.language import LanguagePolicy
+from flowalign.policies.text_rollout import TextRollout
 
 
 def require_vllm() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flowalign.data import Batch
-from flowalign.policies.language import TextRollout
+from flowalign.policies.text_rollout import TextRollout
 from rewards import Scores
 
 

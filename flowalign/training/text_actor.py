@@ -12,7 +12,8 @@ from flowalign.config_text import TextConfig
 from flowalign.core.record import Record
 from flowalign.data import Batch, shipped
 from flowalign.policies.given import at_tokens
-from flowalign.policies.language import LanguagePolicy, TextRollout
+from flowalign.policies.language import LanguagePolicy
+from flowalign.policies.text_rollout import TextRollout
 from flowalign.policies.vllm import Engine
 from flowalign.training.worker import Worker
 from rewards import Reward, Scores

@@ -9,7 +9,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from flowalign.errors import ConfigError, FlowalignError
-from flowalign.policies.language import LanguagePolicy, TextRollout
+from flowalign.policies.language import LanguagePolicy
+from flowalign.policies.text_rollout import TextRollout
 
 ALPHABET = "<>/abcdefgh+"
 PROMPTS = ["a+b", "abcdefg", "c", "a+b"]

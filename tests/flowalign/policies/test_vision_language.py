@@ -10,7 +10,7 @@ from PIL import Image
 
 from flowalign.data import ASSETS
 from flowalign.errors import ConfigError
-from flowalign.policies.language import TextRollout
+from flowalign.policies.text_rollout import TextRollout
 from flowalign.policies.vision_language import VisionLanguagePolicy
 from rewards.judges import Local, PairwiseVLMJudge
 from rewards.shapes import draw, sample_requests, train_requests
