@@ -137,8 +137,8 @@ def evaluate_run(
     from flowalign.config import load
     from flowalign.data import Prompts
     from flowalign.launch import load_for_sampling
+    from flowalign.training.building import build_reward
     from flowalign.training.evaluation import evaluate
-    from flowalign.training.trainer import build_reward
 
     config = load(run / "config.yaml")
     settings = config.evaluation

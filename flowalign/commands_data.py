@@ -61,8 +61,8 @@ def difficulty(
 
     from flowalign.config import load
     from flowalign.data import Prompts
+    from flowalign.training.building import build_policy, build_reward
     from flowalign.training.evaluation import evaluate
-    from flowalign.training.trainer import build_policy, build_reward
 
     settings = load(config, overrides or [])
     policy = build_policy(settings, "cuda" if torch.cuda.is_available() else "cpu")

@@ -61,7 +61,7 @@ def reward_server(
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on.")] = None,
 ) -> None:
     """Serve rewards over HTTP, for the reward 'remote' of training runs elsewhere."""
-    from flowalign.training.trainer import build_reward
+    from flowalign.training.building import build_reward
     from rewards.server import serve
 
     settings = read(config)
@@ -87,7 +87,7 @@ def reward_check(
     size: Annotated[int, typer.Option(min=32, help="Pixels of a side of the test pictures.")] = 256,
 ) -> None:
     """Try hostile pictures and verdicts on each reward of a configuration; leaves with 1 if one pays for them."""
-    from flowalign.training.trainer import build_reward
+    from flowalign.training.building import build_reward
     from rewards.check import check_reward
 
     console = Console()

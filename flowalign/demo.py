@@ -57,7 +57,12 @@ def measure(trainer: Trainer) -> Measured:
         pictures = -(-PICTURES // len(prompts))
         results.append(
             evaluate(
-                trainer.policy, trainer.eval_reward, prompts, settings, pictures, EVALUATION_SEED + part * 10_000_000
+                trainer.policy,
+                trainer.evaluator.reward,
+                prompts,
+                settings,
+                pictures,
+                EVALUATION_SEED + part * 10_000_000,
             )
         )
     return Measured(*results)

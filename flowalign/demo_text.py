@@ -26,7 +26,7 @@ def run_text_demo(
         trainer = Trainer(load(recipe("tiny_lm/demo"), overrides))
         trainer.train()
         seconds = {"seconds": time.perf_counter() - begin, "processor_seconds": time.process_time() - worked}
-        runs.append(_figures(seed, trainer.evaluations.read()) | seconds)
+        runs.append(_figures(seed, trainer.evaluator.lines.read()) | seconds)
         _print(console, runs[-1])
         console.print(f"texts: {(trainer.folder / 'samples').resolve()}", soft_wrap=True)
     if json_path is not None:

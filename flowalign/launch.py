@@ -8,7 +8,7 @@ from flowalign.config import Sampling, load
 from flowalign.data import shipped
 from flowalign.errors import ConfigError
 from flowalign.policies import DiffusersPolicy
-from flowalign.training.trainer import build_policy
+from flowalign.training.building import build_policy
 
 
 def world_size() -> int:

@@ -82,8 +82,8 @@ def judge(trainer: Trainer, panel: Reward | None, pictures: int) -> dict[str, fl
     """The held-out figures of the present weights."""
     settings = trainer.config.evaluation
     prompts = Prompts.of(settings.model_copy(update={"limit": None}))
-    with trainer.averaged():
-        result = evaluate(trainer.policy, trainer.eval_reward, prompts, settings, pictures, SEED)
+    with trainer.learner.averaged():
+        result = evaluate(trainer.policy, trainer.evaluator.reward, prompts, settings, pictures, SEED)
         figures = {name: value for name, value in result.means()["all"].items() if name in ("strict", "soft", "reward")}
         if panel is not None:
             figures["panel"] = score(panel, result.images, result.prompts, result.metadata).value.mean().item()

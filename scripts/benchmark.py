@@ -8,7 +8,7 @@
 Two ratios, both of seconds measured in one process:
 
     rollout efficiency = bare forwards, as many as the rollout makes / DiffusersPolicy.sample
-    update efficiency  = bare forward+backwards, as many as the update makes / Trainer._update
+    update efficiency  = bare forward+backwards, as many as the update makes / Learner.update
 
 The bare network is the same module with its LoRA adapter on, called back to back on inputs that lie ready; its
 forward+backward has the mean square of the output for a loss. A rollout is everything from prompts whose
@@ -25,7 +25,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -51,7 +50,7 @@ from flowalign.errors import FlowalignError
 from flowalign.files import write_atomically
 from flowalign.policies import DiffusersPolicy, Rollout
 from flowalign.training import Trainer
-from flowalign.training.trainer import build_policy
+from flowalign.training.building import build_policy
 
 TEXT_TOKENS = 77 + 256  # of a prompt in SD3: CLIP's, then T5's at its default length
 
@@ -138,18 +137,17 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
     policy.verify(rollout)
     # no advantage is zero, or the update would leave the action out
     experience = replace(experience, advantage=torch.ones_like(experience.advantage))
-    pairs = next(trainer._updates(experience))
+    pairs = next(trainer.learner.chunks(experience, 0))
     forwards, micro_batches = len(rollout.conditions.calls), len(pairs) // arguments.batch_size
 
     bare = bare_network(policy, rollout, pairs[: arguments.batch_size])
-    sums: dict[str, list[Tensor]] = defaultdict(list)
     parts: dict[str, Callable[[], object]] = {
         "bare_forwards": lambda: bare(forwards, backward=False),
         "rollout": lambda: trainer.actor.rollout(batch),
         "decode": lambda: trainer.actor.decode(rollout),
         "reward": lambda: trainer.actor.score(images, batch),
         "bare_forward_backwards": lambda: bare(micro_batches, backward=True),
-        "update": lambda: trainer._update(experience, pairs, sums),
+        "update": lambda: trainer.learner.update(experience, pairs),
     }
     seconds, memory = measure(parts, arguments.repeats, device)
 

@@ -22,7 +22,6 @@ import json
 import math
 import os
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -183,15 +182,14 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
     experience = trainer.algorithm.collect(trainer.actor, batch)
     rollout = experience.rollout
     experience = replace(experience, advantage=torch.ones_like(experience.advantage))
-    pairs = next(trainer._updates(experience))
+    pairs = next(trainer.learner.chunks(experience, 0))
     published = Published(policy, rollout, arguments.guidance)
     agreement = published.disagreement()
 
-    sums: dict[str, list[Tensor]] = defaultdict(list)
     parts: dict[str, Callable[[], object]] = {
         "rollout": lambda: trainer.actor.rollout(batch),
         "rollout_published": published.rollout,
-        "update": lambda: trainer._update(experience, pairs, sums),
+        "update": lambda: trainer.learner.update(experience, pairs),
         "update_published": published.update,
     }
     rate = matmul_rate(device, dtype)

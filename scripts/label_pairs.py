@@ -17,7 +17,7 @@ from tqdm import tqdm
 from flowalign.config import Config, load
 from flowalign.data import Prompts, draw_batch
 from flowalign.files import write_atomically
-from flowalign.training.trainer import build_policy, build_reward
+from flowalign.training.building import build_policy, build_reward
 from rewards import score
 
 

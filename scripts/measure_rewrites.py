@@ -13,7 +13,7 @@ from flowalign.data import Prompts
 from flowalign.errors import ConfigError
 from flowalign.launch import load_for_sampling
 from flowalign.rendering import renderer
-from flowalign.training.trainer import build_reward
+from flowalign.training.building import build_reward
 from rewards import score
 
 

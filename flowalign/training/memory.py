@@ -1,12 +1,17 @@
 """What a device can hold: its precisions, optimizers of few bits, and what to lower when its memory runs out."""
 
-from collections.abc import Iterable
-from typing import Any
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from flowalign.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def check_precision(dtype: str, device: torch.device) -> None:
@@ -38,6 +43,25 @@ def make_optimizer(groups: Iterable[list[nn.Parameter]], settings: Any, device: 
             "training.optimizer.bits: 8 needs bitsandbytes: pip install 'flowalign[bitsandbytes]'"
         ) from error
     return AdamW8bit(parameters, **common)
+
+
+def while_it_fits(config: Any, section: str, key: str, processes: int, work: Callable[[], T]) -> T:
+    """Do the work; while the device's memory runs out, halve the batch size at `section.key` and begin again.
+
+    On several processes, where the others would wait in the middle of theirs, the error goes on.
+    """
+    settings = getattr(config, section)
+    while True:
+        try:
+            return work()
+        except torch.OutOfMemoryError:
+            size = getattr(settings, key, 1)
+            if size == 1 or processes > 1:
+                raise
+            setattr(settings, key, size // 2)
+            logger.warning("out of memory with %s.%s %d; going on with %d", section, key, size, size // 2)
+        # outside: the exception held what the failed attempt had allocated
+        torch.cuda.empty_cache()
 
 
 def out_of_memory(config: Any, processes: int) -> str:

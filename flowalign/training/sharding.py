@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from accelerate import FullyShardedDataParallelPlugin
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from flowalign.errors import ConfigError
-from flowalign.policies.base import repeated_blocks
+from flowalign.policies.base import Policy, repeated_blocks
+from flowalign.policies.experts import check_processes
 
 
 class Sharding:
@@ -74,6 +75,29 @@ class Sharding:
                 part.reshard()
                 again = part is not network and self.settings.reshard_after_forward
                 part.set_reshard_after_forward(again, recurse=False)
+
+
+def spread(policy: Policy, config: Any, accelerator: Accelerator) -> Sharding | None:
+    """Copies of the policy's network on every process, or shards of it: as the launch configuration says.
+
+    Raises:
+        ConfigError: the network or a setting does not go with shards, or with several processes.
+    """
+    check_processes(policy.network, accelerator.num_processes)
+    sharding = Sharding.configured(accelerator.device)
+    if sharding is None:
+        policy.model = accelerator.prepare(policy.network)
+        return None
+    if config.medium == "text":
+        raise ConfigError("language models are trained in whole copies, not in shards: launch without FSDP")
+    if config.model.base_bits is not None:
+        raise ConfigError("model.base_bits: quantised weights are not put in shards; null works, or whole copies")
+    if config.training.optimizer.bits == 8:
+        raise ConfigError("training.optimizer.bits: moments in shards are not quantised; 32 works")
+    sharding.shard(policy.network)
+    if policy._reference is not None:
+        sharding.shard(policy._reference)
+    return sharding
 
 
 @contextlib.contextmanager

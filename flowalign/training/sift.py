@@ -15,8 +15,9 @@ from flowalign.config_text import TextConfig
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError
 from flowalign.files import sync
-from flowalign.policies.language import LanguagePolicy, TextRollout
-from flowalign.training.trainer import build_policy, build_reward
+from flowalign.policies.language import LanguagePolicy
+from flowalign.policies.text_rollout import TextRollout
+from flowalign.training.building import build_policy, build_reward
 from rewards import score
 from samplers import derive_seed
 

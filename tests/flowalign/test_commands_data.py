@@ -9,7 +9,7 @@ import torch
 from flowalign.__main__ import main
 from flowalign.config import load, recipe
 from flowalign.data import Prompts
-from flowalign.training.trainer import build_policy
+from flowalign.training.building import build_policy
 
 
 def test_measured_success_rates_choose_the_prompts(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

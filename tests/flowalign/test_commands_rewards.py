@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from flowalign.commands_rewards import read, reward_check, reward_server
 from flowalign.errors import ConfigError
-from flowalign.training.trainer import build_reward
+from flowalign.training.building import build_reward
 from rewards.remote import RemoteReward
 from rewards.shapes import draw, heldout_requests, sample_requests
 

@@ -12,7 +12,7 @@ from flowalign import registry
 from flowalign.commands_rewards import Serving
 from flowalign.config import Evaluation, RolloutSampling, Weighted, load, parse, recipe
 from flowalign.errors import ConfigError
-from flowalign.training.trainer import build_reward
+from flowalign.training.building import build_reward
 from rewards import Reward, Scores, score
 from rewards.compose import Gate, ScheduledSum, WeightedSum
 from rewards.preference import WinRate

@@ -16,7 +16,7 @@ from flowalign.gallery.runs import read_run
 from flowalign.policies.language import LanguagePolicy
 from flowalign.rendering import Rendered, renderer
 from flowalign.training import Trainer
-from flowalign.training.trainer import build_rewards
+from flowalign.training.building import build_rewards
 from rewards import RewardError, WeightedSum, score
 from rewards.shapes import heldout_requests, parse, train_requests
 from rewards.shapes.reward import ShapesReward

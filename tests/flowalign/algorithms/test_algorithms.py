@@ -41,12 +41,12 @@ def test_every_algorithm_has_a_recipe_for_the_tiny_model():
 @pytest.mark.parametrize("name", TRAJECTORY)
 def test_first_update_has_ratio_one_and_moves_the_weights(name: str, tmp_path: Path):
     run = trainer(name, tmp_path)
-    before = {key: value.detach().clone() for key, value in run.parameters.items()}
+    before = {key: value.detach().clone() for key, value in run.learner.parameters.items()}
     run.train()
     (metrics,) = run.metrics.read()
     assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-6)
     assert metrics["policy/gradient_norm"] > 0
-    assert any(not torch.equal(before[key], value) for key, value in run.parameters.items())
+    assert any(not torch.equal(before[key], value) for key, value in run.learner.parameters.items())
 
 
 def test_no_algorithm_file_is_long_and_none_imports_another():

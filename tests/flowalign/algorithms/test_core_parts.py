@@ -30,7 +30,7 @@ def trainer(folder: Path, algorithm: str) -> Trainer:
 def gradient(folder: Path, algorithm: str) -> torch.Tensor:
     """Of the first update, on the weights that sampled."""
     run = trainer(folder, algorithm)
-    run.optimizer.step = lambda: found.append([p.grad.clone() for p in run.parameters.values()])
+    run.learner.optimizer.step = lambda: found.append([p.grad.clone() for p in run.learner.parameters.values()])
     found: list[Any] = []
     run.train()
     return torch.cat([g.flatten() for g in found[0]])

@@ -107,7 +107,7 @@ def literal_logits(run: Trainer, votes: Path, batch, beta: float) -> torch.Tenso
 def test_the_loss_is_the_literal_one(votes: Path) -> None:
     run = trainer(votes)
     with torch.no_grad():
-        for parameter in run.parameters.values():
+        for parameter in run.learner.parameters.values():
             parameter.add_(0.05 * torch.randn_like(parameter))
         batch = draw_batch(run.prompts, 0, 3, 2, 0, False)
         experience = run.algorithm.collect(run.actor, batch)
@@ -147,7 +147,7 @@ def test_an_evaluation_tells_the_accuracy_and_shows_groups_without_advantages(vo
     small = ["evaluation.prompts=shapes_heldout", "evaluation.limit=2", "evaluation.pictures_per_prompt=1"]
     run = trainer(votes, *small, f"algorithm.heldout={votes}", "training.iterations=1", "training.previews=1")
     run.train()
-    first, last = run.evaluations.read()
+    first, last = run.evaluator.lines.read()
     assert first["preference/accuracy"] == 0.5 and last["preference/accuracy"] > 0.5
     read = read_run(run.folder, "run")
     assert not read.notes and [moment.iteration for moment in read.previews] == [0, 1]
@@ -164,7 +164,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(votes: Path) -> None:
     resumed = trainer(votes, "name=half", "training.checkpoint_every=1", resume=True)
     assert resumed.iteration == 1
     resumed.train()
-    assert all(torch.equal(whole.parameters[name], value) for name, value in resumed.parameters.items())
+    assert all(torch.equal(whole.learner.parameters[name], value) for name, value in resumed.learner.parameters.items())
 
 
 def test_preferences_may_be_one_raters(votes: Path) -> None:

@@ -76,12 +76,12 @@ def trainer(
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_starts_at_ratio_one_and_moves_the_weights(name: str, world: Path, tmp_path: Path) -> None:
     run = trainer(world, tmp_path, name=name)
-    before = {key: value.detach().clone() for key, value in run.parameters.items()}
+    before = {key: value.detach().clone() for key, value in run.learner.parameters.items()}
     run.train()
     (metrics,) = run.metrics.read()
     assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-5)
     assert metrics["policy/gradient_norm"] > 0
-    assert any(not torch.equal(before[key], value) for key, value in run.parameters.items())
+    assert any(not torch.equal(before[key], value) for key, value in run.learner.parameters.items())
 
 
 def test_training_raises_the_reward(world: Path, tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ def test_training_raises_the_reward(world: Path, tmp_path: Path) -> None:
 def test_groups_that_are_all_wrong_change_nothing_unless_the_advantage_says_so(world: Path, tmp_path: Path) -> None:
     for advantage, moves in (("grpo", False), ("ngrpo", True)):
         run = trainer(world, tmp_path / advantage, f"algorithm.advantage={{name: {advantage}}}", reward=nothing)
-        before = [p.detach().clone() for p in run.parameters.values()]
+        before = [p.detach().clone() for p in run.learner.parameters.values()]
         run.train()
         assert run.metrics.read()[0]["reward/zero_spread"] == 1
-        same = all(torch.equal(a, b) for a, b in zip(before, run.parameters.values(), strict=True))
+        same = all(torch.equal(a, b) for a, b in zip(before, run.learner.parameters.values(), strict=True))
         assert same != moves
 
 
@@ -119,8 +119,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(lora: str, world: Path, tmp_path
     again = trainer(world, tmp_path / "half", *settings, resume=True)
     assert again.iteration == 2
     again.train()
-    for name, value in whole.parameters.items():
-        assert torch.equal(value, again.parameters[name]), name
+    for name, value in whole.learner.parameters.items():
+        assert torch.equal(value, again.learner.parameters[name]), name
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "sum", "constant"])

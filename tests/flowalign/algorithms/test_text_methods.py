@@ -54,7 +54,7 @@ def changed(run: Trainer) -> None:
     """Weights other than those that sampled, so that ratios are not 1."""
     torch.manual_seed(1)
     with torch.no_grad():
-        for parameter in run.parameters.values():
+        for parameter in run.learner.parameters.values():
             parameter.add_(0.01 * torch.randn_like(parameter))
 
 
@@ -84,11 +84,11 @@ def token_mean(run: Trainer, rollout: Any, value: Any, rows: list[int]) -> float
 @pytest.mark.parametrize("name", OWN_REWARDS)
 def test_recipes_of_rewards_train_with_their_own_reward(name: str, tmp_path: Path) -> None:
     run = trainer(tmp_path, name)
-    before = {key: value.detach().clone() for key, value in run.parameters.items()}
+    before = {key: value.detach().clone() for key, value in run.learner.parameters.items()}
     run.train()
     (metrics,) = run.metrics.read()
     assert metrics["policy/gradient_norm"] > 0 and metrics["policy/ratio"] == pytest.approx(1, abs=1e-5)
-    assert any(not torch.equal(before[key], value) for key, value in run.parameters.items())
+    assert any(not torch.equal(before[key], value) for key, value in run.learner.parameters.items())
 
 
 @pytest.fixture(scope="module")

@@ -175,8 +175,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(settings: list[str], texts: Any,
     again = texts(tmp_path / "half", *settings, resume=True)
     assert again.iteration == 2 and again.groups.state()[1] == half.groups.state()[1]
     again.train()
-    for name, value in whole.parameters.items():
-        assert torch.equal(value, again.parameters[name]), name
+    for name, value in whole.learner.parameters.items():
+        assert torch.equal(value, again.learner.parameters[name]), name
     if REPLAY in settings:
         assert sum(record["groups/replayed"] for record in whole.metrics.read()[2:]) > 0
 

@@ -46,9 +46,9 @@ def trainer(folder: Path, *overrides: str, end: float | None = None, **more: Any
 
 def moved(run: Trainer) -> bool:
     """Train, and say whether any weight changed."""
-    before = [p.detach().clone() for p in run.parameters.values()]
+    before = [p.detach().clone() for p in run.learner.parameters.values()]
     run.train()
-    return any(not torch.equal(a, b) for a, b in zip(before, run.parameters.values(), strict=True))
+    return any(not torch.equal(a, b) for a, b in zip(before, run.learner.parameters.values(), strict=True))
 
 
 def test_an_empty_text_is_one_action_and_wrong(tmp_path: Path) -> None:
@@ -120,8 +120,8 @@ def test_a_verifier_that_fails_stops_the_run_with_one_line_and_the_run_goes_on(t
     again.train()
     whole = trainer(tmp_path / "whole", *settings, reward=failing_at(0))
     whole.train()
-    for name, value in whole.parameters.items():
-        assert torch.equal(value, again.parameters[name]), name
+    for name, value in whole.learner.parameters.items():
+        assert torch.equal(value, again.learner.parameters[name]), name
 
 
 def test_a_prompt_without_an_answer_is_one_line_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

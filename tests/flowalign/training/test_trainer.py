@@ -228,17 +228,17 @@ def test_kl_to_the_reference_with_lora_keeps_no_second_copy(tmp_path: Path) -> N
 @pytest.mark.parametrize("micro_batch_size", [1, 3])
 def test_the_micro_batch_does_not_change_the_update(tmp_path: Path, micro_batch_size: int) -> None:
     changes = {"training.iterations": 1, "training.updates_per_iteration": 1, "training.optimizer.weight_decay": 0.0}
-    whole = run(tmp_path / "whole", **changes).parameters
-    parts = run(tmp_path / "parts", **changes, **{"training.micro_batch_size": micro_batch_size}).parameters
+    whole = run(tmp_path / "whole", **changes).learner.parameters
+    parts = run(tmp_path / "parts", **changes, **{"training.micro_batch_size": micro_batch_size}).learner.parameters
     first, second = records(tmp_path / "whole")[0], records(tmp_path / "parts")[0]
     assert second == pytest.approx(first, rel=1e-4, abs=1e-7)
     assert whole.keys() == parts.keys()
 
 
 def test_a_group_without_spread_teaches_nothing(tmp_path: Path) -> None:
-    start = Trainer(settings(tmp_path / "start"), reward=brightness, progress=False).parameters
+    start = Trainer(settings(tmp_path / "start"), reward=brightness, progress=False).learner.parameters
     changes = {"training.iterations": 1, "training.optimizer.weight_decay": 0.0}
-    trained = run(tmp_path / "run", lambda images, prompts: [0.5] * len(images), **changes).parameters
+    trained = run(tmp_path / "run", lambda images, prompts: [0.5] * len(images), **changes).learner.parameters
     assert all(torch.equal(trained[name], value) for name, value in start.items())
     assert records(tmp_path / "run")[0]["reward/zero_spread"] == 1
 
@@ -306,7 +306,7 @@ def test_two_processes_give_the_advantages_and_weights_of_one(tmp_path: Path) ->
             assert 0 < mine.pop(counted) < theirs.pop(counted)
         assert mine == pytest.approx(theirs, rel=1e-2, abs=1e-4)
     mine, theirs = weights(tmp_path / "two", 2), weights(tmp_path / "one", 2)
-    start = Trainer(settings(tmp_path / "start"), reward=brightness, progress=False).parameters
+    start = Trainer(settings(tmp_path / "start"), reward=brightness, progress=False).learner.parameters
     moved = torch.cat([(theirs[name] - start[name].detach()).flatten() for name in theirs])
     apart = torch.cat([(mine[name] - theirs[name]).flatten() for name in theirs])
     print("moved", moved.norm(), "apart", apart.norm())

@@ -61,7 +61,7 @@ def test_a_hackable_reward_stops_the_run_with_the_last_good_weights(tmp_path, ca
     exported = load_file(checkpoints[0] / "pytorch_lora_weights.safetensors")
     torch.testing.assert_close(result, exported, rtol=0, atol=0)
     for name, value in good["trainable"].items():
-        assert torch.equal(trainer.parameters[name].detach(), value)
+        assert torch.equal(trainer.learner.parameters[name].detach(), value)
     last = caplog.messages[-1]
     assert last.startswith("stopped at iteration 9: the reward rises while shapes, tiny_clip fall")
     assert "checkpoint-000003" in last

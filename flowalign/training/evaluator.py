@@ -1,0 +1,103 @@
+"""A run's evaluations: the held-out prompts scored, samples kept to look at, and the watch on reward hacking."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flowalign.algorithms.base import Algorithm
+from flowalign.data import Prompts
+from flowalign.training.building import build_reward, build_rewards
+from flowalign.training.evaluation import Evaluated, evaluate
+from flowalign.training.learner import Learner
+from flowalign.training.medium import MEDIA
+from flowalign.training.metrics import MetricsFile
+from flowalign.training.watch import NOTHING_SEEN, Panel, judge, watched
+from flowalign.training.worker import Worker
+from rewards import Reward, advance
+
+logger = logging.getLogger(__name__)
+
+
+class Evaluator:
+    """Evaluates the policy that an actor acts with, as the evaluation section of its configuration says.
+
+    Args:
+        folder: of the run; the means are appended to its `evaluations.jsonl`.
+    """
+
+    def __init__(self, algorithm: Algorithm[Any], actor: Worker, learner: Learner, folder: Path) -> None:
+        self.algorithm, self.actor, self.learner, self.folder = algorithm, actor, learner, folder
+        self.config: Any = actor.config
+        self.settings = self.config.evaluation
+        self.medium = MEDIA[self.config.medium]
+        self.accelerator = actor.accelerator
+        own = self.settings.rewards
+        self.reward: Reward = build_reward(own, "evaluation.rewards") if own else actor.reward
+        watchers = build_rewards(self.settings.panel, "evaluation.panel")
+        self.panel = Panel(self.reward, watchers, actor.reward, folder, self.accelerator.process_index)
+        actor.policy.bind(self.panel)
+        self.verdict = NOTHING_SEEN
+        self.lines = MetricsFile(folder / "evaluations.jsonl")
+
+    def run(self, iteration: int, done: float) -> Evaluated | None:
+        """Score the held-out prompts, and append the means to evaluations.jsonl; None where there are none.
+
+        Args:
+            done: share of the training that came before, for rewards that follow it.
+        """
+        settings = self.settings
+        if settings.prompts is None:
+            return None
+        prompts = Prompts.of(settings)
+        advance(self.panel, done)
+        with self.learner.averaged():
+            result = evaluate(
+                self.actor.policy,
+                self.panel,
+                prompts,
+                settings,
+                settings.per_prompt,
+                settings.seed,
+                self.accelerator,
+            )
+        line: dict[str, Any] = {"iteration": iteration}
+        with self.learner.alone():
+            if self.accelerator.is_main_process:
+                line |= self.algorithm.measure(self.actor)
+                if self.config.training.previews:
+                    self.medium.look(self.actor, self.algorithm, self.config, prompts, self.folder, iteration)
+        if self.accelerator.is_main_process:
+            for label, row in result.means(by="category").items():
+                # statistics of every category would be many, and say little
+                line |= {f"{label}/{n}": v for n, v in row.items() if label == "all" or not n.startswith("statistics/")}
+            self.lines.append(self._watched(line, result))
+            samples = result.samples()
+            count = min(settings.saved, len(samples))
+            spread = torch.linspace(0, len(samples) - 1, count).round().int().tolist() if count else []
+            self.medium.keep([samples[row] for row in spread], self.folder, iteration, self.reward)
+        if self.config.trackers:
+            self.accelerator.log({f"evaluation/{n}": v for n, v in result.means()["all"].items()}, step=iteration)
+        return result
+
+    def _watched(self, line: dict[str, Any], result: Evaluated) -> dict[str, Any]:
+        """The line of an evaluation with what the watch on reward hacking says of it."""
+        if not self.settings.panel:
+            return line
+        line, self.verdict = watched(line, result.value, result.parts, self.lines.read(), self.settings.watch)
+        if self.verdict.message:
+            logger.warning("iteration %d: reward hacking? %s", line["iteration"], self.verdict.message)
+        return line
+
+    def hacked(self) -> bool:
+        """Whether the watch ends the run: the main process's word, for all."""
+        stop = self.settings.watch.action == "stop"
+        return bool(self.actor.largest(stop and self.verdict.status == "hacked"))
+
+    def keep_before(self, iteration: int) -> None:
+        """Forget the evaluations from this iteration on, as a run does that goes on from there."""
+        self.lines.keep_before(iteration)
+        lines = [line for line in self.lines.read() if "watch" in line]
+        if lines:
+            self.verdict = judge([line["watch"] for line in lines], self.settings.watch)
