@@ -9,11 +9,13 @@ the two lists) are disjoint. Teaching ends when the model samples the right answ
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import torch
+from tiny_language import accuracy, language_model, teach
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 ASSETS = Path(__file__).parents[1] / "flowalign" / "assets"
 ALPHABET = "0123456789+-="
@@ -47,36 +49,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def language_model() -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=len(SPECIAL) + len(ALPHABET),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        max_position_embeddings=32,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config)
-
-
-@torch.no_grad()
-def accuracy(model: LlamaForCausalLM, tokens: PreTrainedTokenizerFast, rows: list[tuple[str, str, str]]) -> float:
-    """Share of sums to which a sample at temperature 1 is the right answer."""
-    inputs = tokens([prompt for prompt, _, _ in rows], padding=True, return_tensors="pt")
-    made = model.generate(
-        inputs.input_ids, attention_mask=inputs.attention_mask, max_new_tokens=5, do_sample=True, top_k=0
-    )
-    texts = tokens.batch_decode(made[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
-    return sum(text == answer for text, (_, answer, _) in zip(texts, rows, strict=True)) / len(rows)
+def untaught(tokens: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    return language_model(len(tokens), 32, tokens.eos_token_id)
 
 
 def main() -> None:
     torch.manual_seed(0)
-    parts, tokens, model = sums(), tokenizer(), language_model()
+    parts, tokens = sums(), tokenizer()
+    model = untaught(tokens)
     examples = [[*tokens(prompt + answer).input_ids, tokens.eos_token_id] for prompt, answer, _ in parts["taught"]]
     width = max(map(len, examples))
     ids = torch.tensor([row + [0] * (width - len(row)) for row in examples])
@@ -84,19 +64,9 @@ def main() -> None:
     answer = (ids == tokens.convert_tokens_to_ids("=")).cumsum(1).bool() & (ids != 0)
     answer[:, 1:] = answer[:, :-1].clone() & (ids[:, 1:] != 0)
     labels = ids.masked_fill(~answer, -100)
-    optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.01)
-    for step in range(1, STEPS + 1):
-        rows = torch.randint(len(ids), (BATCH,))
-        loss = model(ids[rows], attention_mask=(ids[rows] != 0).long(), labels=labels[rows]).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % 50 == 0:
-            share = accuracy(model, tokens, parts["heldout"])
-            print(f"step {step}: loss {loss.item():.3f}, exact match {share:.3f}", flush=True)
-            if share >= TARGET:
-                break
+    asked, answers = [prompt for prompt, _, _ in parts["heldout"]], [answer for _, answer, _ in parts["heldout"]]
+    measure = partial(accuracy, model, tokens, asked, answers, 5)
+    step, share = teach(model, ids, labels, STEPS, BATCH, RATE, measure, TARGET)
     folder = ASSETS / "tiny_lm"
     model.half().save_pretrained(folder)
     tokens.save_pretrained(folder)

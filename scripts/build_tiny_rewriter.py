@@ -16,11 +16,13 @@ has to find out which words make the right picture. Model and tokenizer go to fl
 import json
 import random
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
+from tiny_language import accuracy, language_model, teach
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from rewards.shapes import Request, Thing, all_requests, heldout_requests, train_requests
 
@@ -134,37 +136,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def language_model(words: int) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=words,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        max_position_embeddings=48,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=3,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config)
-
-
-@torch.no_grad()
-def accuracy(model: LlamaForCausalLM, tokens: PreTrainedTokenizerFast, rows: list[Row]) -> float:
-    """Share of loose requests of which a sample at temperature 1 is the prompt that was meant."""
-    inputs = tokens([text for text, *_ in rows], padding=True, return_tensors="pt")
-    made = model.generate(
-        inputs.input_ids, attention_mask=inputs.attention_mask, max_new_tokens=10, do_sample=True, top_k=0
-    )
-    texts = tokens.batch_decode(made[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
-    return sum(text == meant for text, (_, meant, *_) in zip(texts, rows, strict=True)) / len(rows)
-
-
 def main() -> None:
     torch.manual_seed(0)
     lists, tokens = parts(), tokenizer()
-    model = language_model(len(tokens))
+    model = language_model(len(tokens), 48, tokens.eos_token_id)
     asked = [tokens(text).input_ids for text, *_ in lists["taught"]]
     answers = [
         [*tokens(taught, add_special_tokens=False).input_ids, tokens.eos_token_id]
@@ -178,17 +153,9 @@ def main() -> None:
         ids[row, :both] = torch.tensor(question + answer)
         # the prompt and its end are learned, not the request
         labels[row, len(question) : both] = torch.tensor(answer)
-    optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.01)
-    for step in range(1, STEPS + 1):
-        rows = torch.randint(len(ids), (BATCH,))
-        loss = model(ids[rows], attention_mask=(ids[rows] != 0).long(), labels=labels[rows]).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % 50 == 0:
-            share = accuracy(model, tokens, lists["heldout"])
-            print(f"step {step}: loss {loss.item():.3f}, in the generator's words {share:.3f}", flush=True)
+    held, meant = [text for text, *_ in lists["heldout"]], [meant for _, meant, *_ in lists["heldout"]]
+    measure = partial(accuracy, model, tokens, held, meant, 10)
+    _, share = teach(model, ids, labels, STEPS, BATCH, RATE, measure, 1.0)
     folder = ASSETS / "tiny_rewriter"
     model.half().save_pretrained(folder)
     tokens.save_pretrained(folder)

@@ -1,5 +1,6 @@
 """GRPO on tokens: a fresh tiny language model through the trainer, and TRL's own step."""
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -38,17 +39,14 @@ def nothing(texts: list[str], prompts: list[str]) -> list[float]:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an untaught tiny language model and a list of sums."""
-    import importlib.util
-
-    path = Path(__file__).parents[3] / "scripts" / "build_tiny_lm.py"
-    spec = importlib.util.spec_from_file_location("build_tiny_lm", path)
-    assert spec and spec.loader
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parents[3] / "scripts")
+        script = importlib.import_module("build_tiny_lm")
     folder = tmp_path_factory.mktemp("world")
     torch.manual_seed(0)
-    script.language_model().save_pretrained(folder / "lm")
-    script.tokenizer().save_pretrained(folder / "lm")
+    tokens = script.tokenizer()
+    script.untaught(tokens).save_pretrained(folder / "lm")
+    tokens.save_pretrained(folder / "lm")
     lines = [json.dumps({"prompt": p, "answer": a, "category": c}) for p, a, c in script.sums()["train"][:40]]
     (folder / "sums.jsonl").write_text("\n".join(lines))
     return folder
