@@ -4,15 +4,15 @@ import ipaddress
 import logging
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import yaml
 from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
 from flowalign.errors import ConfigError
+from flowalign.files import read_yaml
 from flowalign.sections import Section, Weighted, parse
 from rewards.clip import PICK_SCORE, PICK_SCORE_PROCESSOR
 
@@ -41,14 +41,7 @@ class RewardFile(Section):
 
 def read(path: Path) -> RewardFile:
     """The rewards of a file; of a training configuration, only its `rewards` and `server` are read."""
-    try:
-        values: Any = yaml.safe_load(path.read_text())
-    except FileNotFoundError as error:
-        raise ConfigError(f"no configuration at {path}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError) as error:
-        raise ConfigError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no configuration: its top level must be keys and values")
+    values = read_yaml(path)
     if "model" in values:
         values = {key: values[key] for key in ("rewards", "server") if key in values}
     settings: RewardFile = parse(RewardFile, values)

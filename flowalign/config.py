@@ -9,6 +9,7 @@ from pydantic import Field
 
 from flowalign import registry
 from flowalign.errors import ConfigError
+from flowalign.files import read_yaml
 from flowalign.sections import (
     BaseConfig,
     Budget,
@@ -173,14 +174,7 @@ def recipe(name: str) -> Path:
 
 def _read(path: Path) -> dict[str, Any]:
     """The keys and values of a YAML file, on top of those of the file it `extends`."""
-    try:
-        values = yaml.safe_load(path.read_text())
-    except FileNotFoundError as error:
-        raise ConfigError(f"no configuration at {path}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError) as error:
-        raise ConfigError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no configuration: its top level must be keys and values")
+    values = read_yaml(path)
     base = values.pop("extends", None)
     return values if base is None else _merge(_read(path.parent / str(base)), values)
 

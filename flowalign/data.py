@@ -98,6 +98,7 @@ class Prompts:
         Raises:
             ConfigError: names the file and its line or row.
         """
+        cls.check_source(source)
         texts, metadata, beside = [], [], folder(source)
         for place, text, record in records(source, column, split, subset):
             cls.check(record, beside, place)
@@ -109,6 +110,10 @@ class Prompts:
                 f"{located(source)}: no {cls.called} is left" + (f" where {dict(where)}" if where else "")
             )
         return cls(texts, metadata)
+
+    @classmethod
+    def check_source(cls, source: str) -> None:
+        """Nothing: files, data sets and lists that are shipped all have prompts."""
 
     @classmethod
     def of(cls, given: PromptList) -> Self:
@@ -169,18 +174,10 @@ class Preferences(Prompts):
     called = "preference"
 
     @classmethod
-    def read(
-        cls,
-        source: str,
-        where: Mapping[str, Sequence[str]] | None = None,
-        column: str = "prompt",
-        split: str | None = None,
-        subset: str | None = None,
-    ) -> Self:
-        """As of `Prompts`; no list that is shipped has preferences."""
+    def check_source(cls, source: str) -> None:
+        """No list that is shipped has preferences."""
         if not (Path(source).is_file() or is_data_set(source)):
             raise ConfigError(f"no preferences at '{source}'; `flowalign gallery RUN --export FILE` writes them")
-        return super().read(source, where, column, split, subset)
 
     @staticmethod
     def check(record: dict[str, Any], folder: Path, place: str) -> None:
