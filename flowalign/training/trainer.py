@@ -190,15 +190,14 @@ class Trainer:
         The same on every process, though each counts its own work.
         """
         budget = self.config.training.budget
-        used = {"seconds": self.seconds, "forwards": self.policy.forwards, "reward_calls": self.actor.reward_calls}
-        everyone = {k: self.actor.gather(torch.tensor([float(n)], device=self.actor.device)) for k, n in used.items()}
         shares = [self.iteration / self.config.training.iterations]
         if budget.seconds is not None:
-            shares.append(everyone["seconds"].max().item() / budget.seconds)
-        if budget.forwards is not None:
-            shares.append(everyone["forwards"].sum().item() / budget.forwards)
-        if budget.reward_calls is not None:
-            shares.append(everyone["reward_calls"].sum().item() / budget.reward_calls)
+            seconds = self.actor.gather(torch.tensor([self.seconds], device=self.actor.device))
+            shares.append(seconds.max().item() / budget.seconds)
+        counts = self.actor.counts()
+        for name in ("forwards", "reward_calls"):
+            if getattr(budget, name) is not None:
+                shares.append(counts[name] / getattr(budget, name))
         return max(shares)
 
     def _iterate(self) -> dict[str, float]:
@@ -218,9 +217,8 @@ class Trainer:
         self._at("update")
         begin = time.perf_counter()
         metrics = experience.metrics | self.learner.learn(experience, self.iteration, done)
-        metrics |= {"forwards": self.policy.forwards, "reward_calls": self.actor.reward_calls}
         metrics["seconds/update"] = time.perf_counter() - begin
-        return metrics
+        return metrics | self.actor.counts()
 
     def evaluate(self) -> Evaluated | None:
         """Score the held-out prompts, and append the means to evaluations.jsonl."""

@@ -129,12 +129,16 @@ class Worker:
         """The largest of a number over the processes."""
         return int(self.gather(torch.tensor([count], device=self.device)).max())
 
+    def counts(self) -> dict[str, int]:
+        """`forwards` and `reward_calls` so far, of all processes, which call this together."""
+        own = torch.tensor([[self.policy.forwards, self.reward_calls]], device=self.device)
+        return dict(zip(("forwards", "reward_calls"), self.gather(own).sum(0).tolist(), strict=True))
+
     # What adapts, for the checkpoint
 
     def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-        """Tensors by file, and JSON; the counts are of all processes, which call this together."""
-        counts = self.gather(torch.tensor([[self.reward_calls, self.policy.forwards]], device=self.device)).sum(0)
-        return {}, dict(zip(("reward_calls", "forwards"), counts.tolist(), strict=True))
+        """Tensors by file, and JSON."""
+        return {}, dict(self.counts())
 
     def load_state(self, tensors: dict[str, dict[str, Tensor]], rest: dict[str, Any]) -> None:
         """The inverse of `state`; each process goes on from its share of the counts."""
