@@ -141,6 +141,13 @@ PIPELINES: dict[str, Tiny] = {
         masked=True,
         given=lambda images, mask: {"image": images, "mask_image": mask},
     ),
+    "flux_control": Tiny(
+        lambda: flux(diffusers.FluxControlPipeline, in_channels=16, out_channels=8),
+        SMALL,
+        {"max_sequence_length": 20},
+        images=1,
+        given=lambda images, mask: {"control_image": images[0]},
+    ),
     "flux2_reference": Tiny(
         lambda: flux2(levels=4),
         {"height": 64, "width": 96},

@@ -45,14 +45,16 @@ def kandinsky5_parts(**settings: Any) -> dict[str, Any]:
     }
 
 
-def kandinsky5_image() -> DiffusionPipeline:
+def kandinsky5_image(kind: type = diffusers.Kandinsky5T2IPipeline) -> DiffusionPipeline:
+    edits = kind is diffusers.Kandinsky5I2IPipeline
     # of scale 8, which the pipeline takes for granted
-    pipe = diffusers.Kandinsky5T2IPipeline(**kandinsky5_parts(), vae=vae(4, levels=4))
-    pipe.prompt_template, pipe.prompt_template_encode_start_idx, pipe.resolutions = "{}", 0, [(64, 32)]
+    pipe = kind(**kandinsky5_parts(visual_cond=edits), vae=vae(4, levels=4))
+    pipe.prompt_template = "".join(VISION[:3]) + "{}" if edits else "{}"
+    pipe.prompt_template_encode_start_idx, pipe.resolutions = 0, [(64, 32)]
     return pipe
 
 
-def kandinsky5_video() -> DiffusionPipeline:
+def kandinsky5_video(kind: type = diffusers.Kandinsky5T2VPipeline) -> DiffusionPipeline:
     autoencoder = diffusers.AutoencoderKLHunyuanVideo(
         latent_channels=4,
         block_out_channels=(8, 8, 8, 8),
@@ -60,12 +62,13 @@ def kandinsky5_video() -> DiffusionPipeline:
         norm_num_groups=2,
         mid_block_add_attention=False,
     )
-    pipe = diffusers.Kandinsky5T2VPipeline(**kandinsky5_parts(visual_cond=True), vae=autoencoder)
+    pipe = kind(**kandinsky5_parts(visual_cond=True), vae=autoencoder)
     pipe.prompt_template, pipe.prompt_template_encode_start_idx = "{}", 0
     return pipe
 
 
 PIPELINES: dict[str, Tiny] = {
+    # a schedule that ends in steps of little noise, by which float32's last bits are scored
     "kandinsky5_image": Tiny(
         kandinsky5_image,
         {"height": 32, "width": 64},
@@ -74,11 +77,26 @@ PIPELINES: dict[str, Tiny] = {
         alone=True,
         negative=True,
     ),
+    "kandinsky5_edit": Tiny(
+        lambda: kandinsky5_image(diffusers.Kandinsky5I2IPipeline),
+        {"height": 32, "width": 64},
+        {"max_sequence_length": 40},
+        images=1,
+        ratio=1e-4,
+        negative=True,
+    ),
     "kandinsky5_video": Tiny(
         kandinsky5_video,
         {"height": 16, "width": 32, "num_frames": 5},
         {"max_sequence_length": 20},
         alone=True,
+        negative=True,
+    ),
+    "kandinsky5_i2v": Tiny(
+        lambda: kandinsky5_video(diffusers.Kandinsky5I2VPipeline),
+        {"height": 16, "width": 32, "num_frames": 21},
+        {"max_sequence_length": 20},
+        images=1,
         negative=True,
     ),
 }

@@ -8,7 +8,7 @@ from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 from flowalign.policies.tiny_pipelines.parts import FLUX_SHIFT, WORDS, Tiny, flow, t5, tokenizer
 
 
-def ltx() -> DiffusionPipeline:
+def ltx(kind: type = diffusers.LTXPipeline) -> DiffusionPipeline:
     transformer = diffusers.LTXVideoTransformer3DModel(
         in_channels=8,
         out_channels=8,
@@ -37,7 +37,7 @@ def ltx() -> DiffusionPipeline:
     )
     autoencoder.latents_mean.normal_()
     autoencoder.latents_std.uniform_(0.5, 2)
-    return diffusers.LTXPipeline(
+    return kind(
         transformer=transformer,
         scheduler=flow(**FLUX_SHIFT),
         vae=autoencoder,
@@ -46,7 +46,7 @@ def ltx() -> DiffusionPipeline:
     )
 
 
-def ltx2() -> DiffusionPipeline:
+def ltx2(kind: type = diffusers.LTX2Pipeline) -> DiffusionPipeline:
     width = 32
     text = {
         "vocab_size": WORDS,
@@ -102,7 +102,7 @@ def ltx2() -> DiffusionPipeline:
     sound = diffusers.AutoencoderKLLTX2Audio(
         base_channels=4, ch_mult=(1,), num_res_blocks=1, resolution=32, latent_channels=2, mel_bins=8
     )
-    return diffusers.LTX2Pipeline(
+    return kind(
         transformer=transformer,
         scheduler=flow(**FLUX_SHIFT),
         vae=autoencoder,
@@ -123,5 +123,18 @@ def ltx2() -> DiffusionPipeline:
 
 PIPELINES: dict[str, Tiny] = {
     "ltx": Tiny(ltx, {"height": 32, "width": 64, "num_frames": 9}, {"max_sequence_length": 20}),
+    "ltx_i2v": Tiny(
+        lambda: ltx(diffusers.LTXImageToVideoPipeline),
+        {"height": 32, "width": 64, "num_frames": 9},
+        {"max_sequence_length": 20},
+        images=1,
+    ),
     "ltx2": Tiny(ltx2, {"height": 32, "width": 64, "num_frames": 5}, {"max_sequence_length": 20}),
+    "ltx2_i2v": Tiny(
+        lambda: ltx2(diffusers.LTX2ImageToVideoPipeline),
+        {"height": 32, "width": 64, "num_frames": 5},
+        {"max_sequence_length": 20},
+        images=1,
+        given=lambda images, mask: {"image": images[0], "image_crf": 0},
+    ),
 }

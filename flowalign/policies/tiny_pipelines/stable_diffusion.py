@@ -4,6 +4,7 @@ from typing import Any
 
 import diffusers
 from diffusers import DiffusionPipeline, PNDMScheduler
+from PIL.Image import Image
 
 from flowalign.policies.tiny_pipelines.parts import LAST_TEXT, SMALL, Tiny, clip, flow, t5, tokenizer, vae
 
@@ -36,12 +37,13 @@ def sd35() -> DiffusionPipeline:
     )
 
 
-def unet(**settings: Any) -> diffusers.UNet2DConditionModel:
+def unet(kind: type, **settings: Any) -> diffusers.UNet2DConditionModel:
+    """One that fills sees four channels of the picture and the mask too."""
     return diffusers.UNet2DConditionModel(
         block_out_channels=(8, 16),
         layers_per_block=1,
         sample_size=8,
-        in_channels=4,
+        in_channels=9 if "Inpaint" in kind.__name__ else 4,
         out_channels=4,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
@@ -61,12 +63,12 @@ def ddpm(prediction: str) -> PNDMScheduler:
     )
 
 
-def sd15(prediction: str = "epsilon") -> DiffusionPipeline:
-    return diffusers.StableDiffusionPipeline(
+def sd15(prediction: str = "epsilon", kind: type = diffusers.StableDiffusionPipeline) -> DiffusionPipeline:
+    return kind(
         vae=vae(4, levels=2),
         text_encoder=clip(),
         tokenizer=tokenizer(),
-        unet=unet(cross_attention_dim=32, attention_head_dim=2),
+        unet=unet(kind, cross_attention_dim=32, attention_head_dim=2),
         scheduler=ddpm(prediction),
         safety_checker=None,
         feature_extractor=None,
@@ -74,14 +76,15 @@ def sd15(prediction: str = "epsilon") -> DiffusionPipeline:
     )
 
 
-def sdxl(prediction: str = "epsilon") -> DiffusionPipeline:
-    return diffusers.StableDiffusionXLPipeline(
+def sdxl(prediction: str = "epsilon", kind: type = diffusers.StableDiffusionXLPipeline) -> DiffusionPipeline:
+    return kind(
         vae=vae(4, levels=2),
         text_encoder=clip(),
         tokenizer=tokenizer(),
         text_encoder_2=clip(True),
         tokenizer_2=tokenizer(),
         unet=unet(
+            kind,
             cross_attention_dim=64,
             attention_head_dim=(2, 4),
             use_linear_projection=True,
@@ -94,10 +97,20 @@ def sdxl(prediction: str = "epsilon") -> DiffusionPipeline:
     )
 
 
+def fills(images: list[Image], mask: Image | None) -> dict[str, Any]:
+    return {"image": images[0], "mask_image": mask, "strength": 1.0}
+
+
 PIPELINES: dict[str, Tiny] = {
     "sd35": Tiny(sd35, SMALL | {"height": 8, "width": 8}, {"max_sequence_length": 20}, unused=LAST_TEXT),
     "sd15": Tiny(sd15, SMALL),
+    "sd15_inpaint": Tiny(
+        lambda: sd15(kind=diffusers.StableDiffusionInpaintPipeline), SMALL, images=1, masked=True, given=fills
+    ),
     "sd2_v": Tiny(lambda: sd15("v_prediction"), SMALL),
     "sdxl": Tiny(sdxl, SMALL),
+    "sdxl_inpaint": Tiny(
+        lambda: sdxl(kind=diffusers.StableDiffusionXLInpaintPipeline), SMALL, images=1, masked=True, given=fills
+    ),
     "sdxl_v": Tiny(lambda: sdxl("v_prediction"), SMALL),
 }
