@@ -14,6 +14,7 @@ import flowalign
 from flowalign.commands_data import difficulty, prompts
 from flowalign.commands_judges import pair_questions, sift
 from flowalign.commands_rewards import reward_check, reward_server, train_reward
+from flowalign.commands_sample import sample
 from flowalign.errors import ConfigError, FlowalignError, nearest
 from flowalign.gallery.cli import gallery
 
@@ -91,39 +92,7 @@ def train(
         print(f"run folder: {trainer.folder}")
 
 
-@app.command()
-def sample(
-    model: Annotated[str, typer.Argument(help="A run's folder, or a model: folder, hub name, 'tiny_sd3'.")],
-    prompts: Annotated[list[str], typer.Argument(help="One or more prompts.")],
-    lora: Annotated[Path | None, typer.Option(help="Folder of LoRA weights to put on the model.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.")] = None,
-    guidance: Annotated[float | None, typer.Option(min=1, help="Classifier-free guidance scale.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the first picture.")] = 0,
-    count: Annotated[int, typer.Option(min=1, help="Pictures a prompt.")] = 1,
-    output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("samples"),
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-) -> None:
-    """Sample pictures, or a text run's texts, from a model or from what a run trained."""
-    from flowalign.gallery.samples import save_picture
-    from flowalign.launch import load_for_sampling
-    from flowalign.policies.language import LanguagePolicy
-
-    policy, sampling = load_for_sampling(model, lora, dtype)
-    arguments = sampling.arguments()
-    arguments |= {"steps": steps, "sigmas": None} if steps is not None else {}
-    arguments |= {"guidance": guidance} if guidance is not None else {}
-    texts = [prompt for prompt in prompts for _ in range(count)]
-    if isinstance(policy, LanguagePolicy):
-        if steps is not None or guidance is not None:
-            raise ConfigError("--steps, --guidance: of pictures, and this run trained a language model")
-        for prompt, completion in zip(texts, policy.make(texts, range(seed, seed + len(texts)), sampling), strict=True):
-            print(f"{prompt!r} -> {completion!r}")
-        return
-    rollout = policy.sample(texts, list(range(seed, seed + len(texts))), **arguments)
-    output.mkdir(parents=True, exist_ok=True)
-    for i, image in enumerate(policy.decode(rollout.trajectory.final)):
-        path = save_picture(image, output / f"{i:05d}-seed{seed + i}", "png")
-        print(f"{path}  {texts[i]}")
+app.command()(sample)
 
 
 @app.command("eval")

@@ -136,6 +136,7 @@ MODELS = {
     "flux": "flowalign.policies.families.flux:Flux",
     "flux_kontext": "flowalign.policies.families.flux:FluxKontext",
     "flux_fill": "flowalign.policies.families.flux:FluxFill",
+    "flux_control": "flowalign.policies.families.flux:FluxControl",
     "flux2": "flowalign.policies.families.flux2:Flux2",
     "flux2_klein": "flowalign.policies.families.flux2:Flux2Klein",
     "qwen_image": "flowalign.policies.families.qwen_image:QwenImage",
@@ -149,14 +150,20 @@ MODELS = {
     "wan": "flowalign.policies.families.wan:Wan",
     "wan_i2v": "flowalign.policies.families.wan:WanImageToVideo",
     "ltx": "flowalign.policies.families.ltx:LTX",
+    "ltx_i2v": "flowalign.policies.families.ltx:LTXImageToVideo",
     "ltx2": "flowalign.policies.families.ltx2:LTX2",
+    "ltx2_i2v": "flowalign.policies.families.ltx2:LTX2ImageToVideo",
     "hunyuan_image": "flowalign.policies.families.hunyuan:HunyuanImage",
     "hunyuan_video15": "flowalign.policies.families.hunyuan:HunyuanVideo15",
     "kandinsky5_image": "flowalign.policies.families.kandinsky5:Kandinsky5Image",
+    "kandinsky5_edit": "flowalign.policies.families.kandinsky5:Kandinsky5ImageEdit",
     "kandinsky5_video": "flowalign.policies.families.kandinsky5:Kandinsky5Video",
+    "kandinsky5_i2v": "flowalign.policies.families.kandinsky5:Kandinsky5ImageToVideo",
     "cogview4": "flowalign.policies.families.cogview4:CogView4",
     "stable_diffusion": "flowalign.policies.families.stable_diffusion:StableDiffusion",
+    "stable_diffusion_inpaint": "flowalign.policies.families.stable_diffusion:StableDiffusionInpaint",
     "sdxl": "flowalign.policies.families.stable_diffusion:SDXL",
+    "sdxl_inpaint": "flowalign.policies.families.stable_diffusion:SDXLInpaint",
 }
 
 TABLES: dict[str, dict[str, str]] = {

@@ -43,10 +43,12 @@ def check_sources(
     for source, count, prompt in zip(sources, counts, prompts, strict=True):
         if not fewest <= count <= most:
             takes = "one picture" if most == 1 else f"{fewest} to {most} pictures"
-            raise ConfigError(f"{name} takes {takes} a sample: 'image' in the line of the prompt {prompt!r}")
+            raise ConfigError(
+                f"{name} takes {takes} a sample: 'image' in the line of the prompt {prompt!r}, or --image"
+            )
         if source is not None and family.takes_mask != (source.mask is not None):
             wants = "needs a" if family.takes_mask else "takes no"
-            raise ConfigError(f"{name} {wants} 'mask' in the line of the prompt {prompt!r}")
+            raise ConfigError(f"{name} {wants} 'mask' in the line of the prompt {prompt!r}, or --mask")
         if count != counts[0]:
             raise ConfigError(f"the prompt {prompt!r} has {count} pictures and another {counts[0]}; give all as many")
     if counts and counts[0] and not {"height", "width"} <= call.keys():

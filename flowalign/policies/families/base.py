@@ -51,6 +51,8 @@ class Family:
     """fewest and most pictures that a sample is made from"""
     takes_mask: ClassVar[bool] = False
     """the picture is filled where a mask is white"""
+    one_each: ClassVar[bool] = False
+    """the call draws from the VAE's posterior, by each sample's seed, and so takes a picture for each sample"""
     encodes_images: ClassVar[bool] = False
     """a prompt is encoded together with its pictures"""
     beside_axis: ClassVar[int] = 1
@@ -139,7 +141,8 @@ class Family:
 
     def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
         """Arguments of the pipeline's call for `count` samples made from the same pictures, which have its size."""
-        return {"image": images[0]}
+        given = {"image": images[0]} if mask is None else {"image": images[0], "mask_image": mask}
+        return {name: [picture] * count for name, picture in given.items()} if self.one_each else given
 
     def beside(self, entering: Any, carried: Sequence[int]) -> Any:
         """What the network's input holds beside the latents, of a row a sample; None where there is nothing.

@@ -35,17 +35,28 @@ class FluxKontext(Flux):
         return {"image": images[0], "max_area": call["height"] * call["width"], "_auto_resize": False}
 
 
-class FluxFill(Flux):
-    """FLUX.1 Fill: makes the part of a picture that a mask shows; the rest and the mask stand beside the channels."""
+class FluxBeside(Flux):
+    """A picture stands beside the channels."""
 
-    pipelines = ("FluxFillPipeline",)
     images = (1, 1)
-    takes_mask = True
+    one_each = True
     beside_axis = 2
 
     def channels(self, denoiser: Any) -> int:
         return int(denoiser.config.out_channels) // 4
 
+
+class FluxFill(FluxBeside):
+    """FLUX.1 Fill: makes the part of a picture that a mask shows, from the rest and the mask."""
+
+    pipelines = ("FluxFillPipeline",)
+    takes_mask = True
+
+
+class FluxControl(FluxBeside):
+    """FLUX.1 Canny, Depth and their like: from a picture of edges or of depth."""
+
+    pipelines = ("FluxControlPipeline",)
+
     def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
-        # one each: they draw from the VAE's posterior, every sample by its own seed
-        return {"image": [images[0]] * count, "mask_image": [mask] * count}
+        return {"control_image": [images[0]] * count}

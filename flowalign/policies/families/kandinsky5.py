@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
+from torch.nn.functional import pad
 
 from flowalign.errors import ConfigError
 from flowalign.policies.families.base import Encoded, TrueGuidance, Video
@@ -21,6 +22,7 @@ class Kandinsky5(TrueGuidance):
     )
     shared = ("visual_rope_pos", "text_rope_pos", "scale_factor", "sta_mask")
     beside_axis = 4
+    one_each = True
     unpadded = True
 
     def channels(self, denoiser: Any) -> int:
@@ -53,8 +55,9 @@ class Kandinsky5Image(Kandinsky5):
     def check_size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> None:
         size = call.get("width", 1024), call.get("height", 1024)
         if size not in pipeline.resolutions:
+            name = type(pipeline).__name__
             works = ", ".join(f"{width}x{height}" for width, height in pipeline.resolutions)
-            raise ConfigError(f"Kandinsky5T2IPipeline cannot make width {size[0]} with height {size[1]}; {works} work")
+            raise ConfigError(f"{name} cannot make width {size[0]} with height {size[1]}; {works} work")
 
     def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
         return super().latents(pipeline, pixels)[:, :, None]
@@ -63,7 +66,51 @@ class Kandinsky5Image(Kandinsky5):
         return super().decode(pipeline, latents[:, :, 0])
 
 
+class Kandinsky5ImageEdit(Kandinsky5Image):
+    """Kandinsky 5, picture to picture: the source stands beside the channels, and the text encoder sees it too."""
+
+    pipelines = ("Kandinsky5I2IPipeline",)
+    images = (1, 1)
+    encodes_images = True
+
+
 class Kandinsky5Video(Kandinsky5, Video):
     """Kandinsky 5, text to video."""
 
     pipelines = ("Kandinsky5T2VPipeline",)
+
+
+class Kandinsky5ImageToVideo(Kandinsky5Video):
+    """Kandinsky 5, image to video: the first frame is given, with all its channels, and the others are sampled."""
+
+    pipelines = ("Kandinsky5I2VPipeline",)
+    images = (1, 1)
+    sampled: int
+    """channels of the latents"""
+
+    def check(self, pipeline: DiffusionPipeline) -> None:
+        self.sampled = self.channels(pipeline.transformer)
+
+    def check_size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> None:
+        super().check_size(pipeline, call)
+        # the pipeline evens the first four frames of the latents out with those after
+        fewest = 4 * pipeline.vae_scale_factor_temporal + 1
+        if call.get("num_frames", fewest) < fewest:
+            raise ConfigError(f"{type(pipeline).__name__} cannot make fewer frames than num_frames {fewest}")
+
+    def beside(self, entering: Any, carried: Sequence[int]) -> Any:
+        return entering[:, :1]
+
+    def given(self, beside: Any) -> Tensor | None:
+        return self.unpack(beside[..., : self.sampled], ())
+
+    def network_input(self, latents: Tensor, beside: Any) -> Any:
+        return torch.cat([beside, pad(latents, (0, beside.shape[4] - self.sampled))], 1)
+
+    def predicted(self, output: Tensor, count: int) -> Tensor:
+        return output[:, -count:]
+
+    def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
+        # each by itself: the statistics of the later frames are taken over a whole batch
+        even = [pipeline.normalize_first_frame(self.pack(video)) for video in latents.split(1)]
+        return super().decode(pipeline, self.unpack(torch.cat(even), ()))

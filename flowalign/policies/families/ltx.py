@@ -1,6 +1,7 @@
 """LTX-Video."""
 
 import inspect
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,3 +50,31 @@ class LTX(Tokens, VideoVAE):
         # a VAE that also denoises is asked not to, as the pipeline does by default
         timestep = torch.zeros(len(latents)).to(latents) if vae.config.timestep_conditioning else None
         return vae.decode((latents * std + mean).to(vae.dtype), timestep, return_dict=False)[0]
+
+
+class LTXImageToVideo(LTX):
+    """LTX-Video, image to video: the first frame is given, and only the others meet the scheduler, as videos."""
+
+    pipelines = ("LTXImageToVideoPipeline",)
+    images = (1, 1)
+    one_each = True
+
+    def beside(self, entering: Any, carried: Sequence[int]) -> Any:
+        height, width = carried[3:]
+        return super().unpack(entering[:, : height * width], (1, height, width))
+
+    def given(self, beside: Any) -> Tensor | None:
+        return beside
+
+    def unpack(self, latents: Tensor, size: Sequence[int]) -> Tensor:
+        # tokens are the network's, of the first frame too
+        return latents if latents.dim() == 5 else super().unpack(latents[:, -math.prod(size) :], size)
+
+    def pack(self, latents: Tensor) -> Tensor:
+        return latents
+
+    def network_input(self, latents: Tensor, beside: Any) -> Any:
+        return super().pack(torch.cat([beside, latents], 2))
+
+    def predicted(self, output: Tensor, count: int) -> Tensor:
+        return output

@@ -1,11 +1,13 @@
 """LTX-2: video with sound."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from diffusers import DiffusionPipeline
+from PIL.Image import Image
 
 from flowalign.errors import ConfigError
-from flowalign.policies.families.ltx import LTX
+from flowalign.policies.families.ltx import LTX, LTXImageToVideo
 
 
 class LTX2(LTX):
@@ -26,3 +28,12 @@ class LTX2(LTX):
         alike = ("guidance_scale", "audio_guidance_scale")
         rest = {"stg_scale": 0.0, "modality_scale": 1.0, "guidance_rescale": 0.0}
         return dict.fromkeys(alike, guidance) | rest | dict.fromkeys([f"audio_{name}" for name in rest])
+
+
+class LTX2ImageToVideo(LTXImageToVideo, LTX2):
+    """LTX-2, picture to video and sound; the picture enters as it is, without the pipeline's H.264 compression."""
+
+    pipelines = ("LTX2ImageToVideoPipeline",)
+
+    def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
+        return super().sources(images, mask, count, call) | {"image_crf": 0}

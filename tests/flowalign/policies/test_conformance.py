@@ -21,8 +21,8 @@ from flowalign.policies.tiny_pipelines import PIPELINES, Tiny, build
 from samplers import All, cps, ddim, flow_sde
 from samplers import ode as euler
 
-# of different lengths
-PROMPTS = ["a red circle", "two blue squares", "a red circle", "a green triangle above a blue circle"]
+# of different lengths; two of one group, which a call makes together where it makes no others
+PROMPTS = ["a red circle", "a red circle", "two blue squares", "a green triangle above a blue circle"]
 SEEDS = [4, 5, 6, 7]
 STEPS = 4
 EVERY_STEP = All().etas(STEPS, 0.7, 0, 0)
@@ -60,8 +60,8 @@ def tiny(name: str, pictures: list[str]) -> Tiny:
     if not made.images:
         return made
     mask = pictures[4] if made.masked else None
-    # the third as the first
-    sources = [Source(tuple(pictures[(i + n) % 4] for n in range(made.images)), mask) for i in (0, 1, 0, 2)]
+    # the second as the first
+    sources = [Source(tuple(pictures[(i + n) % 4] for n in range(made.images)), mask) for i in (0, 0, 1, 2)]
     return dataclasses.replace(made, sources=sources)
 
 
