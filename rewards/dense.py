@@ -82,11 +82,21 @@ class ValueHead(nn.Module):
         return self.value(features)[:, 0]
 
     def distill(
-        self, x: Tensor, sigma: Tensor, condition: Tensor, value: Tensor, optimizer: torch.optim.Optimizer
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        condition: Tensor,
+        value: Tensor,
+        optimizer: torch.optim.Optimizer,
+        generator: torch.Generator,
     ) -> Tensor:
-        """One pass of squared-error steps over exact values [N]; returns the mean loss before them, a scalar."""
+        """One pass of squared-error steps over exact values [N], in a random order of the generator's.
+
+        Returns:
+            the mean loss before them, a scalar.
+        """
         losses = []
-        for rows in torch.randperm(len(value)).split(128):
+        for rows in torch.randperm(len(value), generator=generator).split(128):
             loss = ((self(x[rows], sigma[rows], condition[rows]) - value[rows]) ** 2).mean()
             optimizer.zero_grad()
             loss.backward()

@@ -209,7 +209,7 @@ class Actor(Worker):
             assert exact is not None
             return exact
         if estimator.kind == "learned":
-            values = self._predicted(rollout, final, exact)
+            values = self._predicted(rollout, batch.iteration, final, exact)
         else:
             values = self._completed(rollout, batch, final, estimator.count, estimator.order)
         if exact is not None:
@@ -229,8 +229,8 @@ class Actor(Worker):
         scores = self.score(images, batch, made.samples[extra].tolist(), made.steps[extra].tolist())
         return torch.cat([final, scores.value])[made.index.cpu()]
 
-    def _predicted(self, rollout: Rollout, final: Tensor, exact: Tensor | None) -> Tensor:
-        """[B, T + 1] values by the learned head, which learns the exact ones where they are given."""
+    def _predicted(self, rollout: Rollout, iteration: int, final: Tensor, exact: Tensor | None) -> Tensor:
+        """[B, T + 1] values by the learned head, which learns the exact ones of all processes where they are given."""
         trajectory = rollout.trajectory
         batch, states = trajectory.latents.shape[:2]
         condition = self._condition(rollout)
@@ -243,8 +243,11 @@ class Actor(Worker):
         with torch.no_grad():
             values = self._head(x, sigma, condition).unflatten(0, (batch, states)).cpu()
         if exact is not None:
+            # every process learns the same, so that there is one head
             target = exact.flatten().to(self.device)
-            loss = self._head.distill(x, sigma, condition, target, self._head_optimizer)
+            x, sigma, condition, target = (self.gather(values) for values in (x, sigma, condition, target))
+            generator = torch.Generator().manual_seed(derive_seed(self.config.training.seed, iteration, 4))
+            loss = self._head.distill(x, sigma, condition, target, self._head_optimizer, generator)
             self.metrics["dense/head_loss"] = loss.item()
         # the last state's reward is known
         values[:, -1] = final
@@ -255,7 +258,9 @@ class Actor(Worker):
         return self.policy.prompt_vectors(rollout.prompts, rollout.sources).to(self.device)
 
     def _new_head(self, channels: int, condition_size: int) -> None:
-        self._head = ValueHead(channels, condition_size).to(self.device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.config.training.seed)
+            self._head = ValueHead(channels, condition_size).to(self.device)
         self._head_optimizer = torch.optim.Adam(self._head.parameters(), 1e-3)
 
     # Other processes
