@@ -4,8 +4,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from flowalign import registry
 from flowalign.errors import ConfigError
-from flowalign.sections import BaseConfig, Heldout, Network, Section
+from flowalign.sections import BaseConfig, Heldout, Named, Network, Section
 
 
 class TextModel(Network):
@@ -24,7 +25,7 @@ class TextModel(Network):
 
 class TextSampling(Section):
     max_new_tokens: int = Field(256, ge=1)
-    """where a text without an end is cut"""
+    """where a text without an end is cut; with an environment, a turn"""
     temperature: float = Field(1.0, ge=0)
     """0 takes the most probable token"""
     batch_size: int = Field(64, ge=1)
@@ -40,6 +41,13 @@ class TextRollouts(TextSampling):
     """what samples: the model's own generate, or vLLM (extra `vllm`; with algorithm.off_policy; never run here)"""
     engine_memory: float = Field(0.3, gt=0, lt=1)
     """share of the GPU's memory for vLLM"""
+
+
+class Turns(Named):
+    """What the model takes turns with, in rollouts and evaluations; further keys are the environment's own settings."""
+
+    turns: int = Field(8, ge=1)
+    """after which an episode is over"""
 
 
 class TextEvaluation(TextSampling, Heldout):
@@ -60,8 +68,16 @@ class TextConfig(BaseConfig):
 
     medium = "text"
     model: TextModel
+    environment: Turns | None = None
+    """`flowalign list environments`; a dotted path names your own"""
     rollout: TextRollouts = TextRollouts()
     evaluation: TextEvaluation = TextEvaluation()
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a sample may have, at most."""
+        turns = 1 if self.environment is None else self.environment.turns
+        return self.rollout.max_new_tokens * turns
 
     def check_sampling(self, groups: int) -> None:
         if self.rollout.temperature == 0:
@@ -70,6 +86,12 @@ class TextConfig(BaseConfig):
             raise ConfigError("model.padding: prompts with pictures are padded on the left; model.padding=left works")
         if self.model.images and self.data.replay is not None:
             raise ConfigError("data.replay: groups are kept without the pictures their prompts show; null works")
+        if self.environment is not None:
+            registry.check("environments", self.environment.name, self.environment.settings, "environment")
+            if self.model.images:
+                raise ConfigError("environment: turns are taken with texts alone; model.images=false works")
+            if self.rollout.engine == "vllm":
+                raise ConfigError("environment: turns are sampled by transformers; rollout.engine=transformers works")
         if self.rollout.engine == "vllm":
             if self.model.images:
                 raise ConfigError("rollout.engine: vllm is given texts alone; transformers works with model.images")

@@ -91,6 +91,7 @@ REWARDS = {
     "text_judge": "rewards.judges.text:TextJudge",
     "text_pairwise": "rewards.judges.text:PairwiseTextJudge",
     "thought_prm": "rewards.judges.text:ThoughtPRM",
+    "environment": "rewards.text.turns:Environment",
     "compared": "flowalign.compared:Compared",
     "picture": "flowalign.rendering:Rendered",
 }
@@ -131,6 +132,7 @@ SELECTIONS = {
     "mopps": "flowalign.selection.mopps:MoPPS",
     "sec": "flowalign.selection.sec:SEC",
 }
+ENVIRONMENTS = {"higher_lower": "flowalign.environments.higher_lower:HigherLower"}
 MODELS = {
     "sd3": "flowalign.policies.families.sd3:SD3",
     "flux": "flowalign.policies.families.flux:Flux",
@@ -175,6 +177,7 @@ TABLES: dict[str, dict[str, str]] = {
     "advantages": ADVANTAGES,
     "losses": LOSSES,
     "selections": SELECTIONS,
+    "environments": ENVIRONMENTS,
 }
 
 

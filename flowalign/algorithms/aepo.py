@@ -44,6 +44,7 @@ class AEPO(Imitating):
             [batch.prompts[row] for row in rows],
             # of the start noise, which texts have none of: other draws than the samples'
             [batch.seeds[row] for row in rows],
+            metadata=[batch.metadata[row] for row in rows],
             **sampling.arguments() | {"temperature": temperature},
         )
         right = actor.score(actor.policy.decode(further), batch, rows).value.to(actor.device) > 0.5

@@ -41,6 +41,7 @@ class CHORD(Imitating):
 
     Settings = CHORDSettings
     settings: CHORDSettings
+    takes_turns = False
 
     def __init__(self, settings: CHORDSettings) -> None:
         super().__init__(settings)

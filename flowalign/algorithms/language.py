@@ -110,6 +110,8 @@ class LanguageAlgorithm(base.Algorithm[Experience]):
     settings: LanguageSettings
     medium = "text"
     refills = True
+    takes_turns: ClassVar[bool] = True
+    """every text is sampled, so that it may be an episode with an environment"""
     headline = "reward/mean"
     unit = "texts"
 
@@ -120,6 +122,11 @@ class LanguageAlgorithm(base.Algorithm[Experience]):
         self.whole_groups = settings.loss.name in WHOLE_GROUPS
 
     def check(self, config: Any) -> None:
+        if config.environment is not None and not self.takes_turns:
+            raise ConfigError(
+                f"algorithm: '{config.algorithm.name}' learns from demonstrations, which are texts without turns; with "
+                "an environment grpo works"
+            )
         if self.settings.off_policy is not None and (config.data.dynamic_sampling or config.data.replay):
             raise ConfigError("algorithm.off_policy: weighs one rollout; data.dynamic_sampling and replay go without")
         if config.rollout.engine == "vllm" and self.settings.off_policy is None:
@@ -161,7 +168,7 @@ class LanguageAlgorithm(base.Algorithm[Experience]):
         record.reward = self.rewards(actor, batch, record)
         ended = actor.gather(rollout.ended)
         counted = record.mask & ended[:, None] if self.settings.mask_truncated else record.mask
-        weight = action_weights(counted, self.settings.aggregation, actor.config.rollout.max_new_tokens)
+        weight = action_weights(counted, self.settings.aggregation, actor.config.longest)
         weight = weight * len(record.group)
         if self.settings.entropy_share < 1:
             weight = weight * uncertain(record.entropy, counted, self.settings.entropy_share)

@@ -38,6 +38,7 @@ class PrefixRFT(language.LanguageAlgorithm):
 
     Settings = PrefixRFTSettings
     settings: PrefixRFTSettings
+    takes_turns = False
     refills = False
     done = 0.0
 

@@ -33,6 +33,7 @@ class ReLIFT(Imitating):
 
     Settings = ReLIFTSettings
     settings: ReLIFTSettings
+    takes_turns = False
 
     def examples(self, actor: "TextActor", experience: language.Experience) -> Examples:
         s, batch = self.settings, experience.batch

@@ -33,6 +33,7 @@ class ViSurf(language.LanguageAlgorithm):
 
     Settings = ViSurfSettings
     settings: ViSurfSettings
+    takes_turns = False
 
     def rollout(self, actor: "TextActor", batch: Batch) -> TextRollout:
         last = last_members(batch)

@@ -139,34 +139,46 @@ def ngrpo(record: Record, *, max_reward: float = 1.0, eps: Positive = 1e-6) -> T
 def gigpo(
     record: Record, *, weight: Share = 1.0, gamma: Annotated[float, Field(gt=0, le=1)] = 0.95, scale: Scale = "group"
 ) -> Tensor:
-    """GiGPO (arXiv 2505.10978, eq. 8): A = A_episode + weight * A_step. -> [B, T]
+    """GiGPO (arXiv 2505.10978, eq. 3 to 8, and the authors' code): A = A_episode + weight * A_step. -> [B, T]
 
-    A_step compares the discounted returns of actions that members of a group took in one and the same state.
+    A_step compares the discounted returns of turns that members of a group took in one and the same state; all actions
+    of a turn get the turn's. Without turns every action is one.
 
     Args:
-        record: with `state`; a reward [B] is earned by a row's last action.
-        gamma: discount of the step returns.
+        record: with `state`, alike on the actions of a turn. Rewards are `steps`, a reward [B, T], or one [B] that is
+            earned by a row's last turn.
+        gamma: discount of the returns, from turn to turn.
         scale: of both parts; the authors' default divides by nothing where variance is noisy ('none').
     """
     if record.state is None:
         raise ValueError("gigpo compares actions in one and the same state, which this rollout does not name")
-    mask = record.mask
-    total = record.reward if record.reward.dim() == 1 else record.reward.where(mask, 0).sum(1)
-    episode = group_advantage(total, record.group, scale, eps=1e-6, unbiased=True)
-    after = mask.flip(1).cumsum(1).flip(1) - 1
-    if record.reward.dim() == 1:
-        returns = record.reward[:, None] * gamma**after
+    mask, reward = record.mask, record.reward
+    alone = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
+    turn = (alone if record.turn is None else record.turn).where(mask, 0)
+    taken = _by_turn(mask.to(record.log_prob.dtype), turn) > 0
+    if record.steps is not None:
+        earned = _by_turn(record.steps.nan_to_num().where(mask, 0), turn)
+    elif reward.dim() == 2:
+        earned = _by_turn(reward.where(mask, 0), turn)
     else:
-        returns, later = torch.zeros_like(record.reward), torch.zeros_like(total)
-        for t in reversed(range(mask.shape[1])):
-            later = (record.reward[:, t] + gamma * later).where(mask[:, t], later)
-            returns[:, t] = later
+        earned = reward[:, None] * (torch.arange(taken.shape[1], device=mask.device) == turn.amax(1, keepdim=True))
+    episode = group_advantage(earned.sum(1), record.group, scale, eps=1e-6, unbiased=True)
+    returns, later = torch.zeros_like(earned), torch.zeros_like(earned[:, 0])
+    for k in reversed(range(taken.shape[1])):
+        later = torch.where(taken[:, k], earned[:, k] + gamma * later, later)
+        returns[:, k] = later
     # the group and the state within it, as one number
     _, own = record.group.unique(return_inverse=True)
     state = own[:, None] * (record.state.max() + 1) + record.state
+    states = torch.zeros_like(taken, dtype=torch.long).scatter_reduce(1, turn, state.where(mask, 0), "amax")
     steps = torch.zeros_like(returns)
-    steps[mask] = group_advantage(returns[mask], state[mask], scale, eps=1e-6, unbiased=True)
-    return (episode[:, None] + weight * steps).where(mask, 0)
+    steps[taken] = group_advantage(returns[taken], states[taken], scale, eps=1e-6, unbiased=True)
+    return (episode[:, None] + weight * steps.gather(1, turn)).where(mask, 0)
+
+
+def _by_turn(values: Tensor, turn: Tensor) -> Tensor:
+    """[B, K] sums over the actions of each turn, from [B, T]."""
+    return values.new_zeros(len(values), int(turn.max()) + 1).scatter_add(1, turn, values)
 
 
 def process(

@@ -33,6 +33,8 @@ class Record:
     """[B, T] integers: actions of one number were taken in one and the same state"""
     steps: Tensor | None = None
     """[B, T] rewards of the steps that end with these actions, NaN elsewhere, where rewards know of steps"""
+    turn: Tensor | None = None
+    """[B, T] integers from 0: actions of one number in a row are one turn; None: each is one of its own"""
 
 
 class Scored(Protocol):

@@ -1,5 +1,6 @@
 """Texts that a language policy did not write, or not all of: as rollouts, with its log-probabilities."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -97,14 +98,16 @@ def _written(
 def at_tokens(policy: LanguagePolicy, rollout: TextRollout, steps: Sequence[Steps]) -> Tensor:
     """[B, T] rewards of steps at the tokens that they end with, NaN elsewhere; several at one token add up.
 
-    A step that ends with the text ends with the row's last token, its end token if it has one.
+    They are sampled tokens. A step that ends with the text, or with a turn, ends with its end token if it has one.
     """
     made = torch.full(rollout.mask.shape, torch.nan)
     for row, own in enumerate(steps):
-        tokens = rollout.completion_ids[row][rollout.mask[row]].tolist()
-        ends = characters(policy, tokens)
+        ends = characters(policy, rollout.completion_ids[row][rollout.present[row]].tolist())
+        places = rollout.mask[row].nonzero()[:, 0].tolist()
+        reached = [ends[place] for place in places]
         for end, value in own:
-            place = len(tokens) - 1 if end >= ends[-1] else next(t for t, reached in enumerate(ends) if reached >= end)
+            first = min(bisect_left(reached, end), len(reached) - 1)
+            place = places[bisect_right(reached, reached[first]) - 1]
             made[row, place] = made[row, place].nan_to_num() + value
     return made.to(policy.device)
 

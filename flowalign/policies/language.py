@@ -223,7 +223,7 @@ class LanguagePolicy(Policy):
         """
         prompt_mask, mask = rollout.prompt_mask[rows], rollout.mask[rows]
         ids = torch.cat([rollout.prompt_ids[rows], rollout.completion_ids[rows]], 1)
-        attention = torch.cat([prompt_mask, mask], 1)
+        attention = torch.cat([prompt_mask, rollout.present[rows]], 1)
         width, length = prompt_mask.shape[1], mask.shape[1]
         # the place of each token's predecessor, whose output predicts it
         before = torch.arange(width - 1, width + length - 1, device=ids.device).expand(len(rows), -1)

@@ -2,16 +2,27 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from PIL.Image import Image
 from torch import Tensor
 
 
+class Taken(NamedTuple):
+    """A turn with an environment."""
+
+    reward: float
+    state: str
+    """that it was taken in"""
+
+
 @dataclass
 class TextRollout:
-    """B prompts and their sampled completions. A completion's end token belongs to it."""
+    """B prompts and their sampled completions. A completion's end token belongs to it.
+
+    With an environment a completion is an episode: the model's turns, and after each the environment's answer.
+    """
 
     prompts: list[str]
     prompt_ids: Tensor
@@ -21,7 +32,7 @@ class TextRollout:
     completion_ids: Tensor
     """[B, T], padded on the right"""
     mask: Tensor
-    """[B, T] bool"""
+    """[B, T] bool: the tokens that were sampled"""
     log_prob: Tensor
     """[B, T] float32 of the tokens when they were sampled, at the temperature they were sampled with"""
     entropy: Tensor
@@ -31,6 +42,20 @@ class TextRollout:
     temperature: float
     pictures: list[list[Image]] = field(default_factory=list)
     """[B] those that each prompt shows; empty for a model without eyes"""
+    turn: Tensor = field(default_factory=lambda: torch.empty(0))
+    """[B, T] integers: the turn that each token is of, the environment's answer to it included; -1 is padding. Default:
+    all that was sampled is one turn"""
+    episodes: list[list[Taken]] = field(default_factory=list)
+    """[B] the turns of each row; empty without an environment"""
+
+    def __post_init__(self) -> None:
+        if self.turn.numel() == 0:
+            self.turn = self.mask.long() - 1
+
+    @property
+    def present(self) -> Tensor:
+        """[B, T] bool: all that is no padding."""
+        return self.turn >= 0
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -38,18 +63,21 @@ class TextRollout:
     def __getitem__(self, rows: Tensor) -> "TextRollout":
         """Some of the rows, [N] indices."""
         numbers = rows.tolist()
-        pictures = [self.pictures[i] for i in numbers] if self.pictures else []
-        return self._mapped([self.prompts[i] for i in numbers], pictures, lambda values: values[rows])
+        listed: dict[str, Any] = {
+            name: [values[i] for i in numbers] if values else [] for name, values in self._listed().items()
+        }
+        return TextRollout(temperature=self.temperature, **listed, **self._mapped(lambda values: values[rows]))
 
     def to(self, device: torch.device | str) -> "TextRollout":
         """The same on another device."""
-        return self._mapped(self.prompts, self.pictures, lambda values: values.to(device))
+        mapped = self._mapped(lambda values: values.to(device))
+        return TextRollout(temperature=self.temperature, **self._listed(), **mapped)
 
-    def _mapped(
-        self, prompts: list[str], pictures: list[list[Image]], function: Callable[[Tensor], Tensor]
-    ) -> "TextRollout":
-        tensors = {f.name: function(getattr(self, f.name)) for f in fields(self) if f.type is Tensor}
-        return TextRollout(prompts, temperature=self.temperature, pictures=pictures, **tensors)
+    def _listed(self) -> dict[str, Any]:
+        return {"prompts": self.prompts, "pictures": self.pictures, "episodes": self.episodes}
+
+    def _mapped(self, function: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        return {f.name: function(getattr(self, f.name)) for f in fields(self) if f.type is Tensor}
 
     @staticmethod
     def cat(parts: Sequence["TextRollout"], padding: int) -> "TextRollout":
@@ -80,4 +108,6 @@ class TextRollout:
             torch.cat([part.ended for part in parts]),
             parts[0].temperature,
             [shown for part in parts for shown in part.pictures],
+            widened("turn", length, -1),
+            [own for part in parts for own in part.episodes],
         )

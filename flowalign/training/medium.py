@@ -1,18 +1,21 @@
 """What differs between training on pictures and on text: which policy, which actor, and what is kept to look at."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 
+from flowalign import registry
 from flowalign.algorithms.base import Algorithm
 from flowalign.data import Prompts, shipped
 from flowalign.files import write_atomically
 from flowalign.gallery.samples import save_samples
 from flowalign.policies import DiffusersPolicy
 from flowalign.policies.language import LanguagePolicy
+from flowalign.policies.turns import AgentPolicy
 from flowalign.policies.vision_language import VisionLanguagePolicy
 from flowalign.rendering import renderer
 from flowalign.training.actor import Actor
@@ -70,9 +73,13 @@ class Texts:
         path = shipped(model.path)
         if model.images:
             return VisionLanguagePolicy.from_pretrained(path, model.dtype, device, system=model.system)
-        return LanguagePolicy.from_pretrained(
-            path, model.dtype, device, padding=model.padding, chat=model.chat, system=model.system
-        )
+        settings = {"padding": model.padding, "chat": model.chat, "system": model.system}
+        taken = config.environment
+        if taken is None:
+            return LanguagePolicy.from_pretrained(path, model.dtype, device, **settings)
+        kind = registry.resolve("environments", taken.name, "environment")
+        made = partial(kind, **registry.check("environments", taken.name, taken.settings, "environment"))
+        return AgentPolicy.from_pretrained(path, model.dtype, device, **settings, environment=made, turns=taken.turns)
 
     @staticmethod
     def actor(config: Any, policy: Any, reward: Reward, accelerator: Accelerator) -> TextActor:

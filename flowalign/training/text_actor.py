@@ -11,9 +11,11 @@ from torch import Tensor
 from flowalign.config_text import TextConfig
 from flowalign.core.record import Record
 from flowalign.data import Batch, shipped
+from flowalign.errors import ConfigError
 from flowalign.policies.given import at_tokens
 from flowalign.policies.language import LanguagePolicy
 from flowalign.policies.text_rollout import TextRollout
+from flowalign.policies.turns import AgentPolicy
 from flowalign.policies.vllm import Engine
 from flowalign.training.worker import Worker
 from rewards import Reward, Scores
@@ -28,6 +30,8 @@ class TextActor(Worker):
 
     def __init__(self, config: TextConfig, policy: LanguagePolicy, reward: Reward, accelerator: Accelerator) -> None:
         super().__init__(config, policy, reward, accelerator)
+        if config.environment is not None and not isinstance(policy, AgentPolicy):
+            raise ConfigError("environment: the policy that was handed in takes no turns; an AgentPolicy does")
         self._engine: Engine | None = None
         policy.bind(reward)
 
@@ -89,11 +93,12 @@ class TextActor(Worker):
             entropy=everyone(rollout.entropy),
             baseline=None if baseline is None else self.gather(baseline.to(self.device)),
             steps=None if scores.steps is None else everyone(at_tokens(self.policy, rollout, scores.steps)),
+            turn=everyone(rollout.turn) if rollout.episodes else None,
         )
 
     def states(self, rollout: TextRollout, batch: Batch) -> Tensor:
-        """`states` of all processes; a group is on one process, so that its numbers belong together."""
-        made = states(rollout, batch.group)
+        """`states`, or those of turns, of all processes; a group is on one, so that its numbers belong together."""
+        made = (states_of_turns if rollout.episodes else states)(rollout, batch.group)
         return self._everyone(made, self.largest(made.shape[1]))
 
     def _everyone(self, values: Tensor, length: int) -> Tensor:
@@ -113,4 +118,14 @@ def states(rollout: TextRollout, group: Sequence[int]) -> Tensor:
             state = numbers.setdefault(before, len(numbers))
             made[row, t] = state
             before = (state, tokens[t])
+    return made.to(rollout.mask.device)
+
+
+def states_of_turns(rollout: TextRollout, group: Sequence[int]) -> Tensor:
+    """[B, T] numbers of what each turn was taken in, on all its tokens: one number where the environment names one."""
+    numbers: dict[tuple[int, str], int] = {}
+    made = torch.zeros(rollout.mask.shape, dtype=torch.long)
+    for row, (turns, number) in enumerate(zip(rollout.episodes, group, strict=True)):
+        for turn, taken in enumerate(turns):
+            made[row, (rollout.turn[row] == turn).cpu()] = numbers.setdefault((number, taken.state), len(numbers))
     return made.to(rollout.mask.device)

@@ -11,6 +11,7 @@ from rewards.base import Reward, RewardError, Scores, Spec, Steps, groups, score
 from rewards.compose import Composition
 from rewards.text.model import AsksModel, CausalModel
 from rewards.text.process import clip_bound, delta_bound, gated, implicit_reward, information_gain, trust_weight
+from rewards.text.turns import Transcript
 from rewards.text.verifiers import answers
 
 LINES = r"\n+"
@@ -69,11 +70,14 @@ class ImplicitPRM:
 class InformationGain(AsksModel):
     """What each turn added to the probability of the right answer; the last turn gets the outcome (IGPO, 2510.14967).
 
+    With an environment, the answer's probability is asked for where a turn begins, after what the environment answered
+    to the one before, as in the authors' code. Without one a text's steps count as turns.
+
     Args:
-        reward: the outcome, a verifier.
+        reward: the outcome: a verifier, or what the `environment` paid.
         model: default the one that is trained, as published.
         key: of the right answer in the metadata.
-        separator: a regular expression of what ends a turn.
+        separator: a regular expression of what ends a turn, without an environment.
         lead: comes before the answer.
     """
 
@@ -95,17 +99,28 @@ class InformationGain(AsksModel):
         right = answers(self.name, prompts, metadata, self.key)
         steps = []
         for text, prompt, answer, verdict in zip(images, prompts, right, outcome.tolist(), strict=True):
-            ends = step_ends(text, self.separator)
-            gains = information_gain(self._likelihood(prompt, text, [0, *ends[:-1]], answer)[None])[0]
+            if isinstance(text, Transcript):
+                ends = [turn.end for turn in text.turns]
+                contexts = self._before_turns(prompt, text)
+            else:
+                ends = step_ends(text, self.separator)
+                begun = self.model.begin(prompt)
+                contexts = [begun + self.model.tokens(text[:end] + self.lead) for end in [0, *ends[:-1]]]
+            gains = information_gain(self._likelihood(contexts, answer)[None])[0]
             steps.append(list(zip(ends, [*gains.tolist(), verdict], strict=True)))
         values, _ = step_values(steps)
         return Scores(values.sum(1), {self.reward.name: outcome}, steps)
 
-    def _likelihood(self, prompt: str, text: str, ends: Sequence[int], answer: str) -> Tensor:
-        """[len(ends)] geometric mean probability of the answer's tokens after the text so far."""
+    def _before_turns(self, prompt: str, text: Transcript) -> list[list[int]]:
+        """Token ids before the answer where each turn begins; a frozen model has its own."""
         model = self.model
-        contexts = [model.begin(prompt) + model.tokens(text[:end] + self.lead) for end in ends]
-        values, _ = model.log_probs(contexts, [model.tokens(answer)] * len(ends))
+        if self.frozen:
+            return [model.begin(prompt) + model.tokens(text[: turn.begin] + self.lead) for turn in text.turns]
+        return [text.tokens[: turn.context] + model.tokens(self.lead) for turn in text.turns]
+
+    def _likelihood(self, contexts: Sequence[list[int]], answer: str) -> Tensor:
+        """[len(contexts)] geometric mean probability of the answer's tokens after each."""
+        values, _ = self.model.log_probs(contexts, [self.model.tokens(answer)] * len(contexts))
         return values.mean(1).exp()
 
 

@@ -1,0 +1,34 @@
+"""What an environment is: it begins with a prompt, and answers every completion."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+
+class Answer(NamedTuple):
+    """What an environment answers to a completion; (observation, reward, done) is one too."""
+
+    observation: str
+    """what the model gets to read; nobody reads the last one"""
+    reward: float = 0.0
+    """for this turn"""
+    done: bool = False
+    """the episode is over"""
+    state: str | None = None
+    """a name of what the next turn is taken in, so that GiGPO finds turns in one state; default the observation"""
+
+
+class Environment(Protocol):
+    """One episode at a time; there is an object for each one that is under way.
+
+    The members of a group begin alike: what is random must follow from the prompt and its metadata.
+    """
+
+    def reset(self, prompt: str, metadata: Mapping[str, Any]) -> str:
+        """Begin an episode.
+
+        Returns:
+            what the model gets in the place of the prompt, often the prompt itself.
+        """
+
+    def step(self, completion: str) -> Answer | tuple[str, float, bool]:
+        """Answer a completion, which is cut where it came to `max_new_tokens`."""

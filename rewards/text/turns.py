@@ -1,0 +1,61 @@
+"""Texts that came about in turns: what a language model wrote, and what an environment answered."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rewards.base import RewardError, Scores, Spec
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Where the model's part of a turn is in a transcript, and what it earned."""
+
+    begin: int
+    """characters of the text before it"""
+    end: int
+    """characters of the text up to its end; the environment's answer follows"""
+    context: int
+    """tokens of the transcript before it"""
+    reward: float
+    """what the environment paid"""
+    state: str
+    """what it was taken in"""
+
+
+class Transcript(str):
+    """A text of turns, the environment's answers among them; rewards get it where they would get a text.
+
+    Args:
+        turns: the model's, in order.
+        tokens: ids of the prompt and the text as the model got them, special tokens included.
+    """
+
+    turns: list[Turn]
+    tokens: list[int]
+
+    def __new__(cls, text: str, turns: list[Turn], tokens: list[int]) -> "Transcript":
+        made = super().__new__(cls, text)
+        made.turns, made.tokens = turns, tokens
+        return made
+
+
+class Environment:
+    """What the environment paid: the sum over the turns, each of which is a step."""
+
+    name = "environment"
+    spec = Spec(frozenset({"text", "prompt"}))
+
+    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        for text in images:
+            if not isinstance(text, Transcript):
+                raise RewardError(
+                    f"reward '{self.name}' is what an environment pays, and there is none: the configuration's "
+                    "`environment` names one"
+                )
+        turns = [text.turns for text in images if isinstance(text, Transcript)]
+        steps = [[(turn.end, turn.reward) for turn in own] for own in turns]
+        value = torch.tensor([sum(turn.reward for turn in own) for own in turns], dtype=torch.float32)
+        return Scores(value, {"turns": torch.tensor([float(len(own)) for own in turns])}, steps)
