@@ -55,7 +55,7 @@ class TextRollout:
     @property
     def present(self) -> Tensor:
         """[B, T] bool: all that is no padding."""
-        return self.turn >= 0
+        return self.turn >= 0 if self.episodes else self.mask
 
     def __len__(self) -> int:
         return len(self.prompts)
