@@ -84,6 +84,11 @@ class LanguagePolicy(Policy):
         configured = self.network.generation_config.eos_token_id or self.tokenizer.eos_token_id
         return configured if isinstance(configured, list) else [configured]
 
+    @property
+    def undrawn(self) -> list[int]:
+        """Tokens that no text may have."""
+        return []
+
     # Rollout and replay
 
     def encode(self, prompts: Sequence[str], room: int) -> tuple[Tensor, Tensor]:
@@ -188,6 +193,7 @@ class LanguagePolicy(Policy):
             do_sample=False,
             eos_token_id=self.ends,
             pad_token_id=self.tokenizer.pad_token_id,
+            suppress_tokens=self.undrawn or None,
         )
         with self._autocast():
             made = self._bare.generate(  # type: ignore[operator]
@@ -241,6 +247,8 @@ class LanguagePolicy(Policy):
                 **self.replay_inputs(rollout, rows, attention),
             ).logits
         logits = output.gather(1, before[..., None].expand(-1, -1, output.shape[-1]))
+        if self.undrawn:
+            logits = logits.index_fill(-1, torch.tensor(self.undrawn, device=logits.device), -torch.inf)
         log_probs = log_softmax(logits, rollout.temperature)
         chosen = log_probs.gather(-1, rollout.completion_ids[rows][..., None])[..., 0]
         return chosen.where(mask, 0), entropy_of(log_probs.detach()).where(mask, 0)

@@ -47,6 +47,12 @@ class VisionLanguagePolicy(LanguagePolicy):
         names = [name for name, _ in self.network.named_modules() if "language_model." in name]
         return [name for name in names if name.rpartition(".")[2] in ATTENTION_PROJECTIONS]
 
+    @property
+    def undrawn(self) -> list[int]:
+        """Those that stand for pictures: a text with one would ask the network for a picture that is not there."""
+        named = (getattr(self.network.config, f"{kind}_token_id", None) for kind in ("image", "video"))
+        return [token for token in named if token is not None]
+
     def pictures(self, metadata: Sequence[Mapping[str, Any]]) -> list[list[Image]]:
         """The pictures under 'image' in each prompt's metadata: one or a list, as pictures or files."""
         shown = [record.get("image", []) for record in metadata]

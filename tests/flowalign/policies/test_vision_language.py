@@ -48,6 +48,7 @@ def plain_log_probs(policy: VisionLanguagePolicy, rollout: TextRollout, row: int
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     with torch.no_grad():
         logits = policy.network(**inputs).logits[0]
+    logits[:, policy.network.config.image_token_id] = -torch.inf
     log_probs = (logits / rollout.temperature).log_softmax(-1)[start - 1 : -1]
     return log_probs.gather(1, completion[:, None])[:, 0]
 
@@ -70,6 +71,17 @@ def test_sampled_log_probs_are_those_of_a_plain_forward_pass(lora: bool) -> None
         expected = plain_log_probs(policy, rollout, row)
         torch.testing.assert_close(rollout.log_prob[row][rollout.mask[row]], expected, atol=1e-5, rtol=0)
     assert policy.verify(rollout) < 1e-5
+
+
+def test_no_text_has_a_token_that_stands_for_a_picture() -> None:
+    policy, (prompts, metadata) = tiny(), questions(3)
+    image = policy.network.config.image_token_id
+    by_far = torch.nn.functional.one_hot(torch.tensor(image), policy.network.config.text_config.vocab_size) * 100
+    policy.network.get_output_embeddings().register_forward_hook(lambda module, given, logits: logits + by_far)
+    rollout = policy.sample(prompts, list(range(3)), metadata=metadata, **SAMPLING)
+    assert not (rollout.completion_ids == image).any()
+    again, _ = policy.log_probs(rollout, torch.arange(3))
+    torch.testing.assert_close(again, rollout.log_prob, atol=1e-5, rtol=0)
 
 
 def test_the_pictures_matter_and_a_text_depends_on_nothing_else() -> None:
