@@ -68,18 +68,22 @@ class Texts:
     @staticmethod
     def policy(config: Any, device: torch.device | str) -> LanguagePolicy:
         """Load the model of a configuration, without anything trainable yet."""
-        model = config.model
-        check_precision(model.dtype, torch.device(device))
-        path = shipped(model.path)
+        check_precision(config.model.dtype, torch.device(device))
+        kind, settings = Texts.kind(config)
+        return kind.from_pretrained(shipped(config.model.path), config.model.dtype, device, **settings)
+
+    @staticmethod
+    def kind(config: Any) -> tuple[type[LanguagePolicy], dict[str, Any]]:
+        """The class of policy that a configuration asks for, and its settings."""
+        model, taken = config.model, config.environment
         if model.images:
-            return VisionLanguagePolicy.from_pretrained(path, model.dtype, device, system=model.system)
+            return VisionLanguagePolicy, {"system": model.system}
         settings = {"padding": model.padding, "chat": model.chat, "system": model.system}
-        taken = config.environment
         if taken is None:
-            return LanguagePolicy.from_pretrained(path, model.dtype, device, **settings)
-        kind = registry.resolve("environments", taken.name, "environment")
-        made = partial(kind, **registry.check("environments", taken.name, taken.settings, "environment"))
-        return AgentPolicy.from_pretrained(path, model.dtype, device, **settings, environment=made, turns=taken.turns)
+            return LanguagePolicy, settings
+        environment = registry.resolve("environments", taken.name, "environment")
+        made = partial(environment, **registry.check("environments", taken.name, taken.settings, "environment"))
+        return AgentPolicy, settings | {"environment": made, "turns": taken.turns}
 
     @staticmethod
     def actor(config: Any, policy: Any, reward: Reward, accelerator: Accelerator) -> TextActor:

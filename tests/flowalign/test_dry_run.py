@@ -1,26 +1,31 @@
 """Every recipe goes through a rollout and an update on random weights, without a network."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from flowalign.__main__ import main
 from flowalign.config import load, recipe
 from flowalign.data import ASSETS
-from flowalign.dry_run import FAMILIES, dry_run, random_pipeline, tiny_name
+from flowalign.dry_run import dry_run
 from flowalign.errors import ConfigError
 from flowalign.policies.tiny_pipelines import PIPELINES
+from flowalign.random_models import FAMILIES, byte_tokenizer, random_pipeline, tiny_name
 
 RECIPES = sorted(
     f"{path.parent.name}/{path.stem}"
     for path in recipe("").parent.glob("*/*.yaml")
-    # of language models; of launchers; from preferences, which are files of the user's own
-    if path.parent.name not in ("tiny_lm", "tiny_vlm", "qwen", "qwen_vl", "accelerate") and path.stem != "dpo"
+    # of launchers; from preferences and questions, which are files of the user's own
+    if path.parent.name not in ("tiny_vlm", "qwen_vl", "accelerate") and path.stem != "dpo"
 )
+TEXTS = [name for name in RECIPES if name.startswith(("tiny_lm/", "qwen/"))]
 # what differs between the tiny pipelines' families is in their conformance suite: one recipe of each model folder, and
 # each algorithm on the shipped model
 TRIED = [name for name in RECIPES if name.startswith("tiny_sd3/") or name.endswith("/flow_grpo") or "sd15" in name]
+TRIED += TEXTS
 
 
 @pytest.mark.parametrize("name", TRIED)
@@ -32,8 +37,37 @@ def test_a_recipe_runs_dry(name: str) -> None:
 
 
 def test_every_recipes_model_is_known_by_its_name() -> None:
-    for config in (load(recipe(name)) for name in RECIPES):
-        assert config.medium == "text" or tiny_name(config.model.path) in PIPELINES
+    for config in (load(recipe(name)) for name in RECIPES if name not in TEXTS):
+        assert tiny_name(config.model.path) in PIPELINES
+
+
+@pytest.mark.parametrize("name", ["tiny_vlm/judge", "qwen_vl/judge"])
+def test_a_judges_recipe_runs_dry_on_questions_of_pictures(name: str, tmp_path: Path) -> None:
+    for i in range(4):
+        Image.new("RGB", (32, 32), (60 * i, 0, 0)).save(tmp_path / f"{i}.png")
+    pairs = [(0, 1, "first"), (3, 2, "second")]
+    lines = [{"prompt": "redder?", "image": [f"{a}.png", f"{b}.png"], "answer": right} for a, b, right in pairs]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = dry_run(load(recipe(name), [f"data.prompts={tmp_path / 'questions.jsonl'}"]))
+    assert report.trained > 0 and report.samples >= 4 and "tokens" in report.length
+
+
+def test_a_language_model_of_full_size_is_built_from_its_configuration_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in (ASSETS / "tiny_lm").glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", str(recipe("tiny_lm/grpo")), f"model.path={tmp_path}", "--dry-run", "--full"])
+    assert stopped.value.code == 0
+    told = capsys.readouterr().out
+    assert "LlamaForCausalLM: 0.4945M random weights, 0.4945M trained" in told and "at most 5 tokens" in told
+
+
+def test_any_text_comes_back_from_bytes() -> None:
+    tokens = byte_tokenizer()
+    ids = tokens("two 🐈, naïvely\n").input_ids
+    assert tokens.decode(ids) == "two 🐈, naïvely\n" and len(ids) == len("two 🐈, naïvely\n".encode())
 
 
 def test_names_mean_the_pipeline_they_are_loaded_with() -> None:
