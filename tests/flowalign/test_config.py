@@ -12,7 +12,7 @@ from flowalign.data import Prompts, draw_batch
 from flowalign.errors import ConfigError
 
 RECIPE = recipe("tiny_sd3/demo")
-OWN_DATA = ("judge", "dpo", "flow_grpo_kontext", "flow_grpo_edit")
+OWN_DATA = ("flow_grpo_fast_i2v", "judge", "dpo", "flow_grpo_kontext", "flow_grpo_edit")
 """recipes for data of one's own"""
 
 
