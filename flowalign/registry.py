@@ -135,6 +135,7 @@ SELECTIONS = {
 ENVIRONMENTS = {"higher_lower": "flowalign.environments.higher_lower:HigherLower"}
 MODELS = {
     "sd3": "flowalign.policies.families.sd3:SD3",
+    "sd3_inpaint": "flowalign.policies.families.inpaint:SD3Inpaint",
     "flux": "flowalign.policies.families.flux:Flux",
     "flux_kontext": "flowalign.policies.families.flux:FluxKontext",
     "flux_fill": "flowalign.policies.families.flux:FluxFill",
@@ -157,15 +158,16 @@ MODELS = {
     "ltx2_i2v": "flowalign.policies.families.ltx2:LTX2ImageToVideo",
     "hunyuan_image": "flowalign.policies.families.hunyuan:HunyuanImage",
     "hunyuan_video15": "flowalign.policies.families.hunyuan:HunyuanVideo15",
+    "hunyuan_video15_i2v": "flowalign.policies.families.hunyuan:HunyuanVideo15ImageToVideo",
     "kandinsky5_image": "flowalign.policies.families.kandinsky5:Kandinsky5Image",
     "kandinsky5_edit": "flowalign.policies.families.kandinsky5:Kandinsky5ImageEdit",
     "kandinsky5_video": "flowalign.policies.families.kandinsky5:Kandinsky5Video",
     "kandinsky5_i2v": "flowalign.policies.families.kandinsky5:Kandinsky5ImageToVideo",
     "cogview4": "flowalign.policies.families.cogview4:CogView4",
     "stable_diffusion": "flowalign.policies.families.stable_diffusion:StableDiffusion",
-    "stable_diffusion_inpaint": "flowalign.policies.families.stable_diffusion:StableDiffusionInpaint",
+    "stable_diffusion_inpaint": "flowalign.policies.families.inpaint:StableDiffusionInpaint",
     "sdxl": "flowalign.policies.families.stable_diffusion:SDXL",
-    "sdxl_inpaint": "flowalign.policies.families.stable_diffusion:SDXLInpaint",
+    "sdxl_inpaint": "flowalign.policies.families.inpaint:SDXLInpaint",
 }
 
 TABLES: dict[str, dict[str, str]] = {

@@ -117,19 +117,6 @@ class DiffusersPolicy(Policy):
     def lora_targets(self) -> list[str]:
         return list(self.family.lora_targets)
 
-    def add_lora(self, rank: int, alpha: float, targets: Sequence[str] | None = None, init: Any = True) -> None:
-        super().add_lora(rank, alpha, targets, init)
-        self._freeze()
-
-    def train_all(self) -> None:
-        super().train_all()
-        self._freeze()
-
-    def _freeze(self) -> None:
-        for name, parameter in self.denoiser.named_parameters():
-            if any(part in name for part in self.family.frozen):
-                parameter.requires_grad_(False)
-
     def checkpoint_gradients(self) -> None:
         self.denoiser.enable_gradient_checkpointing()
 
@@ -257,7 +244,7 @@ class DiffusersPolicy(Policy):
         embeds = self.encoder.arguments(prompts, guidance, source, size)
         if source is not None:
             pictures = opened(source, size)
-            call = call | self.family.sources(*pictures, len(prompts), call)
+            call = self.family.sources(*pictures, len(prompts), call)
         self.pipeline.scheduler = scheduler
         try:
             with self._autocast():
@@ -336,7 +323,7 @@ class DiffusersPolicy(Policy):
         difference = (self.velocity(rollout, samples, steps).float() - recorded).abs().max()
         self.forwards = forwards
         relative = float(difference / recorded.abs().max())
-        tolerance = 1e-4 if self.dtype == torch.float32 else 5e-2
+        tolerance = self.family.noise if self.dtype == torch.float32 else 5e-2
         if not relative <= tolerance:
             raise FlowalignError(
                 f"replaying {type(self.pipeline).__name__} differs from its rollout by {relative:.2g} "

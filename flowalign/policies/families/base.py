@@ -43,8 +43,6 @@ class Family:
     """the pipeline's attribute that is trained"""
     lora_targets: ClassVar[tuple[str, ...]]
     """module names LoRA goes on by default"""
-    frozen: ClassVar[tuple[str, ...]] = ()
-    """parts of names of weights that are never trained"""
     shared: ClassVar[tuple[str, ...]] = ()
     """tensor arguments of the denoiser without a batch axis"""
     images: ClassVar[tuple[int, int]] = (0, 0)
@@ -59,6 +57,8 @@ class Family:
     """of the network's input, on which the latents are followed by what the pictures became"""
     unpadded: ClassVar[bool] = False
     """a text's length changes the sample, without a mask to help: prompts of different lengths are called apart"""
+    noise: ClassVar[float] = 1e-4
+    """how far, by the largest velocity, a float32 replay may be from its rollout"""
     largest_batch: ClassVar[int | None] = None
     """samples that one call of the pipeline takes, None for any number"""
 
@@ -140,9 +140,9 @@ class Family:
     # Pictures that samples are made from
 
     def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of the pipeline's call for `count` samples made from the same pictures, which have its size."""
+        """The arguments of a call that makes `count` samples from the same pictures, which have its size."""
         given = {"image": images[0]} if mask is None else {"image": images[0], "mask_image": mask}
-        return {name: [picture] * count for name, picture in given.items()} if self.one_each else given
+        return call | ({name: [picture] * count for name, picture in given.items()} if self.one_each else given)
 
     def beside(self, entering: Any, carried: Sequence[int]) -> Any:
         """What the network's input holds beside the latents, of a row a sample; None where there is nothing.

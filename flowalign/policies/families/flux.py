@@ -32,7 +32,7 @@ class FluxKontext(Flux):
 
     def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
         # the call would bring both to a megapixel
-        return {"image": images[0], "max_area": call["height"] * call["width"], "_auto_resize": False}
+        return call | {"image": images[0], "max_area": call["height"] * call["width"], "_auto_resize": False}
 
 
 class FluxBeside(Flux):
@@ -59,4 +59,4 @@ class FluxControl(FluxBeside):
     pipelines = ("FluxControlPipeline",)
 
     def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
-        return {"control_image": [images[0]] * count}
+        return call | {"control_image": [images[0]] * count}

@@ -19,7 +19,7 @@ class Flux2Latents(Tokens, Packed):
     images = (0, 10)
 
     def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
-        return {"image": list(images)}
+        return call | {"image": list(images)}
 
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
         # the chat template around a prompt counts too

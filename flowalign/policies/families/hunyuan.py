@@ -5,8 +5,10 @@ from typing import Any
 
 import torch
 from diffusers import ClassifierFreeGuidance, DiffusionPipeline
+from PIL.Image import Image
 from torch import Tensor
 
+from flowalign.errors import ConfigError
 from flowalign.policies.families.base import JOINT_ATTENTION, Encoded, TrueGuidance, Video
 
 
@@ -59,9 +61,27 @@ class HunyuanVideo15(Hunyuan, Video):
     """HunyuanVideo 1.5, text to video; room for a first frame, empty here, stands beside the channels."""
 
     pipelines = ("HunyuanVideo15Pipeline",)
-    # it computes NaN for the padding of a text, drops it, and has NaN gradients (diffusers 0.42)
-    frozen = ("token_refiner",)
 
     def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
         # diffusers' VAE masks its attention for one video only
         return torch.cat([super(HunyuanVideo15, self).decode(pipeline, one) for one in latents.split(1)])
+
+
+class HunyuanVideo15ImageToVideo(HunyuanVideo15):
+    """HunyuanVideo 1.5, image to video, in the size among the pipeline's own that is nearest to the picture's."""
+
+    pipelines = ("HunyuanVideo15ImageToVideoPipeline",)
+    images = (1, 1)
+
+    def check_size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> None:
+        super().check_size(pipeline, call)
+        size = call["height"], call["width"]
+        nearest = pipeline.video_processor.calculate_default_height_width(*size, pipeline.target_size)
+        if size != nearest:
+            works = "height {} with width {}".format(*nearest)
+            name = type(pipeline).__name__
+            raise ConfigError(f"{name} cannot make height {size[0]} with width {size[1]}; {works} would work")
+
+    def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
+        # the sides are the picture's
+        return {"image": images[0]} | {name: value for name, value in call.items() if name not in ("height", "width")}

@@ -23,6 +23,8 @@ class Kandinsky5(TrueGuidance):
     shared = ("visual_rope_pos", "text_rope_pos", "scale_factor", "sta_mask")
     beside_axis = 4
     one_each = True
+    # diffusers rounds rotated queries and keys to bfloat16, whatever the network's dtype
+    noise = 1e-3
     unpadded = True
 
     def channels(self, denoiser: Any) -> int:

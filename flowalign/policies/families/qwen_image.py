@@ -98,7 +98,7 @@ class QwenImageEditPlus(QwenImageEdit):
         return [resize(image, height, width) for image, (width, height) in zip(images, sizes, strict=True)]
 
     def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
-        return {"image": list(images)}
+        return call | {"image": list(images)}
 
 
 class QwenImage21(Tokens, QwenImage):

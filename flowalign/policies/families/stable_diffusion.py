@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from diffusers import DDIMScheduler, DiffusionPipeline
-from PIL.Image import Image
 from torch import Tensor
 
-from flowalign.policies.families.base import ATTENTION, Encoded, Family, refuse
+from flowalign.policies.families.base import ATTENTION, Encoded, Family
 from samplers import v_from_epsilon
 
 
@@ -64,27 +63,3 @@ class SDXL(StableDiffusion):
             told = torch.tensor([bool(prompt) for prompt in prompts]).to(embeds)
             embeds, pooled = embeds * told.view(-1, 1, 1), pooled * told.view(-1, 1)
         return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
-
-
-class StableDiffusionInpaint(StableDiffusion):
-    """Stable Diffusion 1.5 and 2 that fill a part of a picture: mask and rest stand beside the UNet's channels."""
-
-    pipelines = ("StableDiffusionInpaintPipeline",)
-    images = (1, 1)
-    one_each = True
-    takes_mask = True
-
-    def check(self, pipeline: DiffusionPipeline) -> None:
-        if self.channels(pipeline.unet) == pipeline.unet.config.in_channels:
-            why = "its UNet of 4 channels sees no mask, and a step pasted over has no density; one of 9 works"
-            raise refuse(pipeline, why)
-
-    def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
-        # from pure noise
-        return super().sources(images, mask, count, call) | {"strength": 1.0}
-
-
-class SDXLInpaint(StableDiffusionInpaint, SDXL):
-    """Stable Diffusion XL that fills a part of a picture."""
-
-    pipelines = ("StableDiffusionXLInpaintPipeline",)

@@ -4,7 +4,13 @@ from typing import Any
 
 import diffusers
 from diffusers import DiffusionPipeline
-from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLTextModel
+from transformers import (
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLTextModel,
+    SiglipImageProcessor,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+)
 
 from flowalign.policies.tiny_pipelines.parts import CHAT, LAST_TEXT, SMALL, UNSHARED, Tiny, flow, qwen_vl, t5, tokenizer
 
@@ -13,7 +19,8 @@ def hunyuan_text(kind: type) -> dict[str, Any]:
     letters = t5(16)
     return {
         "text_encoder": qwen_vl(kind),
-        "tokenizer": tokenizer(CHAT),
+        # where nothing would be left of an empty prompt, its mean over no tokens would not be a number
+        "tokenizer": tokenizer(CHAT + "end"),
         "text_encoder_2": letters,
         "tokenizer_2": tokenizer(),
         "guider": diffusers.ClassifierFreeGuidance(),
@@ -54,7 +61,22 @@ def hunyuan_image(embedded: bool = False) -> DiffusionPipeline:
     return pipe
 
 
-def hunyuan_video15() -> DiffusionPipeline:
+def siglip() -> dict[str, Any]:
+    """Pictures of 2 x 2 tokens."""
+    eye = SiglipVisionConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=16,
+        patch_size=8,
+    )
+    reader = SiglipImageProcessor(size={"height": 16, "width": 16})
+    return {"image_encoder": SiglipVisionModel(eye), "feature_extractor": reader}
+
+
+def hunyuan_video15(kind: type = diffusers.HunyuanVideo15Pipeline) -> DiffusionPipeline:
+    eyes = {} if kind is diffusers.HunyuanVideo15Pipeline else siglip()
     transformer = diffusers.HunyuanVideo15Transformer3DModel(
         in_channels=9,
         out_channels=4,
@@ -65,10 +87,11 @@ def hunyuan_video15() -> DiffusionPipeline:
         image_embed_dim=16,
         rope_axes_dim=(4, 6, 6),
         target_size=16,
-        task_type="t2v",
+        task_type="i2v" if eyes else "t2v",
         **UNSHARED,
     )
-    pipe = diffusers.HunyuanVideo15Pipeline(
+    pipe = kind(
+        **eyes,
         transformer=transformer,
         scheduler=flow(shift=5.0),
         vae=diffusers.AutoencoderKLHunyuanVideo15(
@@ -89,4 +112,10 @@ PIPELINES: dict[str, Tiny] = {
     "hunyuan_image": Tiny(hunyuan_image, SMALL),
     "hunyuan_image_distilled": Tiny(lambda: hunyuan_image(embedded=True), SMALL),
     "hunyuan_video15": Tiny(hunyuan_video15, {"height": 8, "width": 16, "num_frames": 5}, alone=True, unused=LAST_TEXT),
+    "hunyuan_video15_i2v": Tiny(
+        lambda: hunyuan_video15(diffusers.HunyuanVideo15ImageToVideoPipeline),
+        {"height": 8, "width": 32, "num_frames": 5},
+        images=1,
+        unused=LAST_TEXT,
+    ),
 }

@@ -149,7 +149,7 @@ def sana() -> DiffusionPipeline:
 
 PIPELINES: dict[str, Tiny] = {
     "z_image": Tiny(z_image, SMALL, {"max_sequence_length": 20}),
-    # schedules that end in steps of little noise, by which float32's last bits are scored
+    # its last step is from a thousandth of noise, by which the last bits of float32 are scored
     "cogview4": Tiny(cogview4, {"height": 32, "width": 64}, {"max_sequence_length": 32}, ratio=1e-4, alone=True),
     "lumina2": Tiny(lumina2, {"height": 16, "width": 32}, {"max_sequence_length": 96}),
     "sana": Tiny(sana, {"height": 32, "width": 64}, {"max_sequence_length": 20}, negative=True),

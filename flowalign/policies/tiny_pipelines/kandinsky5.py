@@ -67,14 +67,16 @@ def kandinsky5_video(kind: type = diffusers.Kandinsky5T2VPipeline) -> DiffusionP
     return pipe
 
 
+ROUNDED = 1e-4
+"""ratios, where diffusers rounds rotated queries and keys to bfloat16 in any network"""
+
 PIPELINES: dict[str, Tiny] = {
-    # a schedule that ends in steps of little noise, by which float32's last bits are scored
     "kandinsky5_image": Tiny(
         kandinsky5_image,
         {"height": 32, "width": 64},
         {"max_sequence_length": 20},
-        ratio=1e-4,
         alone=True,
+        ratio=ROUNDED,
         negative=True,
     ),
     "kandinsky5_edit": Tiny(
@@ -82,7 +84,7 @@ PIPELINES: dict[str, Tiny] = {
         {"height": 32, "width": 64},
         {"max_sequence_length": 40},
         images=1,
-        ratio=1e-4,
+        ratio=ROUNDED,
         negative=True,
     ),
     "kandinsky5_video": Tiny(
@@ -90,6 +92,7 @@ PIPELINES: dict[str, Tiny] = {
         {"height": 16, "width": 32, "num_frames": 5},
         {"max_sequence_length": 20},
         alone=True,
+        ratio=ROUNDED,
         negative=True,
     ),
     "kandinsky5_i2v": Tiny(
@@ -97,6 +100,7 @@ PIPELINES: dict[str, Tiny] = {
         {"height": 16, "width": 32, "num_frames": 21},
         {"max_sequence_length": 20},
         images=1,
+        ratio=ROUNDED,
         negative=True,
     ),
 }

@@ -9,25 +9,27 @@ from PIL.Image import Image
 from flowalign.policies.tiny_pipelines.parts import LAST_TEXT, SMALL, Tiny, clip, flow, t5, tokenizer, vae
 
 
-def sd35() -> DiffusionPipeline:
+def sd35(kind: type = diffusers.StableDiffusion3Pipeline, channels: int = 4, seen: int = 0) -> DiffusionPipeline:
+    """Its network sees that many channels of the picture and the mask beside the latents'."""
     transformer = diffusers.SD3Transformer2DModel(
         sample_size=8,
         patch_size=1,
-        in_channels=4,
+        in_channels=channels + seen,
         num_layers=2,
         attention_head_dim=8,
         num_attention_heads=4,
         caption_projection_dim=32,
         joint_attention_dim=32,
         pooled_projection_dim=64,
-        out_channels=4,
+        out_channels=channels,
         qk_norm="rms_norm",
         dual_attention_layers=(0,),
     )
-    return diffusers.StableDiffusion3Pipeline(
+    return kind(
         transformer=transformer,
         scheduler=flow(shift=3.0),
-        vae=vae(4, shift_factor=0.0609, scaling_factor=1.5305),
+        # the pipeline that fills decodes without the shift
+        vae=vae(channels, shift_factor=0.0 if seen else 0.0609, scaling_factor=1.5305),
         text_encoder=clip(True),
         tokenizer=tokenizer(),
         text_encoder_2=clip(True),
@@ -102,7 +104,16 @@ def fills(images: list[Image], mask: Image | None) -> dict[str, Any]:
 
 
 PIPELINES: dict[str, Tiny] = {
-    "sd35": Tiny(sd35, SMALL | {"height": 8, "width": 8}, {"max_sequence_length": 20}, unused=LAST_TEXT),
+    "sd35": Tiny(sd35, {"height": 8, "width": 8}, {"max_sequence_length": 20}, unused=LAST_TEXT),
+    "sd3_inpaint": Tiny(
+        lambda: sd35(diffusers.StableDiffusion3InpaintPipeline, channels=16, seen=17),
+        {"height": 8, "width": 8},
+        {"max_sequence_length": 20},
+        unused=LAST_TEXT,
+        images=1,
+        masked=True,
+        given=fills,
+    ),
     "sd15": Tiny(sd15, SMALL),
     "sd15_inpaint": Tiny(
         lambda: sd15(kind=diffusers.StableDiffusionInpaintPipeline), SMALL, images=1, masked=True, given=fills

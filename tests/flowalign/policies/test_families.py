@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import diffusers
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -38,6 +39,28 @@ def test_two_denoisers_are_not_trained_on_several_processes() -> None:
     check_processes(DiffusersPolicy(build("wan")).network, 2)
     with pytest.raises(ConfigError, match="2 denoisers.*one process"):
         check_processes(both, 2)
+
+
+def test_filling_by_a_network_that_sees_no_mask_is_refused() -> None:
+    parts = build("sd15").components
+    pipeline = diffusers.StableDiffusionInpaintPipeline(**parts, requires_safety_checker=False)
+    with pytest.raises(ConfigError, match="StableDiffusionInpaintPipeline cannot be trained.*sees no mask"):
+        DiffusersPolicy(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "says"),
+    [
+        # four latent frames are evened out with those after them
+        ("kandinsky5_i2v", {"height": 16, "width": 32, "num_frames": 13}, "fewer frames than num_frames 17"),
+        # of an area among its own
+        ("hunyuan_video15_i2v", {"height": 8, "width": 16, "num_frames": 5}, "height 12 with width 20 would work"),
+    ],
+)
+def test_what_a_pipeline_cannot_begin_with_a_picture(name: str, call: dict[str, int], says: str) -> None:
+    policy = DiffusersPolicy(build(name))
+    with pytest.raises(ConfigError, match=says):
+        policy.family.check_size(policy.pipeline, call)
 
 
 @pytest.mark.parametrize("name", ["sd35", "hunyuan_image"])
