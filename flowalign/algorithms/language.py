@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Modulation(base.AlgorithmSettings):
-    """EMPG's settings, on single tokens; see `core.entropy.entropy_modulated`."""
+    """EMPG's settings, on turns, or single tokens where there are none; see `core.entropy.entropy_modulated`."""
 
     sharpness: float = Field(1.0, ge=0)
     clarity: float = Field(0.05, ge=0)
@@ -222,7 +222,8 @@ class LanguageAlgorithm(base.Algorithm[Experience]):
             advantage = advantage[:, None].expand_as(record.mask)
         if self.settings.empg is not None:
             assert record.entropy is not None
-            advantage = entropy_modulated(advantage, record.entropy, record.mask, **self.settings.empg.model_dump())
+            settings = self.settings.empg.model_dump()
+            advantage = entropy_modulated(advantage, record.entropy, record.mask, **settings, turn=record.turn)
         return advantage
 
     def verify(self, policy: LanguagePolicy, experience: Experience) -> None:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from flowalign.core.record import by_turn
+
 
 def entropy_modulated(
     advantage: Tensor,
@@ -11,25 +13,33 @@ def entropy_modulated(
     sharpness: float = 1.0,
     clarity: float = 0.05,
     clarity_sharpness: float = 1.0,
+    turn: Tensor | None = None,
 ) -> Tensor:
-    """EMPG (arXiv 2509.09265): A g(H_t) + clarity * f(H_{t+1}), brought to mean 0 over the batch's actions.
+    """EMPG (arXiv 2509.09265, eq. 8 to 12): A g(H_k) + clarity * f(H_{k+1}), brought to mean 0 over the batch's steps.
 
     With H in [0, 1] over the batch (minimum and maximum): g = exp(-sharpness H), divided by its mean, raises confident
-    actions and damps uncertain ones; f = exp(-clarity_sharpness H) of the next action favours ways to clear states.
+    steps and damps uncertain ones; f = exp(-clarity_sharpness H) of the next step favours ways to clear states.
+
+    A step is a turn, its entropy the mean over the turn's tokens, as published. Departure: without turns every action
+    is a step.
 
     Args:
-        advantage, entropy: [B, T], what is one step's: a turn's mean over tokens in the paper, or single tokens.
+        advantage, entropy: [B, T].
         mask: [B, T] bool.
+        turn: [B, T] integers from 0, as of `Record`.
     """
-    drawn = entropy[mask]
-    low, high = drawn.min(), drawn.max()
-    level = (entropy - low) / (high - low).clamp(min=1e-8)
+    steps = by_turn(turn, mask)
+    count = steps.sum(torch.ones_like(entropy))
+    taken = count > 0
+    mean = steps.sum(entropy) / count.clamp(min=1)
+    low, high = mean[taken].min(), mean[taken].max()
+    level = (mean - low) / (high - low).clamp(min=1e-8)
     scale = torch.exp(-sharpness * level)
-    scale = scale / scale[mask].mean()
+    scale = scale / scale[taken].mean()
     following = torch.zeros_like(level)
-    following[:, :-1] = torch.exp(-clarity_sharpness * level[:, 1:]).where(mask[:, 1:], 0)
-    modulated = advantage * scale + clarity * following
-    return (modulated - modulated[mask].mean()).where(mask, 0)
+    following[:, :-1] = torch.exp(-clarity_sharpness * level[:, 1:]).where(taken[:, 1:], 0)
+    modulated = advantage * steps.spread(scale) + clarity * steps.spread(following)
+    return (modulated - (steps.sum(modulated) / count.clamp(min=1))[taken].mean()).where(mask, 0)
 
 
 def uncertain(entropy: Tensor, mask: Tensor, share: float) -> Tensor:

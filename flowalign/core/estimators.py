@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flowalign.core.advantages import Scale, group_advantage, group_mean_std
 from flowalign.core.credit import per_reward
-from flowalign.core.record import Record
+from flowalign.core.record import Record, by_turn
 
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0)]
@@ -153,15 +153,15 @@ def gigpo(
     if record.state is None:
         raise ValueError("gigpo compares actions in one and the same state, which this rollout does not name")
     mask, reward = record.mask, record.reward
-    alone = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
-    turn = (alone if record.turn is None else record.turn).where(mask, 0)
-    taken = _by_turn(mask.to(record.log_prob.dtype), turn) > 0
+    turns = by_turn(record.turn, mask)
+    taken = turns.sum(torch.ones_like(record.log_prob)) > 0
     if record.steps is not None:
-        earned = _by_turn(record.steps.nan_to_num().where(mask, 0), turn)
+        earned = turns.sum(record.steps.nan_to_num())
     elif reward.dim() == 2:
-        earned = _by_turn(reward.where(mask, 0), turn)
+        earned = turns.sum(reward)
     else:
-        earned = reward[:, None] * (torch.arange(taken.shape[1], device=mask.device) == turn.amax(1, keepdim=True))
+        number = torch.arange(taken.shape[1], device=mask.device)
+        earned = reward[:, None] * (number == turns.turn.amax(1, keepdim=True))
     episode = group_advantage(earned.sum(1), record.group, scale, eps=1e-6, unbiased=True)
     returns, later = torch.zeros_like(earned), torch.zeros_like(earned[:, 0])
     for k in reversed(range(taken.shape[1])):
@@ -170,15 +170,10 @@ def gigpo(
     # the group and the state within it, as one number
     _, own = record.group.unique(return_inverse=True)
     state = own[:, None] * (record.state.max() + 1) + record.state
-    states = torch.zeros_like(taken, dtype=torch.long).scatter_reduce(1, turn, state.where(mask, 0), "amax")
+    states = torch.zeros_like(taken, dtype=torch.long).scatter_reduce(1, turns.turn, state.where(mask, 0), "amax")
     steps = torch.zeros_like(returns)
     steps[taken] = group_advantage(returns[taken], states[taken], scale, eps=1e-6, unbiased=True)
-    return (episode[:, None] + weight * steps.gather(1, turn)).where(mask, 0)
-
-
-def _by_turn(values: Tensor, turn: Tensor) -> Tensor:
-    """[B, K] sums over the actions of each turn, from [B, T]."""
-    return values.new_zeros(len(values), int(turn.max()) + 1).scatter_add(1, turn, values)
+    return (episode[:, None] + weight * turns.spread(steps)).where(mask, 0)
 
 
 def process(

@@ -76,3 +76,28 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
     """Sum over the actions of each row: [B, T] -> [B]."""
     return torch.where(mask, values, 0).sum(1)
+
+
+@dataclass
+class ByTurn:
+    """Actions [B, T] by the turns [B, K] they are of."""
+
+    turn: Tensor
+    """[B, T] integers, 0 where the mask is False"""
+    mask: Tensor
+    """[B, T] bool"""
+
+    def sum(self, values: Tensor) -> Tensor:
+        """[B, K] sums over the actions of each turn, 0 for a turn that a row has not."""
+        totals = values.new_zeros(len(values), int(self.turn.max()) + 1)
+        return totals.scatter_add(1, self.turn, values.where(self.mask, 0))
+
+    def spread(self, values: Tensor) -> Tensor:
+        """[B, T] of each action its turn's, from [B, K]."""
+        return values.gather(1, self.turn)
+
+
+def by_turn(turn: Tensor | None, mask: Tensor) -> ByTurn:
+    """The turns of a record; without any, every action is one."""
+    alone = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
+    return ByTurn((alone if turn is None else turn).where(mask, 0), mask)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flowalign.data import Batch
-from flowalign.policies.text_rollout import TextRollout
+from flowalign.policies.text_rollout import Taken, TextRollout
 from rewards import Scores
 
 
@@ -76,6 +76,7 @@ class Replay:
                     "parts": list(group.scores.parts),
                     "steps": group.scores.steps,
                     "temperature": group.rollout.temperature,
+                    "episodes": group.rollout.episodes,
                     "spread": group.spread,
                 }
             )
@@ -87,7 +88,8 @@ class Replay:
         for i, record in enumerate(rest):
             batch = Batch(**record["batch"])
             kept: dict[str, Any] = {name: tensors[f"{i}.{name}"] for name in _TENSORS}
-            rollout = TextRollout(prompts=batch.prompts, temperature=record["temperature"], **kept)
+            episodes = [[Taken(*turn) for turn in own] for own in record["episodes"]]
+            rollout = TextRollout(batch.prompts, temperature=record["temperature"], episodes=episodes, **kept)
             parts = {name: tensors[f"{i}.scores.{name}"] for name in record["parts"]}
             scores = Scores(tensors[f"{i}.value"], parts, record["steps"])
             self.stored.append(Stored(rollout, batch, scores, record["spread"]))

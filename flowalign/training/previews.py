@@ -102,10 +102,12 @@ def preview_texts(
         texts = actor.policy.decode(rollout[torch.tensor(rows)])
         tokens = []
         for row, text in zip(rows, texts, strict=True):
-            drawn = rollout.mask[row]
-            ends = characters(actor.policy, rollout.completion_ids[row][drawn].tolist())
+            there = rollout.present[row]
+            ends = characters(actor.policy, rollout.completion_ids[row][there].tolist())
             pieces = [text[start:end] for start, end in zip([0, *ends], ends)]
-            values = zip(rollout.log_prob[row][drawn], rollout.entropy[row][drawn], advantage[row][drawn])
+            # what an environment answered has no numbers
+            columns = (rollout.log_prob[row], rollout.entropy[row], advantage[row])
+            values = zip(*(column.where(rollout.mask[row], torch.nan)[there] for column in columns))
             tokens.append([(piece, *map(float, own)) for piece, own in zip(pieces, values, strict=True)])
         earned = [float(advantage[row][rollout.mask[row]].mean()) for row in rows]
         groups.append(

@@ -95,33 +95,30 @@ class InformationGain(AsksModel):
         self.spec = Spec(frozenset({"text", "prompt", "metadata"}), deterministic=self.frozen)
 
     def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        outcome = score(self.reward, images, prompts, metadata).value  # type: ignore[arg-type]
-        right = answers(self.name, prompts, metadata, self.key)
-        steps = []
-        for text, prompt, answer, verdict in zip(images, prompts, right, outcome.tolist(), strict=True):
-            if isinstance(text, Transcript):
-                ends = [turn.end for turn in text.turns]
-                contexts = self._before_turns(prompt, text)
-            else:
-                ends = step_ends(text, self.separator)
-                begun = self.model.begin(prompt)
-                contexts = [begun + self.model.tokens(text[:end] + self.lead) for end in [0, *ends[:-1]]]
-            gains = information_gain(self._likelihood(contexts, answer)[None])[0]
+        outcome = score(self.reward, images, prompts, metadata)  # type: ignore[arg-type]
+        right = [self.model.tokens(own) for own in answers(self.name, prompts, metadata, self.key)]
+        turns = [self._turns(text, prompt) for text, prompt in zip(images, prompts, strict=True)]
+        contexts = [context for _, own in turns for context in own]
+        asked = [tokens for (_, own), tokens in zip(turns, right, strict=True) for _ in own]
+        values, mask = self.model.log_probs(contexts, asked)
+        likelihood = (values.where(mask, 0).sum(1) / mask.sum(1)).exp()
+        steps, parts = [], likelihood.split([len(own) for _, own in turns])
+        for (ends, _), likely, verdict in zip(turns, parts, outcome.value.tolist(), strict=True):
+            gains = information_gain(likely[None])[0]
             steps.append(list(zip(ends, [*gains.tolist(), verdict], strict=True)))
-        values, _ = step_values(steps)
-        return Scores(values.sum(1), {self.reward.name: outcome}, steps)
+        value = step_values(steps)[0].sum(1)
+        return Scores(value, outcome.parts | {self.reward.name: outcome.value}, steps)
 
-    def _before_turns(self, prompt: str, text: Transcript) -> list[list[int]]:
-        """Token ids before the answer where each turn begins; a frozen model has its own."""
+    def _turns(self, text: str, prompt: str) -> tuple[list[int], list[list[int]]]:
+        """Where each turn ends, and the token ids before the answer where it begins; a frozen model has its own."""
         model = self.model
+        if not isinstance(text, Transcript):
+            ends = step_ends(text, self.separator)
+            return ends, [model.begin(prompt) + model.tokens(text[:end] + self.lead) for end in [0, *ends[:-1]]]
+        ends = [turn.end for turn in text.turns]
         if self.frozen:
-            return [model.begin(prompt) + model.tokens(text[: turn.begin] + self.lead) for turn in text.turns]
-        return [text.tokens[: turn.context] + model.tokens(self.lead) for turn in text.turns]
-
-    def _likelihood(self, contexts: Sequence[list[int]], answer: str) -> Tensor:
-        """[len(contexts)] geometric mean probability of the answer's tokens after each."""
-        values, _ = self.model.log_probs(contexts, [self.model.tokens(answer)] * len(contexts))
-        return values.mean(1).exp()
+            return ends, [model.begin(prompt) + model.tokens(text[: turn.begin] + self.lead) for turn in text.turns]
+        return ends, [text.tokens[: turn.context] + model.tokens(self.lead) for turn in text.turns]
 
 
 class PathFaithfulness(AsksModel):

@@ -125,6 +125,57 @@ def test_gigpo_compares_actions_in_one_state(scale: Literal["group", "none"]) ->
             assert made[b, t].item() == pytest.approx(episode + 0.5 * normal(returns[b, t], pool), rel=1e-4, abs=1e-5)
 
 
+TURNS = torch.tensor([[0, 0, 0, 1, 2, 2], [0, 1, 1, 1, -1, -1], [0, 0, 1, -1, -1, -1], [0, 0, 0, 0, 0, 0]])
+"""of tokens, the environment's among them"""
+SAID = torch.tensor([[1, 1, 0, 1, 0, 1], [1, 1, 1, 0, 0, 0], [1, 0, 1, 0, 0, 0], [0, 1, 1, 0, 1, 0]]).bool()
+
+
+@pytest.mark.parametrize("scale", ["group", "none"])
+@pytest.mark.parametrize("steps", [True, False])
+def test_gigpo_compares_whole_turns(steps: bool, scale: Literal["group", "none"]) -> None:
+    group, states = [0, 0, 0, 1], [["a", "b", "a"], ["a", "b"], ["b", "c"], ["a"]]
+    earned = [[0.5, 0.0, 1.0], [0.0, 0.25], [0.0, 0.0], [1.0]]
+    nan = float("nan")
+    # at the last token that was said in each turn
+    placed = torch.tensor(
+        [
+            [nan, 0.5, nan, 0.0, nan, 1.0],
+            [0.0, nan, 0.25, nan, nan, nan],
+            [0.0, nan, 0.0, nan, nan, nan],
+            [nan, nan, nan, nan, 1.0, nan],
+        ]
+    )
+    if not steps:
+        earned = [[0.0] * (len(own) - 1) + [sum(own)] for own in earned]
+    total = [sum(own) for own in earned]
+    names = {"a": 3, "b": 1, "c": 2}
+    numbers = [[names[own[k]] if 0 <= k < len(own) else 7 for k in row] for own, row in zip(states, TURNS.tolist())]
+    more = {"steps": placed} if steps else {}
+    made = estimators.gigpo(
+        record(total, group, 6, mask=SAID, state=torch.tensor(numbers), turn=TURNS, **more), gamma=0.9, scale=scale
+    )
+    returns = {
+        (b, k): sum(0.9 ** (j - k) * own[j] for j in range(k, len(own)))
+        for b, own in enumerate(earned)
+        for k in range(len(own))
+    }
+
+    def normal(value: float, pool: list[float]) -> float:
+        spread = statistics.stdev(pool) + 1e-6 if scale == "group" and len(pool) > 1 else 1.0
+        return (value - statistics.mean(pool)) / spread
+
+    for b in range(4):
+        episode = normal(total[b], [t for t, g in zip(total, group, strict=True) if g == group[b]])
+        for t in range(6):
+            k = int(TURNS[b, t])
+            if not SAID[b, t]:
+                assert made[b, t] == 0
+                continue
+            # a turn counts once, however many tokens it has
+            pool = [v for (c, u), v in returns.items() if group[c] == group[b] and states[c][u] == states[b][k]]
+            assert made[b, t].item() == pytest.approx(episode + normal(returns[b, k], pool), rel=1e-4, abs=1e-5)
+
+
 def test_parts_that_need_more_than_there_is_say_so() -> None:
     with pytest.raises(ValueError, match="greedy"):
         estimators.remax(record([1.0, 0], [0, 0]))
@@ -153,6 +204,30 @@ def test_entropy_modulation_number_by_number() -> None:
     for at, value in raw.items():
         assert made[at].item() == pytest.approx(value - centre, abs=1e-5)
     assert made[1, 2] == 0
+
+
+def test_entropy_modulation_of_turns_number_by_number() -> None:
+    torch.manual_seed(0)
+    entropy, advantage = torch.rand(4, 6), torch.tensor([1.0, -0.5, 0.0, 2.0])[:, None].expand(4, 6)
+    made = entropy_modulated(advantage, entropy, SAID, sharpness=1.5, clarity=0.2, clarity_sharpness=0.5, turn=TURNS)
+    own = {
+        (b, k): statistics.mean(entropy[b][SAID[b] & (TURNS[b] == k)].tolist())
+        for b in range(4)
+        for k in range(int(TURNS[b].max()) + 1)
+    }
+    low, high = min(own.values()), max(own.values())
+    level = {at: (h - low) / (high - low) for at, h in own.items()}
+    mean = statistics.mean(math.exp(-1.5 * h) for h in level.values())
+    raw = {
+        (b, k): advantage[b, 0].item() * math.exp(-1.5 * h) / mean
+        + (0.2 * math.exp(-0.5 * level[b, k + 1]) if (b, k + 1) in level else 0)
+        for (b, k), h in level.items()
+    }
+    centre = statistics.mean(raw.values())
+    for b in range(4):
+        for t in range(6):
+            expected = raw[b, int(TURNS[b, t])] - centre if SAID[b, t] else 0.0
+            assert made[b, t].item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_only_the_most_uncertain_actions_are_kept() -> None:
