@@ -90,6 +90,7 @@ REWARDS = {
     "trust_weighted": "rewards.text.steps:TrustWeighted",
     "text_judge": "rewards.judges.text:TextJudge",
     "text_pairwise": "rewards.judges.text:PairwiseTextJudge",
+    "listener": "rewards.judges.listener:Listener",
     "thought_prm": "rewards.judges.text:ThoughtPRM",
     "compared": "flowalign.compared:Compared",
     "picture": "flowalign.rendering:Rendered",
@@ -119,6 +120,7 @@ ADVANTAGES = {
         "gigpo",
         "process",
         "pass_k",
+        "max_rl",
         "best_margin",
         "psr_nsr",
     )
@@ -128,6 +130,7 @@ LOSSES = {
 }
 SELECTIONS = {
     "shuffled": "flowalign.selection.shuffled:Shuffled",
+    "together": "flowalign.selection.together:Together",
     "mopps": "flowalign.selection.mopps:MoPPS",
     "sec": "flowalign.selection.sec:SEC",
 }
