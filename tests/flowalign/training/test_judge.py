@@ -96,14 +96,19 @@ def test_training_on_votes_helps_and_the_result_is_a_judge_of_pref_grpo(
     assert report["heldout_accuracy_after"] >= max(0.95, report["heldout_accuracy_before"])
     assert f"{{name: {reward}, template: {template}, judge: {{model: {out}}}}}" in done.output
 
-    judge = f"{{name: {reward}, template: {template}, judge: {{model: {out}}}}}"
-    overrides = [f"algorithm={{name: pref_grpo, clip_range: 1.0e-2, judge: {judge}}}", f"output={tmp_path}", "name=run"]
+    line = judged_by(f"{{name: {reward}, template: {template}, judge: {{model: {out}}}}}", tmp_path)
+    assert line["reward/win_rate"] == pytest.approx(0.5, abs=1e-6) and line["reward/judge/unparsed"] == 0
+
+
+def judged_by(judge: str, folder: Path) -> dict[str, float]:
+    """The metrics of an iteration of Pref-GRPO."""
+    overrides = [f"algorithm.judge={judge}", f"output={folder}", "name=pictures"]
     overrides += ["training.iterations=1", "training.prompts_per_iteration=2", "training.group_size=4"]
     overrides += ["evaluation.prompts=null", "training.previews=0", "training.updates_per_iteration=1"]
-    trainer = Trainer(load(recipe("tiny_sd3/pref_grpo"), overrides), progress=False)
+    trainer = Trainer(load(recipe("tiny_sd3/pref_grpo_judge"), overrides), progress=False)
     trainer.train()
     (line,) = trainer.metrics.read()
-    assert line["reward/win_rate"] == pytest.approx(0.5, abs=1e-6) and line["reward/judge/unparsed"] == 0
+    return line
 
 
 def test_every_pair_is_asked_in_both_orders(votes: Path, tmp_path: Path) -> None:
@@ -155,6 +160,10 @@ def test_what_it_got_right_is_imitated_and_grpo_learns_from_the_rest(votes: Path
     start = JudgeScorer(TINY, "shapes_better", "cpu").accuracy(Preferences.read(str(votes)), 16)
     trained = JudgeScorer(str(tmp_path / "run" / "model"), "shapes_better", "cpu")
     assert trained.accuracy(Preferences.read(str(votes)), 16) > start
+
+    # the run's model is a judge
+    judge = f"{{name: vlm_pairwise, template: shapes_better, judge: {{model: {tmp_path / 'run' / 'model'}}}}}"
+    assert judged_by(judge, tmp_path)["reward/win_rate"] == pytest.approx(0.5, abs=1e-6)
 
 
 def test_a_cold_start_teaches_to_reason_and_the_result_judges_by_its_replies(tmp_path: Path) -> None:
