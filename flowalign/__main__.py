@@ -12,7 +12,7 @@ from rich.table import Table
 
 import flowalign
 from flowalign.commands_data import difficulty, prompts
-from flowalign.commands_judges import pair_questions, sift
+from flowalign.commands_judges import cold_start, pair_questions, sift
 from flowalign.commands_rewards import reward_check, reward_server, train_reward
 from flowalign.commands_sample import sample
 from flowalign.errors import ConfigError, FlowalignError, nearest
@@ -183,6 +183,7 @@ app.command()(reward_server)
 app.command()(reward_check)
 app.command()(train_reward)
 app.command()(pair_questions)
+app.command()(cold_start)
 app.command()(sift)
 
 

@@ -90,6 +90,7 @@ REWARDS = {
     "trust_weighted": "rewards.text.steps:TrustWeighted",
     "text_judge": "rewards.judges.text:TextJudge",
     "text_pairwise": "rewards.judges.text:PairwiseTextJudge",
+    "listener": "rewards.judges.listener:Listener",
     "thought_prm": "rewards.judges.text:ThoughtPRM",
     "environment": "rewards.text.turns:Environment",
     "compared": "flowalign.compared:Compared",
@@ -120,6 +121,7 @@ ADVANTAGES = {
         "gigpo",
         "process",
         "pass_k",
+        "max_rl",
         "best_margin",
         "psr_nsr",
     )
@@ -129,6 +131,7 @@ LOSSES = {
 }
 SELECTIONS = {
     "shuffled": "flowalign.selection.shuffled:Shuffled",
+    "together": "flowalign.selection.together:Together",
     "mopps": "flowalign.selection.mopps:MoPPS",
     "sec": "flowalign.selection.sec:SEC",
 }

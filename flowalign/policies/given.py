@@ -1,9 +1,10 @@
 """Texts that a language policy did not write, or not all of: as rollouts, with its log-probabilities."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,15 +33,31 @@ def rescored(
 def given(
     policy: LanguagePolicy, prompts: Sequence[str], texts: Sequence[str], temperature: float = 1.0, batch_size: int = 64
 ) -> TextRollout:
-    """Texts, each with an end token, as if the policy had written them.
+    """Texts, each with an end token, as if the policy had written them; raises as `demonstrated`."""
+    return rescored(policy, demonstrated(policy, prompts, texts, temperature=temperature), batch_size)
+
+
+def demonstrated(
+    policy: LanguagePolicy,
+    prompts: Sequence[str],
+    texts: Sequence[str],
+    metadata: Sequence[Mapping[str, Any]] = (),
+    temperature: float = 1.0,
+) -> TextRollout:
+    """Texts, each with an end token, their log-probabilities still 0.
+
+    Args:
+        metadata: of the prompts, for models with eyes.
 
     Raises:
         ConfigError: a prompt and its text do not fit into the model's context.
     """
     rows = [[*policy.tokenizer(t, add_special_tokens=False).input_ids, policy.tokenizer.eos_token_id] for t in texts]
-    ids, prompt_mask = policy.encode(prompts, max(map(len, rows)))
+    pictures = policy.pictures(metadata)
+    inputs = policy.prompt_inputs(prompts, pictures, max(map(len, rows)))
+    ids, prompt_mask = inputs["input_ids"], inputs["attention_mask"].bool()
     made = _written(policy, prompts, ids, prompt_mask, rows, torch.ones(len(rows), dtype=torch.bool), temperature)
-    return rescored(policy, made, batch_size)
+    return replace(made, pictures=pictures)
 
 
 def continued(

@@ -5,5 +5,6 @@ from flowalign.selection.mopps import MoPPS
 from flowalign.selection.replay import Replay, Stored
 from flowalign.selection.sec import SEC
 from flowalign.selection.shuffled import Shuffled
+from flowalign.selection.together import Together
 
-__all__ = ["SEC", "MoPPS", "Replay", "Selection", "Shuffled", "Stored"]
+__all__ = ["SEC", "MoPPS", "Replay", "Selection", "Shuffled", "Stored", "Together"]

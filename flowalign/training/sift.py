@@ -1,9 +1,9 @@
-"""Rejection sampling before reinforcement: imitate the right replies, leave the rest to GRPO (arXiv 2505.03318)."""
+"""What comes before reinforcement (arXiv 2505.03318): imitation of demonstrations, then of right replies."""
 
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,43 @@ from flowalign.config_text import TextConfig
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError
 from flowalign.files import sync
+from flowalign.policies.given import demonstrated
 from flowalign.policies.language import LanguagePolicy
 from flowalign.policies.text_rollout import TextRollout
 from flowalign.training.building import build_policy, build_reward
 from rewards import score
 from samplers import derive_seed
+
+KEY = "demonstration"
+
+
+def cold_start(
+    config: TextConfig, output: Path, epochs: int, learning_rate: float, progress: bool = True
+) -> dict[str, Any]:
+    """UnifiedReward-Think's first stage, for any prompts with a `demonstration` in their metadata: imitate it.
+
+    Every weight is trained.
+
+    Args:
+        config: of the GRPO run that follows: its model, data and seed.
+        output: a new folder, which gets `model/` and `cold_start.json`.
+        learning_rate: of AdamW, falling linearly to 0.
+
+    Returns:
+        what cold_start.json holds.
+    """
+    torch.manual_seed(config.training.seed)
+    policy: LanguagePolicy = build_policy(config, "cuda" if torch.cuda.is_available() else "cpu")
+    prompts = Prompts.read(config.data.prompts, config.data.where)
+    missing = [text for text, record in zip(prompts.texts, prompts.metadata, strict=True) if KEY not in record]
+    if missing:
+        raise ConfigError(f"{config.data.prompts}: the prompt {missing[0][:60]!r} has no '{KEY}' to imitate")
+    texts = [str(record[KEY]) for record in prompts.metadata]
+    rollout = demonstrated(policy, prompts.texts, texts, prompts.metadata)
+    rows = torch.arange(len(texts))
+    loss = _imitate(policy, rollout, rows, epochs, learning_rate, config.training.micro_batch_size, progress)
+    settings = {"epochs": epochs, "learning_rate": learning_rate, "seed": config.training.seed}
+    return _write(output, "cold_start", policy, {"demonstrations": len(texts), "loss": loss} | settings)
 
 
 def sift(
@@ -67,12 +99,19 @@ def sift(
         "learning_rate": learning_rate,
         "seed": seed,
     }
+    lines = [json.dumps({"prompt": prompts.texts[i], **prompts.metadata[i]}) + "\n" for i in wrong]
+    return _write(output, "sift", policy, report, {"wrong.jsonl": "".join(lines)})
+
+
+def _write(
+    output: Path, stage: str, policy: LanguagePolicy, report: dict[str, Any], files: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """A folder with the model, the report and further files, which appears when it is whole."""
     partial = output.with_name(f".partial-{output.name}")
     shutil.rmtree(partial, ignore_errors=True)
     policy.save(partial / "model")
-    (partial / "sift.json").write_text(json.dumps(report, indent=2) + "\n")
-    lines = [json.dumps({"prompt": prompts.texts[i], **prompts.metadata[i]}) + "\n" for i in wrong]
-    (partial / "wrong.jsonl").write_text("".join(lines))
+    for name, text in {f"{stage}.json": json.dumps(report, indent=2) + "\n", **(files or {})}.items():
+        (partial / name).write_text(text)
     sync(partial)
     os.replace(partial, output)
     return report
@@ -103,8 +142,8 @@ def _imitate(
     learning_rate: float,
     size: int,
     progress: bool,
-) -> None:
-    """Raise the likelihood of these rows' completions."""
+) -> float:
+    """Raise the likelihood of these rows' completions; returns the last pass's mean loss a token."""
     policy.train_all()
     parameters = list(policy.trainable().values())
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0)
@@ -112,10 +151,14 @@ def _imitate(
         batch for _ in range(epochs) for batch in rows[torch.randperm(len(rows))].split(size)
     ]
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=len(batches))
+    losses = []
     for batch in tqdm(batches, desc="imitation", disable=not progress):
         log_prob, _ = policy.log_probs(rollout, batch)
-        (-log_prob.sum() / rollout.mask[batch].sum()).backward()
+        loss = -log_prob.sum() / rollout.mask[batch].sum()
+        loss.backward()
+        losses.append(loss.item())
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
+    return float(np.mean(losses[-len(losses) // epochs :]))

@@ -12,7 +12,15 @@ from flowalign.data import Prompts, draw_batch
 from flowalign.errors import ConfigError
 
 RECIPE = recipe("tiny_sd3/demo")
-OWN_DATA = ("flow_grpo_fast_i2v", "judge", "dpo", "flow_grpo_kontext", "flow_grpo_edit")
+OWN_DATA = (
+    "flow_grpo_fast_i2v",
+    "judge",
+    "judge_think",
+    "judge_listener",
+    "dpo",
+    "flow_grpo_kontext",
+    "flow_grpo_edit",
+)
 """recipes for data of one's own"""
 
 
@@ -33,7 +41,7 @@ def test_every_recipe_is_valid(path: Path, tmp_path: Path) -> None:
     line = {key: "own.jsonl" for key in ("prompt", "chosen", "rejected", "image")}
     (tmp_path / "own.jsonl").write_text(json.dumps(line) + "\n")
     own = [f"data.prompts={tmp_path / 'own.jsonl'}"] if path.stem in OWN_DATA else []
-    own += [f"evaluation.prompts={tmp_path / 'own.jsonl'}"] if path.stem == "judge" else []
+    own += [f"evaluation.prompts={tmp_path / 'own.jsonl'}"] if path.stem.startswith("judge") else []
     load(path, own).check(processes=1)
 
 

@@ -9,7 +9,7 @@ import pytest
 from flowalign.config import load, recipe
 from flowalign.data import Prompts, draw_batch
 from flowalign.errors import ConfigError
-from flowalign.selection import SEC, MoPPS, Shuffled
+from flowalign.selection import SEC, MoPPS, Shuffled, Together
 
 PROMPTS = Prompts([f"p{i}" for i in range(60)], [{"category": "abc"[i % 3]} for i in range(60)])
 RATES = np.linspace(0, 1, 60)
@@ -23,6 +23,23 @@ def test_shuffled_goes_through_the_list_before_it_repeats() -> None:
     assert picks[:60] != picks[60:]
     batch = draw_batch(PROMPTS, 4, 8, 2, 3, False)
     assert batch.picks[::2] == picks[32:40]
+
+
+def test_what_belongs_together_comes_in_one_iteration() -> None:
+    pairs = Prompts([f"q{i}" for i in range(20)], [{"pair": i % 10} for i in range(20)])
+    selection = Together()
+    picks = [selection.picks(pairs, iteration, 4, 3) for iteration in range(10)]
+    for drawn in picks:
+        assert sorted(Counter(pick % 10 for pick in drawn).values()) == [2, 2]
+    flat = [pick for drawn in picks for pick in drawn]
+    assert sorted(flat[:20]) == list(range(20)) == sorted(flat[20:])
+    assert flat[:20] != flat[20:]
+
+    again = Together()
+    again.load_state_dict(json.loads(json.dumps({"drawn": 12})))
+    assert again.picks(pairs, 3, 4, 3) == picks[3]
+    alone = [pick for i in range(15) for pick in Together("missing").picks(PROMPTS, i, 60, 0)]
+    assert sorted(alone) == sorted(15 * list(range(60)))
 
 
 def test_mopps_finds_the_prompts_of_middling_difficulty() -> None:

@@ -57,6 +57,20 @@ def test_pass_k_of_more_than_there_are_says_so() -> None:
         estimators.pass_k(record([1.0, 0.0], [0, 0]), k=3)
 
 
+def test_max_rl_is_the_gradient_of_the_log_likelihood_as_far_as_a_group_reaches() -> None:
+    made = estimators.max_rl(record([1.0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1]))
+    assert made.tolist() == pytest.approx([3, -1, -1, -1, 0, 0])
+
+    # over all groups of 4 draws: the mean of advantage times score is d/dp of -sum_k (1 - p)^k / k
+    p, size, expected = 0.3, 4, 0.0
+    for draws in itertools.product([1.0, 0.0], repeat=size):
+        chance = math.prod(p if r else 1 - p for r in draws)
+        slope = [1 / p if r else -1 / (1 - p) for r in draws]
+        advantage = estimators.max_rl(record(list(draws), [0] * size)).tolist()
+        expected += chance * statistics.mean(a * s for a, s in zip(advantage, slope, strict=True))
+    assert expected == pytest.approx(sum((1 - p) ** (k - 1) for k in range(1, size)))
+
+
 def test_bnpo_by_the_density_written_out() -> None:
     reward = [1.0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0]
     group = [0] * 4 + [1] * 4 + [2] * 4

@@ -1,6 +1,8 @@
 """Judges in training: margins are what the judge says, training helps, and the result judges in Pref-GRPO."""
 
+import importlib.util
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from flowalign.commands_judges import pair_questions, sift
+from flowalign.commands_judges import cold_start, pair_questions, sift
 from flowalign.commands_rewards import train_reward
 from flowalign.config import load, recipe
 from flowalign.data import ASSETS, Preferences, Prompts
@@ -20,7 +22,7 @@ from flowalign.errors import ConfigError
 from flowalign.training import Trainer
 from flowalign.training.judge import JudgeScorer, judging_template, questions
 from rewards.judges import Local, PairwiseVLMJudge, VLMJudge
-from rewards.shapes import Thing, draw, train_requests
+from rewards.shapes import Thing, check, draw, train_requests
 from rewards.shapes.grammar import Request
 
 TINY = str(ASSETS / "tiny_vlm")
@@ -28,6 +30,7 @@ app = typer.Typer()
 app.command()(train_reward)
 app.command()(pair_questions)
 app.command()(sift)
+app.command()(cold_start)
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +47,14 @@ def votes(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 Image.fromarray(draw(request, rng)).save(folder / record[name])
             lines.write(json.dumps(record) + "\n")
     return folder / "votes.jsonl"
+
+
+def scripted(name: str) -> Any:
+    """A module of scripts/."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[3] / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def opened(pairs: Preferences, key: str) -> list[Image.Image]:
@@ -85,14 +96,19 @@ def test_training_on_votes_helps_and_the_result_is_a_judge_of_pref_grpo(
     assert report["heldout_accuracy_after"] >= max(0.95, report["heldout_accuracy_before"])
     assert f"{{name: {reward}, template: {template}, judge: {{model: {out}}}}}" in done.output
 
-    judge = f"{{name: {reward}, template: {template}, judge: {{model: {out}}}}}"
-    overrides = [f"algorithm={{name: pref_grpo, clip_range: 1.0e-2, judge: {judge}}}", f"output={tmp_path}", "name=run"]
+    line = judged_by(f"{{name: {reward}, template: {template}, judge: {{model: {out}}}}}", tmp_path)
+    assert line["reward/win_rate"] == pytest.approx(0.5, abs=1e-6) and line["reward/judge/unparsed"] == 0
+
+
+def judged_by(judge: str, folder: Path) -> dict[str, float]:
+    """The metrics of an iteration of Pref-GRPO."""
+    overrides = [f"algorithm.judge={judge}", f"output={folder}", "name=pictures"]
     overrides += ["training.iterations=1", "training.prompts_per_iteration=2", "training.group_size=4"]
     overrides += ["evaluation.prompts=null", "training.previews=0", "training.updates_per_iteration=1"]
-    trainer = Trainer(load(recipe("tiny_sd3/pref_grpo"), overrides), progress=False)
+    trainer = Trainer(load(recipe("tiny_sd3/pref_grpo_judge"), overrides), progress=False)
     trainer.train()
     (line,) = trainer.metrics.read()
-    assert line["reward/win_rate"] == pytest.approx(0.5, abs=1e-6) and line["reward/judge/unparsed"] == 0
+    return line
 
 
 def test_every_pair_is_asked_in_both_orders(votes: Path, tmp_path: Path) -> None:
@@ -145,6 +161,45 @@ def test_what_it_got_right_is_imitated_and_grpo_learns_from_the_rest(votes: Path
     trained = JudgeScorer(str(tmp_path / "run" / "model"), "shapes_better", "cpu")
     assert trained.accuracy(Preferences.read(str(votes)), 16) > start
 
+    # the run's model is a judge
+    judge = f"{{name: vlm_pairwise, template: shapes_better, judge: {{model: {tmp_path / 'run' / 'model'}}}}}"
+    assert judged_by(judge, tmp_path)["reward/win_rate"] == pytest.approx(0.5, abs=1e-6)
+
+
+def test_a_cold_start_teaches_to_reason_and_the_result_judges_by_its_replies(tmp_path: Path) -> None:
+    demonstrations = scripted("build_reasoning").build(tmp_path / "reasoning", 12)
+    records = [json.loads(line) for line in demonstrations.read_text().splitlines()]
+    assert [record["answer"] for record in records[:2]] in (["1", "2"], ["2", "1"])
+    for record in records:
+        thought, _, verdict = record["demonstration"].partition(": ")
+        wanted = re.search("shows (.*) better", record["prompt"])
+        score = [check(Image.open(demonstrations.parent / file), wanted[1]).soft for file in record["image"]]
+        assert verdict == record["answer"] == str(1 + (score[1] > score[0]))
+        for file, told in zip(record["image"], thought.split(", "), strict=True):
+            assert check(Image.open(demonstrations.parent / file), told).strict
+
+    out = tmp_path / "started"
+    overrides = [f"data.prompts={demonstrations}", "evaluation.prompts=null", "training.micro_batch_size=8"]
+    arguments = ["cold-start", str(recipe("tiny_vlm/judge")), *overrides, "--out", str(out)]
+    done = CliRunner().invoke(app, [*arguments, "--learning-rate", "3e-3", "--epochs", "8"])
+    assert done.exit_code == 0, done.output
+    report = json.loads((out / "cold_start.json").read_text())
+    assert report["demonstrations"] == 24 and report["loss"] < 1.5
+
+    # it replies in the format taught, so that its verdicts can be read
+    judge = PairwiseVLMJudge("shapes_think", Local(str(out / "model"), device="cpu"), max_tokens=24)
+    first, second = ([Image.open(demonstrations.parent / r["image"][i]) for r in records] for i in (0, 1))
+    prompts = [re.search("shows (.*) better", record["prompt"])[1] for record in records]
+    made = judge.compare(first, second, prompts, [{}] * len(records))
+    assert made.parts["unparsed"].mean() < 0.5
+
+
+def test_the_share_that_the_script_measures_is_the_judges_own(votes: Path) -> None:
+    measured = scripted("measure_judge").measure(str(votes), "shapes_show", ["tiny_vlm"])
+    assert measured["tiny_vlm"] == pytest.approx(
+        JudgeScorer(TINY, "shapes_show", "cpu").accuracy(Preferences.read(str(votes)), 16)
+    )
+
 
 def test_what_cannot_be_trained_is_said(votes: Path, tmp_path: Path) -> None:
     def error(*arguments: Any) -> str:
@@ -163,5 +218,8 @@ def test_what_cannot_be_trained_is_said(votes: Path, tmp_path: Path) -> None:
     )
     overrides = [*configured(votes, tmp_path), "rewards=[{name: exact_match, pattern: (never)}]"]
     assert "the model is right about no prompt" in error("sift", recipe("tiny_vlm/judge"), *overrides, "--out", new)
+    assert "has no 'demonstration' to imitate" in error(
+        "cold-start", recipe("tiny_vlm/judge"), *overrides, "--out", new
+    )
     assert "this model makes pictures" in error("sift", recipe("tiny_sd3/flow_grpo"), "--out", new)
     assert not new.exists()
