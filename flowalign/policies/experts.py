@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, nn
 
 from flowalign.errors import ConfigError
@@ -12,8 +13,8 @@ from flowalign.errors import ConfigError
 class Experts(nn.Module):
     """Networks of one architecture as one, which asks for each sample the network that the pipeline asked.
 
-    In one process (`check_processes`): where gradients are averaged over processes, every one of them would have to
-    ask every network.
+    Processes with whole copies may ask different ones at a time (`allow_unasked`). In shards they may not: each would
+    wait for parts of the networks that others do not ask.
 
     Args:
         members: the networks by their names in the pipeline, in the order of `expert`.
@@ -71,10 +72,20 @@ def _rows(value: Any, rows: Tensor, count: int) -> Any:
     return value[rows] if isinstance(value, Tensor) and value.dim() > 0 and len(value) == count else value
 
 
-def check_processes(network: nn.Module, processes: int) -> None:
-    """Refuse to train several networks as one on several processes."""
-    if isinstance(network, Experts) and processes > 1:
+def allow_unasked(network: nn.Module, accelerator: Accelerator) -> None:
+    """Let a process's last micro-batch ask some of the networks: the others count with what came before, or as zero."""
+    if isinstance(network, Experts):
+        accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
+
+
+def check_shards(network: nn.Module) -> None:
+    """Refuse to put several networks in shards.
+
+    Raises:
+        ConfigError: says what works.
+    """
+    if isinstance(network, Experts):
         raise ConfigError(
-            f"this pipeline has {len(network.members)} denoisers, which are trained in one process only, and there are "
-            f"{processes}; --num_processes 1 works"
+            f"this pipeline has {len(network.members)} denoisers, which are trained in whole copies, not in shards: "
+            "launch without FSDP"
         )

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from flowalign.errors import ConfigError
 from flowalign.policies.base import Policy, repeated_blocks
-from flowalign.policies.experts import check_processes
+from flowalign.policies.experts import allow_unasked, check_shards
 
 
 class Sharding:
@@ -83,11 +83,12 @@ def spread(policy: Policy, config: Any, accelerator: Accelerator) -> Sharding | 
     Raises:
         ConfigError: the network or a setting does not go with shards, or with several processes.
     """
-    check_processes(policy.network, accelerator.num_processes)
     sharding = Sharding.configured(accelerator.device)
     if sharding is None:
+        allow_unasked(policy.network, accelerator)
         policy.model = accelerator.prepare(policy.network)
         return None
+    check_shards(policy.network)
     if config.medium == "text":
         raise ConfigError("language models are trained in whole copies, not in shards: launch without FSDP")
     if config.model.base_bits is not None:

@@ -74,7 +74,11 @@ def test_names_mean_the_pipeline_they_are_loaded_with() -> None:
     assert tiny_name("black-forest-labs/FLUX.1-dev") == "flux"
     assert tiny_name("black-forest-labs/FLUX.2-klein-4B") == "flux2_klein"
     assert tiny_name("Wan-AI/Wan2.1-T2V-1.3B-Diffusers") == "wan"
+    assert tiny_name("Wan-AI/Wan2.2-I2V-A14B-Diffusers") == "wan22_14b_i2v"
+    assert tiny_name("kandinskylab/Kandinsky-5.0-I2V-Pro-sft-5s-Diffusers") == "kandinsky5_i2v"
+    assert tiny_name("hunyuanvideo-community/HunyuanVideo-1.5-480p_i2v") == "hunyuan_video15_i2v"
     assert tiny_name("tiny_sd3") == "sd35"
+    assert set(FAMILIES.values()) <= PIPELINES.keys()
     assert all(prefix == prefix.lower() for prefix in FAMILIES)
     with pytest.raises(ConfigError, match="someone/something.*--full"):
         tiny_name("someone/something")

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from flowalign.errors import ConfigError
 from flowalign.policies import DiffusersPolicy
-from flowalign.policies.experts import check_processes
+from flowalign.policies.experts import check_shards
 from flowalign.policies.families import Family
 from flowalign.policies.tiny_pipelines import PIPELINES, build
 from flowalign.registry import MODELS, resolve
@@ -33,12 +33,10 @@ def test_every_model_is_documented_and_conforms(name: str, tested: set[str]) -> 
     assert family.guidance.split(" in one call")[0].split(" a step")[0] in rows[0]
 
 
-def test_two_denoisers_are_not_trained_on_several_processes() -> None:
-    both = DiffusersPolicy(build("wan22_14b")).network
-    check_processes(both, 1)
-    check_processes(DiffusersPolicy(build("wan")).network, 2)
-    with pytest.raises(ConfigError, match="2 denoisers.*one process"):
-        check_processes(both, 2)
+def test_two_denoisers_are_not_put_in_shards() -> None:
+    check_shards(DiffusersPolicy(build("wan")).network)
+    with pytest.raises(ConfigError, match="2 denoisers.*whole copies"):
+        check_shards(DiffusersPolicy(build("wan22_14b")).network)
 
 
 def test_filling_by_a_network_that_sees_no_mask_is_refused() -> None:
