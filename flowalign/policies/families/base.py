@@ -1,4 +1,4 @@
-"""What model families share: encoding, guidance, packing, coordinates, decoding."""
+"""What a model family is, and what is usual for one."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -229,94 +229,6 @@ class Family:
     def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
         """What `decode` made, as PIL images; a video is a list of them."""
         return pipeline.image_processor.postprocess(pixels, output_type="pil")
-
-
-class Tokens(Family):
-    """Latents travel as a token a position, [B, H * W, C] or [B, F * H * W, C]."""
-
-    def unpack(self, latents: Tensor, size: Sequence[int]) -> Tensor:
-        return latents.transpose(1, 2).unflatten(2, tuple(size))
-
-    def pack(self, latents: Tensor) -> Tensor:
-        return latents.flatten(2).transpose(1, 2)
-
-
-class Packed(Family):
-    """Latents travel as tokens of 2x2 patches, [B, H/2 * W/2, 4 C]."""
-
-    def channels(self, denoiser: Any) -> int:
-        return int(denoiser.config.in_channels) // 4
-
-    def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, ...]:
-        scale = pipeline.vae_scale_factor
-        default = pipeline.default_sample_size * scale
-        height, width = (2 * (int(call.get(side) or default) // (2 * scale)) for side in ("height", "width"))
-        return height, width
-
-    def multiple(self, pipeline: DiffusionPipeline) -> int:
-        return 2 * int(pipeline.vae_scale_factor)
-
-    def unpack(self, latents: Tensor, size: Sequence[int]) -> Tensor:
-        height, width = size
-        patches = latents.unflatten(2, (-1, 2, 2)).unflatten(1, (height // 2, width // 2))
-        return patches.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
-
-    def pack(self, latents: Tensor) -> Tensor:
-        patches = latents.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))
-        return patches.permute(0, 2, 4, 1, 3, 5).flatten(3, 5).flatten(1, 2)
-
-
-class TrueGuidance(Family):
-    """Classifier-free guidance by two calls a step, the positive one first."""
-
-    guidance = "two calls a step"
-
-    def velocity(self, outputs: Sequence[Any], copies: Sequence[int], guidance: float) -> Tensor:
-        if len(outputs) == 1:
-            return outputs[0]
-        positive, negative = outputs
-        return negative + guidance * (positive - negative)
-
-
-class DistilledGuidance(Family):
-    """The guidance scale is an input of the network."""
-
-    guidance = "embedded"
-
-    def negative(self, guidance: float) -> bool:
-        return False
-
-
-class Video(Family):
-    """Samples are videos, [B, C, F, H, W]."""
-
-    def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
-        return pipeline.video_processor.postprocess_video(pixels, output_type="pil")
-
-
-class VideoVAE(Video):
-    """Wan's VAE, [B, C, F, H, W], whose latents are normalised channel by channel."""
-
-    @staticmethod
-    def _statistics(pipeline: DiffusionPipeline, like: Tensor) -> tuple[Tensor, Tensor]:
-        config = pipeline.vae.config
-        mean, std = (torch.tensor(v).view(1, -1, 1, 1, 1).to(like) for v in (config.latents_mean, config.latents_std))
-        return mean, std
-
-    def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
-        latents = pipeline.vae.encode(pixels.to(pipeline.vae.dtype)).latent_dist.mode()
-        mean, std = self._statistics(pipeline, latents)
-        return (latents - mean) / std
-
-    def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
-        latents = latents.to(pipeline.vae.dtype)
-        mean, std = self._statistics(pipeline, latents)
-        return pipeline.vae.decode(latents * std + mean, return_dict=False)[0]
-
-
-def rescaling(positive: Tensor, guided: Tensor) -> Tensor:
-    """What brings a guided velocity back to the norm of the positive one, along the last axis."""
-    return torch.norm(positive, dim=-1, keepdim=True) / torch.norm(guided, dim=-1, keepdim=True)
 
 
 def encode_masked(pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:

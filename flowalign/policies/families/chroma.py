@@ -5,7 +5,9 @@ from typing import Any
 
 from diffusers import DiffusionPipeline
 
-from flowalign.policies.families.base import JOINT_ATTENTION, Encoded, Packed, TrueGuidance, option
+from flowalign.policies.families.base import JOINT_ATTENTION, Encoded, option
+from flowalign.policies.families.guidance import TrueGuidance
+from flowalign.policies.families.latents import Packed
 
 
 class Chroma(Packed, TrueGuidance):

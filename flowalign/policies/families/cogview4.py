@@ -5,7 +5,8 @@ from typing import Any
 
 from diffusers import DiffusionPipeline
 
-from flowalign.policies.families.base import ATTENTION, Encoded, TrueGuidance, option
+from flowalign.policies.families.base import ATTENTION, Encoded, option
+from flowalign.policies.families.guidance import TrueGuidance
 
 
 class CogView4(TrueGuidance):

@@ -6,7 +6,9 @@ from typing import Any
 from diffusers import DiffusionPipeline
 from PIL.Image import Image
 
-from flowalign.policies.families.base import JOINT_ATTENTION, DistilledGuidance, Encoded, Packed, option
+from flowalign.policies.families.base import JOINT_ATTENTION, Encoded, option
+from flowalign.policies.families.guidance import DistilledGuidance
+from flowalign.policies.families.latents import Packed
 
 
 class Flux(Packed, DistilledGuidance):

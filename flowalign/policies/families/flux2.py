@@ -8,7 +8,9 @@ from diffusers import DiffusionPipeline
 from PIL.Image import Image
 from torch import Tensor
 
-from flowalign.policies.families.base import JOINT_ATTENTION, DistilledGuidance, Encoded, Packed, Tokens, TrueGuidance
+from flowalign.policies.families.base import JOINT_ATTENTION, Encoded
+from flowalign.policies.families.guidance import DistilledGuidance, TrueGuidance
+from flowalign.policies.families.latents import Packed, Tokens
 
 
 class Flux2Latents(Tokens, Packed):

@@ -9,7 +9,9 @@ from PIL.Image import Image
 from torch import Tensor
 
 from flowalign.errors import ConfigError
-from flowalign.policies.families.base import JOINT_ATTENTION, Encoded, TrueGuidance, Video
+from flowalign.policies.families.base import JOINT_ATTENTION, Encoded
+from flowalign.policies.families.guidance import TrueGuidance
+from flowalign.policies.families.latents import Video
 
 
 class Hunyuan(TrueGuidance):

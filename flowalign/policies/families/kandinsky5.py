@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flowalign.errors import ConfigError
-from flowalign.policies.families.base import Encoded, TrueGuidance, Video
+from flowalign.policies.families.base import Encoded
+from flowalign.policies.families.guidance import TrueGuidance
+from flowalign.policies.families.latents import Video
 
 
 class Kandinsky5(TrueGuidance):

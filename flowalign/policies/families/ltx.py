@@ -9,7 +9,8 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from flowalign.policies.families.base import ATTENTION, Encoded, Tokens, VideoVAE, option
+from flowalign.policies.families.base import ATTENTION, Encoded, option
+from flowalign.policies.families.latents import Tokens, VideoVAE
 
 
 class LTX(Tokens, VideoVAE):

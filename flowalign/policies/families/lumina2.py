@@ -6,7 +6,8 @@ from typing import Any
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from flowalign.policies.families.base import ATTENTION, Encoded, TrueGuidance, encode_masked, rescaling
+from flowalign.policies.families.base import ATTENTION, Encoded, encode_masked
+from flowalign.policies.families.guidance import TrueGuidance, rescaling
 
 
 class Lumina2(TrueGuidance):

@@ -10,16 +10,9 @@ from PIL.Image import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from flowalign.policies.families.base import (
-    ATTENTION,
-    JOINT_ATTENTION,
-    Encoded,
-    Packed,
-    Tokens,
-    TrueGuidance,
-    VideoVAE,
-    rescaling,
-)
+from flowalign.policies.families.base import ATTENTION, JOINT_ATTENTION, Encoded
+from flowalign.policies.families.guidance import TrueGuidance, rescaling
+from flowalign.policies.families.latents import Packed, Tokens, VideoVAE
 
 
 class QwenImage(Packed, TrueGuidance, VideoVAE):

@@ -7,7 +7,9 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from flowalign.policies.families.base import ATTENTION, Encoded, TrueGuidance, VideoVAE, option
+from flowalign.policies.families.base import ATTENTION, Encoded, option
+from flowalign.policies.families.guidance import TrueGuidance
+from flowalign.policies.families.latents import VideoVAE
 
 
 class Wan(TrueGuidance, VideoVAE):
