@@ -39,7 +39,7 @@ class PrefixRFT(language.LanguageAlgorithm):
     Settings = PrefixRFTSettings
     settings: PrefixRFTSettings
     takes_turns = False
-    refills = False
+    replays = False
     done = 0.0
 
     def progress(self, done: float) -> None:
