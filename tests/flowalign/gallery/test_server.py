@@ -181,8 +181,9 @@ def test_a_raters_session(server):
     first = server.next("Zoe")
     while (ballot := server.next("Zoe"))["pair"] is not None:
         assert set(ballot) == {"done", "total", "pair", "prompt", "left", "right"}
-        assert "iteration" not in ballot["left"] + ballot["right"]
-        good = max(("left", "right"), key=lambda side: _cleanness(server.ask("GET", "/" + ballot[side])[1]))
+        address = {side: ballot[side]["picture"] for side in ("left", "right")}
+        assert "iteration" not in address["left"] + address["right"]
+        good = max(address, key=lambda side: _cleanness(server.ask("GET", "/" + address[side])[1]))
         sides.append(good)
         seen.add(ballot["pair"])
         assert server.vote(ballot["pair"], good, "Zoe")[1]["done"] == len(seen)
