@@ -185,8 +185,8 @@ class Preferences(Prompts):
         """Itself, where nothing in it is a choice between texts."""
         if any(record.get("medium") == "text" for record in self.metadata):
             raise ConfigError(
-                "these preferences are between texts, and pictures are wanted; `flowalign pair-questions FILE --template "
-                "text_better` makes questions of them, to train a judge of texts on"
+                "these preferences are between texts, and pictures are wanted; `flowalign pair-questions FILE "
+                "--template text_better` makes questions of them, to train a judge of texts on"
             )
         return self
 

@@ -101,8 +101,9 @@ class Polls:
         if type(a) is not int or type(b) is not int or a not in columns or b not in columns or a == b:
             raise Refused("choose two different moments")
         if (a, b) not in self.pairs:
-            both = [(self.at.get((row, a)), self.at.get((row, b))) for row in range(len(self.gallery.rows))]
-            self.pairs[a, b] = {_key(x, y): (x, y) for x, y in both if x is not None and y is not None and _differ(x, y)}
+            sides = [(self.at.get((row, a)), self.at.get((row, b))) for row in range(len(self.gallery.rows))]
+            both = [(x, y) for x, y in sides if x is not None and y is not None]
+            self.pairs[a, b] = {_key(x, y): (x, y) for x, y in both if _differ(x, y)}
         return self.pairs[a, b]
 
     def next(self, rater: str, a: Any, b: Any) -> dict[str, Any]:

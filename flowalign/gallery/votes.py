@@ -1,8 +1,8 @@
 """Blind votes: kept in SQLite, summed up, and exported as preferences that training reads.
 
 A vote is on a pair of pictures, or of texts, of one prompt and seed. The export is JSON lines of
-`{"prompt", "seed", "chosen", "rejected", "rater"}`; ties and skipped pairs choose nothing and are not in it. Of pictures
-`chosen` and `rejected` are files; of texts they are the texts, and the line says `"medium": "text"`.
+`{"prompt", "seed", "chosen", "rejected", "rater"}`; ties and skipped pairs choose nothing and are not in it. `chosen`
+and `rejected` are files of pictures; of texts they are the texts, and the line says `"medium": "text"`.
 """
 
 import json
