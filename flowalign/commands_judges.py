@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 def pair_questions(
     preferences: Annotated[str, typer.Argument(help="JSON lines, as `flowalign gallery RUN --export FILE` writes.")],
     output: Annotated[Path, typer.Option("--out", "-o", help="File of the questions.")],
-    template: Annotated[str, typer.Option(help="Of a judge that compares two pictures.")] = "reward_dance_pair",
+    template: Annotated[
+        str, typer.Option(help="Of a judge that compares two pictures; of texts text_better.")
+    ] = "reward_dance_pair",
 ) -> None:
     """Write votes as questions with answers, each pair in both orders, to train a judge on by GRPO."""
     from flowalign.data import Preferences

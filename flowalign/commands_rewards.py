@@ -122,10 +122,10 @@ def train_reward(
     from flowalign.training import reward
     from flowalign.training.judge import JudgeScorer
 
-    pairs = Preferences.read(preferences)
+    pairs = Preferences.read(preferences).of_pictures()
     if output.exists():
         raise ConfigError(f"{output} is there already; --out names a new folder")
-    train, test = (pairs, Preferences.read(heldout)) if heldout else reward.split(pairs, 0.1, seed)
+    train, test = (pairs, Preferences.read(heldout).of_pictures()) if heldout else reward.split(pairs, 0.1, seed)
     processor = PICK_SCORE_PROCESSOR if model == PICK_SCORE and processor is None else processor
     path = str(shipped(model))
     scorer = reward.Scorer(path, processor) if template is None else JudgeScorer(path, template)

@@ -168,6 +168,8 @@ class Prompts:
 class Preferences(Prompts):
     """Choices between two pictures of a prompt: `metadata` has the files under 'chosen' and 'rejected'.
 
+    Where a line's 'medium' is 'text' they are texts, for judges of texts.
+
     `flowalign gallery RUN --export FILE` writes them; where={"rater": ["Ada"]} keeps the choices of one rater.
     """
 
@@ -179,13 +181,24 @@ class Preferences(Prompts):
         if not (Path(source).is_file() or is_data_set(source)):
             raise ConfigError(f"no preferences at '{source}'; `flowalign gallery RUN --export FILE` writes them")
 
+    def of_pictures(self) -> Self:
+        """Itself, where nothing in it is a choice between texts."""
+        if any(record.get("medium") == "text" for record in self.metadata):
+            raise ConfigError(
+                "these preferences are between texts, and pictures are wanted; `flowalign pair-questions FILE "
+                "--template text_better` makes questions of them, to train a judge of texts on"
+            )
+        return self
+
     @staticmethod
     def check(record: dict[str, Any], folder: Path, place: str) -> None:
-        """Make 'chosen' and 'rejected' paths of pictures that are there."""
+        """Make 'chosen' and 'rejected' paths of pictures that are there; texts stay."""
+        texts = record.get("medium") == "text"
         for key in ("chosen", "rejected"):
             if not isinstance(record.get(key), str):
-                raise ConfigError(f"{place}: no file name under the key '{key}'")
-            record[key] = _picture(folder / record[key], place)
+                raise ConfigError(f"{place}: no {'text' if texts else 'file name'} under the key '{key}'")
+            if not texts:
+                record[key] = _picture(folder / record[key], place)
 
 
 def _picture(path: Path, place: str) -> str:

@@ -244,13 +244,13 @@ class BaseConfig(Section):
         refilled = [key for key in ("dynamic_sampling", "replay") if getattr(self.data, key) is not None]
         if refilled and not algorithm.refills:
             raise ConfigError(
-                f"data.{refilled[0]}: '{self.algorithm.name}' does not learn from one group of samples a prompt, so "
-                "there are none to replace; flow_grpo and, for texts, grpo work"
+                f"data.{refilled[0]}: '{self.algorithm.name}' has no groups of samples whose rewards could be alike; "
+                "flow_grpo and, for texts, grpo work"
             )
-        if self.data.replay is not None and self.medium == "pictures":
+        if self.data.replay is not None and not algorithm.replays:
             raise ConfigError(
-                "data.replay: the steps of pictures are stored with all that the denoiser was called with, which no "
-                "checkpoint holds, so only texts are replayed; data.dynamic_sampling works"
+                f"data.replay: how '{self.algorithm.name}' learns from a group depends on the iteration that sampled "
+                "it; data.dynamic_sampling works"
             )
         if self.evaluation.prompts is not None:
             Prompts.of(self.evaluation)

@@ -48,6 +48,11 @@ class Trajectory:
         rows = {name: getattr(self, name)[samples] for name in _BY_SAMPLE}
         return Trajectory(**rows, sigmas=self.sigmas, nodes=None if self.nodes is None else self.nodes[samples])
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All it is made of, by name."""
+        made = {name: getattr(self, name) for name in (*_BY_SAMPLE, "sigmas", "nodes")}
+        return {name: value for name, value in made.items() if value is not None}
+
     @staticmethod
     def cat(parts: Sequence["Trajectory"]) -> "Trajectory":
         """Join trajectories that share one schedule and, from part to part, no state."""

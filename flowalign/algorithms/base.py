@@ -77,7 +77,9 @@ class Algorithm(Generic[E]):
     medium: ClassVar[Literal["pictures", "text"]] = "pictures"
     """what the models that it trains make"""
     refills: ClassVar[bool] = False
-    """it learns from one group of samples a prompt, got by the actor's `sample_and_score`: groups can be replaced"""
+    """it learns from samples that come in groups, got by the actor's `sample_and_score`: groups can be replaced"""
+    replays: ClassVar[bool] = False
+    """and a group of an earlier iteration can stand in for one"""
     headline: ClassVar[str]
     """the metric that the progress bar shows"""
     unit: ClassVar[str]
@@ -101,6 +103,10 @@ class Algorithm(Generic[E]):
     def items(self, config: Any) -> int:
         """How many items a group has."""
         raise NotImplementedError
+
+    def branches(self, config: Any) -> int:
+        """How many groups of samples an iteration makes of a prompt."""
+        return 1
 
     def modules(self, policy: Any) -> Mapping[str, nn.Module]:
         """Networks of the algorithm's own that are trained and saved with the policy."""

@@ -24,6 +24,13 @@ def require_single(config: "Config") -> None:
         )
 
 
+def places(config: "Config") -> range:
+    """The steps at which a prompt's trunk is left, each by a group."""
+    plan = config.build_plan()
+    assert isinstance(plan, Single)
+    return plan.places(config.rollout.steps)
+
+
 def branch_everywhere(actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
     """One trunk a prompt; at every step of the plan's range the prompt's group leaves it by one stochastic step.
 
@@ -34,11 +41,11 @@ def branch_everywhere(actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
     firsts = [batch.group.index(g) for g in dict.fromkeys(batch.group)]
     members = len(batch) // len(firsts)
     trunk = actor.trunk(batch[firsts])
-    places = list(actor.plan.places(actor.config.rollout.steps))
-    rows = [(t, k, m) for t in range(len(firsts)) for k in places for m in range(members)]
+    left = list(actor.plan.places(actor.config.rollout.steps))
+    rows = [(t, k, m) for t in range(len(firsts)) for k in left for m in range(members)]
     samples = torch.tensor([t for t, _, _ in rows], device=actor.device)
     steps = torch.tensor([k for _, k, _ in rows], device=actor.device)
     branched = batch[[firsts[t] + m for t, _, m in rows]]
-    branched.group = [batch.group[firsts[t]] * len(places) + places.index(k) for t, k, _ in rows]
+    branched.group = [batch.group[firsts[t]] * len(left) + left.index(k) for t, k, _ in rows]
     branched.noise_seeds = [derive_seed(batch.noise_seeds[firsts[t] + m], k) for t, k, m in rows]
     return actor.branches(trunk, samples, steps, branched.noise_seeds), branched

@@ -1,8 +1,12 @@
 """CHORD: reinforcement and imitation in one loss, (1 - mu) RL + mu SFT (arXiv 2508.11408).
 
 Loss: GRPO's, and the negative log-likelihood of a demonstration of each prompt, a token of probability p weighted by
-p (1 - p) (CHORD-phi) or not at all (CHORD-mu). mu is constant, or rises to a peak and falls to a valley. Departure: the
-authors draw their demonstrations apart from the prompts; here each prompt brings its own, in the data's metadata.
+p (1 - p) (CHORD-phi) or not at all (CHORD-mu). mu is constant, or rises to a peak and falls to a valley by a cosine.
+
+The authors' code (chord_policy_loss.py in Trinity-RFT) was read: mu, its schedule and its defaults, the weight and the
+mean over demonstrated tokens are theirs. Departures: they draw their demonstrations apart from the prompts, here each
+prompt brings its own, in the data's metadata; their mean is over a micro-batch's tokens, here over the iteration's; their
+cap on the probability up to which a token is imitated, which is off by default, is left out.
 """
 
 from typing import TYPE_CHECKING, Annotated, Literal

@@ -58,11 +58,11 @@ class DPO(base.Algorithm[Experience]):
     uses_reference = True
 
     def read(self, data: "Data") -> Preferences:
-        return Preferences.of(data)
+        return Preferences.of(data).of_pictures()
 
     def check(self, config: "Config") -> None:
         if self.settings.heldout is not None:
-            Preferences.read(self.settings.heldout)
+            Preferences.read(self.settings.heldout).of_pictures()
 
     def items(self, config: "Config") -> int:
         return config.training.group_size

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms import trajectory
-from flowalign.algorithms.branching import branch_everywhere, require_single
+from flowalign.algorithms.branching import branch_everywhere, places, require_single
 from flowalign.algorithms.trajectory import TrajectoryAlgorithm
 from flowalign.core.advantages import group_advantage
 from flowalign.core.credit import multi_granularity
@@ -40,10 +40,12 @@ class G2RPO(TrajectoryAlgorithm):
 
     Settings = G2RPOSettings
     settings: G2RPOSettings
-    refills = False
 
     def check(self, config: "Config") -> None:
         require_single(config)
+
+    def branches(self, config: "Config") -> int:
+        return len(places(config))
 
     def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
         return branch_everywhere(actor, batch)

@@ -1,7 +1,12 @@
 """KDRL: reinforcement with a divergence from a teacher on the policy's own texts (arXiv 2506.02208).
 
-Loss: GRPO's, plus an estimate of KL(policy || teacher) with a coefficient that may change in a straight line over
-training. Reward-guided, right texts are left to the reward alone.
+Loss: GRPO's, the mean over all tokens, plus the k2 estimate of KL(policy || teacher) (eq. 8), with a coefficient that
+may fall in a straight line over training; from 5e-3 to 1e-3 was best there. Reward-guided, right texts are left to the
+reward alone.
+
+The paper's own text was not at hand and no code was published; this follows its abstract and two accounts of its
+sections 3.1 to 3.4, which agree. Departures: there each update has texts of its own; reward-guided, the divergence is
+there the mean over the texts that it is left for, here over all; masking groups with a right text whole is left out.
 """
 
 from typing import TYPE_CHECKING

@@ -110,6 +110,7 @@ class LanguageAlgorithm(base.Algorithm[Experience]):
     settings: LanguageSettings
     medium = "text"
     refills = True
+    replays = True
     takes_turns: ClassVar[bool] = True
     """every text is sampled, so that it may be an episode with an environment"""
     headline = "reward/mean"

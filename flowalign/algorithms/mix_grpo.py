@@ -49,6 +49,12 @@ class MixGRPO(TrajectoryAlgorithm):
                 "rollout.sigmas: [1.0, 0.9, ...], one a step and before the pipeline's own shift, works"
             )
 
+        if self.settings.flash is not None and config.data.replay is not None:
+            raise ConfigError(
+                "data.replay: with algorithm.flash every place of the window has a schedule of its own, and groups of "
+                "several cannot be learned from together; algorithm.flash: null works"
+            )
+
     def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
         if self.settings.flash is None:
             return super().rollout(actor, batch)

@@ -1,8 +1,14 @@
 """Prefix-RFT: one member of a group goes on from the beginning of a demonstration (arXiv 2507.01679).
 
 Rollout: the last member of each group begins with a share of its prompt's demonstration, by cosine from `start` to
-`end` over training, and is the policy's from there on. Credit and loss are GRPO's on the whole text, but of the
-demonstrated tokens only the most uncertain learn.
+`end` over training, and is the policy's from there on; at least a token of the demonstration is left to it. Credit and
+loss are GRPO's on the whole text, but of the demonstrated tokens only the most uncertain learn. The paper takes
+Dr. GRPO's advantage, `advantage: {name: dr_grpo}`.
+
+The authors' code (recipe/prefix_rft) was read; it publishes no settings. Departures: there a share is drawn from a Beta
+distribution between two bounds, each with a schedule, a group may have several such members, and a prefix has a least
+length; the most uncertain are those of all prefixes of a mini-batch under the weights of now, here of each text under
+those that sampled; demonstrated tokens may go unclipped there, here they have the same loss as all others.
 """
 
 from typing import TYPE_CHECKING, Annotated
@@ -39,7 +45,7 @@ class PrefixRFT(language.LanguageAlgorithm):
     Settings = PrefixRFTSettings
     settings: PrefixRFTSettings
     takes_turns = False
-    refills = False
+    replays = False
     done = 0.0
 
     def progress(self, done: float) -> None:
@@ -52,7 +58,7 @@ class PrefixRFT(language.LanguageAlgorithm):
         made: list[list[int]] = [[] for _ in batch.prompts]
         for row, text in zip(shown, demonstrations(batch, shown, self.settings.demonstration), strict=True):
             tokens = actor.policy.tokenizer(text, add_special_tokens=False).input_ids
-            made[row] = list(tokens[: round(share * len(tokens))])
+            made[row] = list(tokens[: min(int(share * len(tokens)), len(tokens) - 1)])
         return made
 
     def rollout(self, actor: "TextActor", batch: Batch) -> TextRollout:

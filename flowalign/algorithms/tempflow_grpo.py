@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from flowalign.algorithms.branching import branch_everywhere, require_single
+from flowalign.algorithms.branching import branch_everywhere, places, require_single
 from flowalign.algorithms.trajectory import Actions, TrajectoryAlgorithm
 from flowalign.core.losses import noise_weight
 from flowalign.data import Batch
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 class TempFlowGRPO(TrajectoryAlgorithm):
     """TempFlow-GRPO: single-step branches at every step, weighted by their noise (arXiv 2508.04324)."""
 
-    refills = False
-
     def check(self, config: "Config") -> None:
         require_single(config)
+
+    def branches(self, config: "Config") -> int:
+        return len(places(config))
 
     def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
         return branch_everywhere(actor, batch)

@@ -144,6 +144,7 @@ class TrajectoryAlgorithm(base.Algorithm[Experience]):
     settings: PolicySettings
     headline = "reward/mean"
     refills = True
+    replays = True
     unit = "stochastic steps"
 
     def __init__(self, settings: PolicySettings) -> None:

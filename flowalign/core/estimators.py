@@ -186,7 +186,8 @@ def process(
     """GRPO with process supervision (arXiv 2402.03300, section 4.1.3): the sum of all later steps' rewards. -> [B, T]
 
     The rewards of a group's steps are normalised together. With a discount from step to step it is IGPO's advantage
-    (2510.14967).
+    (2510.14967, eq. 5 to 7); the code its authors published adds up the rewards first and takes off the group's mean at
+    the same token, without a division.
 
     Args:
         record: with `steps`, or a reward [B, T] of every action; a reward [B] alone is a step at a row's last action.

@@ -72,7 +72,7 @@ def prefix_share(done: float, start: float = 0.95, end: float = 0.05) -> float:
 
 
 def uncertain_prefix(entropy: Tensor, prefix: Tensor, share: float = 0.2) -> Tensor:
-    """Prefix-RFT: of the demonstrated actions only each row's `share` of most entropy learn: [B, T] bool.
+    """Prefix-RFT (arXiv 2507.01679): of demonstrated actions each row's `share` of most entropy learns: [B, T] bool.
 
     Args:
         entropy: [B, T].

@@ -89,18 +89,21 @@ class Polls:
 
     def __init__(self, gallery: Gallery, votes: Votes) -> None:
         self.gallery, self.votes = gallery, votes
-        pictures = [p for p in gallery.placed if p.sample.text is None]
-        self.at: dict[tuple[int, int], Placed] = {(p.row, p.column): p for p in pictures}
+        self.at: dict[tuple[int, int], Placed] = {(p.row, p.column): p for p in gallery.placed}
         self.pairs: dict[tuple[int, int], dict[str, tuple[Placed, Placed]]] = {}
 
     def contest(self, a: Any, b: Any) -> dict[str, tuple[Placed, Placed]]:
-        """{key: (picture of column a, picture of column b)}; raises Refused for columns that are not there."""
+        """{key: (sample of column a, sample of column b)}; raises Refused for columns that are not there.
+
+        They are two pictures, or two texts that are not the same.
+        """
         columns = range(len(self.gallery.columns))
         if type(a) is not int or type(b) is not int or a not in columns or b not in columns or a == b:
             raise Refused("choose two different moments")
         if (a, b) not in self.pairs:
-            both = [(self.at.get((row, a)), self.at.get((row, b))) for row in range(len(self.gallery.rows))]
-            self.pairs[a, b] = {_key(x, y): (x, y) for x, y in both if x is not None and y is not None}
+            sides = [(self.at.get((row, a)), self.at.get((row, b))) for row in range(len(self.gallery.rows))]
+            both = [(x, y) for x, y in sides if x is not None and y is not None]
+            self.pairs[a, b] = {_key(x, y): (x, y) for x, y in both if _differ(x, y)}
         return self.pairs[a, b]
 
     def next(self, rater: str, a: Any, b: Any) -> dict[str, Any]:
@@ -114,17 +117,18 @@ class Polls:
         key = min(left, key=lambda k: _draw(rater, k, "order"))
         # the ending tells the page whether to show a clip
         token = _draw(rater, key, "side")[:16]
-        sides = {}
+        ballot = {**progress, "pair": key, "prompt": contest[key][0].sample.prompt}
         for side in ("left", "right"):
-            ending = Path(contest[key][_index(side, token)].picture).suffix
-            sides[side] = f"api/picture/{a}/{b}/{key}/{side}/{token}{ending}"
-        return {**progress, "pair": key, "prompt": contest[key][0].sample.prompt, **sides}
+            shown = contest[key][_index(side, token)]
+            address = f"api/picture/{a}/{b}/{key}/{side}/{token}{Path(shown.picture).suffix}"
+            ballot[side] = {"text": shown.sample.text} if shown.sample.text is not None else {"picture": address}
+        return ballot
 
     def picture(self, a: int, b: int, key: str, side: str, token: str) -> str:
         """Name in the gallery of a ballot's picture, whose address does not tell which it is."""
         contest = self.contest(a, b)
-        if key not in contest or side not in ("left", "right"):
-            raise Refused("there is no such pair")
+        if key not in contest or side not in ("left", "right") or contest[key][0].sample.text is not None:
+            raise Refused("there is no such pair of pictures")
         return contest[key][_index(side, token)].picture
 
     def vote(self, rater: str, a: Any, b: Any, key: Any, verdict: Any) -> None:
@@ -134,8 +138,8 @@ class Polls:
         first, second = contest[key]
         if verdict in ("left", "right"):
             verdict = ("first", "second")[_index(verdict, _draw(rater, key, "side"))]
-        pair = Pair(key, first.sample.prompt, first.sample.seed, first.sample.path, second.sample.path)
-        self.votes.add(rater, pair, verdict)
+        shown = [p.sample.path if p.sample.text is None else p.sample.text for p in (first, second)]
+        self.votes.add(rater, Pair(key, first.sample.prompt, first.sample.seed, *shown), verdict)
 
     def results(self, a: Any, b: Any) -> dict[str, Any]:
         contest = self.contest(a, b)
@@ -144,9 +148,17 @@ class Polls:
 
 
 def _key(first: Placed, second: Placed) -> str:
-    return hashlib.sha256(f"{first.sample.path}\n{second.sample.path}".encode(errors="surrogateescape")).hexdigest()[
-        :24
-    ]
+    """Of a pair, the same after a restart; the texts of a moment share their file."""
+    named = [str(p.sample.path) for p in (first, second)]
+    if first.sample.text is not None:
+        named += [first.sample.prompt, first.sample.seed]
+    return hashlib.sha256("\n".join(named).encode(errors="surrogateescape")).hexdigest()[:24]
+
+
+def _differ(first: Placed, second: Placed) -> bool:
+    """Whether there is something to choose: two pictures, or two texts that are not the same."""
+    one, other = first.sample.text, second.sample.text
+    return (one is None and other is None) or (one is not None and other is not None and one != other)
 
 
 def _draw(rater: str, key: str, purpose: str) -> str:

@@ -1,7 +1,8 @@
 """Blind votes: kept in SQLite, summed up, and exported as preferences that training reads.
 
-A vote is on a pair of pictures of one prompt and seed. The export is JSON lines of
-`{"prompt", "seed", "chosen", "rejected", "rater"}`; ties and skipped pairs choose nothing and are not in it.
+A vote is on a pair of pictures, or of texts, of one prompt and seed. The export is JSON lines of
+`{"prompt", "seed", "chosen", "rejected", "rater"}`; ties and skipped pairs choose nothing and are not in it. `chosen`
+and `rejected` are files of pictures; of texts they are the texts, and the line says `"medium": "text"`.
 """
 
 import json
@@ -24,13 +25,14 @@ WORTH = {"first": 0.0, "second": 1.0, "tie": 0.5}
 
 @dataclass(frozen=True)
 class Pair:
-    """Two pictures of one prompt and seed; `first` comes from the earlier column of the gallery."""
+    """Two pictures or texts of one prompt and seed; `first` comes from the earlier column of the gallery."""
 
     key: str
     prompt: str
     seed: str
-    first: Path
-    second: Path
+    first: Path | str
+    """a picture's file, or a text"""
+    second: Path | str
 
 
 class Votes:
@@ -50,6 +52,9 @@ class Votes:
                 " verdict TEXT NOT NULL CHECK (verdict IN ('first', 'second', 'tie', 'skip')), time REAL NOT NULL,"
                 " UNIQUE (rater, pair))"
             )
+            # files of votes were of pictures alone
+            if "medium" not in [column[1] for column in file.execute("PRAGMA table_info(votes)")]:
+                file.execute("ALTER TABLE votes ADD COLUMN medium TEXT NOT NULL DEFAULT 'picture'")
 
     def _open(self) -> sqlite3.Connection:
         file = sqlite3.connect(self.path, timeout=30)
@@ -58,11 +63,13 @@ class Votes:
 
     def add(self, rater: str, pair: Pair, verdict: str) -> None:
         """Keep a vote; a rater's second one on a pair, as from a repeated request, changes nothing."""
-        row = (rater, pair.key, pair.prompt, pair.seed, str(pair.first), str(pair.second), verdict, time.time())
+        medium = "picture" if isinstance(pair.first, Path) else "text"
+        sides = str(pair.first), str(pair.second)
+        row = (rater, pair.key, pair.prompt, pair.seed, *sides, verdict, time.time(), medium)
         with closing(self._open()) as file, file:
             file.execute(
-                "INSERT OR IGNORE INTO votes (rater, pair, prompt, seed, first, second, verdict, time)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR IGNORE INTO votes (rater, pair, prompt, seed, first, second, verdict, time, medium)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 row,
             )
 
@@ -85,18 +92,19 @@ class Votes:
         return dict(table)
 
     def preferences(self, beside: Path | None = None) -> list[dict[str, str]]:
-        """The choices as lines of the export; with `beside`, paths are relative to that folder."""
+        """The choices as lines of the export; with `beside`, pictures' paths are relative to that folder."""
         with closing(self._open()) as file:
             rows = file.execute(
-                "SELECT prompt, seed, first, second, verdict, rater FROM votes"
+                "SELECT prompt, seed, first, second, verdict, rater, medium FROM votes"
                 " WHERE verdict IN ('first', 'second') ORDER BY number"
             ).fetchall()
         lines = []
-        for prompt, seed, first, second, verdict, rater in rows:
-            if beside is not None:
+        for prompt, seed, first, second, verdict, rater, medium in rows:
+            if beside is not None and medium == "picture":
                 first, second = os.path.relpath(first, beside), os.path.relpath(second, beside)
             chosen, rejected = (first, second) if verdict == "first" else (second, first)
-            lines.append({"prompt": prompt, "seed": seed, "chosen": chosen, "rejected": rejected, "rater": rater})
+            line = {"prompt": prompt, "seed": seed, "chosen": chosen, "rejected": rejected, "rater": rater}
+            lines.append(line if medium == "picture" else {**line, "medium": medium})
         return lines
 
     def export(self, path: Path) -> int:

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
 from flowalign.data import Source
+from flowalign.errors import ConfigError
 from flowalign.policies.conditions import Conditions, Ragged
 from samplers import Trajectory
 from samplers.kernels import Kernel
@@ -51,6 +53,33 @@ class Rollout:
             return latents
         given = self.given if samples is None else self.given[samples]
         return torch.cat([given.to(latents), latents], 2)
+
+    def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Its trajectories as tensors; what the denoiser is called with besides must follow from the prompts.
+
+        Raises:
+            ConfigError: it differs between samples, which are of one prompt.
+        """
+        first, last = (self._called_with(row) for row in (0, len(self) - 1))
+        if not all(torch.allclose(own, other) for own, other in zip(first, last, strict=True)):
+            raise ConfigError(
+                "data.replay: this pipeline calls its denoiser with something of each sample's own beside its latents, "
+                "which is not kept; data.dynamic_sampling works"
+            )
+        return self.trajectory.tensors(), {}
+
+    def _called_with(self, row: int) -> list[Tensor]:
+        """The tensors that the denoiser got for a sample at the last step, without the latents."""
+        device = self.trajectory.latents.device
+        rows, steps = (
+            torch.tensor([row], device=device),
+            torch.tensor([self.trajectory.mask.shape[1] - 1], device=device),
+        )
+        conditions = self.conditions
+        if isinstance(conditions, Ragged):
+            conditions, rows, _ = next(conditions.split(rows))
+        leaves, _ = tree_flatten(conditions.gather(rows, steps))
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     @staticmethod
     def cat(parts: Sequence["Rollout"]) -> "Rollout":

@@ -79,6 +79,17 @@ class TextRollout:
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         return {f.name: function(getattr(self, f.name)) for f in fields(self) if f.type is Tensor}
 
+    def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What `unpacked` makes it of again, given its prompts: tensors, and JSON; pictures are left out."""
+        return self._mapped(lambda values: values), {"temperature": self.temperature, "episodes": self.episodes}
+
+    @staticmethod
+    def unpacked(tensors: dict[str, Tensor], rest: dict[str, Any], prompts: list[str]) -> "TextRollout":
+        """The inverse of `packed`."""
+        values: dict[str, Any] = {**tensors}
+        episodes = [[Taken(*turn) for turn in own] for own in rest["episodes"]]
+        return TextRollout(prompts, temperature=rest["temperature"], episodes=episodes, **values)
+
     @staticmethod
     def cat(parts: Sequence["TextRollout"], padding: int) -> "TextRollout":
         """Join rollouts made with the same settings.

@@ -1,34 +1,39 @@
 """Replay of informative groups: groups with spread are kept, to stand in for later ones without."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from flowalign.data import Batch
-from flowalign.policies.text_rollout import Taken, TextRollout
 from rewards import Scores
 
 
 @dataclass
 class Stored:
-    """One group as it was sampled, on the CPU."""
+    """What an iteration made of one prompt, as it was sampled, on the CPU."""
 
-    rollout: TextRollout
-    """its `log_prob` is that of the weights that sampled it, so that the loss's ratio is against those"""
+    tensors: dict[str, Tensor]
+    """of its rollout; the log-probabilities are of the weights that sampled it, so that the loss's ratio is to those"""
+    rest: dict[str, Any]
+    """of its rollout, as JSON"""
     batch: Batch
     scores: Scores
     spread: float
     """standard deviation of its rewards"""
 
-    def at(self, slot: int, iteration: int) -> Batch:
-        """Its samples as a group of another iteration."""
+    def at(self, slot: int, iteration: int, branches: int = 1) -> Batch:
+        """Its samples as those of a prompt of another iteration.
+
+        Args:
+            branches: groups that an iteration makes of a prompt.
+        """
         rows = len(self.batch)
         own = self.batch
-        return Batch(own.prompts, own.metadata, [slot] * rows, own.seeds, own.noise_seeds, iteration, [-1] * rows)
+        group = [slot * branches + number % branches for number in own.group]
+        return Batch(own.prompts, own.metadata, group, own.seeds, own.noise_seeds, iteration, [-1] * rows)
 
 
 class Replay:
@@ -66,17 +71,17 @@ class Replay:
         tensors: dict[str, Tensor] = {}
         rest = []
         for i, group in enumerate(self.stored):
-            rollout = {name: getattr(group.rollout, name) for name in _TENSORS}
+            rollout = {f"rollout.{name}": value for name, value in group.tensors.items()}
             scores = {f"scores.{name}": value for name, value in group.scores.parts.items()}
             named = rollout | {"value": group.scores.value} | scores
             tensors |= {f"{i}.{name}": value for name, value in named.items()}
             rest.append(
                 {
                     "batch": vars(group.batch),
+                    "rollout": group.rest,
+                    "tensors": list(group.tensors),
                     "parts": list(group.scores.parts),
                     "steps": group.scores.steps,
-                    "temperature": group.rollout.temperature,
-                    "episodes": group.rollout.episodes,
                     "spread": group.spread,
                 }
             )
@@ -86,19 +91,8 @@ class Replay:
         """The inverse of `state`."""
         self.stored = []
         for i, record in enumerate(rest):
-            batch = Batch(**record["batch"])
-            kept: dict[str, Any] = {name: tensors[f"{i}.{name}"] for name in _TENSORS}
-            episodes = [[Taken(*turn) for turn in own] for own in record["episodes"]]
-            rollout = TextRollout(batch.prompts, temperature=record["temperature"], episodes=episodes, **kept)
+            rollout = {name: tensors[f"{i}.rollout.{name}"] for name in record["tensors"]}
             parts = {name: tensors[f"{i}.scores.{name}"] for name in record["parts"]}
             scores = Scores(tensors[f"{i}.value"], parts, record["steps"])
-            self.stored.append(Stored(rollout, batch, scores, record["spread"]))
-
-
-_TENSORS = [field.name for field in fields(TextRollout) if field.type is Tensor]
-
-
-def alone(rollout: TextRollout, batch: Batch, scores: Scores, rows: Sequence[int], spread: float) -> Stored:
-    """A group of an iteration, to be stored."""
-    members = torch.tensor(list(rows))
-    return Stored(rollout[members.to(rollout.mask.device)].to("cpu"), batch[rows], scores[members], spread)
+            batch = Batch(**record["batch"])
+            self.stored.append(Stored(rollout, record["rollout"], batch, scores, record["spread"]))

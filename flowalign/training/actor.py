@@ -21,7 +21,7 @@ from flowalign.training.overlap import in_turn, overlapped
 from flowalign.training.worker import Worker
 from rewards import Reward, Scores
 from rewards.dense import Estimator, ValueHead, agreement, persistence
-from samplers import derive_seed
+from samplers import Trajectory, derive_seed
 from samplers.completion import complete, completions, fork, path, perturb
 from samplers.plans import Tree
 from samplers.tree import grow
@@ -192,6 +192,15 @@ class Actor(Worker):
 
     def joined(self, rollouts: Sequence[Rollout]) -> Rollout:
         return Rollout.cat(rollouts)
+
+    def unpacked(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> Rollout:
+        """One sample is walked again for what the denoiser is called with; it is the same for all of a prompt."""
+        one = batch[[0]]
+        again = self.policy.sample(one.prompts, one.seeds, sources=one.sources, **self.config.rollout.arguments())
+        trajectory = Trajectory(**{name: value.to(self.device) for name, value in tensors.items()})
+        rollout = again.branch(trajectory, torch.zeros(len(batch), dtype=torch.long, device=self.device))
+        rollout.kernel = self.kernel
+        return rollout
 
     def values(self, rollout: Rollout, batch: Batch, final: Tensor, estimator: Estimator) -> Tensor:
         """[B, T + 1] what each state of each trajectory is worth, R_0 .. R_T.

@@ -11,8 +11,7 @@ from torch import Tensor
 from flowalign.algorithms.base import Experience
 from flowalign.config import BaseConfig
 from flowalign.data import Batch, Prompts, draw_batch, draw_groups
-from flowalign.selection import Replay, Selection
-from flowalign.selection.replay import alone
+from flowalign.selection import Replay, Selection, Stored
 from rewards import Scores
 
 if TYPE_CHECKING:
@@ -33,11 +32,15 @@ class Groups:
     Args:
         selection: picks prompts, and is told how every group fared that was drawn, whether kept or not.
         worker: this process's, among the others.
+        branches: groups that an iteration makes of a prompt. They are replaced together: a place is a prompt's, and
+            teaches where one of its groups has spread.
     """
 
-    def __init__(self, config: BaseConfig, prompts: Prompts, selection: Selection, worker: "Worker") -> None:
+    def __init__(
+        self, config: BaseConfig, prompts: Prompts, selection: Selection, worker: "Worker", branches: int = 1
+    ) -> None:
         self.config, self.prompts, self.selection, self.worker = config, prompts, selection, worker
-        self.seed, self.size = config.training.seed, config.training.group_size
+        self.seed, self.size, self.branches = config.training.seed, config.training.group_size, branches
         # a text draws from its noise seed alone; the start noise is that of a picture made of it
         self.shares_start_noise = getattr(config.rollout, "share_start_noise", True)
         settings = config.data.replay
@@ -71,9 +74,10 @@ class Groups:
         dynamic = self.config.data.dynamic_sampling
         if dynamic is None and self.replay is None:
             return made
-        iteration, slots = made[1].iteration, list(dict.fromkeys(made[1].group))
+        iteration = made[1].iteration
+        slots = dict.fromkeys(number // self.branches for number in made[1].group)
         current = {slot: (made, i) for i, slot in enumerate(slots)}
-        """of each place its group: what it was made with, and as which group of that"""
+        """of each place its groups: what they were made with, and as those of which prompt of that"""
         drawn, rewards = 0, 0.0
         poor = list(range(self.config.training.prompts_per_iteration))
         for round in itertools.count(1):
@@ -98,15 +102,15 @@ class Groups:
         return self._joined(current)
 
     def _outcomes(self, current: dict[int, tuple[Made, int]]) -> tuple[Tensor, Tensor]:
-        """[N] mean rewards and [N] their standard deviations of the groups of all processes."""
-        rewards = torch.stack([made[2].value.view(-1, self.size)[i] for made, i in current.values()])
+        """[N] mean rewards and [N] their standard deviations, of all processes; of several groups the largest."""
+        rewards = torch.stack([made[2].value.view(-1, self.branches, self.size)[i] for made, i in current.values()])
         rewards = self.worker.gather(rewards.to(self.worker.device)).cpu()
         # equal rewards may have a mean that rounding sets apart from them
-        alike = rewards.amax(1) == rewards.amin(1)
-        return rewards.mean(1), rewards.std(1, correction=0).masked_fill(alike, 0.0)
+        alike = rewards.amax(2) == rewards.amin(2)
+        return rewards.mean((1, 2)), rewards.std(2, correction=0).masked_fill(alike, 0.0).amax(1)
 
     def _teach(self, mean: Tensor, spread: Tensor) -> list[bool]:
-        """Of each group, whether it is worth keeping."""
+        """Of each place, whether what it has is worth keeping."""
         dynamic = self.config.data.dynamic_sampling
         kept = spread > (dynamic.spread if dynamic else 0.0)
         if dynamic is not None and dynamic.low is not None:
@@ -130,20 +134,30 @@ class Groups:
         """
         assert self.replay is not None
         taken = self.replay.take(len(poor), iteration, self.seed)
-        fresh = [
-            alone(*made, range(i * self.size, (i + 1) * self.size), float(spread[slot]))
-            for slot, (made, i) in current.items()
-            if slot not in poor
-        ]
+        fresh = [self._stored(made, i, float(spread[slot])) for slot, (made, i) in current.items() if slot not in poor]
         self.replay.put(gather_object(fresh))
         filled, left = poor[: len(taken)], poor[len(taken) :]
         self._tell(filled, mean)
         for slot, stored in zip(filled, taken, strict=True):
             if slot in current:
-                rollout = stored.rollout.to(self.worker.device)
-                current[slot] = ((rollout, stored.at(slot, iteration), stored.scores), 0)
+                batch = stored.at(slot, iteration, self.branches)
+                current[slot] = ((self.worker.unpacked(stored.tensors, stored.rest, batch), batch, stored.scores), 0)
         self.worker.metrics["groups/replayed"] = float(len(filled))
         return left
+
+    def _stored(self, made: Made, place: int, spread: float) -> Stored:
+        """What an iteration made of one prompt, to be kept."""
+        rollout, batch, scores = made
+        rows = self._rows(place)
+        members = torch.tensor(rows)
+        tensors, rest = rollout[members.to(self.worker.device)].packed()
+        tensors = {name: value.to("cpu", copy=True) for name, value in tensors.items()}
+        return Stored(tensors, rest, batch[rows], scores[members], spread)
+
+    def _rows(self, place: int) -> list[int]:
+        """Of the samples of that prompt."""
+        block = self.branches * self.size
+        return list(range(place * block, (place + 1) * block))
 
     def _joined(self, current: dict[int, tuple[Made, int]]) -> Made:
         """One rollout of the groups, in the order of their places."""
@@ -154,7 +168,7 @@ class Groups:
         for part in parts:
             firsts[id(part)] = rows
             rows += len(part[1])
-        order = [firsts[id(made)] + i * self.size + m for made, i in current.values() for m in range(self.size)]
+        order = [firsts[id(made)] + row for made, i in current.values() for row in self._rows(i)]
         rollouts, batches, scores = zip(*parts, strict=True)
         rollout = self.worker.joined(rollouts)[torch.tensor(order, device=self.worker.device)]
         return rollout, Batch.cat(batches)[order], Scores.cat(scores)[torch.tensor(order)]

@@ -94,6 +94,8 @@ def judging_template(name: str) -> Template:
 def questions(pairs: Preferences, name: str) -> list[dict[str, Any]]:
     """Each pair as two questions: `prompt`, `image`, `answer`, and `pair`, which the two have in common.
 
+    Of texts there is no `image`: the template has them in its fields {first} and {second}, as text_better.
+
     A template that compares is asked in both orders. One about single pictures is asked about either, and the first
     label (yes) is the answer for the chosen one.
     """
@@ -101,7 +103,15 @@ def questions(pairs: Preferences, name: str) -> list[dict[str, Any]]:
     asked, records = template.questions[0], []
     shown = [("chosen", "rejected"), ("rejected", "chosen")] if template.pairwise else [("chosen",), ("rejected",)]
     for number, (text, record) in enumerate(zip(pairs.texts, pairs.metadata, strict=True)):
+        texts = record.get("medium") == "text"
+        if texts != ({"first", "second"} <= template.fields.keys()):
+            own, other = ("texts", "text_better") if texts else ("pictures", "reward_dance_pair")
+            raise ConfigError(f"template '{name}': the preferences are between {own}; {other} asks about those")
         for keys, answer in zip(shown, asked.labels, strict=True):
+            if texts:
+                told = record | {side: record[key] for side, key in zip(("first", "second"), keys, strict=True)}
+                records.append({"prompt": template.text(asked, text, told), "answer": answer, "pair": number})
+                continue
             files = [str(Path(record[key]).absolute()) for key in keys]
             question = {"prompt": template.text(asked, text, record), "image": files, "answer": answer}
             records.append(question | {"pair": number})

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -63,6 +64,9 @@ class TextActor(Worker):
 
     def joined(self, rollouts: Sequence[TextRollout]) -> TextRollout:
         return TextRollout.cat(rollouts, self.policy.tokenizer.pad_token_id)
+
+    def unpacked(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> TextRollout:
+        return TextRollout.unpacked(tensors, rest, batch.prompts).to(self.device)
 
     def baseline(self, batch: Batch) -> Tensor:
         """[B] rewards of the most probable completion of each sample's prompt, sampled once a group."""

@@ -90,7 +90,9 @@ class Trainer:
         self.prompts = config.data.kept(self.algorithm.read(config.data))
         selection = config.data.selection
         self.selection = registry.build("selections", selection.name, selection.settings, "data.selection")
-        self.groups = self.actor.groups = Groups(config, self.prompts, self.selection, self.actor)
+        self.groups = self.actor.groups = Groups(
+            config, self.prompts, self.selection, self.actor, self.algorithm.branches(config)
+        )
         self.learner = Learner(self.algorithm, self.actor, sharding)
         self.evaluator = Evaluator(self.algorithm, self.actor, self.learner, self.folder)
 

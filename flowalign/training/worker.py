@@ -56,6 +56,10 @@ class Worker:
         """Several rollouts as one."""
         raise NotImplementedError
 
+    def unpacked(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> Any:
+        """The rollout that its `packed` gave these, of the samples of the batch."""
+        raise NotImplementedError
+
     # Scores
 
     def records(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:

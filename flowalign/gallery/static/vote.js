@@ -1,5 +1,5 @@
 "use strict";
-// Blind votes: two pictures of one prompt and seed, in random order and on random sides. The server knows which is which.
+// Blind votes: two pictures or texts of one prompt and seed, in random order and on random sides. The server knows which is which.
 
 gallery.views.vote = (main, settings) => {
   const { element, text, columns } = gallery;
@@ -8,7 +8,7 @@ gallery.views.vote = (main, settings) => {
     return;
   }
   if (columns.length < 2) {
-    main.append(element("p", { class: "empty" }, "Voting needs two moments with pictures."));
+    main.append(element("p", { class: "empty" }, "Voting needs two moments with pictures or texts."));
     return;
   }
   const names = columns.map((c) => [c.index, c.label]);
@@ -57,11 +57,11 @@ gallery.views.vote = (main, settings) => {
     const progress = element("progress", { max: next.total, value: next.done, "aria-label": "Judged pairs" });
     const undo = element("button", { type: "button", disabled: next.done === 0, onclick: () => act("undo") }, "Undo ", element("kbd", {}, "u"));
     if (!pair) {
-      ballot.replaceChildren(progress, element("p", {}, next.total ? "All pairs are judged. Thank you!" : "These two moments have no prompt and seed in common."), element("div", { class: "bar" }, undo));
+      ballot.replaceChildren(progress, element("p", {}, next.total ? "All pairs are judged. Thank you!" : "These two moments have nothing of one prompt and seed that differs."), element("div", { class: "bar" }, undo));
       return;
     }
     const choice = (side, name, key) => {
-      const view = gallery.image(pair[side], `${name} picture`);
+      const view = "text" in pair[side] ? gallery.written(pair[side].text) : gallery.image(pair[side].picture, `${name} picture`);
       return element("button", { type: "button", onclick: () => act(side) }, view, `${name} is better `, element("kbd", {}, key));
     };
     ballot.replaceChildren(progress, element("h2", {}, text(pair.prompt)),
@@ -96,7 +96,7 @@ gallery.views.vote = (main, settings) => {
       table.between.length ? grid(["raters", "pairs both judged", "same verdict", "Cohen's kappa"], table.between.map((r) => [element("span", {}, text(r.raters[0]), " and ", text(r.raters[1])), r.pairs, percent(r.same), r.kappa === null ? "–" : r.kappa.toFixed(2)]))
         : element("p", {}, "Nobody has judged a pair that another has judged."),
       element("h2", {}, "Agreement with each reward"),
-      table.rewards.length ? grid(["reward", "agrees with the choice", "choices"], table.rewards.map((r) => [text(r.name), rate(r), r.pairs])) : element("p", {}, "No choice yet between pictures that a reward tells apart."),
+      table.rewards.length ? grid(["reward", "agrees with the choice", "choices"], table.rewards.map((r) => [text(r.name), rate(r), r.pairs])) : element("p", {}, "No choice yet between samples that a reward tells apart."),
       element("p", {}, element("a", { href: "api/export", download: "preferences.jsonl" }, "Download all votes as preference JSON lines")));
   }
 

@@ -75,7 +75,7 @@ def test_page_and_pictures_are_served_on_loopback(server):
     )
     for name in ("assets/core.js", "assets/gallery.css"):
         assert server.ask("GET", f"/{name}")[0] == 200
-    status, picture, _ = server.ask("GET", "/" + server.next()["left"])
+    status, picture, _ = server.ask("GET", "/" + server.next()["left"]["picture"])
     assert status == 200 and picture.startswith(b"\x89PNG")
 
 
@@ -181,8 +181,9 @@ def test_a_raters_session(server):
     first = server.next("Zoe")
     while (ballot := server.next("Zoe"))["pair"] is not None:
         assert set(ballot) == {"done", "total", "pair", "prompt", "left", "right"}
-        assert "iteration" not in ballot["left"] + ballot["right"]
-        good = max(("left", "right"), key=lambda side: _cleanness(server.ask("GET", "/" + ballot[side])[1]))
+        address = {side: ballot[side]["picture"] for side in ("left", "right")}
+        assert "iteration" not in address["left"] + address["right"]
+        good = max(address, key=lambda side: _cleanness(server.ask("GET", "/" + address[side])[1]))
         sides.append(good)
         seen.add(ballot["pair"])
         assert server.vote(ballot["pair"], good, "Zoe")[1]["done"] == len(seen)
@@ -247,5 +248,6 @@ def test_sides_are_random(server):
     """Over 24 raters' first pairs the base stands on either side (all on one: once in 8 million)."""
     samples = Path(server.process.args[3]) / "samples" / "iteration-000000"
     base = {path.read_bytes() for path in samples.glob("*.png")}
-    left = [server.ask("GET", "/" + server.next(f"rater {n}".replace(" ", "+"))["left"])[1] in base for n in range(24)]
+    ballots = [server.next(f"rater+{n}") for n in range(24)]
+    left = [server.ask("GET", "/" + ballot["left"]["picture"])[1] in base for ballot in ballots]
     assert set(left) == {True, False}

@@ -1,6 +1,10 @@
 """Runs of a language model in the gallery: what is read, what a trainer saves, and the page in real Chromium."""
 
 import json
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +12,11 @@ import pytest
 import torch
 
 from flowalign.config import load, recipe
+from flowalign.data import Preferences
+from flowalign.errors import ConfigError
 from flowalign.gallery import Texts, build, save_previews
 from flowalign.training import Trainer
+from flowalign.training.judge import questions
 from tests.flowalign.gallery import test_browser
 
 browser, open_page = test_browser.browser, test_browser.open_page
@@ -143,6 +150,52 @@ class TestInChromium:
         page.goto(f"file://{text_page}#compare?row=4&a=0&b=2")
         page.wait_for_selector(".prompt >> text=prompt 4")
         assert page.locator(".pair .written").nth(1).bounding_box()["height"] <= 0.6 * 800 + 2
+
+    def test_votes_by_keys_are_exported_as_texts(self, open_page, tmp_path):
+        pytest.importorskip("uvicorn", reason="the serve extra is not installed")
+        run = make_run(tmp_path / "run")
+        code = "from flowalign.gallery.cli import gallery; import typer; typer.run(gallery)"
+        command = [sys.executable, "-c", code, str(run), "-o", str(tmp_path / "out"), "--serve", "--port", "0"]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            page = open_page(re.search(r"http://\S+", server.stdout.readline())[0] + "#vote")
+            page.get_by_label("Your name").fill("Ada")
+            page.keyboard.press("Enter")
+            page.get_by_text("0 of 6 judged").wait_for()
+            picked = {}
+            for done in range(1, 7):
+                prompt = page.locator(".ballot h2").inner_text()
+                sides = page.locator(".ballot .pair .written")
+                assert sides.count() == 2 and page.locator(".ballot img").count() == 0
+                left, right = sides.nth(0).inner_text(), sides.nth(1).inner_text()
+                # what the last moment wrote, whichever side it is on
+                wins = "left" if "of moment 0" in right else "right"
+                picked[prompt] = left if wins == "left" else right
+                assert "of moment 0" in (right if wins == "left" else left)
+                page.keyboard.press("ArrowLeft" if wins == "left" else "ArrowRight")
+                page.get_by_text(f"{done} of 6 judged").wait_for()
+            assert page.title() != "run"
+            page.get_by_role("button", name="Results").click()
+            page.wait_for_selector(".results table")
+            with page.expect_download() as download:
+                page.get_by_role("link", name="Download").click()
+            download.value.save_as(tmp_path / "preferences.jsonl")
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait(20)
+            server.stdout.close()
+        lines = [json.loads(line) for line in (tmp_path / "preferences.jsonl").read_text().splitlines()]
+        chosen = {line["prompt"]: line["chosen"] for line in lines}
+        assert chosen == {f"prompt {i}": text for i, text in enumerate(HOSTILE)}
+        assert all(line["rejected"] == f"text {line['seed']} of moment 0" for line in lines)
+        pairs = Preferences.read(str(tmp_path / "preferences.jsonl"), where={"rater": ["Ada"]})
+        asked = questions(pairs, "text_better")
+        assert [record["answer"] for record in asked] == ["A", "B"] * 6
+        assert "Answer A: " + lines[0]["chosen"] in asked[0]["prompt"] and "Answer B: text" in asked[0]["prompt"]
+        with pytest.raises(ConfigError, match="between texts; text_better asks about those"):
+            questions(pairs, "reward_dance_pair")
+        with pytest.raises(ConfigError, match="pictures are wanted"):
+            pairs.of_pictures()
 
     def test_sorts_and_filters_like_pictures(self, open_page, text_page):
         page = open_page(f"file://{text_page}")

@@ -143,3 +143,24 @@ def test_export_file_is_plain_json_lines(tmp_path):
     votes.export(tmp_path / "p.jsonl")
     (line,) = (tmp_path / "p.jsonl").read_text().splitlines()
     assert json.loads(line).keys() == {"prompt", "seed", "chosen", "rejected", "rater"}
+
+
+def test_a_file_of_votes_on_pictures_takes_votes_on_texts_too(tmp_path):
+    path = tmp_path / "votes.sqlite"
+    with sqlite3.connect(path) as file:
+        file.execute(
+            "CREATE TABLE votes (number INTEGER PRIMARY KEY, rater TEXT NOT NULL, pair TEXT NOT NULL,"
+            " prompt TEXT NOT NULL, seed TEXT NOT NULL, first TEXT NOT NULL, second TEXT NOT NULL,"
+            " verdict TEXT NOT NULL, time REAL NOT NULL, UNIQUE (rater, pair))"
+        )
+        file.execute("INSERT INTO votes VALUES (1, 'Ada', 'k', 'p', '0', '/a.png', '/b.png', 'first', 0.0)")
+    for _ in range(2):
+        votes = Votes(path)
+    votes.add("Ada", Pair("t", "1+1=", "7", "two", "2"), "second")
+    assert votes.preferences() == [
+        {"prompt": "p", "seed": "0", "chosen": "/a.png", "rejected": "/b.png", "rater": "Ada"},
+        {"prompt": "1+1=", "seed": "7", "chosen": "2", "rejected": "two", "rater": "Ada", "medium": "text"},
+    ]
+    assert votes.export(tmp_path / "out" / "preferences.jsonl") == 2
+    kept = (tmp_path / "out" / "preferences.jsonl").read_text().splitlines()
+    assert '"chosen": "2"' in kept[1], "a text is no path"

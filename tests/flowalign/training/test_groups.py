@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from flowalign.config import load, recipe
@@ -147,9 +148,9 @@ def test_what_is_left_without_spread_gets_a_group_of_an_earlier_iteration(texts:
         old = stored[second.batch.prompts[i]]
         rows = slice(i, i + 4)
         assert torch.equal(second.scores.value[rows], old.scores.value)
-        width = old.rollout.mask.shape[1]
+        width = old.tensors["mask"].shape[1]
         # against the weights that sampled them, which are not those of now
-        torch.testing.assert_close(second.rollout.log_prob[rows, :width], old.rollout.log_prob)
+        torch.testing.assert_close(second.rollout.log_prob[rows, :width], old.tensors["log_prob"])
         assert second.advantage[rows].any() and second.batch.group[rows] == [i // 4] * 4
     assert second.metrics["policy/ratio"] != pytest.approx(1, abs=1e-5)
     # they say nothing of the weights of now
@@ -214,24 +215,100 @@ def test_two_processes_draw_replay_and_learn_as_one(tmp_path: Path) -> None:
     assert json.loads((two / "checkpoints" / "checkpoint-000004" / "state.json").read_text())["groups"]["selection"]
 
 
-def test_pictures_are_drawn_again_too(tmp_path: Path) -> None:
+def brightness(images: list[Any], prompts: list[str]) -> list[float]:
+    """The mean brightness, where the prompt has an odd number of letters; otherwise all are alike."""
+    return [sum(i.convert("L").tobytes()) / 2e5 * (len(p) % 2) for i, p in zip(images, prompts, strict=True)]
+
+
+def pictures(folder: Path, name: str, *overrides: str, resume: bool = False) -> Trainer:
     small = [
-        "data.dynamic_sampling={rounds: 3, spread: 0.01}",
-        "training.iterations=1",
+        "training.iterations=4",
         "training.prompts_per_iteration=4",
         "training.group_size=4",
         "training.updates_per_iteration=1",
+        "training.micro_batch_size=16",
         "evaluation.prompts=null",
         "rollout.steps=3",
         "rollout.sigmas=null",
-        f"output={tmp_path}",
+        f"output={folder}",
+        "name=run",
     ]
+    config = load(recipe(f"tiny_sd3/{name}"), [*small, *overrides])
+    return Trainer(config, reward=brightness, progress=False, resume=resume)
 
-    def reward(images: list[Any], prompts: list[str]) -> list[float]:
-        """The mean brightness, where the prompt has an odd number of letters; otherwise all are alike."""
-        return [sum(i.convert("L").tobytes()) / 2e5 * (len(p) % 2) for i, p in zip(images, prompts, strict=True)]
 
-    run = Trainer(load(recipe("tiny_sd3/flow_grpo"), small), reward=reward, progress=False)
+PICTURES_REPLAY = "data.replay={groups: 6, age: 3}"
+
+
+@pytest.mark.parametrize("name", ["flow_grpo", "branch_grpo", "tempflow_grpo"])
+def test_groups_of_pictures_stand_in_for_later_ones(name: str, tmp_path: Path) -> None:
+    plan = {
+        "branch_grpo": ["rollout.plan={name: tree, splits: [0, 1]}"],
+        "tempflow_grpo": ["rollout.plan={name: single, start: 0}"],
+    }
+    still = ["training.optimizer.learning_rate=1e-30", *plan.get(name, [])]
+    run = pictures(tmp_path, name, PICTURES_REPLAY, *still)
+    step(run)
+    assert run.groups.replay is not None
+    stored = {group.batch.prompts[0]: group for group in run.groups.replay.stored}
+    second = step(run)
+    block = 4 * run.groups.branches
+    replayed = [i for i in range(0, len(second.batch), block) if second.batch.picks[i] == -1]
+    assert len(replayed) == second.metrics["groups/replayed"] > 0
+    for i in replayed:
+        rows, old = slice(i, i + block), stored[second.batch.prompts[i]]
+        assert torch.equal(second.rollout.trajectory.latents[rows], old.tensors["latents"])
+        assert torch.equal(second.scores.value[rows], old.scores.value)
+        first = second.batch.group[i]
+        assert second.batch.group[rows] == [first + m // 4 for m in range(block)] and first % run.groups.branches == 0
+        assert second.advantage[rows].any()
+    # what the denoiser is called with is as it was: under the weights of then the old log-probabilities come again
+    items = second.items()
+    items = items[torch.isin(items[:, 0] // block * block, torch.tensor(replayed))]
+    ratio = run.algorithm.losses(run.policy, second, items)[1]["policy/ratio"]
+    torch.testing.assert_close(ratio, torch.ones_like(ratio), atol=1e-4, rtol=0)
+
+
+def test_a_resumed_run_replays_the_pictures_of_the_uninterrupted_one(tmp_path: Path) -> None:
+    whole, half = (pictures(tmp_path / name, "flow_grpo", PICTURES_REPLAY) for name in ("whole", "half"))
+    whole.train()
+    for _ in range(2):
+        step(half)
+    half.save()
+    again = pictures(tmp_path / "half", "flow_grpo", PICTURES_REPLAY, resume=True)
+    again.train()
+    for name, value in whole.learner.parameters.items():
+        assert torch.equal(value, again.learner.parameters[name]), name
+    assert sum(record["groups/replayed"] for record in whole.metrics.read()[2:]) > 0
+
+
+def test_what_is_each_samples_own_is_not_replayed(tmp_path: Path) -> None:
+    run = pictures(tmp_path, "flow_grpo", PICTURES_REPLAY)
+    rollout = run.actor.rollout(run.groups.draw(0))
+    conditions = rollout.conditions
+    for call in (call for calls in conditions.calls for call in calls):
+        call["encoder_hidden_states"] = call["encoder_hidden_states"] + torch.arange(16.0)[:, None, None]
+    with pytest.raises(ConfigError, match="something of each sample's own"):
+        rollout[torch.arange(4)].packed()
+
+
+@pytest.mark.parametrize("name", ["tempflow_grpo", "g2rpo"])
+def test_a_prompt_whose_branches_are_all_alike_is_drawn_again(name: str, tmp_path: Path) -> None:
+    dynamic = "data.dynamic_sampling={rounds: 3, spread: 0.001}"
+    run = pictures(tmp_path, name, dynamic, "rollout.plan={name: single, start: 0}")
+    experience = step(run)
+    # two steps may be left by the plan, so that every prompt has two groups
+    assert run.groups.branches == 2 and len(experience.batch) == 4 * 2 * 4
+    assert experience.batch.group == [i // 4 for i in range(32)]
+    spread = experience.scores.value.view(4, 2, 4).std(2, correction=0).amax(1)
+    assert experience.metrics["groups/drawn"] > 4
+    assert experience.metrics["groups/poor"] == (spread <= 0.001).sum() < 4
+    assert experience.rollout.prompts == experience.batch.prompts
+    assert experience.metrics["policy/ratio"] == pytest.approx(1, abs=1e-4)
+
+
+def test_pictures_are_drawn_again_too(tmp_path: Path) -> None:
+    run = pictures(tmp_path, "flow_grpo", "data.dynamic_sampling={rounds: 3, spread: 0.01}")
     experience = step(run)
     spread = experience.scores.value.view(4, 4).std(1, correction=0)
     assert experience.metrics["groups/drawn"] > 4
@@ -252,11 +329,24 @@ def test_difficulty_keeps_prompts_by_their_measured_success(tmp_path: Path) -> N
     ("name", "overrides", "message"),
     [
         ("tiny_lm/grpo", ["data.difficulty={low: 0.2}"], "has no number under 'success_rate'"),
-        ("tiny_sd3/flow_grpo", ["data.replay={groups: 8}"], "only texts are replayed"),
-        ("tiny_sd3/tempflow_grpo", ["data.dynamic_sampling={rounds: 4}"], "one group of samples a prompt"),
+        (
+            "tiny_sd3/mix_grpo",
+            ["algorithm.flash=0.4", "rollout.sigmas=[1.0]", "data.replay={groups: 8}"],
+            "algorithm.flash: null works",
+        ),
+        ("tiny_lm/prefix_rft", ["data.replay={groups: 8}"], "depends on the iteration that sampled it"),
         ("tiny_lm/grpo", ["data.dynamic_sampling={round: 4}"], "did you mean 'rounds'"),
     ],
 )
 def test_what_cannot_work_is_said_before_a_model_loads(name: str, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(recipe(name), overrides).check(1)
+
+
+def test_pairs_that_people_chose_between_are_in_no_group(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    line = {"prompt": "a red circle", "chosen": "a.png", "rejected": "a.png"}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(line) + "\n")
+    config = load(recipe("tiny_sd3/dpo"), [f"data.prompts={tmp_path / 'pairs.jsonl'}", DYNAMIC])
+    with pytest.raises(ConfigError, match="'dpo' has no groups of samples whose rewards could be alike"):
+        config.check(1)
