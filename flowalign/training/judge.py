@@ -79,10 +79,7 @@ def judging_template(name: str) -> Template:
     Raises:
         ConfigError: no such template, or another kind.
     """
-    try:
-        template = load_template(name)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    template = _loaded(name)
     if template.answer != "probability" or len(template.questions) != 1 or "reference" in template.needs:
         raise ConfigError(
             f"template '{name}': a judge is trained by the probability of one question's labels about one or two "
@@ -97,25 +94,36 @@ def questions(pairs: Preferences, name: str) -> list[dict[str, Any]]:
     Of texts there is no `image`: the template has them in its fields {first} and {second}, as text_better.
 
     A template that compares is asked in both orders. One about single pictures is asked about either, and the first
-    label (yes) is the answer for the chosen one.
+    label (yes) is the answer for the chosen one. Where a reply names the winner, the answer is the number of its
+    picture, 1 or 2.
     """
-    template = judging_template(name)
-    asked, records = template.questions[0], []
+    template = _loaded(name)
+    by_winner = template.answer == "winner" and len(template.questions) == 1
+    asked, records = (template if by_winner else judging_template(name)).questions[0], []
+    answers = ["1", "2"] if by_winner else asked.labels
     shown = [("chosen", "rejected"), ("rejected", "chosen")] if template.pairwise else [("chosen",), ("rejected",)]
     for number, (text, record) in enumerate(zip(pairs.texts, pairs.metadata, strict=True)):
         texts = record.get("medium") == "text"
         if texts != ({"first", "second"} <= template.fields.keys()):
             own, other = ("texts", "text_better") if texts else ("pictures", "reward_dance_pair")
             raise ConfigError(f"template '{name}': the preferences are between {own}; {other} asks about those")
-        for keys, answer in zip(shown, asked.labels, strict=True):
+        for keys, answer in zip(shown, answers, strict=True):
+            sides = [record[key] for key in keys]
             if texts:
-                told = record | {side: record[key] for side, key in zip(("first", "second"), keys, strict=True)}
-                records.append({"prompt": template.text(asked, text, told), "answer": answer, "pair": number})
-                continue
-            files = [str(Path(record[key]).absolute()) for key in keys]
-            question = {"prompt": template.text(asked, text, record), "image": files, "answer": answer}
-            records.append(question | {"pair": number})
+                told = record | dict(zip(("first", "second"), sides, strict=True))
+                question: dict[str, Any] = {"prompt": template.text(asked, text, told)}
+            else:
+                files = [str(Path(file).absolute()) for file in sides]
+                question = {"prompt": template.text(asked, text, record), "image": files}
+            records.append(question | {"answer": answer, "pair": number})
     return records
+
+
+def _loaded(name: str) -> Template:
+    try:
+        return load_template(name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _picture(pairs: Preferences, row: int, key: str) -> PIL.Image.Image:

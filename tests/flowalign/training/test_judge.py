@@ -49,6 +49,16 @@ def votes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "votes.jsonl"
 
 
+def test_where_a_reply_names_the_winner_its_number_is_the_answer(votes: Path) -> None:
+    pairs = Preferences.read(str(votes)).take([0, 1])
+    for name in ("shapes_think", "unified_reward_think"):
+        asked = questions(pairs, name)
+        assert [record["answer"] for record in asked] == ["1", "2"] * 2
+        for record in asked:
+            assert "chosen" in Path(record["image"][int(record["answer"]) - 1]).name
+            assert pairs.texts[record["pair"]] in record["prompt"]
+
+
 def scripted(name: str) -> Any:
     """A module of scripts/."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[3] / "scripts" / f"{name}.py")
