@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flowalign.errors import ConfigError
 from flowalign.policies.families.base import JOINT_ATTENTION, Encoded
-from flowalign.policies.families.guidance import TrueGuidance
+from flowalign.policies.families.guidance import DistilledGuidance, TrueGuidance
 from flowalign.policies.families.latents import Video
 
 
@@ -57,6 +57,21 @@ class HunyuanImage(Hunyuan):
         if self.embedded:
             return {"distilled_guidance_scale": guidance}
         return super().arguments(guidance)
+
+
+class HunyuanVideo(DistilledGuidance, Video):
+    """HunyuanVideo (arXiv 2412.03603), text to video, which DanceGRPO trained."""
+
+    pipelines = ("HunyuanVideoPipeline",)
+    lora_targets = JOINT_ATTENTION
+
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
+        names = ("prompt_embeds", "pooled_prompt_embeds", "prompt_attention_mask")
+        return dict(zip(names, pipeline.encode_prompt(list(prompts), **options), strict=True))
+
+    def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
+        # the template around a prompt counts too
+        return {}
 
 
 class HunyuanVideo15(Hunyuan, Video):
