@@ -92,12 +92,16 @@ class HunyuanVideo15ImageToVideo(HunyuanVideo15):
 
     def check_size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> None:
         super().check_size(pipeline, call)
+        if not {"height", "width"} <= call.keys():
+            return
         size = call["height"], call["width"]
         nearest = pipeline.video_processor.calculate_default_height_width(*size, pipeline.target_size)
         if size != nearest:
-            works = "height {} with width {}".format(*nearest)
-            name = type(pipeline).__name__
-            raise ConfigError(f"{name} cannot make height {size[0]} with width {size[1]}; {works} would work")
+            height, width = nearest
+            raise ConfigError(
+                f"{type(pipeline).__name__} cannot make height {size[0]} with width {size[1]}; "
+                f"height {height} with width {width} would work"
+            )
 
     def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
         # the sides are the picture's
