@@ -41,6 +41,7 @@ FAMILIES = {
     "kandinskylab/kandinsky-5.0-i2i": "kandinsky5_edit",
     "kandinskylab/kandinsky-5.0-t2v": "kandinsky5_video",
     "kandinskylab/kandinsky-5.0-i2v": "kandinsky5_i2v",
+    "hunyuanvideo-community/hunyuanvideo": "hunyuan_video",
     "hunyuanvideo-community/hunyuanvideo-1.5": "hunyuan_video15",
     "hunyuanvideo-community/hunyuanvideo-1.5-480p_i2v": "hunyuan_video15_i2v",
     "hunyuanvideo-community/hunyuanvideo-1.5-720p_i2v": "hunyuan_video15_i2v",

@@ -160,6 +160,7 @@ MODELS = {
     "ltx2": "flowalign.policies.families.ltx2:LTX2",
     "ltx2_i2v": "flowalign.policies.families.ltx2:LTX2ImageToVideo",
     "hunyuan_image": "flowalign.policies.families.hunyuan:HunyuanImage",
+    "hunyuan_video": "flowalign.policies.families.hunyuan:HunyuanVideo",
     "hunyuan_video15": "flowalign.policies.families.hunyuan:HunyuanVideo15",
     "hunyuan_video15_i2v": "flowalign.policies.families.hunyuan:HunyuanVideo15ImageToVideo",
     "kandinsky5_image": "flowalign.policies.families.kandinsky5:Kandinsky5Image",

@@ -323,7 +323,7 @@ class DiffusersPolicy(Policy):
         difference = (self.velocity(rollout, samples, steps).float() - recorded).abs().max()
         self.forwards = forwards
         relative = float(difference / recorded.abs().max())
-        tolerance = self.family.noise if self.dtype == torch.float32 else 5e-2
+        tolerance = self.family.tolerance if self.dtype == torch.float32 else 5e-2
         if not relative <= tolerance:
             raise FlowalignError(
                 f"replaying {type(self.pipeline).__name__} differs from its rollout by {relative:.2g} "

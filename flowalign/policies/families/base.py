@@ -57,7 +57,7 @@ class Family:
     """of the network's input, on which the latents are followed by what the pictures became"""
     unpadded: ClassVar[bool] = False
     """a text's length changes the sample, without a mask to help: prompts of different lengths are called apart"""
-    noise: ClassVar[float] = 1e-4
+    tolerance: ClassVar[float] = 1e-4
     """how far, by the largest velocity, a float32 replay may be from its rollout"""
     largest_batch: ClassVar[int | None] = None
     """samples that one call of the pipeline takes, None for any number"""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flowalign.errors import ConfigError
 from flowalign.policies.families.base import JOINT_ATTENTION, Encoded
-from flowalign.policies.families.guidance import TrueGuidance
+from flowalign.policies.families.guidance import DistilledGuidance, TrueGuidance
 from flowalign.policies.families.latents import Video
 
 
@@ -59,6 +59,21 @@ class HunyuanImage(Hunyuan):
         return super().arguments(guidance)
 
 
+class HunyuanVideo(DistilledGuidance, Video):
+    """HunyuanVideo (arXiv 2412.03603), text to video, which DanceGRPO trained."""
+
+    pipelines = ("HunyuanVideoPipeline",)
+    lora_targets = JOINT_ATTENTION
+
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
+        names = ("prompt_embeds", "pooled_prompt_embeds", "prompt_attention_mask")
+        return dict(zip(names, pipeline.encode_prompt(list(prompts), **options), strict=True))
+
+    def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
+        # the template around a prompt counts too
+        return {}
+
+
 class HunyuanVideo15(Hunyuan, Video):
     """HunyuanVideo 1.5, text to video; room for a first frame, empty here, stands beside the channels."""
 
@@ -77,12 +92,16 @@ class HunyuanVideo15ImageToVideo(HunyuanVideo15):
 
     def check_size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> None:
         super().check_size(pipeline, call)
+        if not {"height", "width"} <= call.keys():
+            return
         size = call["height"], call["width"]
         nearest = pipeline.video_processor.calculate_default_height_width(*size, pipeline.target_size)
         if size != nearest:
-            works = "height {} with width {}".format(*nearest)
-            name = type(pipeline).__name__
-            raise ConfigError(f"{name} cannot make height {size[0]} with width {size[1]}; {works} would work")
+            height, width = nearest
+            raise ConfigError(
+                f"{type(pipeline).__name__} cannot make height {size[0]} with width {size[1]}; "
+                f"height {height} with width {width} would work"
+            )
 
     def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
         # the sides are the picture's

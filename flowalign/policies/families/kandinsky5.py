@@ -26,7 +26,7 @@ class Kandinsky5(TrueGuidance):
     beside_axis = 4
     one_each = True
     # diffusers rounds rotated queries and keys to bfloat16, whatever the network's dtype
-    noise = 1e-3
+    tolerance = 1e-3
     unpadded = True
 
     def channels(self, denoiser: Any) -> int:

@@ -5,6 +5,8 @@ from typing import Any
 import diffusers
 from diffusers import DiffusionPipeline
 from transformers import (
+    LlamaConfig,
+    LlamaModel,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2_5_VLTextModel,
     SiglipImageProcessor,
@@ -12,7 +14,19 @@ from transformers import (
     SiglipVisionModel,
 )
 
-from flowalign.policies.tiny_pipelines.parts import CHAT, LAST_TEXT, SMALL, UNSHARED, Tiny, flow, qwen_vl, t5, tokenizer
+from flowalign.policies.tiny_pipelines.parts import (
+    CHAT,
+    LAST_TEXT,
+    SMALL,
+    UNSHARED,
+    WORDS,
+    Tiny,
+    clip,
+    flow,
+    qwen_vl,
+    t5,
+    tokenizer,
+)
 
 
 def hunyuan_text(kind: type) -> dict[str, Any]:
@@ -59,6 +73,40 @@ def hunyuan_image(embedded: bool = False) -> DiffusionPipeline:
     pipe.prompt_template_encode, pipe.prompt_template_encode_start_idx = "{}", 0
     pipe.tokenizer_max_length, pipe.tokenizer_2_max_length = 20, 4
     return pipe
+
+
+def hunyuan_video() -> DiffusionPipeline:
+    transformer = diffusers.HunyuanVideoTransformer3DModel(
+        in_channels=4,
+        out_channels=4,
+        num_layers=2,
+        num_single_layers=1,
+        num_refiner_layers=1,
+        patch_size=1,
+        text_embed_dim=16,
+        pooled_projection_dim=32,
+        rope_axes_dim=(4, 6, 6),
+        **UNSHARED,
+    )
+    text = LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    return diffusers.HunyuanVideoPipeline(
+        transformer=transformer,
+        scheduler=flow(shift=7.0),
+        vae=diffusers.AutoencoderKLHunyuanVideo(
+            latent_channels=4, block_out_channels=(8, 8, 8, 8), layers_per_block=1, norm_num_groups=2
+        ),
+        text_encoder=LlamaModel(text),
+        tokenizer=tokenizer(),
+        text_encoder_2=clip(),
+        tokenizer_2=tokenizer(),
+    )
 
 
 def siglip() -> dict[str, Any]:
@@ -111,6 +159,11 @@ def hunyuan_video15(kind: type = diffusers.HunyuanVideo15Pipeline) -> DiffusionP
 PIPELINES: dict[str, Tiny] = {
     "hunyuan_image": Tiny(hunyuan_image, SMALL),
     "hunyuan_image_distilled": Tiny(lambda: hunyuan_image(embedded=True), SMALL),
+    "hunyuan_video": Tiny(
+        hunyuan_video,
+        {"height": 16, "width": 32, "num_frames": 5},
+        {"max_sequence_length": 20, "prompt_template": {"template": "{}", "crop_start": 0}},
+    ),
     "hunyuan_video15": Tiny(hunyuan_video15, {"height": 8, "width": 16, "num_frames": 5}, alone=True, unused=LAST_TEXT),
     "hunyuan_video15_i2v": Tiny(
         lambda: hunyuan_video15(diffusers.HunyuanVideo15ImageToVideoPipeline),

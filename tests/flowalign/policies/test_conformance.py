@@ -138,7 +138,7 @@ def test_ode_sampling_is_the_pipelines_own_call(
 ) -> None:
     expected = plain(build(name), policy, tiny, guidance)
     assert expected.std() > 0.01
-    torch.testing.assert_close(ode(policy, tiny, guidance), expected, atol=policy.family.noise, rtol=0)
+    torch.testing.assert_close(ode(policy, tiny, guidance), expected, atol=policy.family.tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
@@ -153,15 +153,15 @@ def test_ratio_is_one_after_a_rollout(policy: DiffusersPolicy, tiny: Tiny, guida
         with torch.no_grad():
             new = torch.cat([policy.score(rollout, *part).log_prob for part in parts])
         torch.testing.assert_close(torch.exp(new - old), torch.ones(len(old)), atol=tiny.ratio, rtol=0)
-        assert policy.verify(rollout) < policy.family.noise
+        assert policy.verify(rollout) < policy.family.tolerance
 
 
 def test_batch_composition_does_not_change_a_sample(policy: DiffusersPolicy, tiny: Tiny) -> None:
     together = roll(policy, tiny).trajectory
     for batch_size in (1, 3):
         parts = roll(policy, tiny, batch_size=batch_size).trajectory
-        torch.testing.assert_close(parts.latents, together.latents, atol=policy.family.noise, rtol=1e-4)
-        torch.testing.assert_close(parts.log_prob, together.log_prob, atol=policy.family.noise, rtol=0)
+        torch.testing.assert_close(parts.latents, together.latents, atol=policy.family.tolerance, rtol=1e-4)
+        torch.testing.assert_close(parts.log_prob, together.log_prob, atol=policy.family.tolerance, rtol=0)
 
 
 def test_branches_are_replayed_under_the_conditions_of_their_samples(policy: DiffusersPolicy, tiny: Tiny) -> None:
@@ -173,7 +173,7 @@ def test_branches_are_replayed_under_the_conditions_of_their_samples(policy: Dif
             at = torch.full((2,), step)
             velocity = policy.velocity(branch, torch.arange(2), at)
             torch.testing.assert_close(
-                velocity.float(), rollout.trajectory.velocity[rows, at], atol=policy.family.noise, rtol=1e-4
+                velocity.float(), rollout.trajectory.velocity[rows, at], atol=policy.family.tolerance, rtol=1e-4
             )
 
 
@@ -205,7 +205,7 @@ def test_a_saved_lora_gives_the_same_picture_in_plain_diffusers(
     policy.save(tmp_path)
     again = DiffusersPolicy(build(name), encode_options=tiny.encode)
     again.load(tmp_path)
-    torch.testing.assert_close(ode(again, tiny, 3.0), expected, atol=policy.family.noise, rtol=0)
+    torch.testing.assert_close(ode(again, tiny, 3.0), expected, atol=policy.family.tolerance, rtol=0)
     pipe = build(name)
     if hasattr(pipe, "load_lora_weights"):
         pipe.load_lora_weights(tmp_path)
@@ -214,7 +214,7 @@ def test_a_saved_lora_gives_the_same_picture_in_plain_diffusers(
             pipe.load_lora_weights(tmp_path, weight_name=second, load_into_transformer_2=True)
     else:
         pipe.transformer.load_lora_adapter(tmp_path, prefix=None, weight_name="pytorch_lora_weights.safetensors")
-    torch.testing.assert_close(plain(pipe, policy, tiny, 3.0), expected, atol=policy.family.noise, rtol=0)
+    torch.testing.assert_close(plain(pipe, policy, tiny, 3.0), expected, atol=policy.family.tolerance, rtol=0)
 
 
 def test_a_saved_denoiser_gives_the_same_picture(
@@ -226,7 +226,9 @@ def test_a_saved_denoiser_gives_the_same_picture(
     pipe = build(name)
     for part, network in policy.networks.items():
         setattr(pipe, part, type(network).from_pretrained(tmp_path / part))
-    torch.testing.assert_close(plain(pipe, policy, tiny, 3.0), ode(policy, tiny, 3.0), atol=policy.family.noise, rtol=0)
+    torch.testing.assert_close(
+        plain(pipe, policy, tiny, 3.0), ode(policy, tiny, 3.0), atol=policy.family.tolerance, rtol=0
+    )
 
 
 def test_bfloat16_stays_close_to_float32(name: str, policy: DiffusersPolicy, tiny: Tiny) -> None:
