@@ -1,9 +1,9 @@
 """What the methods for language models reach with one and the same budget on the tiny model's sums, as a table.
 
-    python scripts/compare_texts.py --forwards 30000                   # every recipe of configs/tiny_lm that does sums
+    python scripts/compare_texts.py --forwards 15000                   # every recipe of configs/tiny_lm that does sums
     python scripts/compare_texts.py configs/tiny_lm/{grpo,gspo}.yaml
 
-The budget is of texts that the model goes through, sampled or scored again; those that a reward asks a model about do not
+The budget is of texts that the model goes through, sampled or scored again; what a reward asks a model about does not
 count. The learning rate falls to 0 with the budget. Held-out sums are answered by samples at temperature 1.
 """
 
@@ -50,7 +50,7 @@ def measured(recipe: Path, forwards: int, seed: int) -> dict[str, Any]:
 
 def main(
     recipes: Annotated[list[Path] | None, typer.Argument()] = None,
-    forwards: Annotated[int, typer.Option(min=1)] = 30_000,
+    forwards: Annotated[int, typer.Option(min=1)] = 15_000,
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     sums = [path for path in sorted(RECIPES.glob("*.yaml")) if load(path).evaluation.prompts == "sums_heldout"]

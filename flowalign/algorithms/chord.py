@@ -5,8 +5,8 @@ p (1 - p) (CHORD-phi) or not at all (CHORD-mu). mu is constant, or rises to a pe
 
 The authors' code (chord_policy_loss.py in Trinity-RFT) was read: mu, its schedule and its defaults, the weight and the
 mean over demonstrated tokens are theirs. Departures: they draw their demonstrations apart from the prompts, here each
-prompt brings its own, in the data's metadata; their mean is over a micro-batch's tokens, here over the iteration's; their
-cap on the probability up to which a token is imitated, which is off by default, is left out.
+prompt brings its own, in the data's metadata; their mean is over a micro-batch's tokens, here over the iteration's;
+their cap on the probability up to which a token is imitated, off by default, is left out.
 """
 
 from typing import TYPE_CHECKING, Annotated, Literal
