@@ -48,9 +48,21 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     # learns from pictures on disk
     "dpo": QUICK | {"algorithm": {"name": "dpo", "beta": 20}},
+    # each text takes as many forwards as it has tokens
+    "grpo": {
+        "model": {"kind": "text", "path": "tiny_lm"},
+        "data": {"prompts": "sums_train"},
+        "rewards": [{"name": "exact_match"}],
+        "algorithm": {"name": "grpo", "kl_weight": 0.1},
+        "rollout": {"max_new_tokens": 5},
+        "evaluation": {"prompts": "sums_heldout", "limit": 3, "every": 2, "max_new_tokens": 5},
+        "training.optimizer.learning_rate": 1e-4,
+    },
 }
 CLOSE = 0.002
 """share of an iteration's movement; summing floats in another order moved these runs apart by at most 0.00013"""
+CLOSE_ZERO = 0.01
+"""with DeepSpeed, which rounds more, by at most 0.0035, most of it in a few hundred weights of tiny gradients"""
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
     "OMP_NUM_THREADS": "1",
@@ -229,7 +241,7 @@ def zero(tmp_path_factory: pytest.TempPathFactory, one: dict[str, Path], two: di
 @pytest.mark.timeout(1500)
 def test_deepspeed_gives_the_run_of_one_process(one: dict[str, Path], zero: dict[str, Path]) -> None:
     for label, folder in zero.items():
-        assert apart(folder, one[label.split()[-1]]) < CLOSE, label
+        assert apart(folder, one[label.split()[-1]]) < CLOSE_ZERO, label
         assert state_of(folder)["actor"]["reward_calls"] == 32, label
 
 
@@ -251,7 +263,7 @@ def test_one_process_goes_on_with_a_run_of_deepspeed(
 ) -> None:
     for label in ("stage 2 lora", "stage 3 full"):
         folder = alone(after_one_iteration(zero[label], tmp_path / label))
-        assert apart(folder, one[label.split()[-1]]) < CLOSE, label
+        assert apart(folder, one[label.split()[-1]]) < CLOSE_ZERO, label
 
 
 @pytest.mark.slow
