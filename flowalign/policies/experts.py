@@ -87,5 +87,5 @@ def check_shards(network: nn.Module) -> None:
     if isinstance(network, Experts):
         raise ConfigError(
             f"this pipeline has {len(network.members)} denoisers, which are trained in whole copies, not in shards: "
-            "launch without FSDP"
+            "launch without FSDP or DeepSpeed"
         )

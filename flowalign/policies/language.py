@@ -200,6 +200,8 @@ class LanguagePolicy(Policy):
                 **inputs,
                 generation_config=settings,
                 logits_processor=LogitsProcessorList([sampler]),
+                # each process for itself: the weights are whole while texts are sampled
+                synced_gpus=False,
             )
         self.forwards += len(prompts)
         tokens = made[:, ids.shape[1] :]

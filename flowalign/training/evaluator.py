@@ -52,7 +52,7 @@ class Evaluator:
             return None
         prompts = Prompts.of(settings)
         advance(self.panel, done)
-        with self.learner.averaged():
+        with self.learner.averaged(), self.learner.sampling():
             result = evaluate(
                 self.actor.policy,
                 self.panel,

@@ -50,7 +50,9 @@ class Learner:
             num_training_steps=self.updates,
         )
         self.learning_rate_factor = schedule.lr_lambdas[0]
-        self.ema = EMAModel(self.parameters.values(), training.ema_decay) if training.ema_decay else None
+        self.held = self.parameters
+        """what this process holds of each parameter, in the same memory"""
+        self.ema = EMAModel(self.held.values(), training.ema_decay) if training.ema_decay else None
 
     # Updates
 
@@ -95,14 +97,18 @@ class Learner:
         backward = partial(self._backward, experience, items, total)
         totals = while_it_fits(self.config, "training", "micro_batch_size", self.accelerator.num_processes, backward)
         self._share_own_gradients()
+        norm = self._step()
+        if self.ema is not None:
+            self.ema.step(self.held.values())
+        means = {name: value / len(items) for name, value in totals.items()}
+        return means | {"policy/gradient_norm": torch.as_tensor(norm, device=self.accelerator.device)}
+
+    def _step(self) -> Tensor | float:
+        """Clip the gradients, step, and forget them; returns their norm before clipping."""
         norm = self.accelerator.clip_grad_norm_(self.parameters.values(), self.config.training.optimizer.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        if self.ema is not None:
-            self.ema.step(self.parameters.values())
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        means = {name: value / len(items) for name, value in totals.items()}
-        return means | {"policy/gradient_norm": torch.as_tensor(norm, device=self.accelerator.device)}
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def _backward(self, experience: Experience, items: Tensor, total: int) -> dict[str, Tensor]:
         """Gradients of the items' loss over `total`, in micro-batches; the sums of the values for the metrics."""
@@ -110,14 +116,19 @@ class Learner:
         parts = items.split(self.config.training.micro_batch_size)
         totals: dict[str, Tensor] = {}
         for i, part in enumerate(parts):
-            last = i == len(parts) - 1
-            wait = contextlib.nullcontext() if last else unsynced(self.accelerator, self.policy.model)
-            with wait:
+            with self._accumulated(last=i == len(parts) - 1):
                 loss, values = self.algorithm.losses(self.policy, experience, part)
-                self.accelerator.backward(loss.sum() / total)
+                self._backpropagate(loss.sum() / total)
             for name, value in {**values, "policy/loss": loss}.items():
                 totals[name] = totals.get(name, 0) + value.detach().sum()
         return totals
+
+    def _accumulated(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Within it gradients are added up on each process, and with the last micro-batch's over processes."""
+        return contextlib.nullcontext() if last else unsynced(self.accelerator, self.policy.model)
+
+    def _backpropagate(self, loss: Tensor) -> None:
+        self.accelerator.backward(loss)
 
     def _share_own_gradients(self) -> None:
         """Average over processes the gradients of the algorithm's own networks, which no wrapper does."""
@@ -145,20 +156,30 @@ class Learner:
         if self.ema is None:
             yield
             return
-        self.ema.store(self.parameters.values())
-        self.ema.copy_to(self.parameters.values())
+        self.ema.store(self.held.values())
+        self.ema.copy_to(self.held.values())
         try:
             yield
         finally:
-            self.ema.restore(self.parameters.values())
+            self.ema.restore(self.held.values())
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Within it a process can use the network without the others, with averaged weights where there is an EMA."""
-        gathered = self.sharding.gathered(self.policy.network) if self.sharding else contextlib.nullcontext()
-        with self.averaged(), gathered:
+        with self.averaged(), self._gathered():
             yield
             self.accelerator.wait_for_everyone()
+
+    def sampling(self) -> contextlib.AbstractContextManager[None]:
+        """Within it the policy can sample; all processes enter and leave together.
+
+        A language model has its weights whole: how often it is called for a text depends on the text.
+        """
+        return self._gathered() if self.config.medium == "text" else contextlib.nullcontext()
+
+    def _gathered(self) -> contextlib.AbstractContextManager[None]:
+        """Within it every process has all weights of the policy's network."""
+        return self.sharding.gathered(self.policy.network) if self.sharding else contextlib.nullcontext()
 
     def whole_weights(self) -> dict[str, Tensor] | None:
         """The averaged weights of a network in shards, whole, to save; None where the network has them itself."""

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
+from accelerate.utils import is_deepspeed_available
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, OffloadPolicy, fully_shard
@@ -37,11 +38,6 @@ class Sharding:
     @classmethod
     def configured(cls, device: torch.device) -> "Sharding | None":
         """As the launch configuration says, None where it asks for whole copies."""
-        if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
-            raise ConfigError(
-                "DeepSpeed is not supported; configs/accelerate/fsdp2.yaml shards weights, gradients and moments as "
-                "ZeRO-3 does, and configs/accelerate/fsdp2_zero2.yaml gathers the weights once a pass, as ZeRO-2 does"
-            )
         if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
             return None
         settings = FullyShardedDataParallelPlugin()
@@ -77,24 +73,47 @@ class Sharding:
                 part.set_reshard_after_forward(again, recurse=False)
 
 
-def spread(policy: Policy, config: Any, accelerator: Accelerator) -> Sharding | None:
+def zero_settings(device: torch.device) -> DeepSpeedPlugin | None:
+    """What the launch configuration says of DeepSpeed, None where it does not ask for it.
+
+    Raises:
+        ConfigError: DeepSpeed is not installed, or another stage than 2 and 3 is asked for.
+    """
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() != "true":
+        return None
+    if not is_deepspeed_available():
+        raise ConfigError(
+            "the launch configuration asks for DeepSpeed: pip install 'flowalign[deepspeed]'; "
+            "configs/accelerate/fsdp2.yaml shards the same without it"
+        )
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    settings = DeepSpeedPlugin()
+    if settings.zero_stage not in (2, 3):
+        raise ConfigError(f"zero_stage: {settings.zero_stage} is not supported; 2 and 3 are")
+    return settings
+
+
+def spread(policy: Policy, config: Any, accelerator: Accelerator) -> Sharding | DeepSpeedPlugin | None:
     """Copies of the policy's network on every process, or shards of it: as the launch configuration says.
+
+    Returns:
+        how the network is in shards, None where it is in copies; with DeepSpeed how the learner is to put it in shards.
 
     Raises:
         ConfigError: the network or a setting does not go with shards, or with several processes.
     """
-    sharding = Sharding.configured(accelerator.device)
-    if sharding is None:
+    zero, sharding = zero_settings(accelerator.device), Sharding.configured(accelerator.device)
+    if zero is None and sharding is None:
         allow_unasked(policy.network, accelerator)
         policy.model = accelerator.prepare(policy.network)
         return None
     check_shards(policy.network)
-    if config.medium == "text":
-        raise ConfigError("language models are trained in whole copies, not in shards: launch without FSDP")
-    if config.model.base_bits is not None:
+    if getattr(config.model, "base_bits", None) is not None:
         raise ConfigError("model.base_bits: quantised weights are not put in shards; null works, or whole copies")
     if config.training.optimizer.bits == 8:
         raise ConfigError("training.optimizer.bits: moments in shards are not quantised; 32 works")
+    if sharding is None:
+        return zero
     sharding.shard(policy.network)
     if policy._reference is not None:
         sharding.shard(policy._reference)

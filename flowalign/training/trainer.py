@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, InitProcessGroupKwargs
+from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
 from torch import Tensor
 from tqdm import tqdm
 
@@ -20,6 +20,7 @@ from flowalign.policies.base import Policy
 from flowalign.sections import BaseConfig, parse
 from flowalign.training.building import build_policy, build_reward, make_trainable
 from flowalign.training.checkpoint import Checkpoints
+from flowalign.training.deepspeed import ZeroLearner
 from flowalign.training.description import describe, flat
 from flowalign.training.evaluation import Evaluated
 from flowalign.training.evaluator import Evaluator
@@ -93,7 +94,10 @@ class Trainer:
         self.groups = self.actor.groups = Groups(
             config, self.prompts, self.selection, self.actor, self.algorithm.branches(config)
         )
-        self.learner = Learner(self.algorithm, self.actor, sharding)
+        if isinstance(sharding, DeepSpeedPlugin):
+            self.learner: Learner = ZeroLearner(self.algorithm, self.actor, sharding)
+        else:
+            self.learner = Learner(self.algorithm, self.actor, sharding)
         self.evaluator = Evaluator(self.algorithm, self.actor, self.learner, self.folder)
 
         self.iteration = 0
@@ -212,7 +216,8 @@ class Trainer:
         advance(self.actor.reward, done)
         self._at("sampling and scoring")
         collect = partial(self.algorithm.collect, self.actor, batch)
-        experience = while_it_fits(self.config, "rollout", "batch_size", self.accelerator.num_processes, collect)
+        with self.learner.sampling():
+            experience = while_it_fits(self.config, "rollout", "batch_size", self.accelerator.num_processes, collect)
         if self.iteration == 0:
             self.algorithm.verify(self.policy, experience)
         self.groups.learn(experience)

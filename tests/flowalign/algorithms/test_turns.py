@@ -134,7 +134,7 @@ def test_a_run_learns_is_looked_at_and_goes_on_as_if_it_had_not_stopped(tmp_path
     weights = {key: value.detach().clone() for key, value in whole.learner.parameters.items()}
     shutil.rmtree(whole.checkpoints.all()[-1])
     again = trainer(tmp_path, "turns_gigpo", *settings, "training.iterations=3", resume=True)
-    assert again.iteration == 2 and again.groups.replay is not None and again.groups.replay.stored[0].rollout.episodes
+    assert again.iteration == 2 and again.groups.replay is not None and again.groups.replay.stored[0].rest["episodes"]
     again.train()
     for key, value in again.learner.parameters.items():
         assert torch.equal(value, weights[key]), key
