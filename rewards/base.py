@@ -164,6 +164,12 @@ def bind(reward: Any, model: Any) -> None:
         reward.bind(model)
 
 
+def told(error: Exception) -> str:
+    """An error of somebody's code in one line, with its place."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {' '.join(str(error).split())} ({where.filename}, line {where.lineno})"
+
+
 def score(
     reward: Reward, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
 ) -> Scores:
@@ -179,11 +185,7 @@ def score(
     except RewardError:
         raise
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        raise RewardFailed(
-            f"reward '{reward.name}' failed: {type(error).__name__}: {' '.join(str(error).split())} "
-            f"({where.filename}, line {where.lineno}; first prompt: {prompts[0]!r})"
-        ) from error
+        raise RewardFailed(f"reward '{reward.name}' failed: {told(error)}; first prompt: {prompts[0]!r}") from error
     if scores.value.shape != (len(images),):
         raise RewardError(
             f"reward '{reward.name}' returned {scores.value.numel()} values for {len(images)} pictures "

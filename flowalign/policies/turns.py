@@ -1,7 +1,6 @@
 """A language policy that takes turns with an environment."""
 
 import contextlib
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.given import characters
 from flowalign.policies.language import LanguagePolicy
 from flowalign.policies.text_rollout import Taken, TextRollout
+from rewards.base import told
 from rewards.text.turns import Transcript, Turn
 from samplers import derive_seed
 
@@ -189,8 +189,5 @@ def _named(environment: Environment, prompt: str) -> Iterator[None]:
     except FlowalignError:
         raise
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        raise FlowalignError(
-            f"environment '{type(environment).__name__}' failed: {type(error).__name__}: "
-            f"{' '.join(str(error).split())} ({where.filename}, line {where.lineno}; prompt: {prompt!r})"
-        ) from error
+        name = type(environment).__name__
+        raise FlowalignError(f"environment '{name}' failed: {told(error)}; prompt: {prompt!r}") from error

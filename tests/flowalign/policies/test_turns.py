@@ -184,7 +184,7 @@ def test_an_environment_that_fails_is_one_line_with_its_place() -> None:
         played(policy(Failing))
     message = str(caught.value)
     assert message.startswith("environment 'Failing' failed: ValueError: lost the board (")
-    assert "test_turns.py, line " in message and message.endswith("prompt: '=')") and "\n" not in message
+    assert "test_turns.py, line " in message and message.endswith("; prompt: '='") and "\n" not in message
 
 
 def test_an_empty_turn_is_its_end_token() -> None:
