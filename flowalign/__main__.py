@@ -173,7 +173,7 @@ def list_names(
         if kind is None:
             print(f"{table}:")
         for name in TABLES[table]:
-            print(f"  {name:<16} {summary(table, name)}")
+            print(f"  {name:<24} {summary(table, name)}")
 
 
 app.command()(difficulty)
