@@ -42,7 +42,7 @@ class Transcript(str):
         return made
 
 
-class Environment:
+class EnvironmentReward:
     """What the environment paid: the sum over the turns, each of which is a step."""
 
     name = "environment"

@@ -16,8 +16,7 @@ from flowalign.policies.text_rollout import TextRollout
 from flowalign.policies.turns import AgentPolicy
 from rewards import RewardError, score
 from rewards.text.steps import InformationGain
-from rewards.text.turns import Environment as Paid
-from rewards.text.turns import Transcript
+from rewards.text.turns import EnvironmentReward, Transcript
 
 DIGITS = [{"answer": str(i % 10)} for i in range(16)]
 PROMPTS = ["=", "0+9=", "9=", "+"] * 4
@@ -197,7 +196,7 @@ def test_an_empty_turn_is_its_end_token() -> None:
 def test_what_the_environment_pays_lies_at_the_end_of_the_turns() -> None:
     own = policy(Echo, turns=3)
     rollout = played(own)
-    scores = score(Paid(), own.decode(rollout), PROMPTS, DIGITS)  # type: ignore[arg-type]
+    scores = score(EnvironmentReward(), own.decode(rollout), PROMPTS, DIGITS)  # type: ignore[arg-type]
     assert scores.value.tolist() == [6.0] * 16 and scores.parts["turns"].tolist() == [3.0] * 16
     assert scores.steps is not None
     placed = at_tokens(own, rollout, scores.steps)
@@ -207,7 +206,7 @@ def test_what_the_environment_pays_lies_at_the_end_of_the_turns() -> None:
             assert placed[row, last] == number + 1
         assert (~placed[row].isnan()).sum() == 3
     with pytest.raises(RewardError, match="the configuration's `environment` names one"):
-        score(Paid(), ["plain"], ["="], [{}])  # type: ignore[list-item]
+        score(EnvironmentReward(), ["plain"], ["="], [{}])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -215,7 +214,7 @@ def test_a_turn_earns_what_it_and_its_answer_add_to_the_right_answers_probabilit
     own = policy(partial(HigherLower, higher="+", lower="-"))
     rollout = played(own)
     texts = own.decode(rollout)
-    reward = InformationGain(Paid(), model=str(ASSETS / "tiny_lm") if frozen else None, lead="")
+    reward = InformationGain(EnvironmentReward(), model=str(ASSETS / "tiny_lm") if frozen else None, lead="")
     own.bind(reward)
     scores = score(reward, texts, PROMPTS, DIGITS)  # type: ignore[arg-type]
     assert scores.steps is not None
