@@ -1,5 +1,6 @@
 """Turns with an environment: one sequence, in which only what the model said was sampled."""
 
+import pickle
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -251,6 +252,11 @@ def test_a_chat_gets_an_answer_as_a_users_turn() -> None:
     assert own.tokenizer.decode(ids) == own.tokenizer.apply_chat_template(
         talk, tokenize=False, add_generation_prompt=True
     )
+    # a model may end texts by tokens that its chats do not use
+    own = policy(Echo, turns=2)
+    own.tokenizer.chat_template, own.chat = turn + "{% if add_generation_prompt %}-{% endif %}", True
+    own.network.generation_config.eos_token_id = [0, 2]
+    assert own.decode(own.sample(["7"], [3], max_new_tokens=3)) == [text]
     own.tokenizer.chat_template = "{{ messages | length }}</s>"
     with pytest.raises(ConfigError, match="this chat template changes earlier turns"):
         own.sample(["7"], [3], max_new_tokens=3)
@@ -265,3 +271,10 @@ def test_a_plain_tuple_answers_and_its_observation_is_the_state() -> None:
     for row, text in enumerate(own.decode(rollout)):
         assert isinstance(text, Transcript)
         assert [taken.state for taken in rollout.episodes[row]] == [PROMPTS[row], "+" + text[: text.turns[0].end]]
+
+
+def test_an_episode_goes_to_another_process_whole() -> None:
+    (text, *_) = policy().decode(played(policy()))
+    assert isinstance(text, Transcript)
+    there = pickle.loads(pickle.dumps(text))
+    assert there == text and there.turns == text.turns and there.tokens == text.tokens
