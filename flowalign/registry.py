@@ -92,7 +92,7 @@ REWARDS = {
     "text_pairwise": "rewards.judges.text:PairwiseTextJudge",
     "listener": "rewards.judges.listener:Listener",
     "thought_prm": "rewards.judges.text:ThoughtPRM",
-    "environment": "rewards.text.turns:Environment",
+    "environment": "rewards.text.turns:EnvironmentReward",
     "compared": "flowalign.compared:Compared",
     "picture": "flowalign.rendering:Rendered",
 }

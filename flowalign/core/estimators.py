@@ -142,7 +142,8 @@ def gigpo(
     """GiGPO (arXiv 2505.10978, eq. 3 to 8, and the authors' code): A = A_episode + weight * A_step. -> [B, T]
 
     A_step compares the discounted returns of turns that members of a group took in one and the same state; all actions
-    of a turn get the turn's. Without turns every action is one.
+    of a turn get the turn's. Without turns every action is one. The authors' choice of similar states in the place of
+    equal ones is left out.
 
     Args:
         record: with `state`, alike on the actions of a turn. Rewards are `steps`, a reward [B, T], or one [B] that is

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from flowalign.policies.text_rollout import Taken, TextRollout
 from rewards.base import told
 from rewards.text.turns import Transcript, Turn
 from samplers import derive_seed
+
+TALK = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+"""to see where a chat template puts things"""
 
 
 @dataclass
@@ -124,7 +128,7 @@ class AgentPolicy(LanguagePolicy):
             with _named(each.environment, each.prompt):
                 answer = Answer(*each.environment.step(said))
             if not answer.done:
-                each.add(([] if made.ended[row] else self.ends[:1]) + self._answered(answer.observation))
+                each.add(([] if made.ended[row] else [self._end]) + self._answered(answer.observation))
             each.taken.append(Taken(float(answer.reward), each.state))
             each.done = answer.done
             each.state = answer.observation if answer.state is None else answer.state
@@ -134,14 +138,24 @@ class AgentPolicy(LanguagePolicy):
         if not self.chat:
             return list(self.tokenizer(observation, add_special_tokens=False).input_ids)
         # as the template puts it between an assistant's end token and the next turn
-        talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
-        before = self.tokenizer.apply_chat_template(talk, tokenize=False)
-        talk.append({"role": "user", "content": observation})
+        before = self.tokenizer.apply_chat_template(TALK, tokenize=False)
+        talk = [*TALK, {"role": "user", "content": observation}]
         whole = self.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
-        ended, end, _ = before.rpartition(self.tokenizer.decode(self.ends[:1]))
+        ended, end, _ = before.rpartition(self.tokenizer.decode([self._end]))
         if not whole.startswith(ended + end):
             raise ConfigError("environment: this chat template changes earlier turns; a template that keeps them works")
         return list(self.tokenizer(whole[len(ended + end) :], add_special_tokens=False).input_ids)
+
+    @cached_property
+    def _end(self) -> int:
+        """The token that ends a turn; of a chat, the one that its template puts there."""
+        if not self.chat:
+            return self.ends[0]
+        before = self.tokenizer.apply_chat_template(TALK, tokenize=False)
+        place, end = max((before.rfind(self.tokenizer.decode([end])), end) for end in self.ends)
+        if place < 0:
+            raise ConfigError("environment: this chat template ends no turn by a token that the model ends texts by")
+        return end
 
     def _rollout(self, episodes: Sequence[Episode], temperature: float) -> TextRollout:
         ids, prompt_mask = self.padded([each.begun for each in episodes], [each.prompt for each in episodes], 0)

@@ -41,8 +41,12 @@ class Transcript(str):
         made.turns, made.tokens = turns, tokens
         return made
 
+    def __getnewargs__(self) -> tuple[str, list[Turn], list[int]]:  # type: ignore[override]
+        """What another process, as a verifier's, makes it of again."""
+        return str(self), self.turns, self.tokens
 
-class Environment:
+
+class EnvironmentReward:
     """What the environment paid: the sum over the turns, each of which is a step."""
 
     name = "environment"

@@ -1,5 +1,6 @@
 """Turns with an environment: one sequence, in which only what the model said was sampled."""
 
+import pickle
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -16,8 +17,7 @@ from flowalign.policies.text_rollout import TextRollout
 from flowalign.policies.turns import AgentPolicy
 from rewards import RewardError, score
 from rewards.text.steps import InformationGain
-from rewards.text.turns import Environment as Paid
-from rewards.text.turns import Transcript
+from rewards.text.turns import EnvironmentReward, Transcript
 
 DIGITS = [{"answer": str(i % 10)} for i in range(16)]
 PROMPTS = ["=", "0+9=", "9=", "+"] * 4
@@ -197,7 +197,7 @@ def test_an_empty_turn_is_its_end_token() -> None:
 def test_what_the_environment_pays_lies_at_the_end_of_the_turns() -> None:
     own = policy(Echo, turns=3)
     rollout = played(own)
-    scores = score(Paid(), own.decode(rollout), PROMPTS, DIGITS)  # type: ignore[arg-type]
+    scores = score(EnvironmentReward(), own.decode(rollout), PROMPTS, DIGITS)  # type: ignore[arg-type]
     assert scores.value.tolist() == [6.0] * 16 and scores.parts["turns"].tolist() == [3.0] * 16
     assert scores.steps is not None
     placed = at_tokens(own, rollout, scores.steps)
@@ -207,7 +207,7 @@ def test_what_the_environment_pays_lies_at_the_end_of_the_turns() -> None:
             assert placed[row, last] == number + 1
         assert (~placed[row].isnan()).sum() == 3
     with pytest.raises(RewardError, match="the configuration's `environment` names one"):
-        score(Paid(), ["plain"], ["="], [{}])  # type: ignore[list-item]
+        score(EnvironmentReward(), ["plain"], ["="], [{}])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -215,7 +215,7 @@ def test_a_turn_earns_what_it_and_its_answer_add_to_the_right_answers_probabilit
     own = policy(partial(HigherLower, higher="+", lower="-"))
     rollout = played(own)
     texts = own.decode(rollout)
-    reward = InformationGain(Paid(), model=str(ASSETS / "tiny_lm") if frozen else None, lead="")
+    reward = InformationGain(EnvironmentReward(), model=str(ASSETS / "tiny_lm") if frozen else None, lead="")
     own.bind(reward)
     scores = score(reward, texts, PROMPTS, DIGITS)  # type: ignore[arg-type]
     assert scores.steps is not None
@@ -252,6 +252,11 @@ def test_a_chat_gets_an_answer_as_a_users_turn() -> None:
     assert own.tokenizer.decode(ids) == own.tokenizer.apply_chat_template(
         talk, tokenize=False, add_generation_prompt=True
     )
+    # a model may end texts by tokens that its chats do not use
+    own = policy(Echo, turns=2)
+    own.tokenizer.chat_template, own.chat = turn + "{% if add_generation_prompt %}-{% endif %}", True
+    own.network.generation_config.eos_token_id = [0, 2]
+    assert own.decode(own.sample(["7"], [3], max_new_tokens=3)) == [text]
     own.tokenizer.chat_template = "{{ messages | length }}</s>"
     with pytest.raises(ConfigError, match="this chat template changes earlier turns"):
         own.sample(["7"], [3], max_new_tokens=3)
@@ -266,3 +271,10 @@ def test_a_plain_tuple_answers_and_its_observation_is_the_state() -> None:
     for row, text in enumerate(own.decode(rollout)):
         assert isinstance(text, Transcript)
         assert [taken.state for taken in rollout.episodes[row]] == [PROMPTS[row], "+" + text[: text.turns[0].end]]
+
+
+def test_an_episode_goes_to_another_process_whole() -> None:
+    (text, *_) = policy().decode(played(policy()))
+    assert isinstance(text, Transcript)
+    there = pickle.loads(pickle.dumps(text))
+    assert there == text and there.turns == text.turns and there.tokens == text.tokens
