@@ -1,6 +1,7 @@
 """Named by dotted path in configurations of subprocesses: a smooth reward, and Flow-GRPO that writes its advantages."""
 
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,13 @@ from flowalign.core.record import Record
 def brightness(images: Sequence[Image], prompts: Sequence[str]) -> list[float]:
     """The mean of all pixels, in [0, 1]."""
     return [float(np.asarray(image, dtype=np.float64).mean() / 255) for image in images]
+
+
+def late_brightness(images: Sequence[Image], prompts: Sequence[str]) -> list[float]:
+    """Takes half a minute on the second process."""
+    if os.environ.get("RANK") == "1":
+        time.sleep(30)
+    return brightness(images, prompts)
 
 
 class CrowdedFlowGRPO(FlowGRPO):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -60,6 +61,11 @@ RUNS: dict[str, dict[str, Any]] = {
     },
 }
 CROWDED = QUICK | {"algorithm": {"name": "recording:CrowdedFlowGRPO", "clip_range": 0.01}}
+LATE = QUICK | {
+    "rewards": [{"name": "recording:late_brightness"}],
+    "training.patience": 6,
+    "training.iterations": 1,
+}
 CLOSE = 0.002
 """share of an iteration's movement; summing floats in another order moved these runs apart by at most 0.00013"""
 CLOSE_ZERO = 0.01
@@ -186,6 +192,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {f"shards {name}": prepare(folder / name, FSDP, **changes) for name, changes in RUNS.items()}
     made["copies lora"] = prepare(folder / "copies")
     made["copies, crowded lora"] = prepare(folder / "crowded", **CROWDED)
+    made["late"] = prepare(folder / "late", **LATE)
     (folder / "stderr").write_text(together(2, *made.values()))
     return made
 
@@ -223,6 +230,18 @@ def test_a_process_whose_memory_runs_out_in_a_rollout_halves_its_batches_alone(
     assert told.count("out of memory with rollout.batch_size 16; going on with 8") == 1
     assert told.count("out of memory with rollout.batch_size 8; going on with 4") == 1
     assert apart(folder, one["lora"]) < CLOSE
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_process_that_is_alive_and_late_is_named_while_the_others_wait(two: dict[str, Path]) -> None:
+    told = (two["late"].parent / "stderr").read_text()
+    assert re.search(
+        rf"all others have waited 2\d s for process 1 \({os.uname().nodename}, pid \d+\), which is alive; it is at: "
+        r"iteration 0, sampling and scoring, recording.py:\d+ late_brightness",
+        told,
+    )
+    assert told.count("all others have waited") == 1
 
 
 @pytest.mark.slow
