@@ -41,6 +41,7 @@ class ZeroLearner(Learner):
         import deepspeed
 
         self.partitioned = settings.zero_stage == 3
+        self.in_copies = not self.partitioned
         config = {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_clipping": self.config.training.optimizer.max_grad_norm,
@@ -97,11 +98,11 @@ class ZeroLearner(Learner):
         if not self.partitioned:
             return None
         network = self.policy.network
-        weights = (
-            self.parameters if self.policy.lora else dict(network.named_parameters()) | dict(network.named_buffers())
-        )
+        held = dict(network.named_parameters()) | dict(network.named_buffers())
+        names = self.parameters if self.policy.lora else network.state_dict()
         with self.averaged():
-            return self._whole(weights)
+            # a tied weight is held by its first name
+            return self._whole({name: held[name] for name in names if name in held})
 
     def _together(
         self, parameters: Iterable[Tensor], writer: int | None = None

@@ -50,6 +50,8 @@ class Learner:
             num_training_steps=self.updates,
         )
         self.learning_rate_factor = schedule.lr_lambdas[0]
+        self.in_copies = sharding is None
+        """every process has the network whole, and can use it by itself"""
         self.held = self.parameters
         """what this process holds of each parameter, in the same memory"""
         self.ema = EMAModel(self.held.values(), training.ema_decay) if training.ema_decay else None
@@ -95,7 +97,8 @@ class Learner:
         total = len(items)
         items = self._with_gradient(experience, items)
         backward = partial(self._backward, experience, items, total)
-        totals = while_it_fits(self.config, "training", "micro_batch_size", self.accelerator.num_processes, backward)
+        single = self.accelerator.num_processes == 1
+        totals = while_it_fits(self.config, "training", "micro_batch_size", backward, lambda: single)
         self._share_own_gradients()
         norm = self._step()
         if self.ema is not None:

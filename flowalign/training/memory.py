@@ -45,10 +45,12 @@ def make_optimizer(groups: Iterable[list[nn.Parameter]], settings: Any, device: 
     return AdamW8bit(parameters, **common)
 
 
-def while_it_fits(config: Any, section: str, key: str, processes: int, work: Callable[[], T]) -> T:
+def while_it_fits(config: Any, section: str, key: str, work: Callable[[], T], by_itself: Callable[[], bool]) -> T:
     """Do the work; while the device's memory runs out, halve the batch size at `section.key` and begin again.
 
-    On several processes, where the others would wait in the middle of theirs, the error goes on.
+    Args:
+        by_itself: asked when memory ran out: whether no other process waits in the middle of this work. Otherwise
+            the error goes on.
     """
     settings = getattr(config, section)
     while True:
@@ -56,7 +58,7 @@ def while_it_fits(config: Any, section: str, key: str, processes: int, work: Cal
             return work()
         except torch.OutOfMemoryError:
             size = getattr(settings, key, 1)
-            if size == 1 or processes > 1:
+            if size == 1 or not by_itself():
                 raise
             setattr(settings, key, size // 2)
             logger.warning("out of memory with %s.%s %d; going on with %d", section, key, size, size // 2)
@@ -73,12 +75,12 @@ def out_of_memory(config: Any, processes: int) -> str:
         "model.gradient_checkpointing: true": not model.gradient_checkpointing,
         "model.offload_vae: true": not getattr(model, "offload_vae", True),
         "model.tile_vae: true": not getattr(model, "tile_vae", True),
-        "shards over more GPUs (configs/accelerate/fsdp2.yaml)": config.medium == "pictures",
+        "shards over more GPUs (configs/accelerate/fsdp2.yaml)": True,
         "training.optimizer.bits: 8": training.optimizer.bits == 32 and model.lora is None,
         "model.lora: {rank: 32} in the place of all weights": model.lora is None,
         "model.base_bits: 4": model.lora is not None and getattr(model, "base_bits", 4) != 4,
         "smaller pictures (rollout.height, rollout.width)": config.medium == "pictures",
     }
     listed = "; ".join(way for way, open_ in ways.items() if open_)
-    alone = "" if processes == 1 else " (several processes: batches are not halved on their own)"
-    return f"the device's memory ran out{alone}; lower, in this order: {listed}"
+    together = "" if processes == 1 else " (several processes: batches of updates, and of shards, are not halved)"
+    return f"the device's memory ran out{together}; lower, in this order: {listed}"

@@ -3,22 +3,32 @@
 Whoever waits for a process that is gone would wait until the communication library gives up, half an hour by default,
 and then learn nothing of which it was. Signs of life travel through the store that the processes met by, in a thread
 of their own, so a process that waits for the others is alive and one that is stopped, or gone with its machine, is not.
+
+One that is alive and keeps all others waiting is named in a warning: it may be stuck, or have more to do than they.
 """
 
 import contextlib
 import json
+import logging
 import os
 import socket
 import sys
 import threading
 import time
+import traceback
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from flowalign.errors import FlowalignError
+
+logger = logging.getLogger(__name__)
+
+LATE = 4
+"""times the patience that the others wait for a process before a warning names it"""
 
 
 class Pulse:
@@ -37,6 +47,9 @@ class Pulse:
         self.store.set_timeout(timedelta(seconds=patience))
         self.rank, self.processes, self.patience = rank, processes, patience
         self.place = "starting"
+        self._waits_since: float | None = None
+        """when the main thread was first found waiting for other processes, and at every beat since"""
+        self._named = False
         self._beats = 0
         self._over = threading.Event()
         self._seen: dict[int, tuple[int, float]] = {}
@@ -68,8 +81,25 @@ class Pulse:
 
     def _beat(self) -> None:
         self._beats += 1
-        told = {"beats": self._beats, "host": f"{socket.gethostname()}, pid {os.getpid()}", "place": self.place}
+        doing, waits = self._doing()
+        now = time.monotonic()
+        self._waits_since = (self._waits_since or now) if waits else None
+        told = {
+            "beats": self._beats,
+            "host": f"{socket.gethostname()}, pid {os.getpid()}",
+            "place": f"{self.place}, {doing}",
+            "waits": now - self._waits_since if self._waits_since is not None else 0.0,
+            "done": self.place == "done",
+        }
         self.store.set(str(self.rank), json.dumps(told))
+
+    def _doing(self) -> tuple[str, bool]:
+        """Where the main thread's Python code is, and whether it waits for other processes there."""
+        main = threading.main_thread().ident
+        assert main is not None
+        stack = traceback.extract_stack(sys._current_frames()[main])
+        waits = any(frame.filename.endswith("torch/distributed/distributed_c10d.py") for frame in stack)
+        return f"{Path(stack[-1].filename).name}:{stack[-1].lineno} {stack[-1].name}", waits
 
     def _read(self, rank: int) -> dict[str, Any]:
         return json.loads(self.store.get(str(rank)))
@@ -83,13 +113,15 @@ class Pulse:
                     self._end(self.store.get("verdict").decode())
                 for rank in watched:
                     self._look_at(rank)
+                if self.rank == 0:
+                    self._name_the_late()
             except torch.distributed.DistError:
                 self._end("the process that the others met by is gone")
 
     def _look_at(self, rank: int) -> None:
         told, now = self._read(rank), time.monotonic()
         beats, since = self._seen.get(rank, (0, now))
-        if told["beats"] != beats or told["place"] == "done":
+        if told["beats"] != beats or told["done"]:
             self._seen[rank] = told["beats"], now
         elif now - since > self.patience:
             verdict = (
@@ -98,6 +130,21 @@ class Pulse:
             )
             self.store.set("verdict", verdict)
             self._end(verdict)
+
+    def _name_the_late(self) -> None:
+        """Warn once of each time that all others wait long for one process."""
+        told = [self._read(rank) for rank in range(self.processes)]
+        busy = [rank for rank, own in enumerate(told) if own["waits"] == 0]
+        waited = min((own["waits"] for own in told if own["waits"]), default=0.0)
+        if len(busy) != 1 or waited < LATE * self.patience:
+            self._named = False
+        elif not self._named:
+            self._named = True
+            late = told[busy[0]]
+            logger.warning(
+                "all others have waited %.0f s for process %d (%s), which is alive; it is at: %s",
+                *(waited, busy[0], late["host"], late["place"]),
+            )
 
     def _end(self, verdict: str) -> None:
         print(f"\nflowalign: {verdict}. The run ends; --resume goes on from its last checkpoint", file=sys.stderr)

@@ -216,8 +216,13 @@ class Trainer:
         advance(self.actor.reward, done)
         self._at("sampling and scoring")
         collect = partial(self.algorithm.collect, self.actor, batch)
+        begun = self.actor.exchanges
+
+        def by_itself() -> bool:
+            return self.accelerator.num_processes == 1 or (self.learner.in_copies and self.actor.exchanges == begun)
+
         with self.learner.sampling():
-            experience = while_it_fits(self.config, "rollout", "batch_size", self.accelerator.num_processes, collect)
+            experience = while_it_fits(self.config, "rollout", "batch_size", collect, by_itself)
         if self.iteration == 0:
             self.algorithm.verify(self.policy, experience)
         self.groups.learn(experience)

@@ -33,6 +33,8 @@ class Worker:
         """what acting measured in this iteration"""
         self.groups: Groups | None = None
         """which drew the batches, and replaces groups that teach nothing"""
+        self.exchanges = 0
+        """times that processes have waited here for each other"""
         self._alone = False
 
     @contextlib.contextmanager
@@ -122,7 +124,10 @@ class Worker:
 
     def gather(self, values: Tensor) -> Tensor:
         """Rows of all processes, in the order of one process."""
-        return values if self._alone else self.accelerator.gather(values.contiguous())
+        if self._alone:
+            return values
+        self.exchanges += 1
+        return self.accelerator.gather(values.contiguous())
 
     def mine(self, values: Tensor, rows: int) -> Tensor:
         """This process's rows of gathered values."""

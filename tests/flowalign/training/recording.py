@@ -1,7 +1,9 @@
 """Named by dotted path in configurations of subprocesses: a smooth reward, and Flow-GRPO that writes its advantages."""
 
 import os
+import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +17,31 @@ from flowalign.core.record import Record
 def brightness(images: Sequence[Image], prompts: Sequence[str]) -> list[float]:
     """The mean of all pixels, in [0, 1]."""
     return [float(np.asarray(image, dtype=np.float64).mean() / 255) for image in images]
+
+
+def late_brightness(images: Sequence[Image], prompts: Sequence[str]) -> list[float]:
+    """Takes half a minute on the second process."""
+    if os.environ.get("RANK") == "1":
+        time.sleep(30)
+    return brightness(images, prompts)
+
+
+class CrowdedFlowGRPO(FlowGRPO):
+    """Samples as on devices of which the second holds four samples at a time."""
+
+    def rollout(self, actor: Any, batch: Any) -> Any:
+        if actor.accelerator.process_index != 1:
+            return super().rollout(actor, batch)
+
+        def check(module: Any, args: Any, kwargs: Any) -> None:
+            if len((*args, *kwargs.values())[0]) > 4:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        hook = actor.policy.denoiser.register_forward_pre_hook(check, with_kwargs=True)
+        try:
+            return super().rollout(actor, batch)
+        finally:
+            hook.remove()
 
 
 class RecordingFlowGRPO(FlowGRPO):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -50,7 +51,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "dpo": QUICK | {"algorithm": {"name": "dpo", "beta": 20}},
     # each text takes as many forwards as it has tokens
     "grpo": {
-        "model": {"kind": "text", "path": "tiny_lm"},
+        "model": {"kind": "text", "path": "tiny_lm", "lora": None},
         "data": {"prompts": "sums_train"},
         "rewards": [{"name": "exact_match"}],
         "algorithm": {"name": "grpo", "kl_weight": 0.1},
@@ -58,6 +59,12 @@ RUNS: dict[str, dict[str, Any]] = {
         "evaluation": {"prompts": "sums_heldout", "limit": 3, "every": 2, "max_new_tokens": 5},
         "training.optimizer.learning_rate": 1e-4,
     },
+}
+CROWDED = QUICK | {"algorithm": {"name": "recording:CrowdedFlowGRPO", "clip_range": 0.01}}
+LATE = QUICK | {
+    "rewards": [{"name": "recording:late_brightness"}],
+    "training.patience": 6,
+    "training.iterations": 1,
 }
 CLOSE = 0.002
 """share of an iteration's movement; summing floats in another order moved these runs apart by at most 0.00013"""
@@ -136,10 +143,11 @@ def alone(folder: Path) -> Path:
     return folder
 
 
-def together(processes: int, *folders: Path) -> None:
-    """Train, or go on, one folder after the other on several processes."""
+def together(processes: int, *folders: Path) -> str:
+    """Train, or go on, one folder after the other on several processes; returns what they told on stderr."""
     command = [sys.executable, str(HERE / "spread.py"), str(processes), *map(str, folders)]
-    subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, timeout=500)
+    run = subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, timeout=900, text=True)
+    return run.stderr
 
 
 def after_one_iteration(folder: Path, copy: Path, launch: dict[str, str] | None = None) -> Path:
@@ -183,7 +191,9 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("two")
     made = {f"shards {name}": prepare(folder / name, FSDP, **changes) for name, changes in RUNS.items()}
     made["copies lora"] = prepare(folder / "copies")
-    together(2, *made.values())
+    made["copies, crowded lora"] = prepare(folder / "crowded", **CROWDED)
+    made["late"] = prepare(folder / "late", **LATE)
+    (folder / "stderr").write_text(together(2, *made.values()))
     return made
 
 
@@ -212,6 +222,30 @@ def test_two_processes_give_the_run_of_one(one: dict[str, Path], two: dict[str, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
+def test_a_process_whose_memory_runs_out_in_a_rollout_halves_its_batches_alone(
+    one: dict[str, Path], two: dict[str, Path]
+) -> None:
+    folder = two["copies, crowded lora"]
+    told = (folder.parent / "stderr").read_text()
+    assert told.count("out of memory with rollout.batch_size 16; going on with 8") == 1
+    assert told.count("out of memory with rollout.batch_size 8; going on with 4") == 1
+    assert apart(folder, one["lora"]) < CLOSE
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_process_that_is_alive_and_late_is_named_while_the_others_wait(two: dict[str, Path]) -> None:
+    told = (two["late"].parent / "stderr").read_text()
+    assert re.search(
+        rf"all others have waited 2\d s for process 1 \({os.uname().nodename}, pid \d+\), which is alive; it is at: "
+        r"iteration 0, sampling and scoring, recording.py:\d+ late_brightness",
+        told,
+    )
+    assert told.count("all others have waited") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_four_processes_give_the_run_of_one_from_the_start_and_resumed(
     one: dict[str, Path], four: dict[str, Path]
 ) -> None:
@@ -231,6 +265,7 @@ def zero(tmp_path_factory: pytest.TempPathFactory, one: dict[str, Path], two: di
         for s in (2, 3)
         for name in ("lora", "full")
     }
+    made["stage 3 grpo"] = prepare(folder / "3grpo", ZERO[3], **RUNS["grpo"])
     made["shards, then stage 3 lora"] = after_one_iteration(two["shards lora"], folder / "shards", ZERO[3])
     made["one process, then stage 2 full"] = after_one_iteration(one["full"], folder / "one", ZERO[2])
     together(2, *made.values())
@@ -242,6 +277,7 @@ def zero(tmp_path_factory: pytest.TempPathFactory, one: dict[str, Path], two: di
 def test_deepspeed_gives_the_run_of_one_process(one: dict[str, Path], zero: dict[str, Path]) -> None:
     for label, folder in zero.items():
         assert apart(folder, one[label.split()[-1]]) < CLOSE_ZERO, label
+        # of all processes, whoever made them
         assert state_of(folder)["actor"]["reward_calls"] == 32, label
 
 
@@ -287,6 +323,7 @@ def test_shards_save_what_copies_save(two: dict[str, Path]) -> None:
 @pytest.mark.timeout(1500)
 def test_shards_export_whole_averaged_weights(two: dict[str, Path]) -> None:
     check_export(two["shards full"])
+    check_export(two["shards grpo"])
     assert (two["shards lora"] / "run" / "lora").is_dir()
 
 
@@ -294,11 +331,13 @@ def test_shards_export_whole_averaged_weights(two: dict[str, Path]) -> None:
 @pytest.mark.timeout(1500)
 def test_deepspeed_exports_whole_averaged_weights(zero: dict[str, Path]) -> None:
     check_export(zero["stage 3 full"])
+    check_export(zero["stage 3 grpo"])
     assert (zero["stage 3 lora"] / "run" / "lora").is_dir()
 
 
 def check_export(folder: Path) -> None:
-    exported = load_file(folder / "run" / "model" / "transformer" / "diffusion_pytorch_model.safetensors")
+    (file,) = (folder / "run" / "model").rglob("*model.safetensors")
+    exported = load_file(file)
     for key, value in saved(folder, "ema").items():
         assert torch.equal(exported[key], value)
 
