@@ -289,7 +289,8 @@ def test_deepspeed_saves_what_copies_save(two: dict[str, Path], zero: dict[str, 
         copies, shards = saved(two["copies lora"], part), saved(zero[label], part)
         assert copies.keys() == shards.keys()
         for key, value in copies.items():
-            torch.testing.assert_close(shards[key], value, atol=1e-6, rtol=1e-3)
+            assert shards[key].shape == value.shape
+            assert (shards[key] - value).norm() <= CLOSE_ZERO * value.norm(), key
 
 
 @pytest.mark.slow
