@@ -71,10 +71,8 @@ class Rollout:
     def _called_with(self, row: int) -> list[Tensor]:
         """The tensors that the denoiser got for a sample at the last step, without the latents."""
         device = self.trajectory.latents.device
-        rows, steps = (
-            torch.tensor([row], device=device),
-            torch.tensor([self.trajectory.mask.shape[1] - 1], device=device),
-        )
+        rows = torch.tensor([row], device=device)
+        steps = torch.tensor([self.trajectory.mask.shape[1] - 1], device=device)
         conditions = self.conditions
         if isinstance(conditions, Ragged):
             conditions, rows, _ = next(conditions.split(rows))

@@ -93,6 +93,27 @@ def zero_settings(device: torch.device) -> DeepSpeedPlugin | None:
     return settings
 
 
+def check_settings(config: Any, copies: bool) -> None:
+    """Refuse what does not go with shards.
+
+    Args:
+        copies: the weights are whole on every process, gradients and moments alone are in shards.
+
+    Raises:
+        ConfigError: says which setting, and what works.
+    """
+    if getattr(config.model, "base_bits", None) is not None:
+        raise ConfigError("model.base_bits: quantised weights are not put in shards; null works, or whole copies")
+    if config.training.optimizer.bits == 8:
+        raise ConfigError("training.optimizer.bits: moments in shards are not quantised; 32 works")
+    # a language model has its weights gathered while it samples
+    if config.medium == "pictures" and not copies and (config.data.dynamic_sampling or config.data.replay):
+        raise ConfigError(
+            "data.dynamic_sampling, data.replay: processes would sample different numbers of times, and a network in "
+            "shards runs on all of them or on none; null works, or whole copies (configs/accelerate/multi_gpu.yaml)"
+        )
+
+
 def spread(policy: Policy, config: Any, accelerator: Accelerator) -> Sharding | DeepSpeedPlugin | None:
     """Copies of the policy's network on every process, or shards of it: as the launch configuration says.
 
@@ -108,10 +129,7 @@ def spread(policy: Policy, config: Any, accelerator: Accelerator) -> Sharding | 
         policy.model = accelerator.prepare(policy.network)
         return None
     check_shards(policy.network)
-    if getattr(config.model, "base_bits", None) is not None:
-        raise ConfigError("model.base_bits: quantised weights are not put in shards; null works, or whole copies")
-    if config.training.optimizer.bits == 8:
-        raise ConfigError("training.optimizer.bits: moments in shards are not quantised; 32 works")
+    check_settings(config, copies=zero is not None and zero.zero_stage == 2)
     if sharding is None:
         return zero
     sharding.shard(policy.network)

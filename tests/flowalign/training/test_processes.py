@@ -20,10 +20,10 @@ from accelerate.utils import is_deepspeed_available
 from PIL import Image
 from safetensors.torch import load_file
 
-from flowalign.config import load
+from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
 from flowalign.training import Trainer
-from flowalign.training.sharding import Sharding, zero_settings
+from flowalign.training.sharding import Sharding, check_settings, zero_settings
 from rewards.shapes import draw, parse
 
 HERE = Path(__file__).parent
@@ -388,6 +388,18 @@ def test_fsdp_of_version_1_is_refused_with_what_works(monkeypatch: pytest.Monkey
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ConfigError, match="fsdp_version: 2"):
         Sharding.configured(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "override", ["data.dynamic_sampling={rounds: 2}", "data.replay={groups: 4, age: 2}", "training.optimizer.bits=8"]
+)
+def test_what_does_not_go_with_shards_is_refused(override: str) -> None:
+    config = load(recipe("tiny_sd3/flow_grpo"), [override])
+    with pytest.raises(ConfigError, match=f"{override.split('=')[0]}.* work"):
+        check_settings(config, copies=False)
+    if override.startswith("data."):
+        check_settings(config, copies=True)
+        check_settings(load(recipe("tiny_lm/grpo"), [override]), copies=False)
 
 
 def test_deepspeed_is_refused_where_it_is_not_installed_and_other_stages_where_it_is(
