@@ -47,8 +47,8 @@ from torch import Tensor
 from flowalign.config import Config, load, recipe
 from flowalign.data import ASSETS, draw_batch
 from flowalign.errors import FlowalignError
-from flowalign.files import write_atomically
 from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.runs.files import write_atomically
 from flowalign.training import Trainer
 from flowalign.training.building import build_policy
 

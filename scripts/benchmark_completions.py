@@ -24,8 +24,8 @@ from torch import Tensor
 
 from flowalign.data import ASSETS, Prompts
 from flowalign.errors import FlowalignError
-from flowalign.files import write_atomically
 from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.runs.files import write_atomically
 from samplers import KERNELS, All, Window
 from samplers.completion import completions
 

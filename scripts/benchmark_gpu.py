@@ -45,8 +45,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from flowalign.data import draw_batch
-from flowalign.files import write_atomically
 from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.runs.files import write_atomically
 from flowalign.training import Trainer
 
 TEXT_TOKENS = 128

@@ -38,7 +38,7 @@ from flowalign import registry
 from flowalign.config import load, recipe
 from flowalign.data import ASSETS, draw_batch
 from flowalign.errors import FlowalignError
-from flowalign.files import write_atomically
+from flowalign.runs.files import write_atomically
 from flowalign.training import Trainer
 from rewards import FunctionReward, RewardError
 from rewards.remote import RemoteReward

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from flowalign.files import write_atomically
+from flowalign.runs.files import write_atomically
 from rewards.judges import load_template
 from rewards.shapes import Request, Thing, check, draw, train_requests
 from rewards.shapes.grammar import COLOURS, SHAPES

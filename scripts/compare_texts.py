@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from flowalign.config import load
+from flowalign.runs.metrics import MetricsFile
 from flowalign.training import Trainer
-from flowalign.training.metrics import MetricsFile
 
 RECIPES = Path(__file__).parents[1] / "configs" / "tiny_lm"
 

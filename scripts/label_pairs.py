@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from flowalign.config import Config, load
 from flowalign.data import Prompts, draw_batch
-from flowalign.files import write_atomically
+from flowalign.runs.files import write_atomically
 from flowalign.training.building import build_policy, build_reward
 from rewards import score
 

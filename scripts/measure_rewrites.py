@@ -8,11 +8,11 @@ Prompts, rewards and sampling are those of the first run's evaluation; texts are
 import argparse
 from pathlib import Path
 
+from flowalign.cli.launch import load_for_sampling
 from flowalign.config import load
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError
-from flowalign.launch import load_for_sampling
-from flowalign.rendering import renderer
+from flowalign.policies.rendering import renderer
 from flowalign.training.building import build_reward
 from rewards import score
 

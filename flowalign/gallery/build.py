@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader
 from PIL import Image
 
 from flowalign.gallery.runs import Run, Sample, read_runs
-from flowalign.gallery.samples import THUMBNAIL, save_thumbnail, thumbnail_of
+from flowalign.runs.samples import THUMBNAIL, save_thumbnail, thumbnail_of
 
 CLIPS = {".mp4", ".webm"}
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".avif"}

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from flowalign.errors import ConfigError
-from flowalign.gallery.previews import FOLDER as PREVIEWS
-from flowalign.gallery.samples import FOLDER as SAMPLES
+from flowalign.runs.previews import FOLDER as PREVIEWS
+from flowalign.runs.samples import FOLDER as SAMPLES
 
 MOMENT = re.compile(r"iteration-(\d{1,12})")
 KNOWN = {"picture", "text", "prompt", "seed", "metadata", "rewritten"}

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from flowalign import registry
+from flowalign.config.sections import BaseConfig, Named, Weighted
 from flowalign.errors import ConfigError
-from flowalign.sections import BaseConfig, Named, Weighted
 from flowalign.training.medium import MEDIA
 from rewards import Reward, WeightedSum, as_reward, spec_of
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
+from flowalign.actors.worker import Worker
 from flowalign.algorithms.base import Algorithm
 from flowalign.data import Prompts
+from flowalign.runs.metrics import MetricsFile
 from flowalign.training.building import build_reward, build_rewards
 from flowalign.training.evaluation import Evaluated, evaluate
 from flowalign.training.learner import Learner
 from flowalign.training.medium import MEDIA
-from flowalign.training.metrics import MetricsFile
 from flowalign.training.watch import NOTHING_SEEN, Panel, judge, watched
-from flowalign.training.worker import Worker
 from rewards import Reward, advance
 
 logger = logging.getLogger(__name__)

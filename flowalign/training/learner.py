@@ -12,11 +12,11 @@ from diffusers.training_utils import EMAModel
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from flowalign.actors.worker import Worker
 from flowalign.algorithms.base import Algorithm, Experience
-from flowalign.training.checkpoint import optimizer_state, optimizer_tensors, restore
+from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
+from flowalign.training.distributed.sharding import Sharding, like, restore, unsynced, whole
 from flowalign.training.memory import make_optimizer, while_it_fits
-from flowalign.training.sharding import Sharding, like, unsynced, whole
-from flowalign.training.worker import Worker
 from samplers import derive_seed
 
 

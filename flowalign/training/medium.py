@@ -9,20 +9,20 @@ import torch
 from accelerate import Accelerator
 
 from flowalign import registry
+from flowalign.actors.diffusion import Actor
+from flowalign.actors.language import TextActor
 from flowalign.algorithms.base import Algorithm
 from flowalign.data import Prompts, shipped
-from flowalign.files import write_atomically
-from flowalign.gallery.samples import save_samples
 from flowalign.policies import DiffusersPolicy
-from flowalign.policies.language import LanguagePolicy
-from flowalign.policies.turns import AgentPolicy
-from flowalign.policies.vision_language import VisionLanguagePolicy
-from flowalign.rendering import renderer
-from flowalign.training.actor import Actor
+from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.policies.language.turns import AgentPolicy
+from flowalign.policies.language.vision_language import VisionLanguagePolicy
+from flowalign.policies.rendering import renderer
+from flowalign.runs.files import write_atomically
+from flowalign.runs.samples import save_samples
 from flowalign.training.memory import check_precision
 from flowalign.training.previews import preview, preview_texts
 from flowalign.training.rewrites import keep_rewrites, preview_rewrites
-from flowalign.training.text_actor import TextActor
 from rewards import Reward
 
 Listed = list[tuple[Any, dict[str, Any]]]

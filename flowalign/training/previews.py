@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowalign.actors.diffusion import Actor
 from flowalign.algorithms.base import Algorithm, Seen
 from flowalign.config import Config
 from flowalign.core.credit import dense_rewards, turning_points
 from flowalign.data import Prompts, draw_batch
-from flowalign.gallery.previews import Film, Group, Texts, save_previews
-from flowalign.policies.given import characters
-from flowalign.training.actor import Actor
+from flowalign.policies.language.given import characters
+from flowalign.runs.previews import Film, Group, Texts, save_previews
 from samplers.completion import completions
 from samplers.plans import Tree
 

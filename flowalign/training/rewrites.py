@@ -9,9 +9,9 @@ import torch
 
 from flowalign.core.record import masked_mean
 from flowalign.data import Prompts, draw_batch
-from flowalign.gallery.previews import Group, save_previews
-from flowalign.gallery.samples import save_samples
-from flowalign.rendering import Rendered
+from flowalign.policies.rendering import Rendered
+from flowalign.runs.previews import Group, save_previews
+from flowalign.runs.samples import save_samples
 
 MEMBERS = 8
 """texts a prompt, at most"""

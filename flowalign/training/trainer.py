@@ -14,23 +14,23 @@ from torch import Tensor
 from tqdm import tqdm
 
 from flowalign import registry
+from flowalign.actors.groups import Groups
 from flowalign.config import kind_of
+from flowalign.config.sections import BaseConfig, parse
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import Policy
-from flowalign.sections import BaseConfig, parse
+from flowalign.runs.checkpoint import Checkpoints
+from flowalign.runs.description import describe, flat
+from flowalign.runs.metrics import MetricsFile
 from flowalign.training.building import build_policy, build_reward, make_trainable
-from flowalign.training.checkpoint import Checkpoints
-from flowalign.training.deepspeed import ZeroLearner
-from flowalign.training.description import describe, flat
+from flowalign.training.distributed.heartbeat import Pulse
+from flowalign.training.distributed.sharding import spread
+from flowalign.training.distributed.zero import ZeroLearner
 from flowalign.training.evaluation import Evaluated
 from flowalign.training.evaluator import Evaluator
-from flowalign.training.groups import Groups
 from flowalign.training.learner import Learner
 from flowalign.training.medium import MEDIA
 from flowalign.training.memory import out_of_memory, while_it_fits
-from flowalign.training.metrics import MetricsFile
-from flowalign.training.pulse import Pulse
-from flowalign.training.sharding import spread
 from rewards import advance, as_reward, spec_of
 from samplers import derive_seed
 
@@ -146,7 +146,7 @@ class Trainer:
     def _train(self) -> None:
         training, evaluation = self.config.training, self.config.evaluation
         if self.accelerator.is_main_process:
-            describe(self.folder, self.config, self.accelerator)
+            describe(self.folder, self.config.dump(), self.accelerator)
         if self.config.trackers:
             self.accelerator.init_trackers("flowalign", config=flat(self.config.model_dump(mode="json")))
         watching = bool(evaluation.panel)

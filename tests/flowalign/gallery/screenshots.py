@@ -17,7 +17,7 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 VIEWS = ["grid?sort=improved", "compare?mode=slider", "film", "groups", "curves", "vote"]
-CODE = "from flowalign.gallery.cli import gallery; import typer; typer.run(gallery)"
+CODE = "from flowalign.cli.gallery import gallery; import typer; typer.run(gallery)"
 
 
 def shoot(page: Page, address: str, view: str, path: Path) -> None:

@@ -222,7 +222,7 @@ def test_long_curves_keep_their_extremes():
 
 def test_page_needs_no_model_library():
     code = (
-        "import sys, flowalign.gallery.cli, flowalign.gallery.build; print({'torch', 'starlette'} & set(sys.modules))"
+        "import sys, flowalign.cli.gallery, flowalign.gallery.build; print({'torch', 'starlette'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 

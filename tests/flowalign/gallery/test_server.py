@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("starlette", reason="the serve extra is not installed")
 pytest.importorskip("uvicorn", reason="the serve extra is not installed")
 
-CODE = "from flowalign.gallery.cli import gallery; import typer; typer.run(gallery)"
+CODE = "from flowalign.cli.gallery import gallery; import typer; typer.run(gallery)"
 
 
 class Server:

@@ -15,8 +15,8 @@ from flowalign.config import load, recipe
 from flowalign.data import Preferences
 from flowalign.errors import ConfigError
 from flowalign.gallery import Texts, build, save_previews
+from flowalign.reward_training.judge import questions
 from flowalign.training import Trainer
-from flowalign.training.judge import questions
 from tests.flowalign.gallery import test_browser
 
 browser, open_page = test_browser.browser, test_browser.open_page
@@ -154,7 +154,7 @@ class TestInChromium:
     def test_votes_by_keys_are_exported_as_texts(self, open_page, tmp_path):
         pytest.importorskip("uvicorn", reason="the serve extra is not installed")
         run = make_run(tmp_path / "run")
-        code = "from flowalign.gallery.cli import gallery; import typer; typer.run(gallery)"
+        code = "from flowalign.cli.gallery import gallery; import typer; typer.run(gallery)"
         command = [sys.executable, "-c", code, str(run), "-o", str(tmp_path / "out"), "--serve", "--port", "0"]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:

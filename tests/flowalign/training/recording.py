@@ -10,7 +10,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from flowalign.algorithms.flow_grpo import FlowGRPO
+from flowalign.algorithms.trajectory.flow_grpo import FlowGRPO
 from flowalign.core.record import Record
 
 

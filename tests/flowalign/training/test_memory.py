@@ -12,8 +12,8 @@ import torch
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies import DiffusersPolicy
+from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from flowalign.training import Trainer
-from flowalign.training.checkpoint import optimizer_state, optimizer_tensors
 from flowalign.training.memory import check_precision, make_optimizer, out_of_memory
 from samplers import All, flow_sde
 

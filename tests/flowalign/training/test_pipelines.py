@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from flowalign.errors import ConfigError
 from flowalign.gallery.runs import read_run
-from flowalign.policies.tiny_pipelines import PIPELINES, build
+from flowalign.tools.tiny_pipelines import PIPELINES, build
 from flowalign.training import Trainer
 from rewards.base import Scores, source_images
 from rewards.frames import PerFrame

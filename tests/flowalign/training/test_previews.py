@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from flowalign.algorithms.trajectory import TrajectoryAlgorithm
+from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.config import load, recipe
 from flowalign.core.advantages import group_advantage
 from flowalign.data import draw_batch

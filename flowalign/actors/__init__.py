@@ -1,0 +1,1 @@
+"""A policy at work among processes: it samples, scores and gathers."""

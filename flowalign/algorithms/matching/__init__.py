@@ -1,0 +1,1 @@
+"""Learning from clean samples on the forward process: one short file a method."""

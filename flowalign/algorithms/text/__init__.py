@@ -1,0 +1,1 @@
+"""Policy gradients over tokens: one short file a method."""

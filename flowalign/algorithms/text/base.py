@@ -1,0 +1,268 @@
+"""What the algorithms of language models share: every part by name.
+
+Rollout: a group of completions of each prompt, every token an action. Credit: `advantage`, one of the core's, of one
+reward a completion or one a step; then `unlikeliness`, `empg` and the share of most entropy. Loss: `loss`, one of the
+core's, summed up by `aggregation`, plus an estimate of the KL to the start weights. `off_policy` weighs tokens that an
+engine of other numerics drew. A method that adds to this, a teacher or demonstrations, is a subclass with its
+own file.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from flowalign.algorithms import base
+from flowalign.config import Named
+from flowalign.core.aggregation import Aggregation, action_weights
+from flowalign.core.divergences import Estimator, sampled_kl
+from flowalign.core.entropy import entropy_modulated, uncertain, unlikeliness
+from flowalign.core.off_policy import Level, Rule, correction
+from flowalign.core.policy_losses import WHOLE_GROUPS
+from flowalign.core.record import Record, ScoredTokens, masked_mean
+from flowalign.data import Batch
+from flowalign.errors import ConfigError
+from flowalign.policies.language.given import rescored
+from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.policies.language.rollout import TextRollout
+from rewards import Scores
+
+if TYPE_CHECKING:
+    from flowalign.actors.language import TextActor
+
+
+class Modulation(base.AlgorithmSettings):
+    """EMPG's settings, on turns, or single tokens where there are none; see `core.entropy.entropy_modulated`."""
+
+    sharpness: float = Field(1.0, ge=0)
+    clarity: float = Field(0.05, ge=0)
+    clarity_sharpness: float = Field(1.0, ge=0)
+
+
+class OffPolicy(base.AlgorithmSettings):
+    """See `core.off_policy.correction`; costs a forward pass of every text."""
+
+    level: Level = "token"
+    rule: Rule = "truncate"
+    largest: float = Field(2.0, gt=0)
+    smallest: float = Field(0.0, ge=0)
+
+
+class LanguageSettings(base.AlgorithmSettings):
+    advantage: Named = Named(name="grpo", unbiased=True)
+    """`flowalign list advantages`, with its settings"""
+    loss: Named = Named(name="ppo")
+    """`flowalign list losses`, with its settings"""
+    aggregation: Aggregation = "token"
+    """mean over all tokens, over each text's ('sequence'), over texts of sums ('sum'), that over max_new_tokens"""
+    kl_weight: float = Field(0.0, ge=0)
+    """of the divergence from the start weights"""
+    kl_estimator: Estimator = "k3"
+    mask_truncated: bool = False
+    """texts that were cut at max_new_tokens teach nothing (DAPO's overlong filtering)"""
+    unlikeliness: float = Field(0.0, ge=0, le=1)
+    """how much the likeliest of a group's right texts loses of its reward (arXiv 2506.02355)"""
+    entropy_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """learn from this share of the tokens, those of most entropy"""
+    empg: Modulation | None = None
+    """modulate advantages by entropy (arXiv 2509.09265)"""
+    off_policy: OffPolicy | None = None
+    """weigh tokens by how probable a forward pass finds them, over how probable sampling did"""
+
+
+@dataclass
+class Experience(base.Experience):
+    """One process's part of an iteration."""
+
+    rollout: TextRollout
+    scores: Scores
+    reward: Tensor
+    """[B] that the advantages came from"""
+    group: Tensor
+    """[B]"""
+    advantage: Tensor
+    """[B, T]"""
+    weight: Tensor
+    """[B, T] of each token's loss: the mean over B of a row's weighted sum is the aggregated loss"""
+    every: bool = False
+    """the loss is not one of advantages alone, so that all rows teach"""
+    teacher: Tensor | None = None
+    """[B, T] log-probabilities under a teacher, where there is one"""
+
+    def items(self) -> Tensor:
+        return torch.arange(len(self.rollout), device=self.advantage.device)[:, None]
+
+    def outcome(self) -> tuple[Tensor, Tensor]:
+        return self.scores.value, masked_mean(self.advantage.abs(), self.rollout.mask)
+
+    def useful(self, items: Tensor) -> Tensor | None:
+        if self.every:
+            return None
+        return ((self.advantage * self.weight) != 0).any(1)[items[:, 0]]
+
+
+class LanguageAlgorithm(base.Algorithm[Experience]):
+    """A group of completions of each prompt, its advantage, loss and aggregation by name."""
+
+    Settings: ClassVar[type[LanguageSettings]] = LanguageSettings
+    settings: LanguageSettings
+    medium = "text"
+    refills = True
+    replays = True
+    takes_turns: ClassVar[bool] = True
+    """every text is sampled, so that it may be an episode with an environment"""
+    headline = "reward/mean"
+    unit = "texts"
+
+    def __init__(self, settings: LanguageSettings) -> None:
+        super().__init__(settings)
+        self.advantage_of = settings.advantage.part("advantages", "algorithm.advantage")
+        self.loss_of = settings.loss.part("losses", "algorithm.loss")
+        self.whole_groups = settings.loss.name in WHOLE_GROUPS
+
+    def check(self, config: Any) -> None:
+        if config.environment is not None and not self.takes_turns:
+            raise ConfigError(
+                f"algorithm: '{config.algorithm.name}' learns from demonstrations, which are texts without turns; with "
+                "an environment grpo works"
+            )
+        if self.settings.off_policy is not None and (config.data.dynamic_sampling or config.data.replay):
+            raise ConfigError("algorithm.off_policy: weighs one rollout; data.dynamic_sampling and replay go without")
+        if config.rollout.engine == "vllm" and self.settings.off_policy is None:
+            raise ConfigError(
+                "rollout.engine: vllm's log-probabilities are not a forward pass's; "
+                "algorithm.off_policy={level: token} weighs the difference"
+            )
+        size, training = config.training.group_size, config.training
+        if self.whole_groups and (training.updates_per_iteration > 1 or training.micro_batch_size % size):
+            raise ConfigError(
+                f"training: '{self.settings.loss.name}' looks at whole groups of {size} at once; "
+                f"updates_per_iteration=1 and micro_batch_size={size} work"
+            )
+
+    @property
+    def uses_reference(self) -> bool:
+        return self.settings.kl_weight > 0
+
+    def items(self, config: Any) -> int:
+        return config.training.group_size
+
+    def collect(self, actor: "TextActor", batch: Batch) -> Experience:
+        off_policy = self.settings.off_policy
+        drawn: list[TextRollout] = []
+
+        def sample(batch: Batch) -> TextRollout:
+            drawn.append(self.rollout(actor, batch))
+            if off_policy is None:
+                return drawn[-1]
+            return rescored(actor.policy, drawn[-1], actor.config.rollout.batch_size)
+
+        rollout, batch, scores = actor.sample_and_score(batch, sample)
+        baseline = actor.baseline(batch) if self.settings.advantage.name == "remax" else None
+
+        record = actor.record(rollout, batch, scores, baseline)
+        if self.settings.advantage.name == "gigpo":
+            record.state = actor.states(rollout, batch)
+        assert record.entropy is not None
+        record.reward = self.rewards(actor, batch, record)
+        ended = actor.gather(rollout.ended)
+        counted = record.mask & ended[:, None] if self.settings.mask_truncated else record.mask
+        weight = action_weights(counted, self.settings.aggregation, actor.config.longest)
+        weight = weight * len(record.group)
+        if self.settings.entropy_share < 1:
+            weight = weight * uncertain(record.entropy, counted, self.settings.entropy_share)
+        advantage = self.advantages(record)
+
+        rows, length = len(batch), rollout.mask.shape[1]
+        metrics = actor.measured(scores, record.group) | {
+            "text/tokens": record.mask.sum(1).float().mean().item(),
+            "text/cut": 1 - ended.float().mean().item(),
+            "text/entropy": record.entropy[record.mask].mean().item(),
+        }
+        metrics |= actor.metrics
+        actor.metrics = {}
+        experience = Experience(
+            batch,
+            metrics,
+            rollout,
+            scores,
+            actor.mine(record.reward, rows),
+            actor.mine(record.group, rows),
+            actor.mine(advantage, rows)[:, :length],
+            actor.mine(weight, rows)[:, :length],
+            self.whole_groups,
+        )
+        if off_policy is not None:
+            own = correction(rollout.log_prob, drawn[-1].log_prob, rollout.mask, **off_policy.model_dump())
+            experience.weight = experience.weight * own
+            each = masked_mean(own.expand_as(rollout.mask), rollout.mask)
+            metrics["text/off_policy_weight"] = actor.gather(each).mean().item()
+        return self.extended(actor, experience)
+
+    def rollout(self, actor: "TextActor", batch: Batch) -> TextRollout:
+        """A text of every sample of the batch."""
+        return actor.rollout(batch)
+
+    def rewards(self, actor: "TextActor", batch: Batch, record: Record) -> Tensor:
+        """[B] what advantages come from, of all processes."""
+        if self.settings.unlikeliness == 0:
+            return record.reward
+        likelihood = masked_mean(record.log_prob, record.mask)
+        return unlikeliness(record.reward, likelihood, record.group, self.settings.unlikeliness)
+
+    def extended(self, actor: "TextActor", experience: Experience) -> Experience:
+        """The experience with what a subclass adds to it."""
+        return experience
+
+    def advantages(self, record: Record) -> Tensor:
+        """[B, T] what each token earned."""
+        advantage = self.advantage_of(record)
+        if advantage.dim() == 1:
+            advantage = advantage[:, None].expand_as(record.mask)
+        if self.settings.empg is not None:
+            assert record.entropy is not None
+            settings = self.settings.empg.model_dump()
+            advantage = entropy_modulated(advantage, record.entropy, record.mask, **settings, turn=record.turn)
+        return advantage
+
+    def verify(self, policy: LanguagePolicy, experience: Experience) -> None:
+        policy.verify(experience.rollout)
+
+    def losses(self, policy: LanguagePolicy, experience: Experience, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        rows, rollout = items[:, 0], experience.rollout
+        mask = rollout.mask[rows]
+        log_prob, entropy = policy.log_probs(rollout, rows)
+        tokens = ScoredTokens(
+            log_prob,
+            rollout.log_prob[rows],
+            experience.advantage[rows],
+            mask,
+            experience.group[rows],
+            experience.reward[rows],
+        )
+        losses = self.token_losses(experience, rows, tokens)
+        metrics: dict[str, Tensor] = {
+            "policy/ratio": masked_mean((log_prob - tokens.old_log_prob).exp(), mask),
+            "policy/entropy": masked_mean(entropy, mask),
+        }
+        for name, (coefficient, divergence) in self.penalties(policy, experience, rows, log_prob).items():
+            losses = losses + coefficient * divergence
+            metrics[name] = masked_mean(divergence, mask)
+        return (losses.where(mask, 0) * experience.weight[rows]).sum(1), metrics
+
+    def token_losses(self, experience: Experience, rows: Tensor, tokens: ScoredTokens) -> Tensor:
+        """[N, T] losses of these rows' tokens."""
+        return self.loss_of(tokens)
+
+    def penalties(
+        self, policy: LanguagePolicy, experience: Experience, rows: Tensor, log_prob: Tensor
+    ) -> dict[str, tuple[float, Tensor]]:
+        """Coefficients and divergences [N, T] that are added to the loss, by the names of their metrics."""
+        if self.settings.kl_weight == 0:
+            return {}
+        with torch.no_grad(), policy.reference():
+            reference, _ = policy.log_probs(experience.rollout, rows)
+        divergence = sampled_kl(log_prob, reference, self.settings.kl_estimator)
+        return {"policy/kl": (self.settings.kl_weight, divergence)}

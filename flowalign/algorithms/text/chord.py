@@ -1,0 +1,63 @@
+"""CHORD: reinforcement and imitation in one loss, (1 - mu) RL + mu SFT (arXiv 2508.11408).
+
+Loss: GRPO's, and the negative log-likelihood of a demonstration of each prompt, a token of probability p weighted by
+p (1 - p) (CHORD-phi) or not at all (CHORD-mu). mu is constant, or rises to a peak and falls to a valley by a cosine.
+
+The authors' code (chord_policy_loss.py in Trinity-RFT) was read: mu, its schedule and its defaults, the weight and the
+mean over demonstrated tokens are theirs. Departures: they draw their demonstrations apart from the prompts, here each
+prompt brings its own, in the data's metadata; their mean is over a micro-batch's tokens, here over the iteration's;
+their cap on the probability up to which a token is imitated, off by default, is left out.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from flowalign.algorithms.text import base as language
+from flowalign.algorithms.text.demonstrations import demonstrations, first_rows
+from flowalign.algorithms.text.imitating import Examples, Imitating
+from flowalign.core.imitation import imitation_share
+from flowalign.policies.language.given import given
+
+if TYPE_CHECKING:
+    from flowalign.actors.language import TextActor
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class CHORDSettings(language.LanguageSettings):
+    demonstration: str = "demonstration"
+    """key of the metadata"""
+    weighting: Literal["chord", "none"] = "chord"
+    """chord: p (1 - p) of every token"""
+    peak: Share = 0.1
+    valley: Share = 0.1
+    """mu at its highest and lowest"""
+    warmup: int = Field(0, ge=0)
+    """iterations from 0 to the peak"""
+    decay: int = Field(0, ge=0)
+    """iterations from the peak to the valley"""
+
+
+class CHORD(Imitating):
+    """CHORD: imitation of demonstrations mixed into GRPO with a weight that changes (arXiv 2508.11408)."""
+
+    Settings = CHORDSettings
+    settings: CHORDSettings
+    takes_turns = False
+
+    def __init__(self, settings: CHORDSettings) -> None:
+        super().__init__(settings)
+        self.weighting = settings.weighting
+
+    def examples(self, actor: "TextActor", experience: language.Experience) -> Examples:
+        s, batch = self.settings, experience.batch
+        rows = first_rows(batch)
+        share = imitation_share(batch.iteration, s.warmup, s.decay, s.peak, s.valley)
+        texts = demonstrations(batch, rows, s.demonstration)
+        sampling = actor.config.rollout
+        rollout = given(
+            actor.policy, [batch.prompts[row] for row in rows], texts, sampling.temperature, sampling.batch_size
+        )
+        return Examples(rollout, torch.ones(len(rows), dtype=torch.bool, device=actor.device), 1 - share, share)

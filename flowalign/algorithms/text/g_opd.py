@@ -1,0 +1,54 @@
+"""G-OPD: on-policy distillation as a reward of every token, as far as the teacher and beyond (arXiv 2602.12125).
+
+Credit: lambda (log teacher - log ref) - (log pi - log ref) of each token under the weights that sampled it; lambda 1 is
+plain on-policy distillation, above 1 extrapolates away from the reference, the start weights. `reward_weight` adds the
+advantage of the rewards, which the authors do without. Loss: GRPO's.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import Field
+
+from flowalign.algorithms.text import base as language
+from flowalign.core.imitation import distillation_advantage
+from flowalign.core.record import masked_mean
+from flowalign.policies.language.teacher import Teacher
+
+if TYPE_CHECKING:
+    from flowalign.actors.language import TextActor
+
+
+class GOPDSettings(language.LanguageSettings):
+    teacher: str
+    """folder or hub name of a model of the same tokens"""
+    extrapolation: float = Field(1.0, gt=0)
+    """lambda"""
+    reward_weight: float = Field(0.0, ge=0)
+
+
+class GOPD(language.LanguageAlgorithm):
+    """G-OPD: every token is rewarded by how much more probable a teacher finds it (arXiv 2602.12125)."""
+
+    Settings = GOPDSettings
+    settings: GOPDSettings
+    teacher: Teacher | None = None
+
+    @property
+    def uses_reference(self) -> bool:
+        return super().uses_reference or self.settings.extrapolation != 1
+
+    def extended(self, actor: "TextActor", experience: language.Experience) -> language.Experience:
+        s, rollout, size = self.settings, experience.rollout, actor.config.rollout.batch_size
+        self.teacher = self.teacher or Teacher(s.teacher, actor.policy)
+        teacher = self.teacher.log_probs(rollout, size)
+        reference = None
+        if s.extrapolation != 1:
+            rows = torch.arange(len(rollout), device=actor.device).split(size)
+            with torch.no_grad(), actor.policy.reference():
+                reference = torch.cat([actor.policy.log_probs(rollout, part)[0] for part in rows])
+        distilled = distillation_advantage(rollout.log_prob, teacher, reference, s.extrapolation)
+        experience.advantage = (s.reward_weight * experience.advantage + distilled).where(rollout.mask, 0)
+        gap = masked_mean(rollout.log_prob - teacher, rollout.mask)
+        experience.metrics["policy/teacher_kl"] = actor.gather(gap).mean().item()
+        return experience

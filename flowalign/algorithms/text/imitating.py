@@ -1,0 +1,108 @@
+"""GRPO with one more text a group that is imitated: what CHORD, ReLIFT and AEPO have in common.
+
+The losses of the group's own texts and of the imitated ones are averaged apart, the latter over all tokens of the texts
+that count, and summed up with a coefficient each. An imitated text is an item like any other, so that micro-batches,
+several updates and several processes are the trainer's business.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from flowalign.algorithms.text import base as language
+from flowalign.algorithms.text.demonstrations import first_rows
+from flowalign.core.imitation import imitation_loss
+from flowalign.core.record import ScoredTokens, masked_mean
+from flowalign.errors import ConfigError
+from flowalign.policies.language.rollout import TextRollout
+
+if TYPE_CHECKING:
+    from flowalign.actors.language import TextActor
+
+
+@dataclass
+class Examples:
+    """What is imitated in an iteration, by one process."""
+
+    rollout: TextRollout
+    """one text a group, in the batch's order"""
+    counts: Tensor
+    """[groups] bool: is learned"""
+    own: float
+    """coefficient of the loss of the group's own texts"""
+    imitated: float
+    """coefficient of the loss of these"""
+
+
+@dataclass
+class Experience(language.Experience):
+    """Rows of the samples, then one row of an imitated text a group."""
+
+    def items(self) -> Tensor:
+        samples = torch.arange(len(self.batch)).view(len(set(self.batch.group)), -1)
+        extra = torch.arange(len(self.batch), len(self.rollout))[:, None]
+        return torch.cat([samples, extra], 1).flatten()[:, None].to(self.advantage.device)
+
+    def outcome(self) -> tuple[Tensor, Tensor]:
+        rows = len(self.batch)
+        return self.scores.value, masked_mean(self.advantage.abs(), self.rollout.mask)[:rows]
+
+
+class Imitating(language.LanguageAlgorithm):
+    """Base: a subclass says what is imitated, and how much."""
+
+    weighting: Literal["none", "chord"] = "none"
+    """of an imitated token's loss, as of `core.guidance.imitation_loss`"""
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.whole_groups:
+            raise ConfigError(
+                f"algorithm.loss: '{self.settings.loss.name}' looks at whole groups, and imitated texts are in none; "
+                "ppo works"
+            )
+
+    def items(self, config: Any) -> int:
+        return super().items(config) + 1
+
+    def examples(self, actor: "TextActor", experience: language.Experience) -> Examples:
+        """What is imitated in this iteration."""
+        raise NotImplementedError
+
+    def extended(self, actor: "TextActor", experience: language.Experience) -> Experience:
+        examples = self.examples(actor, experience)
+        rows = len(experience.rollout)
+        rollout = TextRollout.cat([experience.rollout, examples.rollout], actor.policy.tokenizer.pad_token_id)
+        items = len(rollout)
+        counted = examples.rollout.mask & examples.counts[:, None]
+        # the mean over the tokens of all processes, whose losses the trainer averages
+        tokens = actor.gather(counted.sum()[None]).sum().clamp(min=1)
+        each = examples.imitated * items * actor.accelerator.num_processes / tokens
+
+        def joined(own: Tensor, extra: Tensor) -> Tensor:
+            width = rollout.mask.shape[1]
+            return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in (own, extra)])
+
+        firsts = first_rows(experience.batch)
+        whole = replace(
+            experience,
+            rollout=rollout,
+            group=torch.cat([experience.group, experience.group[firsts]]),
+            reward=torch.cat([experience.reward, experience.reward.new_zeros(len(firsts))]),
+            advantage=joined(experience.advantage, torch.ones_like(counted, dtype=experience.advantage.dtype)),
+            weight=joined(experience.weight * examples.own * items / rows, counted * each),
+            metrics=experience.metrics
+            | {
+                "imitation/share": actor.gather(examples.counts.float()).mean().item(),
+                "imitation/coefficient": examples.imitated,
+            },
+        )
+        return Experience(**vars(whole))
+
+    def token_losses(self, experience: language.Experience, rows: Tensor, tokens: ScoredTokens) -> Tensor:
+        imitated = (rows >= len(experience.batch))[:, None]
+        return torch.where(
+            imitated, imitation_loss(tokens.log_prob, self.weighting), super().token_losses(experience, rows, tokens)
+        )

@@ -1,0 +1,74 @@
+"""Prefix-RFT: one member of a group goes on from the beginning of a demonstration (arXiv 2507.01679).
+
+Rollout: the last member of each group begins with a share of its prompt's demonstration, by cosine from `start` to
+`end` over training, and is the policy's from there on; at least a token of the demonstration is left to it. Credit and
+loss are GRPO's on the whole text, but of the demonstrated tokens only the most uncertain learn. The paper takes
+Dr. GRPO's advantage, `advantage: {name: dr_grpo}`.
+
+The authors' code (recipe/prefix_rft) was read; it publishes no settings. Departures: there a share is drawn from a Beta
+distribution between two bounds, each with a schedule, a group may have several such members, and a prefix has a least
+length; the most uncertain are those of all prefixes of a mini-batch under the weights of now, here of each text under
+those that sampled; demonstrated tokens may go unclipped there, here they have the same loss as all others.
+"""
+
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+from pydantic import Field
+
+from flowalign.algorithms.text import base as language
+from flowalign.algorithms.text.demonstrations import demonstrations, last_members
+from flowalign.core.imitation import prefix_share, uncertain_prefix
+from flowalign.data import Batch
+from flowalign.policies.language.given import continued
+from flowalign.policies.language.rollout import TextRollout
+
+if TYPE_CHECKING:
+    from flowalign.actors.language import TextActor
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class PrefixRFTSettings(language.LanguageSettings):
+    demonstration: str = "demonstration"
+    """key of the metadata"""
+    start: Share = 0.95
+    end: Share = 0.05
+    """share of the demonstration that is given, at the beginning and at the end of training"""
+    uncertain: Share = 0.2
+    """of a demonstration's tokens, those of most entropy, that learn"""
+
+
+class PrefixRFT(language.LanguageAlgorithm):
+    """Prefix-RFT: each group's last member continues a demonstration; `reward/mean` counts it (arXiv 2507.01679)."""
+
+    Settings = PrefixRFTSettings
+    settings: PrefixRFTSettings
+    takes_turns = False
+    replays = False
+    done = 0.0
+
+    def progress(self, done: float) -> None:
+        self.done = done
+
+    def prefixes(self, actor: "TextActor", batch: Batch) -> list[list[int]]:
+        """Token ids of the demonstration that each sample begins with; none but for the last of a group."""
+        share = prefix_share(self.done, self.settings.start, self.settings.end)
+        shown = [row for row, last in enumerate(last_members(batch)) if last]
+        made: list[list[int]] = [[] for _ in batch.prompts]
+        for row, text in zip(shown, demonstrations(batch, shown, self.settings.demonstration), strict=True):
+            tokens = actor.policy.tokenizer(text, add_special_tokens=False).input_ids
+            made[row] = list(tokens[: min(int(share * len(tokens)), len(tokens) - 1)])
+        return made
+
+    def rollout(self, actor: "TextActor", batch: Batch) -> TextRollout:
+        arguments = actor.config.rollout.arguments()
+        return continued(actor.policy, batch.prompts, self.prefixes(actor, batch), batch.noise_seeds, **arguments)
+
+    def extended(self, actor: "TextActor", experience: language.Experience) -> language.Experience:
+        rollout = experience.rollout
+        count = torch.tensor([len(own) for own in self.prefixes(actor, experience.batch)], device=actor.device)
+        prefix = (torch.arange(rollout.mask.shape[1], device=actor.device) < count[:, None]) & rollout.mask
+        learned = uncertain_prefix(rollout.entropy, prefix, self.settings.uncertain)
+        experience.weight = experience.weight.where(~prefix | learned, 0)
+        return experience

@@ -1,0 +1,47 @@
+"""ReLIFT: what is too hard to explore is learned from demonstrations (arXiv 2506.07527).
+
+Loss: GRPO's, and the negative log-likelihood of the demonstrations of prompts whose group has no right text. Departure:
+the authors collect such prompts, have them solved by a stronger model and learn them in a step of fine-tuning once
+there are enough; here the demonstration is in the data's metadata and learned in the same update.
+"""
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from flowalign.algorithms.text import base as language
+from flowalign.algorithms.text.demonstrations import demonstrations, first_rows
+from flowalign.algorithms.text.imitating import Examples, Imitating
+from flowalign.core.imitation import needs_demonstration
+from flowalign.policies.language.given import given
+
+if TYPE_CHECKING:
+    from flowalign.actors.language import TextActor
+
+
+class ReLIFTSettings(language.LanguageSettings):
+    demonstration: str = "demonstration"
+    """key of the metadata"""
+    threshold: float = 0.0
+    """a group is too hard where no reward is above it"""
+    coefficient: float = Field(1.0, ge=0)
+    """of the demonstrations' loss"""
+
+
+class ReLIFT(Imitating):
+    """ReLIFT: demonstrations of the prompts that no text of the group solves (arXiv 2506.07527)."""
+
+    Settings = ReLIFTSettings
+    settings: ReLIFTSettings
+    takes_turns = False
+
+    def examples(self, actor: "TextActor", experience: language.Experience) -> Examples:
+        s, batch = self.settings, experience.batch
+        rows = first_rows(batch)
+        hard = needs_demonstration(experience.reward, experience.group, s.threshold)[rows]
+        texts = demonstrations(batch, rows, s.demonstration)
+        sampling = actor.config.rollout
+        rollout = given(
+            actor.policy, [batch.prompts[row] for row in rows], texts, sampling.temperature, sampling.batch_size
+        )
+        return Examples(rollout, hard, 1.0, s.coefficient)

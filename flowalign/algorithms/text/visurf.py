@@ -1,0 +1,55 @@
+"""ViSurf: a demonstration is a member of its group (arXiv 2510.10606).
+
+Rollout: the last member of each group is the prompt's demonstration, rewarded like the others. Credit and loss are
+GRPO's: imitation while the policy is worse, exploration beside it. Where another member is as good the demonstration
+gets the mean of the others, hence about no advantage. Departures: the demonstration takes a member's place instead of
+coming on top; the paper's two controls of forms and thoughts in demonstrations are left out.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from flowalign.algorithms.text import base as language
+from flowalign.algorithms.text.demonstrations import demonstrations, last_members
+from flowalign.core.imitation import demonstrated_reward
+from flowalign.core.record import Record
+from flowalign.data import Batch
+from flowalign.policies.language.given import given
+from flowalign.policies.language.rollout import TextRollout
+
+if TYPE_CHECKING:
+    from flowalign.actors.language import TextActor
+
+
+class ViSurfSettings(language.LanguageSettings):
+    demonstration: str = "demonstration"
+    """key of the metadata"""
+
+
+class ViSurf(language.LanguageAlgorithm):
+    """ViSurf: each group's last member is a demonstration; `reward/mean` counts it (arXiv 2510.10606)."""
+
+    Settings = ViSurfSettings
+    settings: ViSurfSettings
+    takes_turns = False
+
+    def rollout(self, actor: "TextActor", batch: Batch) -> TextRollout:
+        last = last_members(batch)
+        others = [row for row in range(len(batch)) if not last[row]]
+        shown = [row for row in range(len(batch)) if last[row]]
+        sampling = actor.config.rollout
+        texts = demonstrations(batch, shown, self.settings.demonstration)
+        prompts = [batch.prompts[row] for row in shown]
+        parts = [
+            actor.rollout(batch[others]),
+            given(actor.policy, prompts, texts, sampling.temperature, sampling.batch_size),
+        ]
+        joined = TextRollout.cat(parts, actor.policy.tokenizer.pad_token_id)
+        place = {row: i for i, row in enumerate([*others, *shown])}
+        return joined[torch.tensor([place[row] for row in range(len(batch))])]
+
+    def rewards(self, actor: "TextActor", batch: Batch, record: Record) -> Tensor:
+        shown = actor.gather(torch.tensor(last_members(batch), device=actor.device))
+        return demonstrated_reward(super().rewards(actor, batch, record), shown, record.group)

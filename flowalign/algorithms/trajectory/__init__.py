@@ -1,0 +1,1 @@
+"""Policy gradients over recorded denoising steps: one short file a method."""

@@ -1,0 +1,51 @@
+"""Branching rollouts that several algorithms share: a deterministic trunk a prompt, left at every candidate step."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from flowalign.data import Batch
+from flowalign.errors import ConfigError
+from flowalign.policies import Rollout
+from samplers import derive_seed
+from samplers.plans import Single
+
+if TYPE_CHECKING:
+    from flowalign.actors.diffusion import Actor
+    from flowalign.config import Config
+
+
+def require_single(config: "Config") -> None:
+    """Branches leave by one stochastic step, so the plan must be `single`; its range says where they leave."""
+    if config.rollout.plan.name != "single":
+        raise ConfigError(
+            f"rollout.plan: {config.algorithm.name} branches at single steps, not by the plan "
+            f"'{config.rollout.plan.name}'; plan: {{name: single, start: 0}} works"
+        )
+
+
+def places(config: "Config") -> range:
+    """The steps at which a prompt's trunk is left, each by a group."""
+    plan = config.build_plan()
+    assert isinstance(plan, Single)
+    return plan.places(config.rollout.steps)
+
+
+def branch_everywhere(actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
+    """One trunk a prompt; at every step of the plan's range the prompt's group leaves it by one stochastic step.
+
+    Returns:
+        The branches of group after group, and their batch: a group is the members of one prompt at one step.
+    """
+    assert isinstance(actor.plan, Single)
+    firsts = [batch.group.index(g) for g in dict.fromkeys(batch.group)]
+    members = len(batch) // len(firsts)
+    trunk = actor.trunk(batch[firsts])
+    left = list(actor.plan.places(actor.config.rollout.steps))
+    rows = [(t, k, m) for t in range(len(firsts)) for k in left for m in range(members)]
+    samples = torch.tensor([t for t, _, _ in rows], device=actor.device)
+    steps = torch.tensor([k for _, k, _ in rows], device=actor.device)
+    branched = batch[[firsts[t] + m for t, _, m in rows]]
+    branched.group = [batch.group[firsts[t]] * len(left) + left.index(k) for t, k, _ in rows]
+    branched.noise_seeds = [derive_seed(batch.noise_seeds[firsts[t] + m], k) for t, k, m in rows]
+    return actor.branches(trunk, samples, steps, branched.noise_seeds), branched

@@ -1,0 +1,43 @@
+"""DanceGRPO: GRPO for diffusion and flow models (arXiv 2505.07818).
+
+Rollout: a rectified-flow SDE with constant diffusion (kernel `dance_sde`, eta 0.3); the group starts from one
+noise. Credit: each reward is normalised within its group, advantages are summed; of a group only the best and the
+worst `keep` members are learned from; and of each trajectory only a random share of its steps. Loss: PPO's clip.
+"""
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from flowalign.algorithms.trajectory import base as trajectory
+from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
+from flowalign.core.credit import best_and_worst
+from flowalign.core.record import Record
+
+
+class DanceGRPOSettings(trajectory.PolicySettings):
+    combine: trajectory.Combine = "advantage"
+    keep: int | None = Field(None, ge=1)
+    """best and worst members of a group to learn from, each; default all"""
+    step_fraction: float = Field(0.6, gt=0, le=1)
+    """share of the stochastic steps of each trajectory to learn from, drawn at random"""
+
+
+class DanceGRPO(TrajectoryAlgorithm):
+    """DanceGRPO: constant-diffusion SDE, best and worst members, a random share of steps (arXiv 2505.07818)."""
+
+    Settings = DanceGRPOSettings
+    settings: DanceGRPOSettings
+
+    def credit(self, record: Record) -> Tensor:
+        advantage = super().credit(record)
+        if self.settings.keep is not None:
+            advantage = advantage * best_and_worst(advantage, record.group, self.settings.keep)
+        return advantage[:, None] * self._some_steps(record)
+
+    def _some_steps(self, record: Record) -> Tensor:
+        """[B, T] a random share of each trajectory's stochastic steps, the same draw on every process."""
+        mask = record.mask.cpu()
+        count = (mask.sum(1, keepdim=True) * self.settings.step_fraction).int().clamp(min=1)
+        order = torch.rand(mask.shape, generator=torch.Generator().manual_seed(record.seed)) - mask.float()
+        return (order.argsort(1).argsort(1) < count).to(record.mask.device)

@@ -1,0 +1,39 @@
+"""DenseGRPO: step-level rewards from ODE completions (arXiv 2601.20218).
+
+Credit: after stochastic step k the sample is finished by the ODE, decoded and scored: R_k; R_0 scores the
+completion of the start noise. A step's reward is what it gained, d_k = R_k - R_{k-1}, so the rewards of a
+trajectory add up to R_T - R_0. Advantages are normalised within the group for each step on its own. Rollout: with
+plan `calibrated` the noise of each step adapts to the balance of its gains and losses. Loss: PPO's clip and KL.
+
+Departure: no authors' code is published; the calibrated plan says where it leaves the paper's Algorithm 1.
+"""
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from flowalign.actors.dense import Estimator
+from flowalign.algorithms.trajectory import base as trajectory
+from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
+from flowalign.core.credit import dense_rewards
+from flowalign.data import Batch
+from flowalign.policies import Rollout
+from rewards import Scores
+
+if TYPE_CHECKING:
+    from flowalign.actors.diffusion import Actor
+
+
+class DenseGRPOSettings(trajectory.PolicySettings):
+    estimator: Estimator = Estimator()
+    """how the value of a half-denoised sample is found"""
+
+
+class DenseGRPO(TrajectoryAlgorithm):
+    """DenseGRPO: each step earns what it added to the completed picture's reward (arXiv 2601.20218)."""
+
+    Settings = DenseGRPOSettings
+    settings: DenseGRPOSettings
+
+    def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+        return dense_rewards(actor.values(rollout, batch, scores.value, self.settings.estimator))

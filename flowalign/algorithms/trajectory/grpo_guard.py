@@ -1,0 +1,30 @@
+"""GRPO-Guard: a ratio that is centred and equally wide at every step (arXiv 2510.22319).
+
+Rollout and credit are Flow-GRPO's. Loss: the log-ratio is corrected by its bias mean((mean - mean_old)^2) / (2 std^2)
+and multiplied by std (RatioNorm), so that one clip range serves all steps, and each step's loss is divided by -dt,
+which evens out their gradients. The clip range is far smaller than Flow-GRPO's: about 2e-6.
+"""
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from flowalign.algorithms.trajectory import base as trajectory
+from flowalign.algorithms.trajectory.base import Actions, TrajectoryAlgorithm
+from flowalign.core.losses import guard_log_ratio
+
+
+class GRPOGuardSettings(trajectory.PolicySettings):
+    clip_range: float = Field(2e-6, gt=0)
+
+
+class GRPOGuard(TrajectoryAlgorithm):
+    """GRPO-Guard: normalised ratios and evened-out step gradients against over-optimisation (arXiv 2510.22319)."""
+
+    Settings = GRPOGuardSettings
+
+    def loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
+        made = actions.transition
+        log_ratio = guard_log_ratio(made.log_prob, actions.old_log_prob, made.mean, actions.mean_old, made.std)
+        loss, metrics = self.clipped(actions, log_ratio, torch.zeros_like(log_ratio))
+        return loss / -actions.dt, metrics

@@ -1,0 +1,43 @@
+"""HiCoGen's reinforcement learning: hierarchical rewards and decaying stochasticity (arXiv 2511.19965).
+
+Rollout: plan `decay`, noise that falls from the first step to the last by a cosine. Credit: a picture is scored as a
+whole, by its subjects and by their relation; the levels are added up, and a level that does not apply to a prompt (no
+relation in it) is left out. Loss: PPO's clip.
+
+Departure: no code is published and the level weights are not given; they are 1 here.
+"""
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from flowalign.algorithms.trajectory import base as trajectory
+from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
+from flowalign.core.credit import hierarchical
+from flowalign.data import Batch
+from flowalign.policies import Rollout
+from rewards import RewardError, Scores
+
+if TYPE_CHECKING:
+    from flowalign.actors.diffusion import Actor
+
+
+class HiCoGenSettings(trajectory.PolicySettings):
+    levels: dict[str, float] = {"global": 1.0, "subject": 1.0, "relation": 1.0}
+    """part of the reward's scores to weight; parts may be NaN where they do not apply"""
+
+
+class HiCoGen(TrajectoryAlgorithm):
+    """HiCoGen: global, subject and relation rewards of one picture, noise that decays (arXiv 2511.19965)."""
+
+    Settings = HiCoGenSettings
+    settings: HiCoGenSettings
+
+    def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+        missing = [name for name in self.settings.levels if name not in scores.parts]
+        if missing:
+            raise RewardError(
+                f"reward '{actor.reward.name}' has no part '{missing[0]}' that hicogen weights; "
+                f"it has {', '.join(scores.parts) or 'none'}"
+            )
+        return hierarchical({name: scores.parts[name] for name in self.settings.levels}, self.settings.levels)

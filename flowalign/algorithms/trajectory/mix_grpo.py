@@ -1,0 +1,65 @@
+"""MixGRPO: SDE steps in a sliding window, ODE elsewhere (arXiv 2507.21802).
+
+Rollout: `window` consecutive stochastic steps, moved on every `every` iterations from the early, noisy steps to the
+late ones. MixGRPO-Flash (`flash`) walks only a share of the steps after the window, by second-order DPM-Solver++.
+Credit: each reward is normalised within its group and the advantages are summed. Loss: PPO's clip on the steps of the
+window only.
+
+Departures: the window keeps its size at the end of the schedule and then starts over; the released one shrinks
+until an iteration trains nothing. Flash keeps steps of the configured schedule, the released code spaces new ones.
+"""
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from flowalign.algorithms.trajectory import base as trajectory
+from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
+from flowalign.data import Batch
+from flowalign.errors import ConfigError
+from flowalign.policies import Rollout
+from samplers.completion import path
+
+if TYPE_CHECKING:
+    from flowalign.actors.diffusion import Actor
+    from flowalign.config import Config
+
+
+class MixGRPOSettings(trajectory.PolicySettings):
+    combine: trajectory.Combine = "advantage"
+    flash: float | None = Field(None, gt=0, lt=1)
+    """share of the steps after the window that are walked (published: 0.4); null: all, by Euler's rule"""
+
+
+class MixGRPO(TrajectoryAlgorithm):
+    """MixGRPO: a window of stochastic steps that slides over the schedule (arXiv 2507.21802)."""
+
+    Settings = MixGRPOSettings
+    settings: MixGRPOSettings
+
+    def check(self, config: "Config") -> None:
+        if config.rollout.plan.name != "window":
+            raise ConfigError(
+                f"rollout.plan: mix_grpo slides a window, not the plan '{config.rollout.plan.name}'; "
+                "plan: {name: window, size: 4, order: progressive, every: 25} works"
+            )
+        if self.settings.flash is not None and config.rollout.sigmas is None:
+            raise ConfigError(
+                "algorithm.flash: leaves out steps of a schedule that must be given; "
+                "rollout.sigmas: [1.0, 0.9, ...], one a step and before the pipeline's own shift, works"
+            )
+
+        if self.settings.flash is not None and config.data.replay is not None:
+            raise ConfigError(
+                "data.replay: with algorithm.flash every place of the window has a schedule of its own, and groups of "
+                "several cannot be learned from together; algorithm.flash: null works"
+            )
+
+    def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
+        if self.settings.flash is None:
+            return super().rollout(actor, batch)
+        eta = actor.etas(batch)
+        after = int((eta > 0).nonzero()[-1]) + 1
+        count = max(1, int(self.settings.flash * (len(eta) - after)))
+        kept = [*range(after), *path(after, len(eta), count)[:-1]]
+        return actor.rollout(batch, eta, kept=kept), batch

@@ -1,0 +1,90 @@
+"""Pref-GRPO: pairwise preferences in the place of scores (arXiv 2508.20751).
+
+Credit: a judge compares the pictures of a group two by two; a member's reward is its win rate, a tie or an unreadable
+verdict half a win; win rates are normalised within the group. Comparing every pair costs G (G - 1) / 2 verdicts; a
+single-elimination tournament (ArenaRL, arXiv 2601.06487) or one random opponent (BRPO) cost about G. Judges prefer a
+side: `both_orders` asks twice. Rollout and loss are Flow-GRPO's.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from flowalign import registry
+from flowalign.algorithms.trajectory import base as trajectory
+from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
+from flowalign.data import Batch
+from flowalign.errors import ConfigError
+from flowalign.policies import Rollout
+from rewards import UNPARSED, Scores
+from rewards.pairwise import Pair, Schedule, compare, win_table
+from rewards.preference import as_judge, mean_of_games
+
+if TYPE_CHECKING:
+    from flowalign.actors.diffusion import Actor
+    from flowalign.config import Config
+
+
+class PrefGRPOSettings(trajectory.PolicySettings):
+    judge: dict[str, Any]
+    """a pairwise reward, or a pointwise one whose higher score wins: its `name` and settings"""
+    schedule: Schedule = "all"
+    both_orders: bool = False
+
+
+class PrefGRPO(TrajectoryAlgorithm):
+    """Pref-GRPO: the reward is the win rate in pairwise comparisons within the group (arXiv 2508.20751)."""
+
+    Settings = PrefGRPOSettings
+    settings: PrefGRPOSettings
+    judge: Any = None
+    met: dict[Pair, list[float]]
+    """verdicts of the pictures scored last: the first row's share of the win, each time a pair was judged"""
+
+    def check(self, config: "Config") -> None:
+        if "name" not in self.settings.judge:
+            raise ConfigError("algorithm.judge: give the judge's name, e.g. judge: {name: pick_score}")
+        arguments = dict(self.settings.judge)
+        registry.check("rewards", arguments.pop("name"), arguments, "algorithm.judge")
+
+    def scores(self, actor: "Actor", images: Sequence[Image], batch: Batch) -> Scores:
+        """The reward's scores, with the parts win_rate and, over a sample's comparisons, judge/unparsed."""
+        if self.judge is None:
+            arguments = dict(self.settings.judge)
+            self.judge = as_judge(registry.build("rewards", arguments.pop("name"), arguments, "algorithm.judge"))
+        self.met = defaultdict(list)
+        asked: list[Pair] = []
+        unparsed: list[Tensor] = []
+
+        def verdicts(pairs: list[Pair]) -> list[float]:
+            first, second = zip(*pairs, strict=True)
+            actor.reward_calls += 2 * len(pairs)
+            judged = self.judge.compare(
+                [images[i] for i in first],
+                [images[i] for i in second],
+                [batch.prompts[i] for i in first],
+                [batch.metadata[i] for i in first],
+            )
+            asked.extend(pairs)
+            unparsed.append(judged.parts.get(UNPARSED, torch.zeros(len(pairs))))
+            shares: list[float] = judged.value.tolist()
+            for pair, share in zip(pairs, shares, strict=True):
+                self.met[pair].append(share)
+            return shares
+
+        s = self.settings
+        scores = actor.score(images, batch)
+        scores.parts["win_rate"] = compare(batch.group, verdicts, s.schedule, batch.iteration, s.both_orders)
+        missing = torch.cat(unparsed)
+        scores.parts["judge/unparsed"] = mean_of_games(torch.tensor(asked), missing, missing, len(batch), 0.0)
+        return scores
+
+    def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+        return scores.parts["win_rate"]
+
+    def wins(self, rows: int) -> Tensor:
+        return win_table(rows, self.met)

@@ -1,0 +1,75 @@
+"""ReinFlow: flows with learned noise, exact likelihood at few steps or one (arXiv 2505.22094).
+
+Rollout: each step adds Gaussian noise whose size a small network, trained with the policy, decides from the noise
+level and the prompt; its upper bound is lowered late in training. Credit is group-relative. Loss: PPO's clip
+on the exact density of each step, minus an entropy bonus that keeps the noise from vanishing.
+
+Departure: the likelihood ratio is taken a step, not a chain, and there is no critic: advantages come from the group,
+as for the other algorithms here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from flowalign.algorithms.trajectory import base as trajectory
+from flowalign.algorithms.trajectory.base import Actions, Experience, TrajectoryAlgorithm
+from flowalign.core.divergences import gaussian_entropy
+from flowalign.data import Batch
+from flowalign.policies import DiffusersPolicy, Rollout
+from samplers.kernels import Kernel
+from samplers.learned import LearnedNoise
+
+if TYPE_CHECKING:
+    from flowalign.actors.diffusion import Actor
+
+
+class ReinFlowSettings(trajectory.PolicySettings):
+    noise_low: float = Field(0.03, gt=0)
+    noise_high: float = Field(0.15, gt=0)
+    """bounds of the standard deviation the network may choose"""
+    entropy_weight: float = Field(0.0, ge=0)
+
+
+class ReinFlow(TrajectoryAlgorithm):
+    """ReinFlow: the noise of each step is learned with the policy (arXiv 2505.22094)."""
+
+    Settings = ReinFlowSettings
+    settings: ReinFlowSettings
+    noise: LearnedNoise
+
+    def modules(self, policy: DiffusersPolicy) -> Mapping[str, nn.Module]:
+        s = self.settings
+        size = policy.prompt_vectors([""]).shape[1]
+        shape = (policy.latent_channels, 1, 1)
+        self.noise = LearnedNoise(shape, s.noise_low, s.noise_high, size).to(policy.device)
+        return {"noise": self.noise}
+
+    def progress(self, done: float) -> None:
+        self.noise.anneal(done)
+
+    def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
+        # the kernel knows the prompts of one network batch
+        size = actor.config.rollout.batch_size
+        parts = []
+        for i in range(0, len(batch), size):
+            part = batch[range(i, min(i + size, len(batch)))]
+            parts.append(actor.rollout(part, kernel=self._kernel(actor.policy, part.prompts)))
+        return Rollout.cat(parts), batch
+
+    def _kernel(self, policy: DiffusersPolicy, prompts: Sequence[str]) -> Kernel:
+        return self.noise.given(policy.prompt_vectors(prompts).to(policy.device))
+
+    def actions(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Actions:
+        samples = items[:, 0].tolist()
+        experience.rollout.kernel = self._kernel(policy, [experience.batch.prompts[i] for i in samples])
+        return super().actions(policy, experience, items)
+
+    def loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, metrics = super().loss(actions)
+        std = actions.transition.std
+        entropy = gaussian_entropy(std)
+        metrics |= {"policy/entropy": entropy, "policy/noise": std.flatten(1).mean(1)}
+        return loss - self.settings.entropy_weight * entropy, metrics

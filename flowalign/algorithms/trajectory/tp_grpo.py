@@ -1,0 +1,40 @@
+"""TP-GRPO: turning points get their long-term effect (arXiv 2602.06422).
+
+Credit: states are completed and scored as in DenseGRPO, R_0 .. R_T. Where the local gain turns to agree with the
+trajectory's overall change, the step is a turning point and is paid its aggregated effect R_T - R_{k-1} instead of
+d_k (variant 'aggregate', the paper's abstract); 'total' and 'released' are the variants of the released
+configurations and launch scripts. Advantages are normalised within the group for each step on its own.
+
+Departure: R_0 completes the trajectory's own start noise; the released code draws another one for it.
+"""
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from flowalign.actors.dense import Estimator
+from flowalign.algorithms.trajectory import base as trajectory
+from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
+from flowalign.core.credit import TurningPointVariant, turning_point_rewards
+from flowalign.data import Batch
+from flowalign.policies import Rollout
+from rewards import Scores
+
+if TYPE_CHECKING:
+    from flowalign.actors.diffusion import Actor
+
+
+class TPGRPOSettings(trajectory.PolicySettings):
+    variant: TurningPointVariant = "aggregate"
+    estimator: Estimator = Estimator()
+
+
+class TPGRPO(TrajectoryAlgorithm):
+    """TP-GRPO: dense rewards in which turning points get their aggregated effect (arXiv 2602.06422)."""
+
+    Settings = TPGRPOSettings
+    settings: TPGRPOSettings
+
+    def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+        values = actor.values(rollout, batch, scores.value, self.settings.estimator)
+        return turning_point_rewards(values, self.settings.variant, rollout.trajectory.mask.cpu())

@@ -1,0 +1,203 @@
+"""The command line: `flowalign`, also `python -m flowalign` and under `accelerate launch -m flowalign`."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.table import Table
+
+import flowalign
+from flowalign.cli.gallery import gallery
+from flowalign.cli.judges import cold_start, pair_questions, sift
+from flowalign.cli.prompts import difficulty, prompts
+from flowalign.cli.rewards import reward_check, reward_server, train_reward
+from flowalign.cli.sample import sample
+from flowalign.errors import ConfigError, FlowalignError, nearest
+
+app = typer.Typer(
+    help="Align diffusion and flow models with rewards.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console = Console()
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    """Align diffusion and flow models with rewards."""
+    if version:
+        print(f"flowalign {flowalign.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    seeds: Annotated[int, typer.Option(min=1, help="Train this many times, with seeds 0, 1, ...")] = 1,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for the runs; default a new one in runs/.")] = None,
+    iterations: Annotated[int | None, typer.Option(min=1, help="Train for fewer or more iterations.")] = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="Teach the shipped tiny language model its sums instead.")
+    ] = False,
+) -> None:
+    """Align the shipped tiny Stable Diffusion 3 in minutes on a laptop, and write the gallery of it."""
+    if text:
+        from flowalign.cli.demo_text import run_text_demo
+
+        run_text_demo(seeds=seeds, json_path=json_path, output=output, iterations=iterations, console=console)
+        return
+    from flowalign.cli.demo import run_demo
+
+    run_demo(seeds=seeds, json_path=json_path, output=output, iterations=iterations, console=console)
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="YAML configuration, e.g. configs/tiny_sd3/flow_grpo.yaml")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. training.iterations=20")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="One rollout and one update on random weights: time and memory.")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Dry-run the model at its own size, from its configuration files.")
+    ] = False,
+) -> None:
+    """Train a model as a configuration says; under `accelerate launch` on many devices."""
+    from flowalign.config import load
+    from flowalign.config.loader import world_size
+
+    settings = load(config, overrides or [])
+    settings.check(world_size())
+    if dry_run:
+        from flowalign.tools.dry_run import dry_run as try_out
+
+        print("\n".join(try_out(settings, full).lines()))
+        return
+    from flowalign.training import Trainer
+
+    trainer = Trainer(settings, resume=resume)
+    trainer.train()
+    if trainer.accelerator.is_main_process:
+        print(f"run folder: {trainer.folder}")
+
+
+app.command()(sample)
+
+
+@app.command("eval")
+def evaluate_run(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    base: Annotated[bool, typer.Option("--base", help="Evaluate the model before training instead.")] = False,
+    pictures: Annotated[int | None, typer.Option(min=1, help="Pictures a prompt.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the first start noise.")] = None,
+) -> None:
+    """Score what a run trained on its held-out prompts."""
+    from flowalign.cli.launch import load_for_sampling
+    from flowalign.config import load
+    from flowalign.data import Prompts
+    from flowalign.training.building import build_reward
+    from flowalign.training.evaluation import evaluate
+
+    config = load(run / "config.yaml")
+    settings = config.evaluation
+    if settings.prompts is None:
+        raise ConfigError(f"{run / 'config.yaml'} has no evaluation.prompts to evaluate on")
+    policy, _ = load_for_sampling(str(run), None, config.model.dtype, trained=not base)
+    reward = build_reward(settings.rewards or config.rewards)
+    policy.bind(reward)
+    result = evaluate(
+        policy,
+        reward,
+        Prompts.of(settings),
+        settings,
+        pictures or settings.per_prompt,
+        settings.seed if seed is None else seed,
+    )
+    print_means(result.means(by="category"))
+
+
+def print_means(means: dict[str, dict[str, float]]) -> None:
+    """A table of evaluation means, a row a category."""
+    table = Table()
+    table.add_column("prompts")
+    for name in means["all"]:
+        table.add_column(name, justify="right")
+    for label, row in means.items():
+        table.add_row(label, *(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
+    console.print(table)
+
+
+@app.command()
+def league(
+    configs: Annotated[list[Path], typer.Argument(help="Two or more YAML configurations.")],
+    budget: Annotated[str, typer.Option(help="Of every run: seconds=60, forwards=100000 or reward_calls=5000.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Train each this many times.")] = 3,
+    output: Annotated[Path, typer.Option(help="Folder of the league; an interrupted one goes on.")] = Path(
+        "runs/league"
+    ),
+    panel: Annotated[str | None, typer.Option(help="A reward that nobody trains on, to judge by too.")] = None,
+    pictures: Annotated[int, typer.Option(min=1, help="Pictures a held-out prompt.")] = 20,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value for all of them.")] = None,
+) -> None:
+    """Train configurations under one budget and print how they compare."""
+    from flowalign.tools.league import Budget, run_league
+
+    table = run_league(configs, seeds, Budget.parse(budget), output, panel, set_ or [], pictures)
+    print(f"table: {table}")
+
+
+@app.command("list")
+def list_names(
+    kind: Annotated[
+        str | None,
+        typer.Argument(help="algorithms, kernels, plans, rewards, models, advantages, losses; default all."),
+    ] = None,
+) -> None:
+    """Show what there is, one line each."""
+    from flowalign.registry import TABLES, summary
+
+    if kind is not None and kind not in TABLES:
+        raise ConfigError(f"there is no list of '{kind}'; {nearest(kind, TABLES)}")
+    for table in [kind] if kind else TABLES:
+        if kind is None:
+            print(f"{table}:")
+        for name in TABLES[table]:
+            print(f"  {name:<24} {summary(table, name)}")
+
+
+app.command()(difficulty)
+app.add_typer(prompts, name="prompts")
+app.command()(gallery)
+app.command()(reward_server)
+app.command()(reward_check)
+app.command()(train_reward)
+app.command()(pair_questions)
+app.command()(cold_start)
+app.command()(sift)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: errors that people can mend are one line, without a traceback."""
+    from rewards import RewardError
+
+    handler: Any = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    try:
+        app(args=arguments)
+    except FlowalignError as error:
+        print(f"flowalign: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except RewardError as error:
+        print(f"flowalign: {error}; the last checkpoint stays usable (--resume)", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,76 @@
+"""The commands that make prompts, and that measure how difficult they are for a model."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flowalign.data.geneval import TASKS, asked, generate, parse_shares
+from flowalign.errors import ConfigError
+from flowalign.runs.files import write_atomically
+
+prompts = typer.Typer(help="Write prompts to train on.", no_args_is_help=True)
+
+
+@prompts.callback()
+def made() -> None:
+    """Write prompts to train on."""
+
+
+@prompts.command()
+def geneval(
+    count: Annotated[int, typer.Option(min=1, help="Prompts to train on.")],
+    output: Annotated[Path, typer.Option(help="JSON lines to write.")],
+    heldout: Annotated[
+        int, typer.Option(min=0, help="Prompts that ask for something else, written beside as NAME_heldout.jsonl.")
+    ] = 0,
+    shares: Annotated[
+        str, typer.Option(help=f"Of {', '.join(TASKS)}; 0:1:5:1:7:3 are those that Flow-GRPO trained on.")
+    ] = "1:1:1:1:1:1",
+    avoid: Annotated[
+        Path | None, typer.Option(help="GenEval's evaluation_metadata.jsonl, or another such file to keep clear of.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed makes the same prompts.")] = 0,
+) -> None:
+    """Make prompts in the manner of GenEval, which the reward `detection` scores."""
+    from flowalign.data import Prompts
+
+    try:
+        kept_clear = [asked(record) for record in Prompts.read(str(avoid)).metadata] if avoid else []
+    except (KeyError, IndexError) as error:
+        raise ConfigError(f"{avoid}: not GenEval's metadata, which have 'tag' and 'include'") from error
+    train, held = generate(count, heldout, seed, parse_shares(shares), kept_clear)
+    for path, records in ((output, train), (output.with_name(f"{output.stem}_heldout{output.suffix}"), held)):
+        if records:
+            write_atomically(path, "".join(json.dumps(record) + "\n" for record in records))
+            distinct = len({asked(record) for record in records})
+            kinds = ", ".join(f"{task} {sum(r['tag'] == task for r in records)}" for task in TASKS)
+            print(f"{path}: {len(records)} prompts, {distinct} distinct: {kinds}")
+
+
+def difficulty(
+    config: Annotated[Path, typer.Argument(help="YAML configuration of the training that the prompts are for.")],
+    output: Annotated[Path, typer.Argument(help="JSON lines to write: the prompts with their success rates.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Samples a prompt.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first sample.")] = 0,
+) -> None:
+    """Measure the mean reward of every prompt before training, for `data.difficulty` to choose by."""
+    import torch
+
+    from flowalign.config import load
+    from flowalign.data import Prompts
+    from flowalign.training.building import build_policy, build_reward
+    from flowalign.training.evaluation import evaluate
+
+    settings = load(config, overrides or [])
+    policy = build_policy(settings, "cuda" if torch.cuda.is_available() else "cpu")
+    prompts = Prompts.of(settings.data)
+    result = evaluate(policy, build_reward(settings.rewards), prompts, settings.rollout, samples, seed)
+    rates = torch.tensor(result.value).view(-1, samples).mean(1).tolist()
+    rated = zip(prompts.texts, prompts.metadata, rates, strict=True)
+    lines = [json.dumps({settings.data.column: text, **record, "success_rate": rate}) for text, record, rate in rated]
+    write_atomically(output, "\n".join(lines) + "\n")
+    middling = sum(0 < rate < 1 for rate in rates)
+    print(f"{len(rates)} prompts, mean {sum(rates) / len(rates):.3f}, {middling} between 0 and 1: {output}")

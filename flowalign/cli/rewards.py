@@ -1,0 +1,149 @@
+"""Commands about rewards: serving one to other processes, and checking one before it is trained on."""
+
+import ipaddress
+import logging
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import Field
+from rich.console import Console
+from rich.table import Table
+
+from flowalign.config.sections import Section, Weighted, parse
+from flowalign.errors import ConfigError
+from flowalign.runs.files import read_yaml
+from rewards.clip import PICK_SCORE, PICK_SCORE_PROCESSOR
+
+logger = logging.getLogger(__name__)
+
+
+class Serving(Section):
+    """The `server` section."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8300, ge=1, le=65535)
+    merge: int = Field(0, ge=0)
+    """join waiting requests up to this many samples; pointwise rewards only"""
+    queue: int = Field(64, ge=1)
+    """requests that may wait; more are told to come back"""
+    token_variable: str | None = None
+    """environment variable with the token that clients must send"""
+
+
+class RewardFile(Section):
+    """What the reward commands read: `rewards` as in a training configuration, and `server`."""
+
+    rewards: list[Weighted] = Field(min_length=1)
+    server: Serving = Serving()
+
+
+def read(path: Path) -> RewardFile:
+    """The rewards of a file; of a training configuration, only its `rewards` and `server` are read."""
+    values = read_yaml(path)
+    if "model" in values:
+        values = {key: values[key] for key in ("rewards", "server") if key in values}
+    settings: RewardFile = parse(RewardFile, values)
+    return settings
+
+
+def reward_server(
+    config: Annotated[Path, typer.Argument(help="YAML with `rewards`, and `server` for host, port and so on.")],
+    host: Annotated[str | None, typer.Option(help="Address to listen on; default loopback only.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on.")] = None,
+) -> None:
+    """Serve rewards over HTTP, for the reward 'remote' of training runs elsewhere."""
+    from flowalign.training.building import build_reward
+    from rewards.server import serve
+
+    settings = read(config)
+    server = settings.server
+    host, port = host or server.host, port or server.port
+    token = None
+    if server.token_variable is not None:
+        token = os.environ.get(server.token_variable)
+        if not token:
+            raise ConfigError(f"server.token_variable: the environment has no '{server.token_variable}'")
+    if token is None and not _loopback(host):
+        logger.warning("%s is open to the network without a token; set server.token_variable", host)
+    reward = build_reward(settings.rewards)
+    print(f"serving '{reward.name}' on http://{host}:{port}", flush=True)
+    try:
+        serve(reward, host, port, server.merge, server.queue, token)
+    except ValueError as error:
+        raise ConfigError(f"server: {error}") from error
+
+
+def reward_check(
+    config: Annotated[Path, typer.Argument(help="YAML with `rewards`, or a training configuration.")],
+    size: Annotated[int, typer.Option(min=32, help="Pixels of a side of the test pictures.")] = 256,
+) -> None:
+    """Try hostile pictures and verdicts on each reward of a configuration; leaves with 1 if one pays for them."""
+    from flowalign.training.building import build_reward
+    from rewards.check import check_reward
+
+    console = Console()
+    failed = False
+    for named in read(config).rewards:
+        reward = build_reward([named.model_copy(update={"weight": 1.0})])
+        table = Table(title=reward.name, title_justify="left")
+        for column in ("check", "", "what was found"):
+            table.add_column(column)
+        for check in check_reward(reward, getattr(reward, "template", None), size):
+            failed |= not check.passed
+            table.add_row(check.name, "passed" if check.passed else "FAILED", check.detail)
+        console.print(table)
+    if failed:
+        raise typer.Exit(1)
+
+
+def train_reward(
+    preferences: Annotated[str, typer.Argument(help="JSON lines, as `flowalign gallery RUN --export FILE` writes.")],
+    output: Annotated[Path, typer.Option("--out", "-o", help="Folder for the trained model; must not exist.")],
+    model: Annotated[
+        str, typer.Option(help="CLIP, or VLM with --template, of transformers: folder, hub name or a shipped one.")
+    ] = PICK_SCORE,
+    template: Annotated[
+        str | None,
+        typer.Option(help="Train a VLM as a judge asked with this template, e.g. reward_dance_pair."),
+    ] = None,
+    processor: Annotated[str | None, typer.Option(help="Its tokenizer and picture settings, if elsewhere.")] = None,
+    heldout: Annotated[
+        str | None, typer.Option(help="Preferences to judge by; default a tenth of the prompts.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the preferences.")] = 3,
+    learning_rate: Annotated[float, typer.Option(min=0, help="Of AdamW, falling linearly to 0.")] = 3e-6,
+    batch_size: Annotated[int, typer.Option(min=1, help="Pairs an update.")] = 32,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order of the pairs.")] = 0,
+) -> None:
+    """Train a reward on votes: a CLIP, or a VLM as a judge, that puts the chosen picture of a pair above the other."""
+    from flowalign.data import Preferences, shipped
+    from flowalign.reward_training.judge import JudgeScorer
+    from flowalign.reward_training.scorer import Scorer, split
+    from flowalign.reward_training.scorer import train_reward as fit
+
+    pairs = Preferences.read(preferences).of_pictures()
+    if output.exists():
+        raise ConfigError(f"{output} is there already; --out names a new folder")
+    train, test = (pairs, Preferences.read(heldout).of_pictures()) if heldout else split(pairs, 0.1, seed)
+    processor = PICK_SCORE_PROCESSOR if model == PICK_SCORE and processor is None else processor
+    path = str(shipped(model))
+    scorer = Scorer(path, processor) if template is None else JudgeScorer(path, template)
+    report = fit(scorer, train, test, output, epochs, learning_rate, batch_size, seed)
+    print(
+        f"{report['pairs']} pairs; on {report['heldout_pairs']} held-out ones the chosen picture scores higher in "
+        f"{report['heldout_accuracy_before']:.1%} before and {report['heldout_accuracy_after']:.1%} after"
+    )
+    if isinstance(scorer, JudgeScorer):
+        name = "vlm_pairwise" if scorer.template.pairwise else "vlm_judge"
+        print(f"{{name: {name}, template: {template}, judge: {{model: {output}}}}}")
+    else:
+        print(f"rewards: [{{name: pick_score, model: {output}, processor: null}}]")
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,39 @@
+"""Configurations: what can be set, and how it is read."""
+
+from flowalign.config.diffusion import Config, Evaluation, Model, RolloutSampling, Sampling
+from flowalign.config.language import TextConfig
+from flowalign.config.loader import kind_of, load, recipe
+from flowalign.config.sections import (
+    BaseConfig,
+    Budget,
+    Data,
+    Lora,
+    Named,
+    Optimizer,
+    Training,
+    Watch,
+    Weighted,
+    parse,
+)
+
+__all__ = [
+    "BaseConfig",
+    "Budget",
+    "Config",
+    "Data",
+    "Evaluation",
+    "Lora",
+    "Model",
+    "Named",
+    "Optimizer",
+    "RolloutSampling",
+    "Sampling",
+    "TextConfig",
+    "Training",
+    "Watch",
+    "Weighted",
+    "kind_of",
+    "load",
+    "parse",
+    "recipe",
+]

@@ -1,0 +1,77 @@
+"""How a configuration is read from YAML."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flowalign.config.diffusion import Config
+from flowalign.config.language import TextConfig
+from flowalign.config.sections import BaseConfig, parse
+from flowalign.errors import ConfigError
+from flowalign.runs.files import read_yaml
+
+
+def world_size() -> int:
+    """Number of processes this one was launched with."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def recipe(name: str) -> Path:
+    """The file of a recipe that comes with flowalign, e.g. 'tiny_sd3/flow_grpo'."""
+    package = Path(__file__).parents[1]
+    # wheels carry configs/ inside the package, a checkout has it beside
+    folders = [folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir()]
+    return folders[0] / f"{name}.yaml"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The keys and values of a YAML file, on top of those of the file it `extends`."""
+    values = read_yaml(path)
+    base = values.pop("extends", None)
+    return values if base is None else _merge(_read(path.parent / str(base)), values)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Sections merge key by key; one that gives a name replaces the other whole."""
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = _merge(base[key], value) if both and "name" not in value else value
+    return merged
+
+
+def kind_of(values: Mapping[str, Any]) -> type[BaseConfig]:
+    """The class of configuration that these keys and values are, by model.kind."""
+    model = values.get("model")
+    return TextConfig if isinstance(model, dict) and model.get("kind") == "text" else Config
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Any:
+    """Read a YAML configuration and apply `section.key=value` overrides.
+
+    Raises:
+        ConfigError: naming the file, the key, and the nearest valid one.
+    """
+    path = Path(path)
+    values = _read(path)
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise ConfigError(f"'{override}' is not of the form section.key=value")
+        *parents, last = key.split(".")
+        place = values
+        for parent in parents:
+            place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"{key}: '{parent}' is not a section")
+        try:
+            place[last] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{key}: '{text}' is not readable YAML: {' '.join(str(error).split())}") from error
+    config = parse(kind_of(values), values)
+    if config.name is None:
+        config.name = f"{path.parent.name}-{path.stem}-seed{config.training.seed}"
+    return config

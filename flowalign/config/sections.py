@@ -1,0 +1,302 @@
+"""The sections that all configurations share, and how values become sections."""
+
+import typing
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from flowalign import registry
+from flowalign.data import PromptList, Prompts
+from flowalign.errors import ConfigError, nearest
+
+
+class Section(BaseModel):
+    """A part of the configuration; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Named(BaseModel):
+    """Something chosen by name or dotted path; further keys are its own settings."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+    def part(self, table: str, where: str) -> Any:
+        """The function of the core that is meant, its settings checked and bound."""
+        return registry.part(table, self.name, self.settings, where)
+
+
+class Weighted(Named):
+    """A reward of a weighted sum."""
+
+    weight: float = 1.0
+
+
+class Lora(Section):
+    rank: int = Field(32, ge=1)
+    alpha: float = Field(64, gt=0)
+    targets: list[str] | None = None
+    """module names; default the model family's"""
+    init: bool | str = True
+    """peft's init_lora_weights"""
+
+
+class Watch(Section):
+    """When evaluations look like reward hacking: see `flowalign.training.watch.judge`."""
+
+    deviations: float = Field(2.0, ge=0)
+    """a change must be this many standard errors"""
+    share: float = Field(0.5, gt=0, le=1)
+    """of the panel's rewards that must fall"""
+    patience: int = Field(2, ge=1)
+    """evaluations in a row that must look hacked"""
+    action: Literal["warn", "stop"] = "warn"
+    """stop ends the run with the weights of the last good evaluation"""
+
+
+class Heldout(PromptList):
+    """What is measured before, during and after training."""
+
+    prompts: str | None = None
+    """held out from training; null: no evaluation"""
+    every: int = Field(0, ge=0)
+    """iterations between evaluations; 0: only before and after training"""
+    seed: int = 1_000_000
+    """of the first sample"""
+    rewards: list[Weighted] | None = None
+    """default: those trained on"""
+    panel: list[Named] = []
+    """rewards that are never trained on, to notice reward hacking by"""
+    watch: Watch = Watch()
+
+    @property
+    def per_prompt(self) -> int:
+        """Samples a prompt."""
+        raise NotImplementedError
+
+    @property
+    def saved(self) -> int:
+        """How many of the samples are kept to look at."""
+        raise NotImplementedError
+
+
+class Difficulty(Section):
+    """Prompts to keep by the success rate that their file gives; `flowalign difficulty` measures it."""
+
+    low: float = 0.0
+    high: float = 1.0
+    key: str = "success_rate"
+    """in the metadata"""
+
+
+class DynamicSampling(Section):
+    """Groups that teach nothing are replaced by groups of further prompts: see `flowalign.actors.groups`."""
+
+    rounds: int = Field(10, ge=2)
+    """of drawing at most, the first included"""
+    spread: float = Field(0.0, ge=0)
+    """a group is kept whose rewards have a larger standard deviation than this"""
+    low: float | None = None
+    high: float | None = None
+    """and whose mean reward is not below and not above these"""
+
+
+class ReplaySettings(Section):
+    """Groups that teach nothing are replaced by groups of earlier iterations: see `flowalign.selection.replay`."""
+
+    groups: int = Field(64, ge=1)
+    """how many are kept at most"""
+    age: int = Field(8, ge=1)
+    """iterations after which one is forgotten"""
+
+
+class Data(PromptList):
+    prompts: str
+    selection: Named = Named(name="shuffled")
+    """which prompts an iteration trains on; `flowalign list selections`"""
+    difficulty: Difficulty | None = None
+    dynamic_sampling: DynamicSampling | None = None
+    replay: ReplaySettings | None = None
+
+    def kept(self, prompts: Prompts) -> Prompts:
+        """The prompts of the difficulty that is asked for."""
+        wanted = self.difficulty
+        return prompts if wanted is None else prompts.between(wanted.key, wanted.low, wanted.high)
+
+
+class Optimizer(Section):
+    learning_rate: float = Field(3e-4, gt=0)
+    schedule: Literal["constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial"] = (
+        "constant"
+    )
+    """diffusers' get_scheduler"""
+    warmup_updates: int = Field(0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(1e-4, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    bits: Literal[8, 32] = 32
+    """of the moments; 8 needs the extra 'bitsandbytes'"""
+
+
+class Budget(Section):
+    """Training ends with the iteration that uses one of these up."""
+
+    seconds: float | None = Field(None, gt=0)
+    forwards: int | None = Field(None, ge=1)
+    """samples the denoiser is evaluated on, in rollouts, completions and updates"""
+    reward_calls: int | None = Field(None, ge=1)
+    """pictures scored for training"""
+
+
+class Training(Section):
+    iterations: int = Field(ge=1)
+    prompts_per_iteration: int = Field(ge=1)
+    """over all processes"""
+    group_size: int = Field(ge=2)
+    """trajectories a prompt"""
+    updates_per_iteration: int = Field(1, ge=1)
+    micro_batch_size: int = Field(16, ge=1)
+    """(sample, step) pairs a network call, each process; gradients accumulate over the calls"""
+    optimizer: Optimizer = Optimizer()
+    ema_decay: float | None = Field(None, gt=0, lt=1)
+    seed: int = Field(0, ge=0)
+    checkpoint_every: int = Field(10, ge=0)
+    """iterations between checkpoints; 0: only at the end"""
+    keep_checkpoints: int = Field(2, ge=1)
+    previews: int = Field(4, ge=0, le=4)
+    """held-out prompts whose denoising and group are saved at each evaluation, for the gallery"""
+    budget: Budget = Budget()
+    timeout: float = Field(1800, gt=0)
+    """seconds that processes wait for each other, the slowest reward included"""
+    patience: float = Field(25, ge=3)
+    """seconds without a sign of life after which a process is given up, and the run with it"""
+
+
+class Network(Section):
+    path: str
+    """a folder, a hub name, or a model shipped with flowalign"""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """of the frozen weights and the forward pass; what is trained stays float32"""
+    lora: Lora | None = Lora()
+    """null trains every weight"""
+    gradient_checkpointing: bool = False
+    """compute activations again in the backward pass: a third more time, a fraction of the memory"""
+
+
+class BaseConfig(Section):
+    """What all configurations have; `medium` is what the model makes."""
+
+    medium: ClassVar[Literal["pictures", "text"]]
+    model: Network
+    data: Data
+    rewards: list[Weighted] = Field(min_length=1)
+    """weighted sum; each has `name`, optional `weight`, and its own settings"""
+    algorithm: Named
+    rollout: Section = Section()
+    evaluation: Heldout = Heldout()
+    training: Training
+    output: str = "runs"
+    """folder that gets the run's folder"""
+    name: str | None = None
+    """of the run's folder, default from the configuration's file name and the seed"""
+    trackers: list[str] = []
+    """accelerate trackers: tensorboard, wandb, ..."""
+
+    def build_algorithm(self) -> Any:
+        """The algorithm with its settings checked."""
+        kind = registry.resolve("algorithms", self.algorithm.name)
+        return kind(parse(kind.Settings, self.algorithm.settings, "algorithm"))
+
+    def check(self, processes: int) -> None:
+        """Everything that can be known to be wrong before a model loads."""
+        algorithm = self.build_algorithm()
+        if algorithm.medium != self.medium:
+            raise ConfigError(
+                f"algorithm: '{self.algorithm.name}' trains models of {algorithm.medium}, "
+                f"and model.kind here makes {self.medium}"
+            )
+        algorithm.check(self)
+        training, evaluation = self.training, self.evaluation
+        if training.prompts_per_iteration % processes:
+            up = -(-training.prompts_per_iteration // processes) * processes
+            raise ConfigError(
+                f"training.prompts_per_iteration: {training.prompts_per_iteration} groups cannot be split over "
+                f"{processes} processes (groups stay whole); {up} would work"
+            )
+        self.check_sampling(training.prompts_per_iteration // processes)
+        places: dict[str, Sequence[Named]] = {
+            "rewards": self.rewards,
+            "evaluation.rewards": evaluation.rewards or [],
+            "evaluation.panel": evaluation.panel,
+        }
+        for where, rewards in places.items():
+            for i, named in enumerate(rewards):
+                registry.check("rewards", named.name, named.settings, f"{where}.{i}")
+        registry.build("selections", self.data.selection.name, self.data.selection.settings, "data.selection")
+        self.data.kept(algorithm.read(self.data))
+        refilled = [key for key in ("dynamic_sampling", "replay") if getattr(self.data, key) is not None]
+        if refilled and not algorithm.refills:
+            raise ConfigError(
+                f"data.{refilled[0]}: '{self.algorithm.name}' has no groups of samples whose rewards could be alike; "
+                "flow_grpo and, for texts, grpo work"
+            )
+        if self.data.replay is not None and not algorithm.replays:
+            raise ConfigError(
+                f"data.replay: how '{self.algorithm.name}' learns from a group depends on the iteration that sampled "
+                "it; data.dynamic_sampling works"
+            )
+        if self.evaluation.prompts is not None:
+            Prompts.of(self.evaluation)
+        elif evaluation.panel:
+            raise ConfigError("evaluation.panel: without evaluation.prompts there are no samples to watch")
+        if evaluation.watch.action == "stop" and not (evaluation.panel and evaluation.every):
+            raise ConfigError(
+                "evaluation.watch.action: to stop a run takes an evaluation.panel to watch by, and evaluations during "
+                "training (evaluation.every: 10)"
+            )
+        items = algorithm.items(self)
+        if items % training.updates_per_iteration:
+            raise ConfigError(
+                f"training.updates_per_iteration: the {items} {algorithm.unit} of a group cannot be split into "
+                f"{training.updates_per_iteration} equal updates"
+            )
+
+    def check_sampling(self, groups: int) -> None:
+        """What can be wrong with the sections that say how to sample; a process has so many groups an iteration."""
+        raise NotImplementedError
+
+    def dump(self) -> str:
+        """The full configuration as YAML."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def parse(section: type[BaseModel], values: Any, where: str = "") -> Any:
+    """Validate values as a section, turning pydantic's report into one line for people."""
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(str(part) for part in ([where] if where else []) + list(first["loc"]))
+        if first["type"] == "extra_forbidden":
+            key = str(first["loc"][-1])
+            known = _fields(section, [p for p in first["loc"][:-1] if isinstance(p, str)])
+            raise ConfigError(f"{path}: unknown key '{key}'; {nearest(key, known)}") from error
+        if first["type"] == "missing":
+            raise ConfigError(f"{path}: this key is required") from error
+        raise ConfigError(f"{path}: {first['msg']} (got {first['input']!r})") from error
+
+
+def _fields(section: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """Field names of the (sub)section that a path of keys leads to."""
+    for key in path:
+        annotation = section.model_fields[key].annotation
+        options = [annotation, *typing.get_args(annotation)]
+        section = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
+    return list(section.model_fields)

@@ -1,0 +1,135 @@
+"""The batches that an iteration trains on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flowalign.data.prompts import Prompts, Source
+from samplers import derive_seed
+
+
+@dataclass
+class Batch:
+    """The samples one process makes in an iteration: whole groups, members side by side."""
+
+    prompts: list[str]
+    metadata: list[dict[str, Any]]
+    group: list[int]
+    """group number of each sample, the same on every process layout"""
+    seeds: list[int]
+    """of the start noise"""
+    noise_seeds: list[int]
+    """of the step noise, or of a text's draws"""
+    iteration: int
+    picks: list[int]
+    """number of each sample's prompt in the list it was drawn from; -1: it was not drawn in this iteration"""
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def sources(self) -> list[Source | None]:
+        """The pictures that each sample is made from."""
+        return [Source.of(record) for record in self.metadata]
+
+    @property
+    def shares_start_noise(self) -> bool:
+        """Whether the members of each group start from the same noise."""
+        return len(set(zip(self.group, self.seeds, strict=True))) == len(set(self.group))
+
+    def __getitem__(self, rows: Sequence[int]) -> "Batch":
+        """Some of the samples; a row may come several times."""
+        return Batch(
+            prompts=[self.prompts[i] for i in rows],
+            metadata=[self.metadata[i] for i in rows],
+            group=[self.group[i] for i in rows],
+            seeds=[self.seeds[i] for i in rows],
+            noise_seeds=[self.noise_seeds[i] for i in rows],
+            iteration=self.iteration,
+            picks=[self.picks[i] for i in rows],
+        )
+
+    def split(self, parts: int) -> list["Batch"]:
+        """Parts of whole groups, as equal as can be."""
+        shares = np.array_split(np.array(list(dict.fromkeys(self.group))), parts)
+        return [self[np.flatnonzero(np.isin(self.group, share)).tolist()] for share in shares]
+
+    @staticmethod
+    def cat(parts: Sequence["Batch"]) -> "Batch":
+        """Join batches of one iteration."""
+        return Batch(
+            prompts=[prompt for part in parts for prompt in part.prompts],
+            metadata=[record for part in parts for record in part.metadata],
+            group=[number for part in parts for number in part.group],
+            seeds=[seed for part in parts for seed in part.seeds],
+            noise_seeds=[seed for part in parts for seed in part.noise_seeds],
+            iteration=parts[0].iteration,
+            picks=[pick for part in parts for pick in part.picks],
+        )
+
+
+def shuffled(count: int, first: int, groups: int, seed: int) -> list[int]:
+    """The numbers of `groups` prompts: every one in turn, in a seeded order that is new each time around.
+
+    Args:
+        first: how many were drawn before.
+    """
+    positions = range(first, first + groups)
+    orders = {
+        epoch: np.random.default_rng([seed, epoch]).permutation(count)
+        for epoch in {position // count for position in positions}
+    }
+    return [int(orders[position // count][position % count]) for position in positions]
+
+
+def draw_batch(
+    prompts: Prompts,
+    iteration: int,
+    groups: int,
+    group_size: int,
+    seed: int,
+    share_start_noise: bool,
+    process: int = 0,
+    processes: int = 1,
+    picks: Sequence[int] | None = None,
+) -> Batch:
+    """The part of one process of an iteration's batch: `groups` prompts x `group_size` members in all.
+
+    Which prompts and noises make up an iteration does not depend on the number of processes.
+
+    Args:
+        picks: numbers of the prompts, one a group; default `shuffled`.
+    """
+    picks = shuffled(len(prompts), iteration * groups, groups, seed) if picks is None else picks
+    mine = range(process * groups // processes, (process + 1) * groups // processes)
+    return draw_groups(prompts, iteration, {g: picks[g] for g in mine}, group_size, seed, share_start_noise)
+
+
+def draw_groups(
+    prompts: Prompts,
+    iteration: int,
+    picks: Mapping[int, int],
+    group_size: int,
+    seed: int,
+    share_start_noise: bool,
+    round: int = 0,
+) -> Batch:
+    """The batch of some groups of an iteration.
+
+    Args:
+        picks: number of each group's prompt.
+        round: how often these groups were drawn before in this iteration.
+    """
+    samples = [(g, member) for g in picks for member in range(group_size)]
+    again = [round] if round else []
+    return Batch(
+        prompts=[prompts.texts[picks[g]] for g, _ in samples],
+        metadata=[prompts.metadata[picks[g]] for g, _ in samples],
+        group=[g for g, _ in samples],
+        seeds=[derive_seed(seed, iteration, g, 0 if share_start_noise else m, 0, *again) for g, m in samples],
+        noise_seeds=[derive_seed(seed, iteration, g, m, 1, *again) for g, m in samples],
+        iteration=iteration,
+        picks=[picks[g] for g, _ in samples],
+    )

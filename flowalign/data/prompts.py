@@ -1,0 +1,193 @@
+"""Prompts and their metadata, and preferences between two samples of a prompt."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from flowalign.data.files import ASSETS, folder, is_data_set, located, records
+from flowalign.errors import ConfigError
+
+
+def shipped(path: str) -> Path | str:
+    """Where a model is: in flowalign's assets if it has that name, else as given."""
+    return ASSETS / path if (ASSETS / path).is_dir() else path
+
+
+@dataclass(frozen=True)
+class Source:
+    """The picture files that a sample is made from: what an edit changes, a video begins with, a fill keeps."""
+
+    images: tuple[str, ...]
+    mask: str | None = None
+    """white where the picture is to be filled"""
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any]) -> "Source | None":
+        """What a prompt's metadata names under 'image' (a file, or a list of files) and 'mask'; None without."""
+        images = metadata.get("image")
+        if images is None:
+            return None
+        return cls((images,) if isinstance(images, str) else tuple(images), metadata.get("mask"))
+
+
+class PromptList(BaseModel):
+    """The keys of a configuration that say which prompts: see `flowalign.data.files.records`."""
+
+    model_config = ConfigDict(extra="forbid")
+    prompts: str | None
+    """a text, JSON lines or parquet file, a data set (a folder, or owner/name of the hub), or a shipped list"""
+    column: str = "prompt"
+    """which one has the prompts; the others are their metadata"""
+    split: str | None = None
+    subset: str | None = None
+    """of a data set"""
+    where: dict[str, list[str]] = {}
+    """keep the prompts whose metadata has one of these values"""
+    limit: int | None = Field(None, ge=1)
+    """use this many prompts, spread evenly over the list"""
+
+
+@dataclass
+class Prompts:
+    """A list of prompts with a metadata record each."""
+
+    called: ClassVar[str] = "prompt"
+    """one of them, for messages"""
+    texts: list[str]
+    metadata: list[dict[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @classmethod
+    def read(
+        cls,
+        source: str,
+        where: Mapping[str, Sequence[str]] | None = None,
+        column: str = "prompt",
+        split: str | None = None,
+        subset: str | None = None,
+    ) -> Self:
+        """Read prompts from a file, a data set or a shipped list: see `flowalign.data.files.records`.
+
+        Under 'image' and 'mask' the metadata name picture files (`Source`); relative paths start from the file's
+        folder. The first picture is the metadata's 'reference', unless they have another.
+
+        Args:
+            where: keep the prompts whose metadata has one of the values given for each key.
+            column, split, subset: as of `records`.
+
+        Raises:
+            ConfigError: names the file and its line or row.
+        """
+        cls.check_source(source)
+        texts, metadata, beside = [], [], folder(source)
+        for place, text, record in records(source, column, split, subset):
+            cls.check(record, beside, place)
+            if all(record.get(key) in values for key, values in (where or {}).items()):
+                texts.append(text)
+                metadata.append(record)
+        if not texts:
+            raise ConfigError(
+                f"{located(source)}: no {cls.called} is left" + (f" where {dict(where)}" if where else "")
+            )
+        return cls(texts, metadata)
+
+    @classmethod
+    def check_source(cls, source: str) -> None:
+        """Nothing: files, data sets and lists that are shipped all have prompts."""
+
+    @classmethod
+    def of(cls, given: PromptList) -> Self:
+        """Those that a section of the configuration asks for."""
+        assert given.prompts is not None
+        return cls.read(given.prompts, given.where, given.column, given.split, given.subset).spread(given.limit)
+
+    @staticmethod
+    def check(record: dict[str, Any], folder: Path, place: str) -> None:
+        """Make the 'image' and 'mask' of the metadata paths of files that are there."""
+        for key in ("image", "mask"):
+            if key not in record:
+                continue
+            names = [record[key]] if isinstance(record[key], str) else record[key]
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise ConfigError(f"{place}: '{key}' is not a file name or a list of them")
+            files = [_picture(folder / name, place) for name in names]
+            record[key] = files[0] if isinstance(record[key], str) else files
+            if key == "image":
+                # what rewards that compare with a picture compare an edit with
+                record.setdefault("reference", files[0])
+
+    def take(self, rows: Sequence[int]) -> Self:
+        """Some of them."""
+        return type(self)([self.texts[i] for i in rows], [self.metadata[i] for i in rows])
+
+    def between(self, key: str, low: float, high: float) -> Self:
+        """Those whose metadata has a number from low to high under a key.
+
+        Raises:
+            ConfigError: a prompt has none, or no prompt is left.
+        """
+        for text, record in zip(self.texts, self.metadata, strict=True):
+            if not isinstance(record.get(key), int | float):
+                raise ConfigError(
+                    f"data.difficulty: the prompt {text[:60]!r} has no number under '{key}'; "
+                    "`flowalign difficulty CONFIG OUT.jsonl` measures it"
+                )
+        kept = [i for i, record in enumerate(self.metadata) if low <= record[key] <= high]
+        if not kept:
+            raise ConfigError(f"data.difficulty: no prompt has '{key}' from {low:g} to {high:g}")
+        return self.take(kept)
+
+    def spread(self, limit: int | None) -> Self:
+        """`limit` prompts taken evenly over the list."""
+        if limit is None or limit >= len(self):
+            return self
+        return self.take(np.linspace(0, len(self) - 1, limit).round().astype(int).tolist())
+
+
+@dataclass
+class Preferences(Prompts):
+    """Choices between two pictures of a prompt: `metadata` has the files under 'chosen' and 'rejected'.
+
+    Where a line's 'medium' is 'text' they are texts, for judges of texts.
+
+    `flowalign gallery RUN --export FILE` writes them; where={"rater": ["Ada"]} keeps the choices of one rater.
+    """
+
+    called = "preference"
+
+    @classmethod
+    def check_source(cls, source: str) -> None:
+        """No list that is shipped has preferences."""
+        if not (Path(source).is_file() or is_data_set(source)):
+            raise ConfigError(f"no preferences at '{source}'; `flowalign gallery RUN --export FILE` writes them")
+
+    def of_pictures(self) -> Self:
+        """Itself, where nothing in it is a choice between texts."""
+        if any(record.get("medium") == "text" for record in self.metadata):
+            raise ConfigError(
+                "these preferences are between texts, and pictures are wanted; `flowalign pair-questions FILE "
+                "--template text_better` makes questions of them, to train a judge of texts on"
+            )
+        return self
+
+    @staticmethod
+    def check(record: dict[str, Any], folder: Path, place: str) -> None:
+        """Make 'chosen' and 'rejected' paths of pictures that are there; texts stay."""
+        texts = record.get("medium") == "text"
+        for key in ("chosen", "rejected"):
+            if not isinstance(record.get(key), str):
+                raise ConfigError(f"{place}: no {'text' if texts else 'file name'} under the key '{key}'")
+            if not texts:
+                record[key] = _picture(folder / record[key], place)
+
+
+def _picture(path: Path, place: str) -> str:
+    if not path.is_file():
+        raise ConfigError(f"{place}: no picture at {path}")
+    return str(path)

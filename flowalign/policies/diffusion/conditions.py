@@ -1,0 +1,214 @@
+"""The arguments a pipeline called its denoiser with, kept so that any step of any sample can be called again."""
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.utils._pytree import tree_map_only
+
+from flowalign.policies.diffusion.experts import Experts
+
+Call = dict[str, Any]
+
+BESIDE = "beside"
+"""what stands for the part of the network's input beside the latents, among the arguments"""
+
+
+class Conditions:
+    """Every denoiser call of one rollout, without the latents; what its input holds beside them is among the arguments.
+
+    Pipelines call the denoiser once a step, or once a branch of guidance; guidance by concatenation stacks
+    `copies` of the batch in one call. Arguments that stay the same over the steps are kept once. A tensor or list
+    with as many rows as the call has samples has one for each of them; dictionaries are looked into.
+
+    Args:
+        calls: [T][C] the arguments of call c of step k.
+        copies: how many copies of the batch each of the C calls carries.
+        batch: B, the number of samples.
+        shared: names of tensor arguments that have no batch axis (positions, say).
+    """
+
+    def __init__(self, calls: list[list[Call]], copies: list[int], batch: int, shared: Collection[str]) -> None:
+        self.calls, self.copies, self.batch, self.shared = calls, copies, batch, shared
+
+    def _per_sample(self, name: str, value: Any, copies: int) -> bool:
+        sized = isinstance(value, list) or (isinstance(value, Tensor) and value.dim() > 0)
+        return sized and len(value) == copies * self.batch and name not in self.shared
+
+    def gather(self, samples: Tensor, steps: Tensor) -> list[Call]:
+        """The C calls for the N pairs (samples[n], steps[n]), each with copies * N rows."""
+        gathered = []
+        for c, copies in enumerate(self.copies):
+            rows = torch.cat([samples + i * self.batch for i in range(copies)])
+            at = steps.repeat(copies)
+            names = self.calls[0][c]
+            gathered.append({n: self._at(n, [step[c][n] for step in self.calls], copies, rows, at) for n in names})
+        return gathered
+
+    def _at(self, name: str, values: list[Any], copies: int, rows: Tensor, steps: Tensor) -> Any:
+        """One argument, of which each step had its own value, for these rows at these steps."""
+        first = values[0]
+        same = all(value is first for value in values)
+        if isinstance(first, dict):
+            return {key: self._at(key, [v[key] for v in values], copies, rows, steps) for key in first}
+        if isinstance(first, Tensor) and first.dim() == 0 and not same:
+            return torch.stack(values)[steps.to(first.device)]
+        if not self._per_sample(name, first, copies):
+            return first
+        if isinstance(first, Tensor):
+            return first[rows] if same else torch.stack(values)[steps, rows]
+        return [values[k][row] for k, row in zip(steps.tolist(), rows.tolist(), strict=True)]
+
+    def __getitem__(self, samples: Tensor) -> "Conditions":
+        """The conditions of some samples, [N] indices."""
+
+        def pick(values: list[Any], copies: int) -> Any:
+            [value] = values
+            if isinstance(value, Tensor):
+                return value.unflatten(0, (copies, -1))[:, samples].flatten(0, 1)
+            return [value[i * self.batch + row] for i in range(copies) for row in samples.tolist()]
+
+        return Conditions(_mapped([self], pick), self.copies, len(samples), self.shared)
+
+    @staticmethod
+    def cat(parts: Sequence["Conditions"]) -> "Conditions":
+        """The conditions of several rollouts of the same schedule as one; token axes grow to the longest."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+
+        def join(values: list[Any], copies: int) -> Any:
+            if isinstance(values[0], Tensor):
+                return torch.cat([v.unflatten(0, (copies, -1)) for v in _padded(values)], 1).flatten(0, 1)
+            each = [len(value) // copies for value in values]
+            return [row for i in range(copies) for v, n in zip(values, each, strict=True) for row in v[i * n :][:n]]
+
+        return Conditions(_mapped(parts, join), first.copies, sum(p.batch for p in parts), first.shared)
+
+
+class Ragged:
+    """The conditions of rollouts whose texts cannot be padded to one length: each is called apart.
+
+    Args:
+        parts: one for each call of the pipeline.
+        owner: [B] the part of each sample.
+        row: [B] its place there.
+    """
+
+    def __init__(self, parts: list[Conditions], owner: Tensor, row: Tensor) -> None:
+        self.parts, self.owner, self.row = parts, owner, row
+
+    def __getitem__(self, samples: Tensor) -> "Ragged":
+        """The conditions of some samples, [N] indices."""
+        return Ragged(self.parts, self.owner[samples], self.row[samples])
+
+    @staticmethod
+    def cat(parts: Sequence["Ragged"]) -> "Ragged":
+        """The conditions of several rollouts of the same schedule as one."""
+        starts = [sum(len(p.parts) for p in parts[:i]) for i in range(len(parts))]
+        owner = torch.cat([part.owner + start for part, start in zip(parts, starts, strict=True)])
+        return Ragged([own for p in parts for own in p.parts], owner, torch.cat([part.row for part in parts]))
+
+    def split(self, samples: Tensor) -> Iterator[tuple[Conditions, Tensor, Tensor]]:
+        """For each part among [N] samples: it, the samples' rows [M] in it, and their places [M] among the N."""
+        owner = self.owner[samples]
+        for number in owner.unique().tolist():
+            places = (owner == number).nonzero().squeeze(1)
+            yield self.parts[number], self.row[samples[places]], places
+
+
+def _mapped(parts: Sequence[Conditions], function: Callable[[list[Any], int], Any]) -> list[list[Call]]:
+    """The calls with every per-sample argument replaced by the function of its values in each part."""
+    made: dict[tuple[int, ...], Any] = {}
+
+    def of(name: str, values: list[Any], copies: int) -> Any:
+        if isinstance(values[0], dict):
+            return {key: of(key, [v[key] for v in values], copies) for key in values[0]}
+        if not parts[0]._per_sample(name, values[0], copies):
+            return values[0]
+        # what the steps share stays shared
+        key = tuple(map(id, values))
+        if key not in made:
+            made[key] = function(values, copies)
+        return made[key]
+
+    return [
+        [
+            {name: of(name, [p.calls[k][c][name] for p in parts], copies) for name in call}
+            for c, (call, copies) in enumerate(zip(step, parts[0].copies, strict=True))
+        ]
+        for k, step in enumerate(parts[0].calls)
+    ]
+
+
+def _padded(values: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors [.., L, ..] of different lengths on their second axis, padded with zeros to the longest."""
+    if values[0].dim() < 2:
+        return list(values)
+    longest = max(v.shape[1] for v in values)
+    return [pad(v, [0, 0] * (v.dim() - 2) + [0, longest - v.shape[1]]) for v in values]
+
+
+class CallRecorder:
+    """Context manager that writes down every call of a denoiser while a pipeline runs.
+
+    Args:
+        dry: answer with zeros in place of the network.
+    """
+
+    def __init__(self, denoiser: nn.Module, dry: bool = False) -> None:
+        self.denoiser, self.dry = denoiser, dry
+        self.networks = list(denoiser.members.values()) if isinstance(denoiser, Experts) else [denoiser]
+        self.signature = inspect.signature(self.networks[0].forward)
+        self.input_name = next(iter(self.signature.parameters))
+        self.calls: list[Call] = []
+        self.rows: list[int] = []
+        self.entering: Any = None
+        """the network's input in the first call"""
+
+    def __enter__(self) -> "CallRecorder":
+        self.handles = [n.register_forward_pre_hook(self._record, with_kwargs=True) for n in self.networks]
+        if self.dry:
+            # on the instance, where it hides the class's own
+            self.kept = vars(self.denoiser).get("forward")
+            vars(self.denoiser)["forward"] = self._zeros
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+        if self.dry:
+            del vars(self.denoiser)["forward"]
+            if self.kept is not None:
+                vars(self.denoiser)["forward"] = self.kept
+
+    def _zeros(self, *args: Any, **kwargs: Any) -> tuple[Any]:
+        latents = self.signature.bind(*args, **kwargs).arguments[self.input_name]
+        return (tree_map_only(Tensor, torch.zeros_like, latents),)
+
+    def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        call = dict(self.signature.bind(*args, **kwargs).arguments)
+        entering = call.pop(self.input_name)
+        if self.entering is None:
+            self.entering = entering
+        if len(self.networks) > 1:
+            # a number of each step's own
+            call["expert"] = torch.tensor(self.networks.index(module))
+        self.rows.append(len(entering))
+        self.calls.append(call)
+
+    def conditions(self, batch: int, steps: int, shared: Collection[str], beside: Any = None) -> Conditions:
+        """The calls of a finished rollout, sorted by step.
+
+        Args:
+            beside: what the network's input holds beside the latents, the same in every call.
+        """
+        if beside is not None:
+            for call in self.calls:
+                call[BESIDE] = beside
+        per_step = len(self.calls) // steps
+        calls = [self.calls[k * per_step : (k + 1) * per_step] for k in range(steps)]
+        return Conditions(calls, [rows // batch for rows in self.rows[:per_step]], batch, shared)

@@ -1,0 +1,29 @@
+"""Model families: the little that differs between diffusers pipelines, one short class each."""
+
+import torch
+
+from flowalign import registry
+from flowalign.errors import FlowalignError
+from flowalign.policies.diffusion.families.base import Family
+
+
+def family_of(pipeline_class: str) -> Family:
+    """The family a pipeline class belongs to."""
+    families: list[type[Family]] = [registry.resolve("models", name) for name in registry.MODELS]
+    for family in families:
+        if pipeline_class in family.pipelines:
+            return family()
+    known = ", ".join(name for family in families for name in family.pipelines)
+    raise FlowalignError(
+        f"no model family knows the pipeline {pipeline_class}; supported: {known}. "
+        "A new one is a subclass of flowalign.policies.diffusion.families.Family (docs/models.md, 'Another family')"
+    )
+
+
+def to_device(module: torch.nn.Module | None, device: torch.device | str) -> None:
+    """Move a pipeline component that may be absent, or quantised, which stays where it was loaded."""
+    if module is not None and not getattr(module, "is_quantized", False):
+        module.to(device)
+
+
+__all__ = ["Family", "family_of", "to_device"]

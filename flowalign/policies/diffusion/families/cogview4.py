@@ -1,0 +1,24 @@
+"""CogView4."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from diffusers import DiffusionPipeline
+
+from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, option
+from flowalign.policies.diffusion.families.guidance import TrueGuidance
+
+
+class CogView4(TrueGuidance):
+    """CogView4 6B; its text is padded to a multiple of 16 tokens, and the padding read."""
+
+    pipelines = ("CogView4Pipeline",)
+    lora_targets = ATTENTION
+    unpadded = True
+
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
+        embeds, _ = pipeline.encode_prompt(list(prompts), do_classifier_free_guidance=False, **options)
+        return {"prompt_embeds": embeds}
+
+    def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
+        return {"tokenizer": option(options, 1024)}

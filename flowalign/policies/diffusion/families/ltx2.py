@@ -1,0 +1,39 @@
+"""LTX-2: video with sound."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from diffusers import DiffusionPipeline
+from PIL.Image import Image
+
+from flowalign.errors import ConfigError
+from flowalign.policies.diffusion.families.ltx import LTX, LTXImageToVideo
+
+
+class LTX2(LTX):
+    """LTX-2: its video is trained; its sound is sampled along by the ODE and replayed as it was at each step.
+
+    Guidance is by the text alone, without the pipeline's further terms and rescaling.
+    """
+
+    pipelines = ("LTX2Pipeline",)
+    lora_targets = tuple(f"{part}.{name}" for part in ("attn1", "attn2") for name in LTX.lora_targets)
+
+    def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, ...]:
+        if "num_frames" not in call:
+            raise ConfigError("LTX-2 has no usual number of frames; set num_frames")
+        return super().size(pipeline, call)
+
+    def arguments(self, guidance: float) -> dict[str, Any]:
+        alike = ("guidance_scale", "audio_guidance_scale")
+        rest = {"stg_scale": 0.0, "modality_scale": 1.0, "guidance_rescale": 0.0}
+        return dict.fromkeys(alike, guidance) | rest | dict.fromkeys([f"audio_{name}" for name in rest])
+
+
+class LTX2ImageToVideo(LTXImageToVideo, LTX2):
+    """LTX-2, picture to video and sound; the picture enters as it is, without the pipeline's H.264 compression."""
+
+    pipelines = ("LTX2ImageToVideoPipeline",)
+
+    def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
+        return super().sources(images, mask, count, call) | {"image_crf": 0}

@@ -1,0 +1,43 @@
+"""Sana."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from diffusers import DiffusionPipeline
+from torch import Tensor
+
+from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, Family, encode_masked
+
+
+class Sana(Family):
+    """Sana (arXiv 2410.10629), on its scheduler's own noise levels by steps of first order."""
+
+    pipelines = ("SanaPipeline",)
+    lora_targets = ATTENTION
+
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
+        told = inspect.signature(type(pipeline).__call__).parameters["complex_human_instruction"].default
+        return encode_masked(pipeline, prompts, **{"complex_human_instruction": told} | options)
+
+    def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
+        # the instruction before a prompt counts too
+        return {}
+
+    def multiple(self, pipeline: DiffusionPipeline) -> int:
+        # whatever the VAE
+        return 32
+
+    def arguments(self, guidance: float) -> dict[str, Any]:
+        # its negative prompt is an empty text by default, which excludes embeddings
+        return super().arguments(guidance) | {"use_resolution_binning": False, "negative_prompt": None}
+
+    def velocity(self, outputs: Sequence[Any], copies: Sequence[int], guidance: float) -> Tensor:
+        return super().velocity([output.float() for output in outputs], copies, guidance)
+
+    def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
+        return pipeline.vae.encode(pixels.to(pipeline.vae.dtype)).latent * pipeline.vae.config.scaling_factor
+
+    def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
+        latents = (latents / pipeline.vae.config.scaling_factor).to(pipeline.vae.dtype)
+        return pipeline.vae.decode(latents, return_dict=False)[0]

@@ -1,0 +1,65 @@
+"""Stable Diffusion 1.5, 2 and XL: models of DDPM's noise, with epsilon or v-prediction, walked as flows.
+
+DDPM's x = alpha * x0 + sigma * noise, with alpha^2 + sigma^2 = 1, is a flow's x divided by
+n = sqrt((1 - s)^2 + s^2) at the level s = sigma / (alpha + sigma). In these coordinates every kernel, completion and
+algorithm holds for them as for a flow; `ddim` is DDPO's kernel (arXiv 2305.13301).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from diffusers import DDIMScheduler, DiffusionPipeline
+from torch import Tensor
+
+from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, Family
+from samplers import v_from_epsilon
+
+
+class StableDiffusion(Family):
+    """Stable Diffusion 1.5 and 2. Whatever scheduler the pipeline has, the timesteps are DDIM's, down to x0."""
+
+    pipelines = ("StableDiffusionPipeline",)
+    denoiser = "unet"
+    lora_targets = ATTENTION
+
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
+        embeds, _ = pipeline.encode_prompt(
+            list(prompts), num_images_per_prompt=1, do_classifier_free_guidance=False, **options
+        )
+        return {"prompt_embeds": embeds}
+
+    def scheduler(self, own: Any) -> Any:
+        return DDIMScheduler.from_config(own.config, clip_sample=False, set_alpha_to_one=True)
+
+    def sigmas(self, scheduler: Any) -> Tensor:
+        kept = scheduler.alphas_cumprod[scheduler.timesteps.cpu()].double()
+        alpha, sigma = kept.sqrt(), (1 - kept).sqrt()
+        levels = sigma / (alpha + sigma)
+        return torch.cat([levels, levels.new_zeros(1)]).float()
+
+    def scale(self, sigma: Tensor) -> Tensor:
+        return 1 / torch.hypot(1 - sigma, sigma)
+
+    def flow_velocity(self, output: Tensor, x: Tensor, sigma: Tensor, scheduler: Any) -> Tensor:
+        if scheduler.config.prediction_type == "epsilon":
+            return v_from_epsilon(x, output.float(), sigma)
+        # a v-prediction is alpha * noise - sigma * x0 in DDPM's notation
+        scale = self.scale(sigma)
+        return scale**2 * (2 * sigma - 1) * x + scale * output.float()
+
+
+class SDXL(StableDiffusion):
+    """Stable Diffusion XL (arXiv 2307.01952)."""
+
+    pipelines = ("StableDiffusionXLPipeline",)
+
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
+        embeds, _, pooled, _ = pipeline.encode_prompt(
+            list(prompts), num_images_per_prompt=1, do_classifier_free_guidance=False, **options
+        )
+        if pipeline.config.force_zeros_for_empty_prompt:
+            # as the pipeline does where it is told no negative prompt
+            told = torch.tensor([bool(prompt) for prompt in prompts]).to(embeds)
+            embeds, pooled = embeds * told.view(-1, 1, 1), pooled * told.view(-1, 1)
+        return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}

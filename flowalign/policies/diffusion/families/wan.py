@@ -1,0 +1,61 @@
+"""Wan: videos."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from torch import Tensor
+
+from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, option
+from flowalign.policies.diffusion.families.guidance import TrueGuidance
+from flowalign.policies.diffusion.families.latents import VideoVAE
+
+
+class Wan(TrueGuidance, VideoVAE):
+    """Wan 2.1 and 2.2 text to video (arXiv 2503.20314); both transformers of Wan 2.2 14B, of high and low noise."""
+
+    pipelines = ("WanPipeline",)
+    lora_targets = ATTENTION
+
+    def networks(self, pipeline: DiffusionPipeline) -> dict[str, Any]:
+        both = {} if pipeline.config.boundary_ratio is None else {"transformer_2": pipeline.transformer_2}
+        return super().networks(pipeline) | both
+
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
+        # the length of the pipeline's call, not that of its encode_prompt
+        options = {"max_sequence_length": 512} | options
+        embeds, _ = pipeline.encode_prompt(list(prompts), do_classifier_free_guidance=False, **options)
+        return {"prompt_embeds": embeds}
+
+    def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
+        return {"tokenizer": option(options, 512)}
+
+
+class WanImageToVideo(Wan):
+    """Wan 2.1 and 2.2 image to video: the first frame beside the channels, or in the latents' place (Wan 2.2 5B)."""
+
+    pipelines = ("WanImageToVideoPipeline",)
+    images = (1, 1)
+    replaces: bool
+    """the latents' first frame is that of the picture, and only the others are sampled"""
+
+    def check(self, pipeline: DiffusionPipeline) -> None:
+        self.replaces = bool(pipeline.config.expand_timesteps)
+
+    def beside(self, entering: Any, carried: Sequence[int]) -> Any:
+        return entering[:, :, :1] if self.replaces else super().beside(entering, carried)
+
+    def given(self, beside: Any) -> Tensor | None:
+        return beside if self.replaces else None
+
+    def unpack(self, latents: Tensor, size: Sequence[int]) -> Tensor:
+        return latents[:, :, 1:] if self.replaces else latents
+
+    def pack(self, latents: Tensor) -> Tensor:
+        return torch.cat([torch.zeros_like(latents[:, :, :1]), latents], 2) if self.replaces else latents
+
+    def network_input(self, latents: Tensor, beside: Any) -> Any:
+        if self.replaces:
+            return torch.cat([beside, latents[:, :, 1:]], 2)
+        return super().network_input(latents, beside)

@@ -1,0 +1,404 @@
+"""A policy over a diffusers pipeline: rollout is the pipeline's own call, replay is the denoiser alone."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from accelerate import cpu_offload_with_hook
+from diffusers import DiffusionPipeline
+from PIL.Image import Image
+from torch import Tensor, nn
+
+from flowalign.data import Source
+from flowalign.errors import ConfigError, FlowalignError
+from flowalign.policies.base import Policy
+from flowalign.policies.diffusion.conditions import BESIDE, CallRecorder, Conditions, Ragged
+from flowalign.policies.diffusion.experts import Experts
+from flowalign.policies.diffusion.families import Family, family_of, to_device
+from flowalign.policies.diffusion.noised import Noised
+from flowalign.policies.diffusion.prompts import PromptEncoder
+from flowalign.policies.diffusion.rollout import Rollout
+from flowalign.policies.diffusion.scheduler import LevelScheduler, TransitionScheduler
+from flowalign.policies.diffusion.sources import check_sources, opened, runs
+from flowalign.policies.diffusion.storage import load_lora, load_pipeline, save_lora, with_weights
+from samplers import Transition, ode
+from samplers.completion import VelocityAt
+from samplers.kernels import Kernel
+from samplers.noise import generators, normal
+
+
+class DiffusersPolicy(Policy):
+    """A diffusers pipeline whose denoiser is trained. `forwards` counts each branch of guidance.
+
+    Args:
+        pipeline: the pipeline, loaded.
+        device: where the denoiser samples and trains; text encoders visit it to encode and leave.
+        encode_options: arguments for the pipeline's prompt encoding, e.g. max_sequence_length.
+        attention: a diffusers attention backend ('native', 'xformers', 'flash', ...), None to leave it.
+    """
+
+    def __init__(
+        self,
+        pipeline: DiffusionPipeline,
+        device: torch.device | str = "cpu",
+        encode_options: dict[str, Any] | None = None,
+        attention: str | None = None,
+    ) -> None:
+        self.pipeline = pipeline
+        self.family: Family = family_of(type(pipeline).__name__)
+        self.networks = self.family.networks(pipeline)
+        """what is trained, by its name in the pipeline"""
+        several = len(self.networks) > 1
+        super().__init__(Experts(self.networks) if several else self.networks[self.family.denoiser], device)
+        self.encoder = PromptEncoder(pipeline, self.family, self.device, encode_options or {})
+        self._vae_visit: Any = None
+        """accelerate's hook that takes the VAE off the device, where it only visits"""
+        self.family.check(pipeline)
+        pipeline.set_progress_bar_config(disable=True)
+        for module in pipeline.components.values():
+            if isinstance(module, nn.Module):
+                module.requires_grad_(False).eval()
+        to_device(self.denoiser, self.device)
+        for name in ("vae", "image_encoder"):
+            to_device(getattr(pipeline, name, None), self.device)
+        if attention is not None:
+            self._set_attention(attention)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        dtype: torch.dtype | str = torch.float32,
+        device: torch.device | str = "cpu",
+        encode_options: dict[str, Any] | None = None,
+        attention: str | None = None,
+        base_bits: int | None = None,
+    ) -> "DiffusersPolicy":
+        """Load a pipeline from a folder or a hub name. Components saved as absent (SD3 without T5) stay absent.
+
+        Args:
+            base_bits: 4 or 8 loads the denoiser quantised by bitsandbytes, which needs a GPU; None as it is.
+        """
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        pipeline = load_pipeline(path, dtype, base_bits)
+        return cls(pipeline, device, encode_options, attention)
+
+    def _set_attention(self, backend: str) -> None:
+        try:
+            self.denoiser.set_attention_backend(backend)
+        except (ValueError, ImportError, RuntimeError) as error:
+            raise ConfigError(f"attention backend '{backend}' cannot be used here: {error}") from error
+
+    def spare(self, model: Any) -> None:
+        """Take less of the device's memory for the VAE, as a model section says: offload_vae, tile_vae, slice_vae."""
+        vae = getattr(self.pipeline, "vae", None)
+        for wanted, method in ((model.tile_vae, "enable_tiling"), (model.slice_vae, "enable_slicing")):
+            if wanted and not hasattr(vae, method):
+                raise ConfigError(f"model: {type(vae).__name__} cannot {method.removeprefix('enable_')}; leave it off")
+            if wanted:
+                getattr(vae, method)()
+        if model.offload_vae:
+            _, self._vae_visit = cpu_offload_with_hook(vae, self.device)
+
+    @property
+    def denoiser(self) -> Any:
+        """The network that is trained."""
+        return self.network
+
+    @property
+    def latent_channels(self) -> int:
+        """C of the latents."""
+        return self.family.channels(self.denoiser)
+
+    # What is trained
+
+    @property
+    def lora_targets(self) -> list[str]:
+        return list(self.family.lora_targets)
+
+    def checkpoint_gradients(self) -> None:
+        self.denoiser.enable_gradient_checkpointing()
+
+    def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
+        """Write what plain diffusers loads: a LoRA file for `load_lora_weights`, or the whole denoiser.
+
+        Where the pipeline's class has no `load_lora_weights`, the file is for its transformer's `load_lora_adapter`.
+        A second transformer has a file of its own, for `load_into_transformer_2=True`.
+        """
+        for name, network in self.networks.items():
+            whole = network if weights is None else with_weights(network, weights, self.lora)
+            if self.lora:
+                save_lora(self.pipeline, self.family.denoiser, name, whole, folder)
+            else:
+                whole.save_pretrained(Path(folder) / name)
+
+    def load(self, folder: str | Path) -> None:
+        """Read what `save` wrote, for sampling."""
+        for name, network in self.networks.items():
+            whole = Path(folder) / name
+            if whole.is_dir():
+                loaded = type(network).from_pretrained(str(whole), dtype=self.dtype)
+                network.load_state_dict(loaded.state_dict())
+            else:
+                self.lora = True
+                load_lora(self.pipeline, name, network, folder)
+
+    def prompt_vectors(self, prompts: Sequence[str], sources: Sequence[Source | None] | None = None) -> Tensor:
+        """[B, D] one vector a prompt: the mean over its tokens of the text embedding."""
+        return self.encoder.vectors(prompts, sources)
+
+    # Rollout and replay
+
+    @torch.no_grad()
+    def sample(
+        self,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        *,
+        steps: int,
+        guidance: float = 1.0,
+        sigmas: Sequence[float] | None = None,
+        kernel: Kernel = ode,
+        eta: Tensor | None = None,
+        noise_seeds: Sequence[int] | None = None,
+        batch_size: int = 64,
+        order: Literal[1, 2] = 1,
+        sources: Sequence[Source | None] | None = None,
+        **call: Any,
+    ) -> Rollout:
+        """Sample one trajectory a prompt through the pipeline's own call.
+
+        Args:
+            prompts: B prompts; repeat one for a group.
+            seeds: B seeds of the start noise: `torch.Generator().manual_seed(seed)` in plain diffusers.
+            steps: number of denoising steps T.
+            guidance: classifier-free guidance scale; 1 does without.
+            sigmas: T noise levels before the pipeline's own shift; default the scheduler's.
+            kernel, eta: the transition kernel, and [T] or [B, T] noise levels; eta None samples the ODE.
+            noise_seeds: B seeds of the step noise, default `seeds`.
+            batch_size: samples a network call; it does not change a picture.
+            order: of the solver after the last stochastic step: 1 is Euler's rule, 2 DPM-Solver++.
+            sources: the pictures that each of the B samples is made from, brought to the call's height and width.
+            call: further arguments of the pipeline's call (height, width, ...).
+        """
+        if guidance < 1:
+            raise ConfigError(f"guidance {guidance} is below 1; 1 samples without guidance")
+        self.family.check_size(self.pipeline, call)
+        noise_seeds = seeds if noise_seeds is None else noise_seeds
+        call |= {"sigmas": list(sigmas)} if sigmas is not None else {}
+        own = check_sources(self.pipeline, self.family, sources, prompts, call)
+        parts = []
+        alike = list(zip(own, prompts, strict=True)) if self.family.unpadded else own
+        for rows in runs(alike, min(batch_size, self.family.largest_batch or batch_size)):
+            part_eta = eta[rows] if eta is not None and eta.dim() == 2 else eta
+            size = self.family.size(self.pipeline, call)
+            scheduler = TransitionScheduler(
+                self.pipeline.scheduler, self.family, size, kernel, part_eta, noise_seeds[rows], order
+            )
+            source = own[rows.start]
+            parts.append(self._sample(prompts[rows], source, seeds[rows], steps, guidance, scheduler, call))
+        return Rollout.cat(parts)
+
+    def _sample(
+        self,
+        prompts: Sequence[str],
+        source: Source | None,
+        seeds: Sequence[int],
+        steps: int,
+        guidance: float,
+        scheduler: TransitionScheduler,
+        call: dict[str, Any],
+    ) -> Rollout:
+        with CallRecorder(self.denoiser) as recorded:
+            self._call(prompts, source, seeds, steps, guidance, scheduler, call)
+        self.forwards += sum(recorded.rows)
+        beside = self.family.beside(recorded.entering, scheduler.carried)
+        conditions = recorded.conditions(len(prompts), len(scheduler.levels) - 1, self.family.shared, beside)
+        assert scheduler.recorder is not None
+        trajectory = scheduler.recorder.trajectory()
+        rows = torch.arange(len(prompts), device=trajectory.latents.device)
+        return Rollout(
+            trajectory,
+            Ragged([conditions], torch.zeros_like(rows), rows) if self.family.unpadded else conditions,
+            list(prompts),
+            guidance,
+            scheduler.kernel,
+            [source] * len(prompts),
+            None if beside is None else self.family.given(beside[: len(prompts)]),
+        )
+
+    def _call(
+        self,
+        prompts: Sequence[str],
+        source: Source | None,
+        seeds: Sequence[int],
+        steps: int,
+        guidance: float,
+        scheduler: TransitionScheduler,
+        call: dict[str, Any],
+    ) -> None:
+        """The pipeline's own call with another scheduler."""
+        own = self.pipeline.scheduler
+        size = None if source is None else (call["width"], call["height"])
+        embeds = self.encoder.arguments(prompts, guidance, source, size)
+        if source is not None:
+            pictures = opened(source, size)
+            call = self.family.sources(*pictures, len(prompts), call)
+        self.pipeline.scheduler = scheduler
+        try:
+            with self._autocast():
+                self.pipeline(
+                    **embeds,
+                    **self.family.arguments(guidance),
+                    num_inference_steps=steps,
+                    generator=generators(seeds),
+                    output_type="latent",
+                    **call,
+                )
+        finally:
+            self.pipeline.scheduler = own
+
+    def velocity(self, rollout: Rollout, samples: Tensor, steps: Tensor, x: Tensor | None = None) -> Tensor:
+        """Guided velocities of the present weights: [N, ...] for the pairs (samples[n], steps[n]).
+
+        One network call serves pairs of different steps; gradients flow to what is trained.
+
+        Args:
+            x: [N, ...] states of these samples at these steps; default those stored.
+        """
+        x = rollout.trajectory.latents[samples, steps] if x is None else x
+        sigma = rollout.trajectory.sigmas[steps]
+        return self._velocity(x, sigma, rollout.conditions, samples, steps, rollout.guidance)
+
+    def _velocity(
+        self, x: Tensor, sigma: Tensor, conditions: Conditions | Ragged, samples: Tensor, steps: Tensor, guidance: float
+    ) -> Tensor:
+        if isinstance(conditions, Ragged):
+            parts = [
+                (self._velocity(x[places], sigma[places], part, rows, steps[places], guidance), places)
+                for part, rows, places in conditions.split(samples)
+            ]
+            velocities, order = zip(*parts, strict=True)
+            return torch.cat(velocities)[torch.cat(order).argsort()]
+        sigma = sigma.view(-1, *[1] * (x.dim() - 1))
+        latents = self.family.pack(x * self.family.scale(sigma)).to(self.dtype)
+        copies = conditions.copies
+        self.forwards += len(x) * sum(copies)
+        network = self.model if torch.is_grad_enabled() else self._bare
+        with self._autocast():
+            outputs = []
+            for n, call in zip(copies, conditions.gather(samples, steps), strict=True):
+                beside = call.pop(BESIDE, None)
+                output = network(self.family.network_input(torch.cat([latents] * n), beside), **call)[0]
+                # what it says of the part beside the latents is not asked for
+                count = latents.shape[1]
+                outputs.append(self.family.predicted(output, count) if isinstance(output, Tensor) else output)
+            guided = self.family.unpack(self.family.velocity(outputs, copies, guidance), x.shape[2:])
+            return self.family.flow_velocity(guided, x, sigma, self.family.scheduler(self.pipeline.scheduler))
+
+    def at(self, rollout: Rollout) -> VelocityAt:
+        """The velocity at any state of a rollout's samples, as completions and trees ask for it."""
+        return lambda x, samples, steps: self.velocity(rollout, samples, steps, x)
+
+    def score(self, rollout: Rollout, samples: Tensor, steps: Tensor) -> Transition:
+        """Stored transitions under the present weights."""
+        return rollout.trajectory.score(rollout.kernel, self.velocity(rollout, samples, steps), samples, steps)
+
+    @torch.no_grad()
+    def verify(self, rollout: Rollout) -> float:
+        """Compare replayed with recorded velocities on up to 8 pairs of the first and last steps; they do not count.
+
+        Returns:
+            The largest difference relative to the largest velocity.
+
+        Raises:
+            FlowalignError: replay does not reproduce the rollout, so this pipeline cannot be trained this way.
+        """
+        count, last = min(len(rollout), 4), rollout.trajectory.velocity.shape[1] - 1
+        samples = torch.arange(count, device=self.device).repeat(2)
+        steps = torch.tensor([0] * count + [last] * count, device=self.device)
+        recorded = rollout.trajectory.velocity[samples, steps]
+        forwards = self.forwards
+        difference = (self.velocity(rollout, samples, steps).float() - recorded).abs().max()
+        self.forwards = forwards
+        relative = float(difference / recorded.abs().max())
+        tolerance = self.family.tolerance if self.dtype == torch.float32 else 5e-2
+        if not relative <= tolerance:
+            raise FlowalignError(
+                f"replaying {type(self.pipeline).__name__} differs from its rollout by {relative:.2g} "
+                f"(at most {tolerance:g} is numerical noise); its family needs its own velocity or encode"
+            )
+        return relative
+
+    # The forward process
+
+    @torch.no_grad()
+    def noised(
+        self,
+        prompts: Sequence[str],
+        levels: Tensor,
+        images: Sequence[Image],
+        seeds: Sequence[int],
+        guidance: float = 1.0,
+        batch_size: int = 64,
+        **call: Any,
+    ) -> Noised:
+        """Pictures noised to levels, ready for `velocity_of`.
+
+        The pipeline's own call says what its denoiser is called with at these levels, without the network being run.
+
+        Args:
+            prompts: B prompts.
+            levels: [B] noise levels in (0, 1) before the pipeline's own shift, which then applies to them.
+            images: B pictures, brought to the pipeline's size.
+            seeds: B seeds of the noise.
+            guidance: classifier-free guidance scale of the velocities; 1 does without.
+            call: further arguments of the pipeline's call (height, width).
+        """
+        name = type(self.pipeline).__name__
+        if self.family.images[0]:
+            raise ConfigError(f"{name} makes samples from pictures, and learns from rollouts only")
+        if self.family.unpadded:
+            raise ConfigError(f"{name} takes texts of one length at a time, and learns from rollouts only")
+        distinct, place = (-levels).unique(return_inverse=True)
+        size = self.family.size(self.pipeline, call)
+        scheduler = LevelScheduler(self.pipeline.scheduler, self.family, size, ode, None, seeds)
+        with CallRecorder(self.denoiser, dry=True) as recorded:
+            call = {"sigmas": (-distinct).tolist()} | call
+            self._call(prompts, None, seeds, len(distinct), guidance, scheduler, call)
+        conditions = recorded.conditions(len(prompts), len(distinct), self.family.shared)
+        height, width = (self.pipeline.vae_scale_factor * side for side in scheduler.shape[-2:])
+        pixels = self.pipeline.image_processor.preprocess(list(images), height=height, width=width)
+        parts = [self.family.latents(self.pipeline, part.to(self.device)) for part in pixels.split(batch_size)]
+        if self._vae_visit is not None:
+            self._vae_visit.offload()
+        x0 = torch.cat(parts).float()
+        noise = normal(x0.shape[1:], generators(seeds), self.device)
+        place = place.to(self.device)
+        return Noised(x0, noise, scheduler.levels.to(self.device)[place], conditions, place, guidance)
+
+    def velocity_of(self, noised: Noised, rows: Tensor) -> Tensor:
+        """[N, ...] velocities of the present weights at these of the noised samples, [N] indices."""
+        return self._velocity(
+            noised.x[rows], noised.sigma[rows], noised.conditions, rows, noised.levels[rows], noised.guidance
+        )
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor, batch_size: int = 64) -> list[Image]:
+        """Finished latents [B, ...] to pictures, as the pipeline would postprocess them."""
+        images: list[Image] = []
+        for part in latents.split(batch_size):
+            pixels = self.family.decode(self.pipeline, part)
+            images += self.family.pictures(self.pipeline, pixels.float())
+        if self._vae_visit is not None:
+            self._vae_visit.offload()
+        return images
+
+    def make(
+        self, prompts: Sequence[str], seeds: Sequence[int], sampling: Any, metadata: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Image]:
+        """A finished picture of every prompt, as an evaluation section of the configuration says."""
+        sources = [Source.of(record) for record in metadata] or None
+        rollout = self.sample(prompts, seeds, sources=sources, **sampling.arguments())
+        return self.decode(rollout.whole(rollout.trajectory.final), sampling.batch_size)

@@ -1,0 +1,120 @@
+"""The embeddings of prompts, kept so that the text encoders need not stay on the device."""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from flowalign.data import Source
+from flowalign.errors import ConfigError
+from flowalign.policies.diffusion.families import Family, to_device
+from flowalign.policies.diffusion.sources import opened
+
+logger = logging.getLogger(__name__)
+
+Prompt = tuple[str, Source | None, tuple[int, int] | None]
+"""a text, and the pictures that it is encoded with and their size"""
+
+ENCODED_PROMPTS = 4096
+"""distinct prompts whose embeddings are kept"""
+
+
+class PromptEncoder:
+    """A pipeline's text encoders and a cache of what they made.
+
+    Args:
+        device: where they encode; they leave it after.
+        options: arguments for the pipeline's prompt encoding, e.g. max_sequence_length.
+    """
+
+    def __init__(
+        self, pipeline: DiffusionPipeline, family: Family, device: torch.device, options: dict[str, Any]
+    ) -> None:
+        self.pipeline, self.family, self.device, self.options = pipeline, family, device, options
+        self.embeddings: OrderedDict[Prompt, dict[str, Tensor]] = OrderedDict()
+
+    @torch.no_grad()
+    def encode(
+        self,
+        prompts: Sequence[str],
+        sources: Sequence[Source | None] | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> list[Prompt]:
+        """Put the embeddings of the distinct prompts into the cache; the text encoders leave the device after.
+
+        Each is encoded alone: in a batch it would depend, in its last bits, on those it came with, and a resumed run,
+        whose cache is empty, would not repeat the uninterrupted one.
+
+        Args:
+            sources: the pictures of each prompt, default none.
+            size: width and height to bring them to.
+
+        Returns:
+            the key of each in the cache: pictures count where the family encodes them with the prompt.
+        """
+        seen = sources if sources is not None and self.family.encodes_images else [None] * len(prompts)
+        keys = [(text, source, size if source else None) for text, source in zip(prompts, seen, strict=True)]
+        missing = [key for key in dict.fromkeys(keys) if key not in self.embeddings]
+        for key in keys:
+            if key in self.embeddings:
+                self.embeddings.move_to_end(key)
+        if not missing:
+            return keys
+        self._report_cut([text for text, _, _ in missing])
+        encoders = [m for n, m in self.pipeline.components.items() if n.startswith("text_encoder")]
+        for encoder in encoders:
+            to_device(encoder, self.device)
+        for key in missing:
+            text, source, _ = key
+            if source is None and self.family.encodes_images:
+                name = type(self.pipeline).__name__
+                raise ConfigError(f"{name} encodes prompts with their pictures, and {text!r} came without")
+            pictures = {} if source is None else {"image": opened(source, size)[0]}
+            options = self.options | pictures
+            encoded = self.family.encode(self.pipeline, [text], device=self.device, **options)
+            self.embeddings[key] = {name: value[0].cpu() for name, value in encoded.items()}
+        if self.device.type != "cpu":
+            for encoder in encoders:
+                to_device(encoder, "cpu")
+        while len(self.embeddings) > max(ENCODED_PROMPTS, len(set(keys))):
+            self.embeddings.popitem(last=False)
+        return keys
+
+    def _report_cut(self, prompts: Sequence[str]) -> None:
+        for name, limit in self.family.token_limits(self.pipeline, **self.options).items():
+            tokens = getattr(self.pipeline, name)(list(prompts), truncation=False, verbose=False).input_ids
+            cut = [(len(ids), prompt) for ids, prompt in zip(tokens, prompts, strict=True) if len(ids) > limit]
+            if cut:
+                length, prompt = cut[0]
+                logger.warning(
+                    "%d of %d prompts are longer than the %d tokens of the pipeline's %s, which does not see "
+                    "their ends; the first has %d: %r",
+                    *(len(cut), len(prompts), limit, name, length, prompt),
+                )
+
+    def vectors(self, prompts: Sequence[str], sources: Sequence[Source | None] | None = None) -> Tensor:
+        """[B, D] one vector a prompt: the mean over its tokens of the text embedding."""
+        keys = self.encode(prompts, sources)
+        return torch.stack([next(iter(self.embeddings[key].values())).float().mean(0) for key in keys])
+
+    def arguments(
+        self,
+        prompts: Sequence[str],
+        guidance: float,
+        source: Source | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> dict[str, Any]:
+        """The embeddings of the prompts, and of none where guidance asks for it, as the pipeline's call takes them."""
+        negative = self.family.negative(guidance)
+        texts = [*prompts, ""] if negative else prompts
+        encoded = [self.embeddings[key] for key in self.encode(texts, [source] * len(texts), size)]
+        embeds = self.family.stack(encoded[: len(prompts)])
+        if negative:
+            stacked = self.family.stack(encoded[-1:] * len(prompts))
+            embeds |= {f"negative_{name}": value for name, value in stacked.items()}
+        return tree_map_only(Tensor, lambda value: value.to(self.device), embeds)

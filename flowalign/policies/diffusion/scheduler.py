@@ -1,0 +1,89 @@
+"""A diffusers scheduler whose steps are recorded, stochastic transitions."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from flowalign.errors import FlowalignError
+from flowalign.policies.diffusion.families import Family
+from samplers import Recorder
+from samplers.kernels import Kernel
+
+
+class TransitionScheduler:
+    """Takes the place of a pipeline's scheduler for one rollout.
+
+    The schedule (`set_timesteps`, static or resolution-dependent shift) stays that of a copy of the pipeline's own,
+    to which everything but `step` goes. The float32 sample is kept here, in the family's coordinates: what the
+    pipeline carries between steps is its copy in the network's dtype.
+
+    Args:
+        own: the pipeline's scheduler.
+        size: of the latents, as of `Family.size`.
+        eta: [T] or [B, T] noise levels, None for the ODE.
+        seeds: B seeds of the step noise.
+        order: of the solver after the last stochastic step, as of `Recorder`.
+    """
+
+    def __init__(
+        self,
+        own: Any,
+        family: Family,
+        size: Sequence[int],
+        kernel: Kernel,
+        eta: Tensor | None,
+        seeds: Sequence[int],
+        order: Literal[1, 2] = 1,
+    ) -> None:
+        self.walked = copy.deepcopy(family.scheduler(own))
+        self.family, self.size = family, size
+        self.kernel, self.eta, self.seeds, self.order = kernel, eta, seeds, order
+        self.recorder: Recorder | None = None
+        self.carried: tuple[int, ...] = ()
+        """shape of the latents in the pipeline's loop"""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.walked, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A pipeline's copy for what it samples along (the sound of a video) walks the ODE and records nothing."""
+        return copy.deepcopy(self.walked, memo)
+
+    @property
+    def levels(self) -> Tensor:
+        """[T + 1] noise levels, ending in 0."""
+        return self.family.sigmas(self.walked)
+
+    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, **_: Any) -> tuple[Tensor]:
+        """Make and record the next transition from the pipeline's guided prediction."""
+        family, recorder = self.family, self.recorder
+        if recorder is None:
+            recorder = self.recorder = self._start(sample)
+        at, to = recorder.sigmas[len(recorder.velocities) :][:2]
+        output = family.unpack(model_output, self.size)
+        x = recorder.step(family.flow_velocity(output, recorder.x, at, self.walked)) * family.scale(to)
+        return (family.pack(x).to(sample.dtype),)
+
+    def _start(self, sample: Tensor) -> Recorder:
+        levels = self.levels
+        steps = len(levels) - 1
+        eta = torch.zeros(steps) if self.eta is None else self.eta
+        if eta.shape[-1] != steps:
+            raise FlowalignError(f"the plan has {eta.shape[-1]} steps, the pipeline's schedule {steps}")
+        self.carried = tuple(sample.shape)
+        x = self.family.unpack(sample, self.size).float() / self.family.scale(levels[0].to(sample.device))
+        return Recorder(x, levels, self.kernel, eta, self.seeds, self.order)
+
+
+class LevelScheduler(TransitionScheduler):
+    """Walks the noise levels without moving: for the arguments a pipeline calls its denoiser with at each of them."""
+
+    shape: tuple[int, ...]
+    """of the latents"""
+
+    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, **_: Any) -> tuple[Tensor]:
+        self.shape = tuple(self.family.unpack(sample, self.size).shape)
+        return (sample,)

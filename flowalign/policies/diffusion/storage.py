@@ -1,0 +1,92 @@
+"""Pipelines and adapters as diffusers writes and reads them."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline, PipelineQuantizationConfig
+from diffusers.training_utils import _collate_lora_metadata
+from peft import get_peft_model_state_dict
+from torch import Tensor
+
+from flowalign.errors import ConfigError
+from flowalign.policies.diffusion.families import family_of
+
+
+def load_pipeline(path: str | Path, dtype: torch.dtype, base_bits: int | None = None) -> DiffusionPipeline:
+    """A pipeline from a folder or a hub name. Components saved as absent (SD3 without T5) stay absent.
+
+    Args:
+        base_bits: 4 or 8 loads the denoiser quantised by bitsandbytes, which needs a GPU; None as it is.
+    """
+    try:
+        saved = DiffusionPipeline.load_config(str(path))
+    except OSError as error:
+        raise ConfigError(f"no pipeline at '{path}': {' '.join(str(error).split())}") from error
+    absent = {name: None for name, entry in saved.items() if entry == [None, None]}
+    denoiser = family_of(saved["_class_name"]).denoiser
+    quantised = {} if base_bits is None else {"quantization_config": quantisation(base_bits, denoiser, dtype)}
+    return DiffusionPipeline.from_pretrained(str(path), dtype=dtype, **absent, **quantised)
+
+
+def quantisation(bits: int, denoiser: str, dtype: torch.dtype) -> PipelineQuantizationConfig:
+    """How diffusers loads a denoiser in 4 (NF4) or 8 bits.
+
+    Raises:
+        ConfigError: without a GPU, or without bitsandbytes.
+    """
+    if not torch.cuda.is_available():
+        raise ConfigError("model.base_bits: bitsandbytes needs a GPU, and torch finds none here; null works")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError("model.base_bits needs bitsandbytes: pip install 'flowalign[bitsandbytes]'")
+    if bits == 8:
+        own: dict[str, Any] = {"load_in_8bit": True}
+    else:
+        own = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
+    return PipelineQuantizationConfig(
+        quant_backend=f"bitsandbytes_{bits}bit", quant_kwargs=own, components_to_quantize=[denoiser]
+    )
+
+
+def lora_file(network: str) -> str:
+    """The name that diffusers looks for, with that of a second network added."""
+    second = "_transformer_2" if network == "transformer_2" else ""
+    return f"pytorch_lora_weights{second}.safetensors"
+
+
+def save_lora(pipeline: Any, denoiser: str, name: str, network: Any, folder: str | Path) -> None:
+    """Write the adapter of a network for the pipeline's `load_lora_weights`, or the network's `load_lora_adapter`.
+
+    Args:
+        denoiser: the pipeline's name for what adapters belong to.
+        name: the pipeline's name for the network.
+    """
+    if hasattr(pipeline, "save_lora_weights"):
+        type(pipeline).save_lora_weights(
+            str(folder),
+            weight_name=lora_file(name),
+            **{f"{denoiser}_lora_layers": get_peft_model_state_dict(network)},
+            **_collate_lora_metadata({denoiser: network}),
+        )
+    else:
+        network.save_lora_adapter(str(folder), weight_name=lora_file(name))
+
+
+def load_lora(pipeline: Any, name: str, network: Any, folder: str | Path) -> None:
+    """Put what `save_lora` wrote on the network."""
+    if hasattr(pipeline, "load_lora_weights"):
+        second = {"load_into_transformer_2": True} if name == "transformer_2" else {}
+        pipeline.load_lora_weights(str(folder), weight_name=lora_file(name), **second)
+    else:
+        network.load_lora_adapter(str(folder), prefix=None, weight_name=lora_file(name))
+
+
+def with_weights(network: Any, weights: dict[str, Tensor], lora: bool) -> Any:
+    """A network like this one with these weights; with LoRA only the adapter has any."""
+    with torch.device("meta"):
+        whole = type(network).from_config(network.config)
+        if lora:
+            whole.add_adapter(network.peft_config["default"])
+    whole.load_state_dict(weights, strict=not lora, assign=True)
+    return whole

@@ -1,0 +1,313 @@
+"""A policy over a transformers causal language model: tokens are its actions."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessorList
+
+from flowalign.errors import ConfigError, FlowalignError
+from flowalign.policies.base import Policy
+from flowalign.policies.language.rollout import TextRollout
+from flowalign.policies.language.seeded import SeededSampler, entropy_of, log_softmax
+from rewards import bind
+from rewards.text.model import CausalModel
+
+ATTENTION_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+class LanguagePolicy(Policy):
+    """A causal language model that is trained. `forwards` counts sequences: sampled, and scored again.
+
+    Args:
+        network: the model, loaded.
+        tokenizer: its tokenizer.
+        device: where it samples and trains.
+        padding: side of the padding when log-probabilities are computed. The two give the same numbers.
+        chat: put prompts into the tokenizer's chat template, as a user's turn after `system`.
+    """
+
+    called: ClassVar[str] = "language model"
+    networks: ClassVar[Any] = AutoModelForCausalLM
+    readers: ClassVar[Any] = AutoTokenizer
+
+    def __init__(
+        self,
+        network: Any,
+        tokenizer: Any,
+        device: torch.device | str = "cpu",
+        padding: Literal["left", "right"] = "left",
+        chat: bool = False,
+        system: str | None = None,
+    ) -> None:
+        super().__init__(network.to(device), device)
+        self.tokenizer, self.padding, self.chat, self.system = tokenizer, padding, chat, system
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        if chat and tokenizer.chat_template is None:
+            raise ConfigError("model.chat: this tokenizer has no chat template; model.chat=false works")
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        dtype: torch.dtype | str = torch.float32,
+        device: torch.device | str = "cpu",
+        **settings: Any,
+    ) -> Self:
+        """Load a model and its tokenizer or processor from a folder or a hub name.
+
+        Args:
+            settings: of the class: padding, chat and system.
+        """
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        try:
+            reader = cls.readers.from_pretrained(str(path))
+            network = cls.networks.from_pretrained(str(path), dtype=dtype)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"no {cls.called} at '{path}': {' '.join(str(error).split())[:300]}") from error
+        return cls(network, reader, device, **settings)
+
+    @property
+    def lora_targets(self) -> list[str]:
+        return ATTENTION_PROJECTIONS
+
+    def checkpoint_gradients(self) -> None:
+        self.network.gradient_checkpointing_enable({"use_reentrant": False})
+
+    @property
+    def ends(self) -> list[int]:
+        """Tokens that end a text."""
+        configured = self.network.generation_config.eos_token_id or self.tokenizer.eos_token_id
+        return configured if isinstance(configured, list) else [configured]
+
+    @property
+    def undrawn(self) -> list[int]:
+        """Tokens that no text may have."""
+        return []
+
+    # Rollout and replay
+
+    def encode(self, prompts: Sequence[str], room: int) -> tuple[Tensor, Tensor]:
+        """Token ids [B, P], padded on the left, and their mask.
+
+        Raises:
+            ConfigError: a prompt and `room` tokens after it are longer than the model's context.
+        """
+        rows = [self.begin(prompt) for prompt in prompts]
+        return self.padded(rows, prompts, room)
+
+    def begin(self, prompt: str) -> list[int]:
+        """Token ids of a prompt as the model gets it."""
+        text = self._templated(prompt) if self.chat else prompt
+        return list(self.tokenizer(text, add_special_tokens=not self.chat).input_ids)
+
+    def padded(self, rows: Sequence[list[int]], prompts: Sequence[str], room: int) -> tuple[Tensor, Tensor]:
+        """Rows of token ids as one tensor, padded on the left, and their mask; raises as `encode`."""
+        self._check_room([len(row) for row in rows], prompts, room)
+        width = max(map(len, rows))
+        padding = self.tokenizer.pad_token_id
+        ids = torch.tensor([[padding] * (width - len(row)) + row for row in rows], device=self.device)
+        mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows], device=self.device)
+        return ids, mask
+
+    def _check_room(self, lengths: Sequence[int], prompts: Sequence[str], room: int) -> None:
+        context = getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
+        for length, prompt in zip(lengths, prompts, strict=True):
+            if context is not None and length + room > context:
+                raise ConfigError(
+                    f"a prompt of {length} tokens and max_new_tokens={room} do not fit into the model's context of "
+                    f"{context}: {prompt[:60]!r}"
+                )
+
+    def pictures(self, metadata: Sequence[Mapping[str, Any]]) -> list[list[Image]]:
+        """[B] the pictures that each prompt shows; [] for a model without eyes."""
+        return []
+
+    def prompt_inputs(self, prompts: Sequence[str], pictures: Sequence[Sequence[Image]], room: int) -> dict[str, Any]:
+        """What the network is called with for these prompts: `input_ids` and `attention_mask`, [B, P] as of `encode`,
+        and whatever else it takes."""
+        ids, mask = self.encode(prompts, room)
+        return {"input_ids": ids, "attention_mask": mask.long()}
+
+    def _templated(self, prompt: str) -> str:
+        turns = [{"role": "system", "content": self.system}] if self.system is not None else []
+        turns.append({"role": "user", "content": prompt})
+        return self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        batch_size: int = 64,
+        metadata: Sequence[Mapping[str, Any]] = (),
+    ) -> TextRollout:
+        """Sample a completion of every prompt by the model's own `generate`.
+
+        Args:
+            prompts: B prompts; repeat one for a group.
+            seeds: B seeds of the draws.
+            max_new_tokens: where a completion without an end is cut.
+            temperature: 0 takes the most probable token.
+            batch_size: texts a network call; it does not change a text.
+            metadata: of the prompts, for models with eyes: 'image' names the pictures shown.
+        """
+        parts, pictures = [], self.pictures(metadata)
+        for i in range(0, len(prompts), batch_size):
+            part = slice(i, i + batch_size)
+            parts.append(self._sample(prompts[part], seeds[part], max_new_tokens, temperature, pictures[part]))
+        return TextRollout.cat(parts, self.tokenizer.pad_token_id)
+
+    def _sample(
+        self,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        length: int,
+        temperature: float,
+        pictures: list[list[Image]],
+    ) -> TextRollout:
+        inputs = self.prompt_inputs(prompts, pictures, length)
+        return self.generate(prompts, inputs, seeds, length, temperature, pictures)
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        inputs: dict[str, Any],
+        seeds: Sequence[int],
+        length: int,
+        temperature: float,
+        pictures: list[list[Image]],
+    ) -> TextRollout:
+        """Completions in one call of what `prompt_inputs` made."""
+        ids, prompt_mask = inputs["input_ids"], inputs["attention_mask"].bool()
+        sampler = SeededSampler(seeds, length, temperature)
+        settings = GenerationConfig(
+            max_new_tokens=length,
+            do_sample=False,
+            eos_token_id=self.ends,
+            pad_token_id=self.tokenizer.pad_token_id,
+            suppress_tokens=self.undrawn or None,
+        )
+        with self._autocast():
+            made = self._bare.generate(  # type: ignore[operator]
+                **inputs,
+                generation_config=settings,
+                logits_processor=LogitsProcessorList([sampler]),
+                # each process for itself: the weights are whole while texts are sampled
+                synced_gpus=False,
+            )
+        self.forwards += len(prompts)
+        tokens = made[:, ids.shape[1] :]
+        is_end = torch.isin(tokens, torch.tensor(self.ends, device=tokens.device))
+        mask = is_end.cumsum(1) - is_end.long() == 0
+        return TextRollout(
+            list(prompts),
+            ids,
+            prompt_mask,
+            tokens.masked_fill(~mask, self.tokenizer.pad_token_id),
+            mask,
+            torch.stack(sampler.log_prob, 1).where(mask, 0),
+            torch.stack(sampler.entropy, 1).where(mask, 0),
+            is_end.any(1),
+            temperature,
+            pictures,
+        )
+
+    def log_probs(self, rollout: TextRollout, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the completions' tokens under the present weights, and their entropies without gradient.
+
+        Args:
+            rows: [N] of the rollout.
+
+        Returns:
+            Two [N, T] float32, 0 where the mask is False.
+        """
+        prompt_mask, mask = rollout.prompt_mask[rows], rollout.mask[rows]
+        ids = torch.cat([rollout.prompt_ids[rows], rollout.completion_ids[rows]], 1)
+        attention = torch.cat([prompt_mask, rollout.present[rows]], 1)
+        width, length = prompt_mask.shape[1], mask.shape[1]
+        # the place of each token's predecessor, whose output predicts it
+        before = torch.arange(width - 1, width + length - 1, device=ids.device).expand(len(rows), -1)
+        if self.padding == "right":
+            left = (~prompt_mask).sum(1, keepdim=True)
+            order = (torch.arange(width + length, device=ids.device) + left) % (width + length)
+            ids, attention, before = ids.gather(1, order), attention.gather(1, order), before - left
+        network = self.model if torch.is_grad_enabled() else self._bare
+        self.forwards += len(rows)
+        with self._autocast():
+            output = network(
+                input_ids=ids,
+                attention_mask=attention.long(),
+                use_cache=False,
+                **self.replay_inputs(rollout, rows, attention),
+            ).logits
+        logits = output.gather(1, before[..., None].expand(-1, -1, output.shape[-1]))
+        if self.undrawn:
+            logits = logits.index_fill(-1, torch.tensor(self.undrawn, device=logits.device), -torch.inf)
+        log_probs = log_softmax(logits, rollout.temperature)
+        chosen = log_probs.gather(-1, rollout.completion_ids[rows][..., None])[..., 0]
+        return chosen.where(mask, 0), entropy_of(log_probs.detach()).where(mask, 0)
+
+    def replay_inputs(self, rollout: TextRollout, rows: Tensor, attention: Tensor) -> dict[str, Any]:
+        """What the network is called with to score completions, besides tokens and their mask `attention`."""
+        return {"position_ids": (attention.cumsum(1) - 1).clamp(min=0)}
+
+    @torch.no_grad()
+    def verify(self, rollout: TextRollout) -> float:
+        """Compare recorded log-probabilities with those of a plain forward pass, on up to 8 completions.
+
+        Returns:
+            The largest difference.
+
+        Raises:
+            FlowalignError: a forward pass does not give what was recorded, so this model cannot be trained this way.
+        """
+        rows = torch.arange(min(len(rollout), 8), device=self.device)
+        forwards = self.forwards
+        again, _ = self.log_probs(rollout, rows)
+        self.forwards = forwards
+        difference = float((again - rollout.log_prob[rows]).abs().max())
+        tolerance = 1e-3 if self.dtype == torch.float32 else 0.5
+        if not difference <= tolerance:
+            raise FlowalignError(
+                f"log-probabilities of a forward pass differ from those of sampling by {difference:.2g} "
+                f"(at most {tolerance:g} is numerical noise)"
+            )
+        return difference
+
+    def decode(self, rollout: TextRollout) -> list[str]:
+        """The completions as texts, without special tokens."""
+        rows = [ids[mask].tolist() for ids, mask in zip(rollout.completion_ids, rollout.mask, strict=True)]
+        return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+
+    def make(
+        self, prompts: Sequence[str], seeds: Sequence[int], sampling: Any, metadata: Sequence[Mapping[str, Any]] = ()
+    ) -> list[str]:
+        """A completion of every prompt, as an evaluation section of the configuration says."""
+        return self.decode(self.sample(prompts, seeds, metadata=metadata, **sampling.arguments()))
+
+    def bind(self, reward: Any) -> None:
+        bind(reward, CausalModel(self.network, self.tokenizer, self.begin))
+
+    # Files
+
+    def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
+        """Write what `from_pretrained` and peft load: the adapter, or the whole model; and the tokenizer."""
+        self.network.save_pretrained(str(folder), state_dict=weights)
+        self.tokenizer.save_pretrained(str(folder))
+
+    def load(self, folder: str | Path) -> None:
+        """Read what `save` wrote, for sampling."""
+        if (Path(folder) / "adapter_config.json").is_file():
+            self.network.load_adapter(str(folder))
+            self.lora = True
+        else:
+            loaded = type(self.network).from_pretrained(str(folder), dtype=self.dtype)
+            self.network.load_state_dict(loaded.state_dict())

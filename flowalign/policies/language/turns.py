@@ -1,0 +1,207 @@
+"""A language policy that takes turns with an environment."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowalign.environments import Answer, Environment
+from flowalign.errors import ConfigError, FlowalignError
+from flowalign.policies.language.given import characters
+from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.policies.language.rollout import Taken, TextRollout
+from rewards.base import told
+from rewards.text.turns import Transcript, Turn
+from samplers import derive_seed
+
+TALK = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+"""to see where a chat template puts things"""
+
+
+@dataclass
+class Episode:
+    """One under way: its tokens so far, and of each of them what a rollout keeps."""
+
+    environment: Environment
+    prompt: str
+    seed: int
+    begun: list[int]
+    """token ids of the prompt"""
+    state: str
+    tokens: list[int] = field(default_factory=list)
+    """after the prompt"""
+    turn: list[int] = field(default_factory=list)
+    drawn: list[bool] = field(default_factory=list)
+    log_prob: list[float] = field(default_factory=list)
+    entropy: list[float] = field(default_factory=list)
+    taken: list[Taken] = field(default_factory=list)
+    done: bool = False
+
+    def add(self, tokens: Sequence[int], log_prob: Sequence[float] = (), entropy: Sequence[float] = ()) -> None:
+        """Tokens of the turn that is being taken; without log-probabilities they are the environment's."""
+        unknown = [0.0] * len(tokens)
+        self.tokens += tokens
+        self.turn += [len(self.taken)] * len(tokens)
+        self.drawn += [bool(log_prob)] * len(tokens)
+        self.log_prob += log_prob or unknown
+        self.entropy += entropy or unknown
+
+
+class AgentPolicy(LanguagePolicy):
+    """A causal language model whose texts are episodes: its turns and the environment's answers in one sequence.
+
+    The environment's tokens are read, never learned from. A chat model gets an answer as a user's turn.
+
+    Args:
+        environment: makes one, for an episode.
+        turns: after which an episode is over; it is over as well where a further turn would not fit into the context.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        tokenizer: Any,
+        device: torch.device | str = "cpu",
+        *,
+        environment: Callable[[], Environment],
+        turns: int,
+        **settings: Any,
+    ) -> None:
+        super().__init__(network, tokenizer, device, **settings)
+        self.environment, self.turns = environment, turns
+
+    @torch.no_grad()
+    def sample(
+        self,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        batch_size: int = 64,
+        metadata: Sequence[Mapping[str, Any]] = (),
+    ) -> TextRollout:
+        """Play an episode of every prompt, all of them a turn at a time.
+
+        Args:
+            max_new_tokens: of a turn.
+            metadata: of the prompts, for the environment.
+
+        Raises:
+            FlowalignError: an environment failed; says where.
+            ConfigError: a prompt and a first turn are longer than the context.
+        """
+        records = metadata or [{} for _ in prompts]
+        episodes = [self._begin(*each) for each in zip(prompts, records, seeds, strict=True)]
+        self._check_room([len(each.begun) for each in episodes], prompts, max_new_tokens)
+        for _ in range(self.turns):
+            playing = [each for each in episodes if not each.done and self._fits(each, max_new_tokens)]
+            for i in range(0, len(playing), batch_size):
+                self._take_turns(playing[i : i + batch_size], max_new_tokens, temperature)
+        return self._rollout(episodes, temperature)
+
+    def _begin(self, prompt: str, record: Mapping[str, Any], seed: int) -> Episode:
+        environment = self.environment()
+        with _named(environment, prompt):
+            first = environment.reset(prompt, record)
+        return Episode(environment, prompt, seed, self.begin(first), first)
+
+    def _fits(self, episode: Episode, room: int) -> bool:
+        context = getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
+        return context is None or len(episode.begun) + len(episode.tokens) + room <= context
+
+    def _take_turns(self, episodes: Sequence[Episode], length: int, temperature: float) -> None:
+        """Sample a turn of each, and have it answered."""
+        prompts = [each.prompt for each in episodes]
+        ids, mask = self.padded([each.begun + each.tokens for each in episodes], prompts, length)
+        # the first turn is what a text without an environment would be
+        seeds = [derive_seed(each.seed, len(each.taken)) if each.taken else each.seed for each in episodes]
+        made = self.generate(prompts, {"input_ids": ids, "attention_mask": mask.long()}, seeds, length, temperature, [])
+        for row, each in enumerate(episodes):
+            drawn = made.mask[row]
+            each.add(*(values[row][drawn].tolist() for values in (made.completion_ids, made.log_prob, made.entropy)))
+            said = self.tokenizer.decode(made.completion_ids[row][drawn], skip_special_tokens=True)
+            with _named(each.environment, each.prompt):
+                answer = Answer(*each.environment.step(said))
+            if not answer.done:
+                each.add(([] if made.ended[row] else [self._end]) + self._answered(answer.observation))
+            each.taken.append(Taken(float(answer.reward), each.state))
+            each.done = answer.done
+            each.state = answer.observation if answer.state is None else answer.state
+
+    def _answered(self, observation: str) -> list[int]:
+        """Token ids of an environment's answer, up to where the model's turn begins."""
+        if not self.chat:
+            return list(self.tokenizer(observation, add_special_tokens=False).input_ids)
+        # as the template puts it between an assistant's end token and the next turn
+        before = self.tokenizer.apply_chat_template(TALK, tokenize=False)
+        talk = [*TALK, {"role": "user", "content": observation}]
+        whole = self.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+        ended, end, _ = before.rpartition(self.tokenizer.decode([self._end]))
+        if not whole.startswith(ended + end):
+            raise ConfigError("environment: this chat template changes earlier turns; a template that keeps them works")
+        return list(self.tokenizer(whole[len(ended + end) :], add_special_tokens=False).input_ids)
+
+    @cached_property
+    def _end(self) -> int:
+        """The token that ends a turn; of a chat, the one that its template puts there."""
+        if not self.chat:
+            return self.ends[0]
+        before = self.tokenizer.apply_chat_template(TALK, tokenize=False)
+        place, end = max((before.rfind(self.tokenizer.decode([end])), end) for end in self.ends)
+        if place < 0:
+            raise ConfigError("environment: this chat template ends no turn by a token that the model ends texts by")
+        return end
+
+    def _rollout(self, episodes: Sequence[Episode], temperature: float) -> TextRollout:
+        ids, prompt_mask = self.padded([each.begun for each in episodes], [each.prompt for each in episodes], 0)
+        width = max(len(each.tokens) for each in episodes)
+
+        def rows(name: str, padding: Any) -> Tensor:
+            lists = [getattr(each, name) for each in episodes]
+            return torch.tensor([row + [padding] * (width - len(row)) for row in lists], device=self.device)
+
+        return TextRollout(
+            [each.prompt for each in episodes],
+            ids,
+            prompt_mask,
+            rows("tokens", self.tokenizer.pad_token_id),
+            rows("drawn", False),
+            rows("log_prob", 0.0),
+            rows("entropy", 0.0),
+            torch.tensor([each.done for each in episodes], device=self.device),
+            temperature,
+            turn=rows("turn", -1),
+            episodes=[each.taken for each in episodes],
+        )
+
+    def decode(self, rollout: TextRollout) -> list[str]:
+        """The episodes as texts, each of them a `Transcript`."""
+        return [self._transcript(rollout, row) for row in range(len(rollout))]
+
+    def _transcript(self, rollout: TextRollout, row: int) -> Transcript:
+        begun = rollout.prompt_ids[row][rollout.prompt_mask[row]].tolist()
+        tokens = rollout.completion_ids[row][rollout.present[row]].tolist()
+        ends = [0, *characters(self, tokens)]
+        turns = []
+        for number, taken in enumerate(rollout.episodes[row]):
+            own = (rollout.mask[row] & (rollout.turn[row] == number)).nonzero()[:, 0].tolist()
+            first, last = own[0], own[-1]
+            turns.append(Turn(ends[first], ends[last + 1], len(begun) + first, taken.reward, taken.state))
+        return Transcript(self.tokenizer.decode(tokens, skip_special_tokens=True), turns, begun + tokens)
+
+
+@contextlib.contextmanager
+def _named(environment: Environment, prompt: str) -> Iterator[None]:
+    """Makes an environment's errors one line for people."""
+    try:
+        yield
+    except FlowalignError:
+        raise
+    except Exception as error:
+        name = type(environment).__name__
+        raise FlowalignError(f"environment '{name}' failed: {told(error)}; prompt: {prompt!r}") from error

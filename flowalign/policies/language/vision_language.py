@@ -1,0 +1,98 @@
+"""A policy over a transformers image-text-to-text model: a language model that is shown pictures with its prompts."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import PIL.Image
+import torch
+from PIL.Image import Image
+from torch import Tensor
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from flowalign.errors import ConfigError
+from flowalign.policies.language.policy import ATTENTION_PROJECTIONS, LanguagePolicy
+from flowalign.policies.language.rollout import TextRollout
+
+
+class VisionLanguagePolicy(LanguagePolicy):
+    """An image-text-to-text model that is trained, as a judge for one.
+
+    A prompt is a user's turn: its pictures, then its text. Pictures pass through the model's own processor, at replay
+    again, so that a rollout keeps pictures and not what a family of models makes of them.
+
+    Args:
+        network: the model, loaded.
+        processor: its processor, with a tokenizer and a chat template.
+        device: where it samples and trains.
+        system: the system's turn before a prompt.
+    """
+
+    called = "image-text-to-text model"
+    networks = AutoModelForImageTextToText
+    readers = AutoProcessor
+
+    def __init__(
+        self, network: Any, processor: Any, device: torch.device | str = "cpu", system: str | None = None
+    ) -> None:
+        super().__init__(network, processor.tokenizer, device, system=system)
+        self.processor = processor
+        self.tokenizer.padding_side = "left"
+        if processor.chat_template is None:
+            raise ConfigError("model.images: this processor has no chat template to show pictures by")
+
+    @property
+    def lora_targets(self) -> list[str]:
+        """The attention of the language model; the eyes stay as they are."""
+        names = [name for name, _ in self.network.named_modules() if "language_model." in name]
+        return [name for name in names if name.rpartition(".")[2] in ATTENTION_PROJECTIONS]
+
+    @property
+    def undrawn(self) -> list[int]:
+        """Those that stand for pictures: a text with one would ask the network for a picture that is not there."""
+        named = (getattr(self.network.config, f"{kind}_token_id", None) for kind in ("image", "video"))
+        return [token for token in named if token is not None]
+
+    def pictures(self, metadata: Sequence[Mapping[str, Any]]) -> list[list[Image]]:
+        """The pictures under 'image' in each prompt's metadata: one or a list, as pictures or files."""
+        shown = [record.get("image", []) for record in metadata]
+        rows = [images if isinstance(images, list | tuple) else [images] for images in shown]
+        return [[_opened(image) for image in images] for images in rows]
+
+    def prompt_inputs(self, prompts: Sequence[str], pictures: Sequence[Sequence[Image]], room: int) -> dict[str, Any]:
+        pictures = pictures or [[] for _ in prompts]
+        texts = [self._turn(prompt, len(shown)) for prompt, shown in zip(prompts, pictures, strict=True)]
+        images = [list(shown) for shown in pictures] if any(pictures) else None
+        inputs = self.processor(text=texts, images=images, padding=True, return_tensors="pt")
+        self._check_room(inputs["attention_mask"].sum(1).tolist(), prompts, room)
+        return dict(inputs.to(self.device, self.dtype))
+
+    def replay_inputs(self, rollout: TextRollout, rows: Tensor, attention: Tensor) -> dict[str, Any]:
+        """What the processor makes of the pictures; the model counts positions itself, as some do so in 3D."""
+        numbers = rows.tolist()
+        shown = [rollout.pictures[i] for i in numbers] if rollout.pictures else []
+        inputs = self.prompt_inputs([rollout.prompts[i] for i in numbers], shown, 0)
+        width, prompt = inputs.pop("attention_mask").shape[1], rollout.prompt_mask.shape[1]
+        inputs.pop("input_ids")
+        for name, value in inputs.items():
+            # kinds of tokens: the completion's are text, 0
+            if name.endswith("token_type_ids"):
+                inputs[name] = torch.nn.functional.pad(value, (prompt - width, attention.shape[1] - prompt))
+        return inputs
+
+    def _turn(self, prompt: str, pictures: int) -> str:
+        content: list[dict[str, str]] = [{"type": "image"} for _ in range(pictures)]
+        messages: list[dict[str, Any]] = [{"role": "user", "content": [*content, {"type": "text", "text": prompt}]}]
+        if self.system is not None:
+            messages.insert(0, {"role": "system", "content": [{"type": "text", "text": self.system}]})
+        return self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
+        """Write what `from_pretrained`, a judge of `vlm_judge` and peft load."""
+        self.network.save_pretrained(str(folder), state_dict=weights)
+        self.processor.save_pretrained(str(folder))
+
+
+def _opened(image: Image | str | Path) -> Image:
+    picture = image if isinstance(image, Image) else PIL.Image.open(image)
+    return picture.convert("RGB")

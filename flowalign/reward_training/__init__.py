@@ -1,0 +1,1 @@
+"""Rewards and judges learnt from preferences."""

@@ -1,0 +1,1 @@
+"""The format of a run's folder: files, metrics, checkpoints, samples."""

@@ -1,0 +1,221 @@
+"""Previews: what a trainer saves so that people can see how samples came to be and how groups were judged.
+
+A moment's previews are one folder of the run, which appears by one rename:
+
+    previews/iteration-000010/
+        films.jsonl     a line a film
+        groups.jsonl    a line a group
+        *.webp          the pictures that the lines name
+
+A film line is `{"prompt", "seed", "metadata", "sigmas", "pictures", "rewards", "dense", "advantages", "stochastic",
+"turning"}`, a group line `{"prompt", "metadata", "members": [{"picture", "seed", "reward", "advantage", "parts",
+"rewritten"}], "wins"}`; a member that is a text has "text" and "tokens" in the place of "picture". The fields mean what
+they mean in `Film`, `Group` and `Texts`, and what was not given or is NaN is null.
+"""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from PIL.Image import Image
+
+from flowalign.runs.samples import Sample, save_picture
+
+FOLDER = "previews"
+
+
+@dataclass
+class Film:
+    """One sample's denoising in T steps: T + 1 states, from the start noise to the finished sample."""
+
+    prompt: str
+    seed: int
+    pictures: Sequence[Sample]
+    """[T + 1] the picture or video each state would end in: its ODE completion, or the one-step estimate of x0"""
+    rewards: Sequence[float] | None = None
+    """[T + 1] reward of each of these pictures"""
+    dense: Sequence[float] | None = None
+    """[T] reward of each step; default the difference of the two states' rewards"""
+    advantages: Sequence[float] | None = None
+    """[T]"""
+    stochastic: Sequence[bool] | None = None
+    """[T] whether the step drew noise"""
+    turning: Sequence[bool] | None = None
+    """[T] whether the step is a turning point (TP-GRPO)"""
+    sigmas: Sequence[float] | None = None
+    """[T + 1] noise level of each state, 1 is pure noise"""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Group:
+    """The G samples of one prompt, judged against each other."""
+
+    prompt: str
+    seeds: Sequence[int]
+    """[G]"""
+    pictures: Sequence[Sample]
+    """[G]"""
+    rewards: Sequence[float]
+    """[G]"""
+    advantages: Sequence[float] | None = None
+    """[G]"""
+    parts: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """named [G] rewards"""
+    wins: Sequence[Sequence[float]] | None = None
+    """[G, G] pairwise verdicts: 1 where the row's sample beat the column's, 0 where it lost, 0.5 for a tie"""
+    rewritten: Sequence[str] | None = None
+    """[G] what a prompt rewriter made of the prompt, where that is what is trained"""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Texts:
+    """The G texts of one prompt that a language model wrote, judged against each other."""
+
+    prompt: str
+    seeds: Sequence[int]
+    """[G]"""
+    texts: Sequence[str]
+    """[G]"""
+    tokens: Sequence[Sequence[tuple[str, float, float, float]]]
+    """of each text: piece of the text, log-probability, entropy, advantage"""
+    rewards: Sequence[float]
+    """[G]"""
+    advantages: Sequence[float]
+    """[G]"""
+    parts: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """named [G] rewards"""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is saved at most. With the defaults a moment takes 1 to 2 MB and a run at most 40 MB."""
+
+    films: int = 4
+    groups: int = 4
+    frames: int = 21
+    """pictures a film; of longer ones every so many states keep theirs, and all keep their numbers"""
+    members: int = 24
+    """pictures a group"""
+    side: int = 256
+    """pixels; larger pictures are scaled down"""
+    moments: int = 20
+    """iterations kept in the run; the first, the newest and an even spread between"""
+
+
+def save_previews(
+    run: Path,
+    iteration: int,
+    films: Sequence[Film] = (),
+    groups: Sequence[Group | Texts] = (),
+    limits: Limits | None = None,
+) -> Path:
+    """Save the previews of one iteration into a run's folder and thin out those of earlier ones.
+
+    Returns:
+        the folder of the iteration's previews; what it held before is replaced.
+    """
+    limits = limits or Limits()
+    parent = run / FOLDER
+    final = parent / f"iteration-{iteration:06d}"
+    partial = parent / f".partial-{final.name}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    film_lines = [_save_film(partial, i, film, limits) for i, film in enumerate(films[: limits.films])]
+    group_lines = [_save_group(partial, i, group, limits) for i, group in enumerate(groups[: limits.groups])]
+    for name, lines in (("films.jsonl", film_lines), ("groups.jsonl", group_lines)):
+        (partial / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(partial, final)
+    _thin(parent, limits.moments)
+    return final
+
+
+def _save_film(folder: Path, number: int, film: Film, limits: Limits) -> dict[str, Any]:
+    states = len(film.pictures)
+    kept = {round(i * (states - 1) / max(limits.frames - 1, 1)) for i in range(limits.frames)}
+    names = [
+        _save_picture(folder / f"film-{number:02d}-{i:03d}", picture, limits.side) if i in kept else None
+        for i, picture in enumerate(film.pictures)
+    ]
+    return {
+        "prompt": film.prompt,
+        "seed": film.seed,
+        "metadata": dict(film.metadata),
+        "sigmas": _numbers(film.sigmas),
+        "pictures": names,
+        "rewards": _numbers(film.rewards),
+        "dense": _numbers(film.dense),
+        "advantages": _numbers(film.advantages),
+        "stochastic": None if film.stochastic is None else [bool(x) for x in film.stochastic],
+        "turning": None if film.turning is None else [bool(x) for x in film.turning],
+    }
+
+
+def _save_group(folder: Path, number: int, group: Group | Texts, limits: Limits) -> dict[str, Any]:
+    if isinstance(group, Texts):
+        return _texts_line(group, limits)
+    size = min(len(group.pictures), limits.members)
+    members = [
+        {
+            "picture": _save_picture(folder / f"group-{number:02d}-{i:03d}", group.pictures[i], limits.side),
+            "seed": int(group.seeds[i]),
+            "reward": float(group.rewards[i]),
+            "advantage": None if group.advantages is None else _number(group.advantages[i]),
+            "parts": {name: _number(values[i]) for name, values in group.parts.items()},
+            "rewritten": None if group.rewritten is None else group.rewritten[i],
+        }
+        for i in range(size)
+    ]
+    wins = None if group.wins is None else [_numbers(row[:size]) for row in group.wins[:size]]
+    return {"prompt": group.prompt, "metadata": dict(group.metadata), "members": members, "wins": wins}
+
+
+def _texts_line(group: Texts, limits: Limits) -> dict[str, Any]:
+    members = [
+        {
+            "text": text,
+            "tokens": [[piece, *(_number(value) for value in values)] for piece, *values in group.tokens[i]],
+            "seed": int(group.seeds[i]),
+            "reward": float(group.rewards[i]),
+            "advantage": _number(group.advantages[i]),
+            "parts": {name: _number(values[i]) for name, values in group.parts.items()},
+        }
+        for i, text in enumerate(group.texts[: limits.members])
+    ]
+    return {"prompt": group.prompt, "metadata": dict(group.metadata), "members": members}
+
+
+def _save_picture(path: Path, sample: Sample, side: int) -> str:
+    """Small pictures without loss, scaled ones at a quality where it does not show."""
+    frames = [sample.convert("RGB")] if isinstance(sample, Image) else [frame.convert("RGB") for frame in sample]
+    lossless = max(frames[0].size) <= 64
+    for frame in frames:
+        frame.thumbnail((side, side))
+    small = frames[0] if isinstance(sample, Image) else frames
+    return save_picture(small, path, "webp", quality=85, lossless=lossless).name
+
+
+def _numbers(values: Sequence[float] | None) -> list[float | None] | None:
+    return None if values is None else [_number(value) for value in values]
+
+
+def _number(value: float) -> float | None:
+    """JSON has no NaN: what does not apply is null."""
+    return None if math.isnan(value) else float(value)
+
+
+def _thin(parent: Path, moments: int) -> None:
+    """Drop the moment whose neighbours are closest together until few enough are left."""
+    folders = sorted(parent.glob("iteration-*"))
+    while len(folders) > max(moments, 2):
+        at = [int(folder.name.removeprefix("iteration-")) for folder in folders]
+        drop = min(range(1, len(at) - 1), key=lambda i: at[i + 1] - at[i - 1])
+        shutil.rmtree(folders.pop(drop))

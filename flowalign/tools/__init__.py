@@ -1,0 +1,1 @@
+"""What helps around training: dry runs, leagues, random models."""

@@ -1,0 +1,193 @@
+"""`flowalign league`: train several configurations under one budget and compare them over seeds."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import torch
+
+from flowalign import registry
+from flowalign.config import load
+from flowalign.core.divergences import gaussian_kl
+from flowalign.data import Prompts
+from flowalign.errors import ConfigError
+from flowalign.policies import DiffusersPolicy
+from flowalign.runs.files import write_atomically
+from flowalign.training import Trainer
+from flowalign.training.evaluation import Evaluated, evaluate
+from rewards import Reward, as_reward, score
+from samplers import KERNELS, All
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+SEED = 800_000_000
+"""of the start noises that the league is judged on"""
+COLUMNS = ("strict", "soft", "panel", "diversity", "kl", "forwards", "reward_calls", "seconds", "iterations")
+
+
+@dataclass
+class Budget:
+    """What every run of a league may use up: one of seconds, forwards, reward_calls."""
+
+    kind: str
+    amount: float
+
+    @classmethod
+    def parse(cls, text: str) -> "Budget":
+        """Read 'seconds=60'."""
+        kind, _, amount = text.partition("=")
+        try:
+            if kind in ("seconds", "forwards", "reward_calls"):
+                return cls(kind, float(amount))
+        except ValueError:
+            pass
+        raise ConfigError(f"--budget {text}: give seconds=60, forwards=100000 or reward_calls=5000")
+
+
+def diversity(result: Evaluated) -> float:
+    """Mean distance of two pictures of one prompt: root mean square over pixels in [0, 1], mean over pairs."""
+    by_prompt: dict[str, list[torch.Tensor]] = {}
+    for prompt, image in zip(result.prompts, result.images, strict=True):
+        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).float() / 255
+        by_prompt.setdefault(prompt, []).append(pixels)
+    distances = []
+    for pictures in by_prompt.values():
+        if len(pictures) > 1:
+            distances.append(torch.pdist(torch.stack(pictures)).mean().item() / pictures[0].numel() ** 0.5)
+    return statistics.mean(distances) if distances else 0.0
+
+
+@torch.no_grad()
+def kl_from_base(policy: DiffusersPolicy, prompts: Sequence[str], arguments: dict[str, Any]) -> float:
+    """KL of a step's transition from the base's, mean over elements and steps, under Flow-GRPO's SDE for all."""
+    eta = All().etas(arguments["steps"], 0.7, 0, 0)
+    seeds = list(range(SEED, SEED + len(prompts)))
+    rollout = policy.sample(prompts, seeds, kernel=KERNELS["flow_sde"], eta=eta, **arguments)
+    samples, steps = rollout.trajectory.mask.nonzero().unbind(1)
+    values = []
+    for rows, at in zip(samples.split(64), steps.split(64), strict=True):
+        made = policy.score(rollout, rows, at)
+        with policy.reference():
+            base = policy.score(rollout, rows, at)
+        values.append(gaussian_kl(made.mean, base.mean, made.std))
+    return torch.cat(values).mean().item()
+
+
+def judge(trainer: Trainer, panel: Reward | None, pictures: int) -> dict[str, float]:
+    """The held-out figures of the present weights."""
+    settings = trainer.config.evaluation
+    prompts = Prompts.of(settings.model_copy(update={"limit": None}))
+    with trainer.learner.averaged():
+        result = evaluate(trainer.policy, trainer.evaluator.reward, prompts, settings, pictures, SEED)
+        figures = {name: value for name, value in result.means()["all"].items() if name in ("strict", "soft", "reward")}
+        if panel is not None:
+            figures["panel"] = score(panel, result.images, result.prompts, result.metadata).value.mean().item()
+        figures["diversity"] = diversity(result)
+        figures["kl"] = kl_from_base(trainer.policy, prompts.spread(32).texts, settings.arguments())
+    return figures
+
+
+def run_league(
+    configs: Sequence[Path],
+    seeds: int,
+    budget: Budget,
+    output: Path,
+    panel: str | None,
+    overrides: Sequence[str],
+    pictures: int,
+) -> Path:
+    """Train every configuration with every seed under the budget; runs already done in `output` are not done again.
+
+    Returns:
+        The table as Markdown; league.json and league.png stand beside it.
+    """
+    amount = budget.amount if budget.kind == "seconds" else int(budget.amount)
+    limits = [f"training.budget.{budget.kind}={amount}"]
+    loaded = {
+        (path.stem, seed): load(
+            path,
+            [
+                *overrides,
+                *limits,
+                "training.iterations=1000000",
+                *(f"training.seed={seed}", f"output={output}", f"name={path.stem}-seed{seed}"),
+            ],
+        )
+        for path in configs
+        for seed in range(seeds)
+    }
+    for config in loaded.values():
+        config.check(processes=1)
+    panel_reward = as_reward(registry.build("rewards", panel, {}, "--panel")) if panel else None
+    results: dict[str, list[dict[str, float]]] = {}
+    for (name, _), config in loaded.items():
+        done = output / str(config.name) / "league.json"
+        if not done.is_file():
+            trainer = Trainer(config, resume=True)
+            base = output / "base.json"
+            if not base.is_file():
+                output.mkdir(parents=True, exist_ok=True)
+                write_atomically(base, json.dumps(judge(trainer, panel_reward, pictures)))
+            trainer.train()
+            figures: dict[str, float] = {
+                "forwards": trainer.policy.forwards,
+                "reward_calls": trainer.actor.reward_calls,
+            }
+            figures |= {"seconds": trainer.seconds, "iterations": trainer.iteration}
+            figures |= judge(trainer, panel_reward, pictures)
+            write_atomically(done, json.dumps(figures))
+        results.setdefault(name, []).append(json.loads(done.read_text()))
+    results = {"base": [json.loads((output / "base.json").read_text())], **results}
+    write_atomically(output / "league.json", json.dumps({"budget": vars(budget), "results": results}, indent=2))
+    _plot(results, output / "league.png")
+    table = _markdown(results)
+    write_atomically(output / "league.md", table)
+    print(table)
+    return output / "league.md"
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation, 0 for one value."""
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _cell(rows: Sequence[dict[str, float]], column: str) -> str:
+    values = [row[column] for row in rows if column in row]
+    if not values:
+        return ""
+    mean, deviation = spread(values)
+    if column in ("forwards", "reward_calls", "iterations", "seconds"):
+        return f"{mean:,.0f}"
+    digits = 5 if column == "kl" else 3
+    return f"{mean:.{digits}f}" + (f" ± {deviation:.{digits}f}" if len(values) > 1 else "")
+
+
+def _ordered(results: dict[str, list[dict[str, float]]]) -> list[str]:
+    return sorted(results, key=lambda name: -statistics.mean(row["reward"] for row in results[name]))
+
+
+def _markdown(results: dict[str, list[dict[str, float]]]) -> str:
+    lines = ["| algorithm | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+    for name in _ordered(results):
+        lines.append(f"| {name} | " + " | ".join(_cell(results[name], column) for column in COLUMNS) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _plot(results: dict[str, list[dict[str, float]]], path: Path) -> None:
+    """Held-out strict score of each algorithm, mean and spread over seeds, with the base as a line."""
+    names = [name for name in reversed(_ordered(results)) if name != "base"]
+    stats = [spread([row["strict"] for row in results[name]]) for name in names]
+    figure, axis = pyplot.subplots(figsize=(7, 0.4 * len(names) + 1.2), layout="constrained")
+    axis.barh(names, [mean for mean, _ in stats], xerr=[deviation for _, deviation in stats], color="#5b8db8")
+    axis.axvline(results["base"][0]["strict"], color="#c0392b", linestyle="--", label="base")
+    axis.set_xlabel("held-out strict pass")
+    axis.legend()
+    partial = path.with_suffix(".partial.png")
+    figure.savefig(partial, dpi=120)
+    pyplot.close(figure)
+    partial.replace(path)

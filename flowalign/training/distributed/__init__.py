@@ -1,0 +1,1 @@
+"""Networks spread over processes, and processes that are lost."""

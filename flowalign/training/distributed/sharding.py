@@ -1,0 +1,180 @@
+"""A network spread over processes in shards (FSDP2), and whole tensors of it.
+
+Where the launch configuration asks for FSDP2 (`configs/accelerate/fsdp2.yaml`), torch's `fully_shard` is used as it is:
+accelerate's own preparation is for accelerators only, and this way the processes of a CPU take the same path.
+Checkpoints hold whole tensors, so a run resumes on any number of processes, sharded or not.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
+from accelerate.utils import is_deepspeed_available
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from flowalign.errors import ConfigError
+from flowalign.policies.base import Policy, repeated_blocks
+from flowalign.policies.diffusion.experts import allow_unasked, check_shards
+
+
+class Sharding:
+    """How networks are spread in shards.
+
+    Args:
+        settings: accelerate's; `cpu_offload` and `reshard_after_forward` count.
+        device: of this process.
+    """
+
+    def __init__(self, settings: FullyShardedDataParallelPlugin, device: torch.device) -> None:
+        self.settings = settings
+        self.mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+
+    @classmethod
+    def configured(cls, device: torch.device) -> "Sharding | None":
+        """As the launch configuration says, None where it asks for whole copies."""
+        if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
+            return None
+        settings = FullyShardedDataParallelPlugin()
+        if settings.fsdp_version != 2:
+            raise ConfigError(
+                "of FSDP only version 2 is supported (fsdp_version: 2), as in configs/accelerate/fsdp2.yaml"
+            )
+        return cls(settings, device)
+
+    def shard(self, network: nn.Module) -> None:
+        """Leave each process its part of every parameter, gathered block by block while the network runs.
+
+        Forwards then wait for each other: every process must make as many. Its parameters are new objects.
+        """
+        own: dict[str, Any] = {"mesh": self.mesh, "offload_policy": self.settings.cpu_offload or OffloadPolicy()}
+        for block in repeated_blocks(network):
+            fully_shard(block, reshard_after_forward=self.settings.reshard_after_forward, **own)
+        fully_shard(network, reshard_after_forward=False, **own)
+
+    @contextlib.contextmanager
+    def gathered(self, network: nn.Module) -> Iterator[None]:
+        """Within it every process has all weights and can use the network alone; all enter and leave together."""
+        parts = [module for module in network.modules() if isinstance(module, FSDPModule)]
+        for part in parts:
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
+        try:
+            yield
+        finally:
+            for part in parts:
+                part.reshard()
+                again = part is not network and self.settings.reshard_after_forward
+                part.set_reshard_after_forward(again, recurse=False)
+
+
+def zero_settings(device: torch.device) -> DeepSpeedPlugin | None:
+    """What the launch configuration says of DeepSpeed, None where it does not ask for it.
+
+    Raises:
+        ConfigError: DeepSpeed is not installed, or another stage than 2 and 3 is asked for.
+    """
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() != "true":
+        return None
+    if not is_deepspeed_available():
+        raise ConfigError(
+            "the launch configuration asks for DeepSpeed: pip install 'flowalign[deepspeed]'; "
+            "configs/accelerate/fsdp2.yaml shards the same without it"
+        )
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    settings = DeepSpeedPlugin()
+    if settings.zero_stage not in (2, 3):
+        raise ConfigError(f"zero_stage: {settings.zero_stage} is not supported; 2 and 3 are")
+    return settings
+
+
+def check_settings(config: Any, copies: bool) -> None:
+    """Refuse what does not go with shards.
+
+    Args:
+        copies: the weights are whole on every process, gradients and moments alone are in shards.
+
+    Raises:
+        ConfigError: says which setting, and what works.
+    """
+    if getattr(config.model, "base_bits", None) is not None:
+        raise ConfigError("model.base_bits: quantised weights are not put in shards; null works, or whole copies")
+    if config.training.optimizer.bits == 8:
+        raise ConfigError("training.optimizer.bits: moments in shards are not quantised; 32 works")
+    # a language model has its weights gathered while it samples
+    if config.medium == "pictures" and not copies and (config.data.dynamic_sampling or config.data.replay):
+        raise ConfigError(
+            "data.dynamic_sampling, data.replay: processes would sample different numbers of times, and a network in "
+            "shards runs on all of them or on none; null works, or whole copies (configs/accelerate/multi_gpu.yaml)"
+        )
+
+
+def spread(policy: Policy, config: Any, accelerator: Accelerator) -> Sharding | DeepSpeedPlugin | None:
+    """Copies of the policy's network on every process, or shards of it: as the launch configuration says.
+
+    Returns:
+        how the network is in shards, None where it is in copies; with DeepSpeed how the learner is to put it in shards.
+
+    Raises:
+        ConfigError: the network or a setting does not go with shards, or with several processes.
+    """
+    zero, sharding = zero_settings(accelerator.device), Sharding.configured(accelerator.device)
+    if zero is None and sharding is None:
+        allow_unasked(policy.network, accelerator)
+        policy.model = accelerator.prepare(policy.network)
+        return None
+    check_shards(policy.network)
+    check_settings(config, copies=zero is not None and zero.zero_stage == 2)
+    if sharding is None:
+        return zero
+    sharding.shard(policy.network)
+    if policy._reference is not None:
+        sharding.shard(policy._reference)
+    return sharding
+
+
+@contextlib.contextmanager
+def unsynced(accelerator: Any, model: nn.Module) -> Iterator[None]:
+    """Within it backward passes add to this process's gradients without telling the others."""
+    if not isinstance(model, FSDPModule):
+        with accelerator.no_sync(model):
+            yield
+        return
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def whole(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
+    """Tensors on the CPU, each with the parts of all processes, which call this together.
+
+    Args:
+        keep: return them; the other processes only give their parts.
+    """
+    kept = {}
+    for name, tensor in tensors.items():
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if keep:
+            kept[name] = full.detach().cpu()
+    return kept
+
+
+def like(value: Any, parameter: Tensor) -> Any:
+    """A whole tensor spread as this parameter is; other things as they are."""
+    if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+        return value
+    return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+
+
+def restore(parameters: dict[str, nn.Parameter], values: dict[str, Tensor]) -> None:
+    """Copy stored values into parameters of the same names."""
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(like(values[name], parameter))

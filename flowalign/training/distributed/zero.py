@@ -1,0 +1,206 @@
+"""Learning with DeepSpeed's ZeRO (arXiv 1910.02054): gradients and moments in shards, with stage 3 weights too.
+
+Where the launch configuration asks for it (`configs/accelerate/deepspeed_zero3.yaml`), DeepSpeed's engine takes the
+network and the optimizer of any other run, for backward passes, steps and gathering. Forwards do not go through the
+engine, which would switch autocast off in them. Checkpoints hold whole tensors, as everywhere.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from accelerate import DeepSpeedPlugin
+from diffusers.training_utils import EMAModel
+from torch import Tensor, nn
+
+from flowalign.actors.worker import Worker
+from flowalign.algorithms.base import Algorithm
+from flowalign.errors import ConfigError
+from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
+from flowalign.training.learner import Learner
+
+
+class ZeroLearner(Learner):
+    """A learner whose gradients, moments and with stage 3 weights DeepSpeed spreads.
+
+    Args:
+        settings: accelerate's; those under `zero_optimization` count.
+
+    Raises:
+        ConfigError: the algorithm has networks of its own.
+    """
+
+    def __init__(self, algorithm: Algorithm[Any], actor: Worker, settings: DeepSpeedPlugin) -> None:
+        super().__init__(algorithm, actor)
+        if self.modules:
+            raise ConfigError(
+                f"{type(algorithm).__name__} trains networks of its own, which DeepSpeed would leave out; "
+                "configs/accelerate/fsdp2.yaml works"
+            )
+        import deepspeed
+
+        self.partitioned = settings.zero_stage == 3
+        self.in_copies = not self.partitioned
+        config = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_clipping": self.config.training.optimizer.max_grad_norm,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "steps_per_print": None,
+            # a weight that stayed whole would not see what is written into its shards
+            "zero_optimization": settings.deepspeed_config["zero_optimization"]
+            | {"stage3_param_persistence_threshold": 0},
+        }
+        self.engine, self.zero, _, _ = deepspeed.initialize(
+            model=self.policy.network, optimizer=self.optimizer, config=config, dist_init_required=False
+        )
+        if self.partitioned:
+            parameters: dict[str, Any] = self.parameters
+            self.held = {name: nn.Parameter(p.ds_tensor.data) for name, p in parameters.items()}
+            if self.ema is not None:
+                self.ema = EMAModel(self.held.values(), self.config.training.ema_decay)
+
+    # Updates
+
+    @contextlib.contextmanager
+    def _accumulated(self, last: bool) -> Iterator[None]:
+        self.engine.set_gradient_accumulation_boundary(last)
+        yield
+
+    def _backpropagate(self, loss: Tensor) -> None:
+        # what the engine's forward does first: the gradients of the pass before are complete
+        self.zero.clear_backward_seen_flag()
+        self.engine.backward(loss)
+
+    def _step(self) -> Tensor:
+        self.engine.step()
+        return torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32)
+
+    # Weights
+
+    @contextlib.contextmanager
+    def _gathered(self) -> Iterator[None]:
+        if not self.partitioned:
+            yield
+            return
+        hooks = self.zero.parameter_offload
+        with self._together(self.policy.network.parameters()):
+            # they would gather and release block by block, with the other processes
+            hooks._remove_module_hooks()
+            hooks.forward_hooks, hooks.backward_hooks = [], []
+            try:
+                yield
+            finally:
+                hooks.setup_zero_stage3_hooks()
+
+    def whole_weights(self) -> dict[str, Tensor] | None:
+        if not self.partitioned:
+            return None
+        network = self.policy.network
+        held = dict(network.named_parameters()) | dict(network.named_buffers())
+        names = self.parameters if self.policy.lora else network.state_dict()
+        with self.averaged():
+            # a tied weight is held by its first name
+            return self._whole({name: held[name] for name in names if name in held})
+
+    def _together(
+        self, parameters: Iterable[Tensor], writer: int | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Within it every process has these parameters whole; what the process `writer` changes, all get."""
+        import deepspeed
+
+        return deepspeed.zero.GatheredParameters(list(parameters), modifier_rank=writer)
+
+    def _whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights of the network on the CPU, for the main process; all call this together."""
+        kept = {}
+        for name, tensor in tensors.items():
+            with self._together([tensor]):
+                if self.accelerator.is_main_process:
+                    kept[name] = tensor.detach().cpu().clone()
+        return kept
+
+    # Checkpoints
+
+    def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        moments, rest = optimizer_tensors(self._moments())
+        tensors, state = {"trainable": self._whole(self.parameters), "optimizer": moments}, {"optimizer": rest}
+        if self.ema is not None:
+            shadows = zip(self.parameters.items(), self.ema.shadow_params, strict=True)
+            tensors["ema"] = {name: self._joined(shadow, p) for (name, p), shadow in shadows}
+            state["ema_steps"] = self.ema.optimization_step
+        return tensors, state
+
+    def load_state(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
+        self.load_weights(tensors, state)
+        moments = optimizer_state(tensors["optimizer"], state["optimizer"])["state"]
+        if moments:
+            self._set_moments(moments)
+
+    def load_weights(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
+        from deepspeed.utils import safe_set_full_fp32_param
+
+        for name, parameter in self.parameters.items():
+            value = tensors["trainable"][name].to(parameter.device)
+            with torch.no_grad(), self._together([parameter], writer=0):
+                parameter.copy_(value)
+            # the optimizer's own copy of its part
+            safe_set_full_fp32_param(parameter, value)
+        if self.ema is not None:
+            self.ema.optimization_step = state["ema_steps"]
+            for (name, parameter), shadow in zip(self.parameters.items(), self.ema.shadow_params, strict=True):
+                shadow.copy_(self._part(tensors["ema"][name], parameter))
+
+    def _moments(self) -> dict[str, Any]:
+        """The state_dict that torch's optimizer would have of whole parameters; its tensors on the main process."""
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        count = len(self.parameters)
+        group = {key: value for key, value in self.optimizer.param_groups[0].items() if key != "params"}
+        moments: dict[str, Any] = {"state": {}, "param_groups": [group | {"params": list(range(count))}]}
+        if not self.optimizer.state:
+            return moments
+        # of flat shards, of which all have the same entries
+        shard, entries = next(iter(self.optimizer.state.items()))
+        for index, parameter in enumerate(self.parameters.values()):
+            values = {}
+            for key, value in entries.items():
+                of_weights = value.shape == shard.shape
+                values[key] = safe_get_full_optimizer_state(parameter, key) if of_weights else value.clone()
+            if self.accelerator.is_main_process:
+                moments["state"][index] = {key: value.cpu() for key, value in values.items()}
+        return moments
+
+    def _set_moments(self, moments: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """The inverse of `_moments`, into an optimizer that has not stepped yet."""
+        from deepspeed.utils import safe_set_full_optimizer_state
+
+        zero = self.zero
+        shards = zero.fp32_partitioned_groups_flat if self.partitioned else zero.single_partition_of_fp32_groups
+        for shard in shards:
+            self.optimizer.state[shard] = {
+                key: torch.zeros_like(shard) if value.dim() else value.clone() for key, value in moments[0].items()
+            }
+        if not self.partitioned:
+            zero._lazy_init_hp_params_optimizer_state()
+        for index, parameter in enumerate(self.parameters.values()):
+            for key, value in moments[index].items():
+                if value.dim():
+                    safe_set_full_optimizer_state(parameter, value.to(parameter.device), key)
+
+    def _joined(self, held: Tensor, parameter: Any) -> Tensor:
+        """The whole of a tensor of which every process holds as much as of this parameter; all call this together."""
+        if not self.partitioned:
+            return held
+        parts = held.new_empty(held.numel() * self.accelerator.num_processes)
+        torch.distributed.all_gather_into_tensor(parts, held)
+        return parts[: parameter.ds_numel].view(parameter.ds_shape).cpu()
+
+    def _part(self, whole: Tensor, parameter: Any) -> Tensor:
+        """The inverse of `_joined`."""
+        if not self.partitioned:
+            return whole
+        parts = whole.new_zeros(self.accelerator.num_processes, parameter.ds_tensor.numel())
+        parts.view(-1)[: whole.numel()] = whole.flatten()
+        return parts[self.accelerator.process_index]

@@ -1,0 +1,233 @@
+"""GRPO on tokens: a fresh tiny language model through the trainer, and TRL's own step."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+
+from flowalign.actors.language import TextActor
+from flowalign.algorithms.text.base import Experience, LanguageSettings
+from flowalign.algorithms.text.grpo import GRPO
+from flowalign.config import load, recipe
+from flowalign.config.language import TextConfig
+from flowalign.core.aggregation import aggregate
+from flowalign.core.policy_losses import ppo
+from flowalign.core.record import ScoredTokens
+from flowalign.data import Batch, draw_batch
+from flowalign.errors import ConfigError
+from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.training import Trainer
+from rewards import as_reward
+
+ORIGINALS = Path(__file__).parents[2] / "core" / "originals"
+RECIPES = sorted(path.stem for path in recipe("tiny_lm/grpo").parent.glob("*.yaml"))
+
+
+def first_is_even(texts: list[str], prompts: list[str]) -> list[float]:
+    return [float(text[:1] in {"0", "2", "4", "6", "8"}) for text in texts]
+
+
+def nothing(texts: list[str], prompts: list[str]) -> list[float]:
+    return [0.0] * len(texts)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an untaught tiny language model and a list of sums."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parents[4] / "scripts")
+        script = importlib.import_module("build_tiny_lm")
+    folder = tmp_path_factory.mktemp("world")
+    torch.manual_seed(0)
+    tokens = script.tokenizer()
+    script.untaught(tokens).save_pretrained(folder / "lm")
+    tokens.save_pretrained(folder / "lm")
+    lines = [json.dumps({"prompt": p, "answer": a, "category": c}) for p, a, c in script.sums()["train"][:40]]
+    (folder / "sums.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def trainer(
+    world: Path, folder: Path, *overrides: str, name: str = "grpo", reward: Any = first_is_even, **more: Any
+) -> Trainer:
+    small = [
+        f"model.path={world / 'lm'}",
+        f"data.prompts={world / 'sums.jsonl'}",
+        "evaluation.prompts=null",
+        "training.iterations=1",
+        "training.prompts_per_iteration=4",
+        "training.updates_per_iteration=1",
+        "training.micro_batch_size=16",
+        # a first update of rate 0 would show nothing
+        "training.optimizer.warmup_updates=0",
+        f"output={folder}",
+        "name=run",
+    ]
+    return Trainer(load(recipe(f"tiny_lm/{name}"), [*small, *overrides]), reward=reward, progress=False, **more)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_starts_at_ratio_one_and_moves_the_weights(name: str, world: Path, tmp_path: Path) -> None:
+    run = trainer(world, tmp_path, name=name)
+    before = {key: value.detach().clone() for key, value in run.learner.parameters.items()}
+    run.train()
+    (metrics,) = run.metrics.read()
+    assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-5)
+    assert metrics["policy/gradient_norm"] > 0
+    assert any(not torch.equal(before[key], value) for key, value in run.learner.parameters.items())
+
+
+def test_training_raises_the_reward(world: Path, tmp_path: Path) -> None:
+    run = trainer(world, tmp_path, "training.iterations=25", "training.optimizer.learning_rate=1e-3")
+    run.train()
+    rewards = [record["reward/mean"] for record in run.metrics.read()]
+    assert rewards[-1] > rewards[0] + 0.3
+
+
+def test_groups_that_are_all_wrong_change_nothing_unless_the_advantage_says_so(world: Path, tmp_path: Path) -> None:
+    for advantage, moves in (("grpo", False), ("ngrpo", True)):
+        run = trainer(world, tmp_path / advantage, f"algorithm.advantage={{name: {advantage}}}", reward=nothing)
+        before = [p.detach().clone() for p in run.learner.parameters.values()]
+        run.train()
+        assert run.metrics.read()[0]["reward/zero_spread"] == 1
+        same = all(torch.equal(a, b) for a, b in zip(before, run.learner.parameters.values(), strict=True))
+        assert same != moves
+
+
+@pytest.mark.parametrize("lora", ["null", "{rank: 4, alpha: 8}"])
+def test_a_resumed_run_is_the_uninterrupted_one(lora: str, world: Path, tmp_path: Path) -> None:
+    settings = (
+        f"model.lora={lora}",
+        "training.iterations=4",
+        "training.checkpoint_every=2",
+        "algorithm.kl_weight=0.01",
+    )
+    whole = trainer(world, tmp_path / "whole", *settings)
+    whole.train()
+    half = trainer(world, tmp_path / "half", *settings)
+    while half.iteration < 2:
+        half._iterate()
+        half.iteration += 1
+    half.save()
+    again = trainer(world, tmp_path / "half", *settings, resume=True)
+    assert again.iteration == 2
+    again.train()
+    for name, value in whole.learner.parameters.items():
+        assert torch.equal(value, again.learner.parameters[name]), name
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "sum", "constant"])
+def test_micro_batches_add_up_to_the_aggregated_loss(aggregation: Any, world: Path, tmp_path: Path) -> None:
+    run = trainer(world, tmp_path, f"algorithm.aggregation={aggregation}")
+    batch = draw_batch(run.prompts, 0, 4, 8, 0, False)
+    experience = run.algorithm.collect(run.actor, batch)
+    parts = [run.algorithm.losses(run.policy, experience, items)[0] for items in experience.items().split(5)]
+    rollout = experience.rollout
+    log_prob, _ = run.policy.log_probs(rollout, torch.arange(32))
+    tokens = ScoredTokens(
+        log_prob, rollout.log_prob, experience.advantage, rollout.mask, experience.group, experience.reward
+    )
+    expected = aggregate(ppo(tokens), rollout.mask, aggregation, length=5)
+    torch.testing.assert_close(torch.cat(parts).sum() / 32, expected)
+
+
+def test_texts_that_were_cut_can_be_left_out(world: Path, tmp_path: Path) -> None:
+    run = trainer(world, tmp_path, "algorithm.mask_truncated=true", "rollout.max_new_tokens=2")
+    experience = run.algorithm.collect(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False))
+    ended = experience.rollout.ended
+    assert not ended.all()
+    assert not experience.weight[~ended].any()
+    assert experience.metrics["text/cut"] == pytest.approx(1 - ended.float().mean().item())
+
+
+def test_the_baseline_is_the_greedy_texts_reward(world: Path, tmp_path: Path) -> None:
+    run = trainer(world, tmp_path, name="remax")
+    batch = draw_batch(run.prompts, 0, 4, 8, 0, False)
+    made = run.actor.baseline(batch)
+    for row in range(0, 32, 8):
+        greedy = run.policy.sample([batch.prompts[row]], [9], max_new_tokens=5, temperature=0)
+        expected = first_is_even(run.policy.decode(greedy), [])[0]
+        assert made[row : row + 8].tolist() == [expected] * 8
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["algorithm.name=flow_grpo"], "trains models of pictures"),
+        (["algorithm={name: chord, loss: {name: pacs}}"], "imitated texts are in none"),
+        (["algorithm.loss={name: pacs}", "training.micro_batch_size=12"], "whole groups of 8"),
+        (["rollout.temperature=0"], "members of a group are alike"),
+        (["rollout.steps=3"], "unknown key 'steps'"),
+        (["algorithm.loss={name: gpo}"], "did you mean"),
+    ],
+)
+def test_what_cannot_work_is_said_before_a_model_loads(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(recipe("tiny_lm/grpo"), overrides).check(1)
+
+
+def test_one_step_has_trls_loss_and_gradient() -> None:
+    import sys
+
+    sys.path.insert(0, str(ORIGINALS))
+    import step
+
+    sys.path.pop(0)
+    stored = load_file(ORIGINALS / "step.safetensors")
+    network = step.model()
+    weights = {k.removeprefix("weight."): v for k, v in stored.items() if k.startswith("weight.")}
+    network.load_state_dict(weights, strict=False)
+    network.tie_weights()
+    recorded = json.loads((ORIGINALS / "step.json").read_text())
+    policy = LanguagePolicy(network, step.tokenizer())
+    prompts = policy.tokenizer.batch_decode(recorded["prompt_ids"], skip_special_tokens=True)
+    group = [step.PROMPTS.index(prompt) for prompt in prompts]
+    rollout = policy.sample(prompts, list(range(8)), max_new_tokens=10, temperature=0.8)
+    # the texts that TRL sampled in its step
+    rollout.completion_ids = torch.tensor(recorded["completion_ids"])
+    rollout.mask = torch.tensor(recorded["completion_mask"]).bool()
+    rollout.ended = torch.ones(8, dtype=torch.bool)
+    policy.keep_reference()
+    policy.train_all()
+    with torch.no_grad():
+        rollout.log_prob, rollout.entropy = policy.log_probs(rollout, torch.arange(8))
+
+    config = TextConfig(
+        model={"kind": "text", "path": "given"},
+        data={"prompts": "given"},
+        rewards=[{"name": "exact_match"}],
+        algorithm={"name": "grpo"},
+        rollout={"max_new_tokens": 10, "temperature": 0.8},
+        training={"iterations": 1, "prompts_per_iteration": 2, "group_size": 4},
+    )
+    reward = as_reward(lambda texts, prompts: [step.reward(text) for text in texts])
+    actor = TextActor(config, policy, reward, Accelerator(cpu=True))
+    actor.rollout = lambda batch: rollout  # type: ignore[method-assign]
+    batch = Batch(prompts, [{}] * 8, group, [0] * 8, list(range(8)), 0, group)
+    algorithm = GRPO(
+        LanguageSettings(loss={"name": "ppo", "clip_range": 0.2, "clip_range_high": 0.28}, kl_weight=step.BETA)
+    )
+    experience: Experience = algorithm.collect(actor, batch)
+    losses, _ = algorithm.losses(policy, experience, experience.items())
+    loss = losses.sum() / 8
+    loss.backward()
+    assert loss.item() == pytest.approx(recorded["loss"], abs=1e-5)
+    for name, parameter in network.named_parameters():
+        expected = stored[f"gradient.{name}"]
+        torch.testing.assert_close(parameter.grad, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("selection", ["mopps", "sec"])
+def test_a_selection_learns_and_goes_on_where_it_was(selection: str, world: Path, tmp_path: Path) -> None:
+    settings = (f"data.selection={{name: {selection}}}", "training.iterations=3", "training.checkpoint_every=3")
+    run = trainer(world, tmp_path, *settings)
+    run.train()
+    state = run.selection.state_dict()
+    assert state and state != type(run.selection)().state_dict()
+    again = trainer(world, tmp_path, *settings, resume=True)
+    assert again.selection.state_dict() == state

@@ -1,0 +1,201 @@
+"""Every algorithm on the shipped tiny Stable Diffusion 3: one real iteration, and what each promises."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowalign.actors.dense import Estimator
+from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
+from flowalign.config import load, recipe
+from flowalign.core.credit import dense_rewards
+from flowalign.data import draw_batch
+from flowalign.errors import ConfigError
+from flowalign.registry import ALGORITHMS, resolve
+from flowalign.training import Trainer
+from rewards import Scores, Spec
+from samplers.completion import completions
+
+SMALL = [
+    "training.iterations=1",
+    "training.prompts_per_iteration=4",
+    "training.group_size=4",
+    "training.updates_per_iteration=1",
+    "evaluation.prompts=null",
+]
+
+TRAJECTORY = [name for name in ALGORITHMS if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)]
+
+
+def trainer(name: str, folder: Path, *overrides: str) -> Trainer:
+    small = [s.replace("=4", "=8") if name == "branch_grpo" and "group_size" in s else s for s in SMALL]
+    return Trainer(load(recipe(f"tiny_sd3/{name}"), [*small, *overrides, f"output={folder}"]), progress=False)
+
+
+def test_every_algorithm_has_a_recipe_for_the_tiny_model():
+    for name in ALGORITHMS:
+        model = {"pictures": "tiny_sd3", "text": "tiny_lm"}[resolve("algorithms", name).medium]
+        assert load(recipe(f"{model}/{name}")).algorithm.name == name
+
+
+@pytest.mark.parametrize("name", TRAJECTORY)
+def test_first_update_has_ratio_one_and_moves_the_weights(name: str, tmp_path: Path):
+    run = trainer(name, tmp_path)
+    before = {key: value.detach().clone() for key, value in run.learner.parameters.items()}
+    run.train()
+    (metrics,) = run.metrics.read()
+    assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-6)
+    assert metrics["policy/gradient_norm"] > 0
+    assert any(not torch.equal(before[key], value) for key, value in run.learner.parameters.items())
+
+
+def test_no_algorithm_file_is_long_and_none_imports_another():
+    for name, path in ALGORITHMS.items():
+        text = Path(str(find_spec(path.partition(":")[0]).origin)).read_text()
+        assert len(text.splitlines()) <= 200
+        for other in ALGORITHMS:
+            assert other == name or f".{other} import" not in text
+
+
+def test_dense_rewards_telescope_to_the_whole_change(tmp_path: Path):
+    run = trainer("dense_grpo", tmp_path)
+    batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=False)
+    rollout = run.actor.rollout(batch)
+    final = run.actor.score(run.actor.decode(rollout), batch).value
+    values = run.actor.values(rollout, batch, final, Estimator())
+    dense = dense_rewards(values)
+    torch.testing.assert_close(dense.sum(1), values[:, -1] - values[:, 0], atol=1e-5, rtol=0)
+    assert (dense[~rollout.trajectory.mask.cpu()] == 0).all()
+    # the start noise is completed to the plain ODE sample
+    made = completions(run.policy.at(rollout), rollout.trajectory)
+    plain = run.actor.trunk(batch).trajectory.final
+    torch.testing.assert_close(made.latents[made.index[:, 0]], plain, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["n_step", "one_step", "learned"])
+def test_estimators_report_their_agreement_with_the_exact_values(kind: str, tmp_path: Path):
+    settings = f"{{name: dense_grpo, clip_range: 0.01, estimator: {{kind: {kind}, check_every: 1}}}}"
+    run = trainer("dense_grpo", tmp_path, f"algorithm={settings}")
+    run.train()
+    (metrics,) = run.metrics.read()
+    assert "dense/bias/1" in metrics
+    # the last state is scored, not estimated
+    assert metrics["dense/bias/5"] == pytest.approx(0, abs=1e-6)
+
+
+def test_single_step_credit_goes_to_the_step_that_branched(tmp_path: Path):
+    run = trainer("g2rpo", tmp_path, "rollout.plan={name: single, start: 1, stop: 3}")
+    batch = draw_batch(run.prompts, 0, 4, 4, 0, share_start_noise=True)
+    experience = run.algorithm.collect(run.actor, batch)
+    mask = experience.rollout.trajectory.mask
+    assert (mask.sum(1) == 1).all() and (experience.advantage[~mask] == 0).all()
+    # four prompts, branches at two steps, four members: each group shares all but its own noise
+    assert len(experience.batch) == 4 * 2 * 4
+    steps = mask.float().argmax(1).view(8, 4)
+    assert (steps == steps[:, :1]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "says"),
+    [
+        ("dense_grpo", "rollout.eta=0", "no stochastic step"),
+        ("pref_grpo", "training.group_size=1", "group_size"),
+        ("branch_grpo", "training.group_size=6", "8 leaves"),
+        ("branch_grpo", "algorithm={name: branch_grpo, memory_limit_gb: 0.001}", "memory_limit_gb"),
+        ("g2rpo", "rollout.plan={name: all}", "single"),
+        ("mix_grpo", "rollout.plan={name: all}", "window"),
+        ("mix_grpo", "rollout={sigmas: null, steps: 5, plan: {name: window}}", "sigmas"),
+        ("dense_grpo", "algorithm={name: dense_grpo, estimator: {kind: ode, order: 2}}", "n_step"),
+        ("tp_grpo", "algorithm={name: tp_grpo, variant: abstract}", "variant"),
+        ("flow_grpo", "rollout={kernel: cps, eta: 1.5}", "eta"),
+    ],
+)
+def test_impossible_combinations_are_refused_before_anything_loads(name: str, override: str, says: str):
+    with pytest.raises(ConfigError, match=says):
+        flash = ["algorithm.flash=0.5"] if "sigmas: null" in override else []
+        load(recipe(f"tiny_sd3/{name}"), [*flash, override]).check(processes=1)
+
+
+def test_mix_grpo_flash_walks_fewer_steps_after_the_window(tmp_path: Path):
+    sigmas = [1 - k / 10 for k in range(10)]
+    window = ["rollout.steps=10", f"rollout.sigmas={sigmas}", "rollout.plan={name: window, start: 1, size: 2}"]
+    run = trainer("mix_grpo", tmp_path, *window, "algorithm.flash=0.4", "rollout.share_start_noise=false")
+    batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=False)
+    rollout, _ = run.algorithm.rollout(run.actor, batch)
+    # steps 0, 1 and 2, then int(0.4 * 7) of the seven after the window
+    assert rollout.trajectory.mask.tolist() == [[False, True, True, False, False]] * 8
+    torch.testing.assert_close(rollout.trajectory.sigmas, torch.tensor([1, 0.9, 0.8, 0.7, 0.3, 0]))
+    assert run.policy.forwards == 8 * 5
+    run.policy.verify(rollout)
+    # members that share their start noise go the same way
+    batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=True)
+    forked, _ = run.algorithm.rollout(run.actor, batch)
+    apart = run.policy.sample(
+        batch.prompts,
+        batch.seeds,
+        noise_seeds=batch.noise_seeds,
+        kernel=run.actor.kernel,
+        eta=rollout.trajectory.eta[0],
+        order=2,
+        **run.config.rollout.arguments([0, 1, 2, 3, 7]),
+    )
+    torch.testing.assert_close(forked.trajectory.latents, apart.trajectory.latents, atol=1e-4, rtol=0)
+    # the tail is not Euler's, and the window's densities are those of any rollout
+    euler = apart.trajectory.latents[:, 3] - 0.4 * apart.trajectory.velocity[:, 3]
+    assert not torch.allclose(euler, apart.trajectory.latents[:, 4], atol=1e-3)
+    rows, steps = apart.trajectory.mask.nonzero().unbind(1)
+    scored = run.policy.score(apart, rows, steps).log_prob
+    torch.testing.assert_close(scored, apart.trajectory.log_prob[rows, steps], atol=1e-5, rtol=0)
+
+
+def test_shared_prefixes_change_nothing_but_the_cost(tmp_path: Path):
+    run = trainer("demo", tmp_path)
+    batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=True)
+    shared = run.actor.rollout(batch).trajectory
+    forwards = run.policy.forwards
+    apart = run.policy.sample(
+        batch.prompts,
+        batch.seeds,
+        noise_seeds=batch.noise_seeds,
+        kernel=run.actor.kernel,
+        eta=run.actor.etas(batch),
+        **run.config.rollout.arguments(),
+    ).trajectory
+    torch.testing.assert_close(shared.latents, apart.latents, atol=1e-4, rtol=0)
+    torch.testing.assert_close(shared.log_prob, apart.log_prob, atol=1e-5, rtol=0)
+    assert torch.equal(shared.eta, apart.eta)
+    # two trunks of five steps, then the two steps after the first stochastic one
+    assert forwards == 2 * 5 + 8 * 3 and run.policy.forwards - forwards == 8 * 5
+
+
+@pytest.mark.parametrize("name", TRAJECTORY)
+def test_every_algorithm_has_a_valid_recipe_for_sd3(name: str):
+    config = load(recipe(f"sd3/{name}"))
+    assert config.algorithm.name == name
+    config.check(processes=1)
+
+
+class Doubtful:
+    """A judge whose verdict on the first pair it is asked about cannot be read."""
+
+    name, spec = "doubtful", Spec(kind="pairwise")
+
+    def compare(self, first, second, prompts, metadata) -> Scores:
+        unparsed = torch.zeros(len(first))
+        unparsed[0] = 1
+        return Scores(torch.where(unparsed > 0, 0.5, 1.0), {"unparsed": unparsed})
+
+
+def test_unreadable_verdicts_of_pref_grpo_are_ties_and_reported(tmp_path: Path):
+    run = trainer("pref_grpo", tmp_path, f"algorithm.judge={{name: '{__name__}:Doubtful'}}", "algorithm.schedule=all")
+    experience = run.algorithm.collect(run.actor, draw_batch(run.prompts, 0, 1, 4, 0, share_start_noise=True))
+    # the first of a pair wins, and the first pair is a tie: samples 0 and 1 met in it, and two others each
+    assert experience.scores.parts["win_rate"].tolist() == pytest.approx([2.5 / 3, 2.5 / 3, 1 / 3, 0])
+    assert experience.scores.parts["judge/unparsed"].tolist() == pytest.approx([1 / 3, 1 / 3, 0, 0])
+    assert experience.metrics["reward/judge/unparsed"] == pytest.approx(1 / 6)
+
+
+def test_a_misspelt_setting_of_the_judge_is_found_before_anything_loads():
+    with pytest.raises(ConfigError, match=r"algorithm\.judge: 'tiny_clip' has no setting 'batch_sise'"):
+        load(recipe("tiny_sd3/pref_grpo"), ["algorithm.judge={name: tiny_clip, batch_sise: 3}"]).check(processes=1)

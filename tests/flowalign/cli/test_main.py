@@ -1,0 +1,132 @@
+"""The command line: what it prints, and that people's mistakes end in one line and exit code 2."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flowalign
+from flowalign.cli.main import main
+from flowalign.config import recipe
+from flowalign.policies import DiffusersPolicy
+from flowalign.registry import TABLES
+
+RECIPE = str(recipe("tiny_sd3/flow_grpo"))
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading a model is an error."""
+
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(DiffusersPolicy, "from_pretrained", load)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line of a command that ends with exit code 2."""
+    with pytest.raises(SystemExit) as left:
+        main(list(arguments))
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
+    assert left.value.code == 2 and len(lines) == 1 and captured.out == ""
+    assert lines[0].startswith("flowalign: ")
+    return lines[0]
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as left:
+        main(list(arguments))
+    assert left.value.code in (0, None)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["nowhere.yaml"], "no configuration at nowhere.yaml"),
+        ([RECIPE, "training.group_sise=4"], "did you mean 'group_size'"),
+        ([RECIPE, "training.iterations=many"], "training.iterations"),
+        ([RECIPE, "algorithm.name=flow_grop"], "did you mean 'flow_grpo'"),
+        ([RECIPE, "rewards=[{name: shaps}]"], "did you mean 'shapes'"),
+        ([RECIPE, "rewards=[{name: shapes, strict_wait: 1}]"], "did you mean 'strict_weight'"),
+        ([RECIPE, "data.prompts=nowhere.txt"], "no prompts at 'nowhere.txt'"),
+        ([RECIPE, "rollout.plan.size=9"], "rollout.plan"),
+    ],
+)
+def test_bad_input_is_one_line_before_any_model_loads(
+    no_model: None, capsys: pytest.CaptureFixture[str], arguments: list[str], hint: str
+) -> None:
+    assert hint in refused(capsys, "train", *arguments)
+
+
+def test_groups_that_cannot_be_split_over_the_processes(
+    no_model: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "3 groups cannot be split over 2 processes" in refused(
+        capsys, "train", RECIPE, "training.prompts_per_iteration=3"
+    )
+
+
+def test_an_empty_prompts_file(no_model: None, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("\n")
+    line = refused(capsys, "train", RECIPE, f"data.prompts={tmp_path}/empty.txt", "data.where={}")
+    assert "empty.txt: no prompt is left" in line
+
+
+def test_a_run_that_exists_is_not_written_over(
+    no_model: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "run" / "checkpoints" / "checkpoint-000001").mkdir(parents=True)
+    assert "--resume" in refused(capsys, "train", RECIPE, f"output={tmp_path}", "name=run")
+
+
+@pytest.mark.parametrize("arguments", [["train", RECIPE, "model.path=nowhere"], ["sample", "nowhere", "a red circle"]])
+def test_a_missing_model(capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str]) -> None:
+    if arguments[0] == "train":
+        arguments = [*arguments, f"output={tmp_path}"]
+    assert "no pipeline at 'nowhere'" in refused(capsys, *arguments)
+
+
+def test_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "no configuration at" in refused(capsys, "eval", str(tmp_path))
+
+
+def test_list_shows_everything_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, "list").splitlines()
+    assert [line[:-1] for line in lines if not line.startswith(" ")] == list(TABLES)
+    names = [line.split()[0] for line in lines if line.startswith(" ")]
+    assert names == [name for table in TABLES.values() for name in table]
+    assert all(len(line.split()) > 2 for line in lines if line.startswith(" "))
+
+
+def test_list_shows_one_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "flow_grpo" in printed(capsys, "list", "algorithms")
+    assert "did you mean 'kernels'" in refused(capsys, "list", "kernel")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, "--version").strip() == f"flowalign {flowalign.__version__}"
+
+
+def test_samples_are_those_of_plain_diffusers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = printed(
+        capsys, *["sample", "tiny_sd3", "a red circle", "two blue squares", "--count", "2"],
+        *["--steps", "2", "--seed", "5", "--output", str(tmp_path)],
+    )  # fmt: skip
+    names = ["00000-seed5.png", "00001-seed6.png", "00002-seed7.png", "00003-seed8.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert out.count("a red circle") == 2
+
+
+def test_it_runs_as_a_module(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "flowalign", "train", str(tmp_path / "nowhere.yaml")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.strip().splitlines() == [f"flowalign: no configuration at {tmp_path / 'nowhere.yaml'}"]

@@ -1,0 +1,35 @@
+"""`flowalign difficulty`: what it measures is what `data.difficulty` chooses by."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowalign.cli.main import main
+from flowalign.config import load, recipe
+from flowalign.data import Prompts
+from flowalign.training.building import build_policy
+
+
+def test_measured_success_rates_choose_the_prompts(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    few, rated = tmp_path / "few.jsonl", tmp_path / "rated.jsonl"
+    sums = Prompts.read("sums_train").spread(20)
+    records = [{"prompt": text, **m} for text, m in zip(sums.texts, sums.metadata, strict=True)]
+    few.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(SystemExit) as left:
+        main(["difficulty", str(recipe("tiny_lm/grpo")), str(rated), f"data.prompts={few}", "--samples", "4"])
+    assert not left.value.code
+    lines = [json.loads(line) for line in rated.read_text().splitlines()]
+    assert "20 prompts" in capsys.readouterr().out
+    assert [{k: v for k, v in line.items() if k != "success_rate"} for line in lines] == records
+
+    policy = build_policy(load(recipe("tiny_lm/grpo")))
+    made = policy.sample([text for text in sums.texts for _ in range(4)], list(range(80)), max_new_tokens=5)
+    right = [text == sums.metadata[i // 4]["answer"] for i, text in enumerate(policy.decode(made))]
+    rates = torch.tensor(right).float().view(-1, 4).mean(1).tolist()
+    assert [line["success_rate"] for line in lines] == rates
+
+    data = load(recipe("tiny_lm/grpo"), [f"data.prompts={rated}", "data.difficulty={low: 0.2, high: 0.8}"]).data
+    middling = [line["prompt"] for line in lines if 0.2 <= line["success_rate"] <= 0.8]
+    assert 0 < len(middling) < 20 and data.kept(Prompts.read(str(rated))).texts == middling

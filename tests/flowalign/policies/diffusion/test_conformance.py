@@ -1,0 +1,259 @@
+"""What every model family must do, each on a tiny random pipeline of its real class."""
+
+import copy
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import ClassifierFreeGuidance, DDIMScheduler, DiffusionPipeline
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
+from PIL import Image
+from torch import Tensor
+
+from flowalign.data import Source
+from flowalign.errors import ConfigError
+from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.policies.diffusion.sources import opened
+from flowalign.tools.tiny_pipelines import PIPELINES, Tiny, build
+from samplers import All, cps, ddim, flow_sde
+from samplers import ode as euler
+
+# of different lengths; two of one group, which a call makes together where it makes no others
+PROMPTS = ["a red circle", "a red circle", "two blue squares", "a green triangle above a blue circle"]
+SEEDS = [4, 5, 6, 7]
+STEPS = 4
+EVERY_STEP = All().etas(STEPS, 0.7, 0, 0)
+
+
+@pytest.fixture(params=sorted(PIPELINES))
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def a_megapixel_is_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipelines that edit bring pictures to a megapixel first, which takes a tiny network minutes."""
+    of_area, area = pipeline_qwenimage_edit.calculate_dimensions, 32 * 32
+    monkeypatch.setattr(pipeline_qwenimage_edit, "calculate_dimensions", lambda _, ratio: of_area(area, ratio))
+    monkeypatch.setattr(pipeline_qwenimage_edit_plus, "VAE_IMAGE_SIZE", area)
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Noise, not of the samples' size."""
+    folder = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    files = []
+    for number in range(5):
+        noise = rng.integers(0, 255, (5, 9, 3)).astype(np.uint8)
+        files.append(str(folder / f"{number}.png"))
+        Image.fromarray(noise).resize((36, 20), Image.Resampling.BICUBIC).save(files[-1])
+    return files
+
+
+@pytest.fixture
+def tiny(name: str, pictures: list[str]) -> Tiny:
+    made = PIPELINES[name]
+    if not made.images:
+        return made
+    mask = pictures[4] if made.masked else None
+    # the second as the first
+    sources = [Source(tuple(pictures[(i + n) % 4] for n in range(made.images)), mask) for i in (0, 0, 1, 2)]
+    return dataclasses.replace(made, sources=sources)
+
+
+@pytest.fixture
+def policy(name: str) -> DiffusersPolicy:
+    return DiffusersPolicy(build(name), encode_options=PIPELINES[name].encode)
+
+
+def roll(policy: DiffusersPolicy, tiny: Tiny, **settings: Any) -> Rollout:
+    settings = {"steps": STEPS, "kernel": flow_sde, "eta": EVERY_STEP, "guidance": 3.0} | settings
+    return policy.sample(PROMPTS, SEEDS, sources=tiny.sources, **tiny.call, **settings)
+
+
+def ode(policy: DiffusersPolicy, tiny: Tiny, guidance: float) -> Tensor:
+    """Pixels of our ODE sampling, in [0, 1]."""
+    rollout = roll(policy, tiny, kernel=euler, eta=None, guidance=guidance)
+    with torch.no_grad():
+        pixels = policy.family.decode(policy.pipeline, rollout.whole(rollout.trajectory.final))
+    return (pixels / 2 + 0.5).clamp(0, 1)
+
+
+def plain(pipe: DiffusionPipeline, policy: DiffusersPolicy, tiny: Tiny, guidance: float) -> Tensor:
+    """Pixels of the pipeline's own call."""
+    if hasattr(pipe, "unet"):
+        # Stable Diffusion's own scheduler is of a higher order
+        pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config, clip_sample=False, set_alpha_to_one=True)
+    guided = policy.family.arguments(guidance)
+    if hasattr(pipe, "guider"):
+        pipe.guider = ClassifierFreeGuidance(1.0 if "distilled_guidance_scale" in guided else guidance)
+    everyone = list(range(len(PROMPTS)))
+    # where it takes no sides, they are the picture's
+    call = {name: value for name, value in tiny.call.items() if name in inspect.signature(pipe.__call__).parameters}
+    made = []
+    # a call knows the pictures of one sample
+    for rows in [[i] for i in everyone] if tiny.sources or tiny.alone else [everyone]:
+        if tiny.negative:
+            guided |= {"negative_prompt": [""] * len(rows)} if guidance > 1 else {}
+        given = {}
+        if tiny.sources:
+            given = tiny.given(*opened(tiny.sources[rows[0]], (tiny.call["width"], tiny.call["height"])))
+        made += pipe(
+            prompt=[PROMPTS[i] for i in rows],
+            generator=[torch.Generator().manual_seed(SEEDS[i]) for i in rows],
+            num_inference_steps=STEPS,
+            output_type="pt",
+            return_dict=False,
+            **call,
+            **tiny.encode,
+            **guided,
+            **given,
+        )[0]
+    pixels = torch.stack(made)
+    return pixels.transpose(1, 2) if pixels.dim() == 5 else pixels
+
+
+def pairs(rollout: Rollout) -> tuple[Tensor, Tensor]:
+    """All (sample, step) pairs in random order."""
+    batch, steps = rollout.trajectory.mask.shape
+    all_pairs = torch.cartesian_prod(torch.arange(batch), torch.arange(steps))
+    return all_pairs[torch.randperm(len(all_pairs))].unbind(1)
+
+
+def scramble(policy: DiffusersPolicy, scale: float = 0.1) -> None:
+    """Move every trained weight, as training would."""
+    with torch.no_grad():
+        for parameter in policy.trainable().values():
+            parameter.add_(scale * torch.randn_like(parameter))
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_ode_sampling_is_the_pipelines_own_call(
+    name: str, policy: DiffusersPolicy, tiny: Tiny, guidance: float
+) -> None:
+    expected = plain(build(name), policy, tiny, guidance)
+    assert expected.std() > 0.01
+    torch.testing.assert_close(ode(policy, tiny, guidance), expected, atol=policy.family.tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_ratio_is_one_after_a_rollout(policy: DiffusersPolicy, tiny: Tiny, guidance: float) -> None:
+    """In any micro-batch of any mix of samples and steps, of rollouts joined from batches of other prompts."""
+    for kernel in (flow_sde, cps, ddim):
+        rollout = roll(policy, tiny, kernel=kernel, guidance=guidance, batch_size=3)
+        assert rollout.trajectory.mask.any()
+        samples, steps = pairs(rollout)
+        old = rollout.trajectory.log_prob[samples, steps]
+        parts = zip(samples.split(5), steps.split(5), strict=True)
+        with torch.no_grad():
+            new = torch.cat([policy.score(rollout, *part).log_prob for part in parts])
+        torch.testing.assert_close(torch.exp(new - old), torch.ones(len(old)), atol=tiny.ratio, rtol=0)
+        assert policy.verify(rollout) < policy.family.tolerance
+
+
+def test_batch_composition_does_not_change_a_sample(policy: DiffusersPolicy, tiny: Tiny) -> None:
+    together = roll(policy, tiny).trajectory
+    for batch_size in (1, 3):
+        parts = roll(policy, tiny, batch_size=batch_size).trajectory
+        torch.testing.assert_close(parts.latents, together.latents, atol=policy.family.tolerance, rtol=1e-4)
+        torch.testing.assert_close(parts.log_prob, together.log_prob, atol=policy.family.tolerance, rtol=0)
+
+
+def test_branches_are_replayed_under_the_conditions_of_their_samples(policy: DiffusersPolicy, tiny: Tiny) -> None:
+    rollout = roll(policy, tiny, batch_size=2)
+    rows = torch.tensor([3, 0])
+    branch = rollout.branch(rollout.trajectory[rows], rows)
+    with torch.no_grad():
+        for step in (0, STEPS - 1):
+            at = torch.full((2,), step)
+            velocity = policy.velocity(branch, torch.arange(2), at)
+            torch.testing.assert_close(
+                velocity.float(), rollout.trajectory.velocity[rows, at], atol=policy.family.tolerance, rtol=1e-4
+            )
+
+
+def test_every_lora_weight_gets_a_gradient_and_no_frozen_one(policy: DiffusersPolicy, tiny: Tiny) -> None:
+    policy.add_lora(rank=2, alpha=4)
+    scramble(policy)
+    rollout = roll(policy, tiny)
+    velocity = policy.velocity(rollout, *pairs(rollout)).float()
+    (velocity * torch.randn_like(velocity)).sum().backward()
+    trained = policy.trainable()
+    assert trained
+    for part, parameter in policy.denoiser.named_parameters():
+        if part not in trained:
+            assert parameter.grad is None, part
+        elif any(unused in part for unused in tiny.unused):
+            assert parameter.grad is None or not parameter.grad.any(), part
+        else:
+            assert parameter.grad is not None and parameter.grad.isfinite().all() and parameter.grad.any(), part
+
+
+def test_a_saved_lora_gives_the_same_picture_in_plain_diffusers(
+    name: str, policy: DiffusersPolicy, tiny: Tiny, tmp_path: Path
+) -> None:
+    policy.add_lora(rank=2, alpha=8)
+    base = ode(policy, tiny, 3.0)
+    scramble(policy, 0.2)
+    expected = ode(policy, tiny, 3.0)
+    assert (expected - base).abs().max() > 1e-2
+    policy.save(tmp_path)
+    again = DiffusersPolicy(build(name), encode_options=tiny.encode)
+    again.load(tmp_path)
+    torch.testing.assert_close(ode(again, tiny, 3.0), expected, atol=policy.family.tolerance, rtol=0)
+    pipe = build(name)
+    if hasattr(pipe, "load_lora_weights"):
+        pipe.load_lora_weights(tmp_path)
+        if len(policy.networks) > 1:
+            second = "pytorch_lora_weights_transformer_2.safetensors"
+            pipe.load_lora_weights(tmp_path, weight_name=second, load_into_transformer_2=True)
+    else:
+        pipe.transformer.load_lora_adapter(tmp_path, prefix=None, weight_name="pytorch_lora_weights.safetensors")
+    torch.testing.assert_close(plain(pipe, policy, tiny, 3.0), expected, atol=policy.family.tolerance, rtol=0)
+
+
+def test_a_saved_denoiser_gives_the_same_picture(
+    name: str, policy: DiffusersPolicy, tiny: Tiny, tmp_path: Path
+) -> None:
+    policy.train_all()
+    scramble(policy, 0.02)
+    policy.save(tmp_path)
+    pipe = build(name)
+    for part, network in policy.networks.items():
+        setattr(pipe, part, type(network).from_pretrained(tmp_path / part))
+    torch.testing.assert_close(
+        plain(pipe, policy, tiny, 3.0), ode(policy, tiny, 3.0), atol=policy.family.tolerance, rtol=0
+    )
+
+
+def test_bfloat16_stays_close_to_float32(name: str, policy: DiffusersPolicy, tiny: Tiny) -> None:
+    """Final latents within a tenth of their size of float32's, and replay within a twentieth of the rollout."""
+    exact = roll(policy, tiny, eta=None).trajectory.final
+    half = DiffusersPolicy(copy.deepcopy(build(name)).to(torch.bfloat16), encode_options=tiny.encode)
+    rollout = roll(half, tiny, eta=None)
+    assert rollout.trajectory.latents.dtype == torch.float32
+    assert (rollout.trajectory.final - exact).norm() < 0.1 * exact.norm()
+    assert half.verify(rollout) < 5e-2
+
+
+def test_sizes_that_cannot_be_made_are_refused_with_those_that_can(policy: DiffusersPolicy, tiny: Tiny) -> None:
+    for side, size in tiny.call.items():
+        if side != "num_frames" and policy.family.multiple(policy.pipeline) == 1:
+            continue  # any would do
+        with pytest.raises(ConfigError, match=rf"cannot make .*{side} {size + 1}.*{size}.* work$"):
+            roll(policy, dataclasses.replace(tiny, call=tiny.call | {side: size + 1}))
+
+
+def test_pictures(policy: DiffusersPolicy, tiny: Tiny) -> None:
+    rollout = roll(policy, tiny)
+    made = policy.decode(rollout.whole(rollout.trajectory.final), batch_size=3)
+    assert len(made) == len(PROMPTS)
+    for picture in made:
+        frames = picture if "num_frames" in tiny.call else [picture]
+        assert len(frames) == tiny.call.get("num_frames", 1)
+        assert {frame.size for frame in frames} == {(tiny.call["width"], tiny.call["height"])}

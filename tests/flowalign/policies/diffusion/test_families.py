@@ -1,0 +1,81 @@
+"""The table of models: what is registered is tested and documented."""
+
+from pathlib import Path
+
+import diffusers
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flowalign.data import Source
+from flowalign.errors import ConfigError
+from flowalign.policies import DiffusersPolicy
+from flowalign.policies.diffusion.experts import check_shards
+from flowalign.policies.diffusion.families import Family
+from flowalign.registry import MODELS, resolve
+from flowalign.tools.tiny_pipelines import PIPELINES, build
+
+DOCS = Path(__file__).parents[3] / "docs" / "models.md"
+
+
+@pytest.fixture(scope="module")
+def tested() -> set[str]:
+    """The pipeline classes that the conformance suite has a tiny pipeline of."""
+    return {type(build(name)).__name__ for name in PIPELINES}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_is_documented_and_conforms(name: str, tested: set[str]) -> None:
+    family: type[Family] = resolve("models", name)
+    assert family.pipelines and set(family.pipelines) <= tested
+    rows = [line for line in DOCS.read_text().splitlines() if f"| `{name}` |" in line]
+    assert len(rows) == 1 and all(f"`{pipeline}`" in rows[0] for pipeline in family.pipelines)
+    # guidance that a class does not name itself is that of the table
+    assert family.guidance.split(" in one call")[0].split(" a step")[0] in rows[0]
+
+
+def test_two_denoisers_are_not_put_in_shards() -> None:
+    check_shards(DiffusersPolicy(build("wan")).network)
+    with pytest.raises(ConfigError, match="2 denoisers.*whole copies"):
+        check_shards(DiffusersPolicy(build("wan22_14b")).network)
+
+
+def test_filling_by_a_network_that_sees_no_mask_is_refused() -> None:
+    parts = build("sd15").components
+    pipeline = diffusers.StableDiffusionInpaintPipeline(**parts, requires_safety_checker=False)
+    with pytest.raises(ConfigError, match="StableDiffusionInpaintPipeline cannot be trained.*sees no mask"):
+        DiffusersPolicy(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "says"),
+    [
+        # four latent frames are evened out with those after them
+        ("kandinsky5_i2v", {"height": 16, "width": 32, "num_frames": 13}, "fewer frames than num_frames 17"),
+        # of an area among its own
+        ("hunyuan_video15_i2v", {"height": 8, "width": 16, "num_frames": 5}, "height 12 with width 20 would work"),
+    ],
+)
+def test_what_a_pipeline_cannot_begin_with_a_picture(name: str, call: dict[str, int], says: str) -> None:
+    policy = DiffusersPolicy(build(name))
+    with pytest.raises(ConfigError, match=says):
+        policy.family.check_size(policy.pipeline, call)
+    source = Source(("a.png",))
+    with pytest.raises(ConfigError, match="set the height and width"):
+        policy.sample(["a cat"], [0], steps=1, sources=[source])
+
+
+@pytest.mark.parametrize("name", ["sd35", "hunyuan_image"])
+def test_an_adapter_saved_from_gathered_weights_is_the_adapter(name: str, tmp_path: Path) -> None:
+    """As where the network holds shards only; the one pipeline saves adapters itself, the other does not."""
+    policy = DiffusersPolicy(build(name))
+    policy.add_lora(2, 4)
+    trained = policy.trainable()
+    for parameter in trained.values():
+        torch.nn.init.normal_(parameter)
+    gathered = {key: value.clone() for key, value in policy.network.state_dict().items() if key in trained}
+    policy.save(tmp_path / "own")
+    policy.save(tmp_path / "gathered", gathered)
+    own, other = (load_file(tmp_path / folder / "pytorch_lora_weights.safetensors") for folder in ("own", "gathered"))
+    assert own.keys() == other.keys() and len(own) == len(trained)
+    assert all(torch.equal(value, other[key]) for key, value in own.items())

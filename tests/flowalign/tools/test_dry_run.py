@@ -1,0 +1,106 @@
+"""Every recipe goes through a rollout and an update on random weights, without a network."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from flowalign.cli.main import main
+from flowalign.config import load, recipe
+from flowalign.data import ASSETS
+from flowalign.errors import ConfigError
+from flowalign.tools.dry_run import dry_run
+from flowalign.tools.random_models import FAMILIES, byte_tokenizer, random_pipeline, tiny_name
+from flowalign.tools.tiny_pipelines import PIPELINES
+
+RECIPES = sorted(
+    f"{path.parent.name}/{path.stem}"
+    for path in recipe("").parent.glob("*/*.yaml")
+    # of launchers; from preferences and questions, which are files of the user's own
+    if path.parent.name not in ("tiny_vlm", "qwen_vl", "accelerate") and path.stem != "dpo"
+)
+TEXTS = [name for name in RECIPES if name.startswith(("tiny_lm/", "qwen/"))]
+# what differs between the tiny pipelines' families is in their conformance suite: one recipe of each model folder, and
+# each algorithm on the shipped model
+TRIED = [name for name in RECIPES if name.startswith("tiny_sd3/") or name.endswith("/flow_grpo") or "sd15" in name]
+TRIED += TEXTS
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_a_recipe_runs_dry(name: str) -> None:
+    report = dry_run(load(recipe(name)))
+    assert report.trained > 0 and 0 < report.parameters < 5e6
+    assert min(report.seconds.values()) > 0 and report.peak_memory > 1e7
+    assert report.samples >= 2
+
+
+def test_every_recipes_model_is_known_by_its_name() -> None:
+    for config in (load(recipe(name)) for name in RECIPES if name not in TEXTS):
+        assert tiny_name(config.model.path) in PIPELINES
+
+
+@pytest.mark.parametrize("name", ["tiny_vlm/judge", "qwen_vl/judge"])
+def test_a_judges_recipe_runs_dry_on_questions_of_pictures(name: str, tmp_path: Path) -> None:
+    for i in range(4):
+        Image.new("RGB", (32, 32), (60 * i, 0, 0)).save(tmp_path / f"{i}.png")
+    pairs = [(0, 1, "first"), (3, 2, "second")]
+    lines = [{"prompt": "redder?", "image": [f"{a}.png", f"{b}.png"], "answer": right} for a, b, right in pairs]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = dry_run(load(recipe(name), [f"data.prompts={tmp_path / 'questions.jsonl'}"]))
+    assert report.trained > 0 and report.samples >= 4 and "tokens" in report.length
+
+
+def test_a_language_model_of_full_size_is_built_from_its_configuration_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in (ASSETS / "tiny_lm").glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", str(recipe("tiny_lm/grpo")), f"model.path={tmp_path}", "--dry-run", "--full"])
+    assert stopped.value.code == 0
+    told = capsys.readouterr().out
+    assert "LlamaForCausalLM: 0.4945M random weights, 0.4945M trained" in told and "at most 5 tokens" in told
+
+
+def test_any_text_comes_back_from_bytes() -> None:
+    tokens = byte_tokenizer()
+    ids = tokens("two 🐈, naïvely\n").input_ids
+    assert tokens.decode(ids) == "two 🐈, naïvely\n" and len(ids) == len("two 🐈, naïvely\n".encode())
+
+
+def test_names_mean_the_pipeline_they_are_loaded_with() -> None:
+    assert tiny_name("black-forest-labs/FLUX.1-dev") == "flux"
+    assert tiny_name("black-forest-labs/FLUX.2-klein-4B") == "flux2_klein"
+    assert tiny_name("Wan-AI/Wan2.1-T2V-1.3B-Diffusers") == "wan"
+    assert tiny_name("Wan-AI/Wan2.2-I2V-A14B-Diffusers") == "wan22_14b_i2v"
+    assert tiny_name("kandinskylab/Kandinsky-5.0-I2V-Pro-sft-5s-Diffusers") == "kandinsky5_i2v"
+    assert tiny_name("hunyuanvideo-community/HunyuanVideo-1.5-480p_i2v") == "hunyuan_video15_i2v"
+    assert tiny_name("tiny_sd3") == "sd35"
+    assert set(FAMILIES.values()) <= PIPELINES.keys()
+    assert all(prefix == prefix.lower() for prefix in FAMILIES)
+    with pytest.raises(ConfigError, match="someone/something.*--full"):
+        tiny_name("someone/something")
+
+
+def test_full_size_is_built_from_configuration_files_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in (ASSETS / "tiny_sd3").rglob("*.json"):
+        copy = tmp_path / file.relative_to(ASSETS / "tiny_sd3")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    pipeline = random_pipeline(str(tmp_path), torch.bfloat16, torch.device("cpu"))
+    own = sum(p.numel() for p in pipeline.transformer.parameters())
+    assert pipeline.transformer.dtype == torch.bfloat16 and pipeline.text_encoder_3 is None
+    overrides = [f"model.path={tmp_path}", "training.group_size=2"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", str(recipe("tiny_sd3/flow_grpo")), *overrides, "--dry-run", "--full"])
+    assert stopped.value.code == 0
+    told = capsys.readouterr().out
+    assert f"StableDiffusion3Pipeline: {own / 1e6:.4g}M random weights" in told and "peak memory" in told
+
+
+def test_missing_configuration_files_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(recipe("flux/flow_grpo"))
+    with pytest.raises(ConfigError, match="hf download black-forest-labs/FLUX.1-dev --exclude"):
+        dry_run(config, full=True)

@@ -1,0 +1,424 @@
+"""Several processes: the numbers of one, whole or in shards; other numbers of them at resumption; and one that dies."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from accelerate.utils import is_deepspeed_available
+from PIL import Image
+from safetensors.torch import load_file
+
+from flowalign.config import load, recipe
+from flowalign.errors import ConfigError
+from flowalign.training import Trainer
+from flowalign.training.distributed.sharding import Sharding, check_settings, zero_settings
+from rewards.shapes import draw, parse
+
+HERE = Path(__file__).parents[1]
+LAUNCH = sorted((HERE.parents[2] / "configs" / "accelerate").glob("*.yaml"))
+ZERO = {stage: {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": str(stage)} for stage in (2, 3)}
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+QUICK = {"evaluation": {}, "training.previews": 0}
+RUNS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "full": {"model.lora": None, "algorithm.kl_weight": 0.1, "training.optimizer.learning_rate": 1e-5},
+    # completes trajectories, and a head of its own learns what they are worth
+    "dense_grpo": QUICK
+    | {
+        "algorithm": {"name": "dense_grpo", "clip_range": 0.01, "estimator": {"kind": "learned", "warmup": 1}},
+        "rollout.plan": {"name": "window", "start": 0, "size": 2},
+    },
+    # a network of its own is trained with the policy
+    "reinflow": QUICK
+    | {
+        "algorithm": {"name": "reinflow", "clip_range": 0.01, "noise_low": 0.15, "noise_high": 0.6},
+        "rollout.kernel": "ode",
+        "rollout.eta": 1.0,
+    },
+    # learns from pictures on disk
+    "dpo": QUICK | {"algorithm": {"name": "dpo", "beta": 20}},
+    # each text takes as many forwards as it has tokens
+    "grpo": {
+        "model": {"kind": "text", "path": "tiny_lm", "lora": None},
+        "data": {"prompts": "sums_train"},
+        "rewards": [{"name": "exact_match"}],
+        "algorithm": {"name": "grpo", "kl_weight": 0.1},
+        "rollout": {"max_new_tokens": 5},
+        "evaluation": {"prompts": "sums_heldout", "limit": 3, "every": 2, "max_new_tokens": 5},
+        "training.optimizer.learning_rate": 1e-4,
+    },
+}
+CROWDED = QUICK | {"algorithm": {"name": "recording:CrowdedFlowGRPO", "clip_range": 0.01}}
+LATE = QUICK | {
+    "rewards": [{"name": "recording:late_brightness"}],
+    "training.patience": 6,
+    "training.iterations": 1,
+}
+CLOSE = 0.002
+"""share of an iteration's movement; summing floats in another order moved these runs apart by at most 0.00013"""
+CLOSE_ZERO = 0.01
+"""with DeepSpeed, which rounds more, by at most 0.0035, most of it in a few hundred weights of tiny gradients"""
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    "OMP_NUM_THREADS": "1",
+    "ACCELERATE_USE_CPU": "true",
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def named_by_dotted_path() -> Iterator[None]:
+    """`recording` is imported in this process too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(HERE)
+        yield
+
+
+def prepare(folder: Path, launch: dict[str, str] | None = None, **changes: Any) -> Path:
+    """A folder with the configuration of a small run; changes are 'section.key': value."""
+    values: dict[str, Any] = {
+        "model": {"path": "tiny_sd3", "lora": {"rank": 2, "alpha": 8}, "encode": {"max_sequence_length": 0}},
+        "data": {"prompts": "shapes_train", "where": {"category": ["counting"]}},
+        "rewards": [{"name": "recording:brightness"}],
+        "algorithm": {"name": "flow_grpo", "clip_range": 0.01},
+        "rollout": {"steps": 3, "sigmas": [1.0, 0.6, 0.3], "plan": {"name": "window", "start": 1, "size": 1}},
+        # three prompts cannot be shared evenly by two or four processes
+        "evaluation": {"prompts": "shapes_heldout", "limit": 3, "every": 2, "steps": 2, "save_pictures": 2},
+        "training": {
+            "iterations": 2,
+            "prompts_per_iteration": 4,
+            "group_size": 4,
+            "updates_per_iteration": 2,
+            "micro_batch_size": 1,
+            "checkpoint_every": 1,
+            "previews": 1,
+            "ema_decay": 0.9,
+            "optimizer": {"learning_rate": 1e-3, "schedule": "linear"},
+        },
+        "output": str(folder),
+        "name": "run",
+    }
+    for key, value in changes.items():
+        *sections, last = key.split(".")
+        place = values
+        for section in sections:
+            place = place[section]
+        place[last] = value
+    folder.mkdir(parents=True)
+    if values["algorithm"]["name"] == "dpo":
+        values["data"] = {"prompts": str(preferences(folder))}
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    (folder / "launch.yaml").write_text(yaml.safe_dump(launch or {}))
+    return folder
+
+
+def preferences(folder: Path) -> Path:
+    """Pairs of a drawing of the prompt and one of another prompt, in a file."""
+    rng = np.random.default_rng(0)
+    pairs = folder / "preferences.jsonl"
+    texts = ["a red circle", "a blue square", "two green triangles", "a yellow square"]
+    with open(pairs, "w") as lines:
+        for i, prompt in enumerate(texts):
+            drawn = {"chosen": prompt, "rejected": texts[i - 1]}
+            for key, text in drawn.items():
+                Image.fromarray(draw(parse(text), rng)).save(folder / f"{key}{i}.png")
+            lines.write(json.dumps({"prompt": prompt} | {key: f"{key}{i}.png" for key in drawn}) + "\n")
+    return pairs
+
+
+def alone(folder: Path) -> Path:
+    """Train, or go on, in this process."""
+    Trainer(load(folder / "config.yaml"), resume=True, progress=False).train()
+    return folder
+
+
+def together(processes: int, *folders: Path) -> str:
+    """Train, or go on, one folder after the other on several processes; returns what they told on stderr."""
+    command = [sys.executable, str(HERE / "spread.py"), str(processes), *map(str, folders)]
+    run = subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, timeout=900, text=True)
+    return run.stderr
+
+
+def after_one_iteration(folder: Path, copy: Path, launch: dict[str, str] | None = None) -> Path:
+    """A copy of a run that was cut off before its second iteration, to go on with."""
+    shutil.copytree(folder, copy)
+    shutil.rmtree(copy / "run" / "checkpoints" / "checkpoint-000002")
+    values = yaml.safe_load((copy / "config.yaml").read_text()) | {"output": str(copy)}
+    (copy / "config.yaml").write_text(yaml.safe_dump(values))
+    (copy / "launch.yaml").write_text(yaml.safe_dump(launch or {}))
+    return copy
+
+
+def saved(folder: Path, name: str = "trainable", iteration: int = 2) -> dict[str, torch.Tensor]:
+    return load_file(folder / "run" / "checkpoints" / f"checkpoint-{iteration:06d}" / f"{name}.safetensors")
+
+
+def state_of(folder: Path) -> dict[str, Any]:
+    """Of the last checkpoint, what is not a tensor."""
+    return json.loads((folder / "run" / "checkpoints" / "checkpoint-000002" / "state.json").read_text())
+
+
+def apart(folder: Path, other: Path) -> float:
+    """How far the weights of two runs are apart, as a share of how far the second iteration moved them."""
+    mine, theirs, before = saved(folder), saved(other), saved(other, iteration=1)
+    assert mine.keys() == theirs.keys()
+    moved = torch.cat([(theirs[name] - before[name]).flatten() for name in theirs])
+    between = torch.cat([(mine[name] - theirs[name]).flatten() for name in theirs])
+    return float(between.norm() / moved.norm())
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Every run on one process."""
+    folder = tmp_path_factory.mktemp("one")
+    return {name: alone(prepare(folder / name, **changes)) for name, changes in RUNS.items()}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """'way run' on two processes."""
+    folder = tmp_path_factory.mktemp("two")
+    made = {f"shards {name}": prepare(folder / name, FSDP, **changes) for name, changes in RUNS.items()}
+    made["copies lora"] = prepare(folder / "copies")
+    made["copies, crowded lora"] = prepare(folder / "crowded", **CROWDED)
+    made["late"] = prepare(folder / "late", **LATE)
+    (folder / "stderr").write_text(together(2, *made.values()))
+    return made
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory, one: dict[str, Path], two: dict[str, Path]) -> dict[str, Path]:
+    """'way run' on four processes, and runs that one and two processes began."""
+    folder = tmp_path_factory.mktemp("four")
+    made = {
+        "copies lora": prepare(folder / "copies"),
+        "shards lora": prepare(folder / "lora", FSDP),
+        "shards full": prepare(folder / "full", FSDP, **RUNS["full"]),
+        "two processes, then copies lora": after_one_iteration(two["copies lora"], folder / "two_copies"),
+        "two processes, then shards lora": after_one_iteration(two["shards lora"], folder / "two_shards", FSDP),
+        "one process, then shards full": after_one_iteration(one["full"], folder / "one_full", FSDP),
+    }
+    together(4, *made.values())
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("label", ["copies lora", *(f"shards {name}" for name in RUNS)])
+def test_two_processes_give_the_run_of_one(one: dict[str, Path], two: dict[str, Path], label: str) -> None:
+    assert apart(two[label], one[label.split()[-1]]) < CLOSE
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_process_whose_memory_runs_out_in_a_rollout_halves_its_batches_alone(
+    one: dict[str, Path], two: dict[str, Path]
+) -> None:
+    folder = two["copies, crowded lora"]
+    told = (folder.parent / "stderr").read_text()
+    assert told.count("out of memory with rollout.batch_size 16; going on with 8") == 1
+    assert told.count("out of memory with rollout.batch_size 8; going on with 4") == 1
+    assert apart(folder, one["lora"]) < CLOSE
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_process_that_is_alive_and_late_is_named_while_the_others_wait(two: dict[str, Path]) -> None:
+    told = (two["late"].parent / "stderr").read_text()
+    assert re.search(
+        rf"all others have waited 2\d s for process 1 \({os.uname().nodename}, pid \d+\), which is alive; it is at: "
+        r"iteration 0, sampling and scoring, recording.py:\d+ late_brightness",
+        told,
+    )
+    assert told.count("all others have waited") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_four_processes_give_the_run_of_one_from_the_start_and_resumed(
+    one: dict[str, Path], four: dict[str, Path]
+) -> None:
+    for label, folder in four.items():
+        assert apart(folder, one[label.split()[-1]]) < CLOSE, label
+        # of all processes, whoever made them
+        assert state_of(folder)["actor"]["reward_calls"] == 32, label
+
+
+@pytest.fixture(scope="module")
+def zero(tmp_path_factory: pytest.TempPathFactory, one: dict[str, Path], two: dict[str, Path]) -> dict[str, Path]:
+    """Runs on two processes with DeepSpeed, and one that it goes on with."""
+    pytest.importorskip("deepspeed")
+    folder = tmp_path_factory.mktemp("zero")
+    made = {
+        f"stage {s} {name}": prepare(folder / f"{s}{name}", ZERO[s], **RUNS[name])
+        for s in (2, 3)
+        for name in ("lora", "full")
+    }
+    made["stage 3 grpo"] = prepare(folder / "3grpo", ZERO[3], **RUNS["grpo"])
+    made["shards, then stage 3 lora"] = after_one_iteration(two["shards lora"], folder / "shards", ZERO[3])
+    made["one process, then stage 2 full"] = after_one_iteration(one["full"], folder / "one", ZERO[2])
+    together(2, *made.values())
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_deepspeed_gives_the_run_of_one_process(one: dict[str, Path], zero: dict[str, Path]) -> None:
+    for label, folder in zero.items():
+        assert apart(folder, one[label.split()[-1]]) < CLOSE_ZERO, label
+        # of all processes, whoever made them
+        assert state_of(folder)["actor"]["reward_calls"] == 32, label
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("label", ["stage 2 lora", "stage 3 lora"])
+def test_deepspeed_saves_what_copies_save(two: dict[str, Path], zero: dict[str, Path], label: str) -> None:
+    for part in ("trainable", "optimizer", "ema"):
+        copies, shards = saved(two["copies lora"], part), saved(zero[label], part)
+        assert copies.keys() == shards.keys()
+        for key, value in copies.items():
+            assert shards[key].shape == value.shape
+            assert (shards[key] - value).norm() <= CLOSE_ZERO * value.norm(), key
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_one_process_goes_on_with_a_run_of_deepspeed(
+    tmp_path: Path, one: dict[str, Path], zero: dict[str, Path]
+) -> None:
+    for label in ("stage 2 lora", "stage 3 full"):
+        folder = alone(after_one_iteration(zero[label], tmp_path / label))
+        assert apart(folder, one[label.split()[-1]]) < CLOSE_ZERO, label
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_shards_of_two_processes_go_on_in_one(tmp_path: Path, one: dict[str, Path], two: dict[str, Path]) -> None:
+    folder = alone(after_one_iteration(two["shards lora"], tmp_path / "on_one"))
+    assert apart(folder, one["lora"]) < CLOSE
+    assert state_of(folder)["actor"]["reward_calls"] == state_of(one["lora"])["actor"]["reward_calls"] == 32
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_shards_save_what_copies_save(two: dict[str, Path]) -> None:
+    for part in ("trainable", "optimizer", "ema"):
+        copies, shards = saved(two["copies lora"], part), saved(two["shards lora"], part)
+        for key, value in copies.items():
+            torch.testing.assert_close(shards[key], value, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_shards_export_whole_averaged_weights(two: dict[str, Path]) -> None:
+    check_export(two["shards full"])
+    check_export(two["shards grpo"])
+    assert (two["shards lora"] / "run" / "lora").is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_deepspeed_exports_whole_averaged_weights(zero: dict[str, Path]) -> None:
+    check_export(zero["stage 3 full"])
+    check_export(zero["stage 3 grpo"])
+    assert (zero["stage 3 lora"] / "run" / "lora").is_dir()
+
+
+def check_export(folder: Path) -> None:
+    (file,) = (folder / "run" / "model").rglob("*model.safetensors")
+    exported = load_file(file)
+    for key, value in saved(folder, "ema").items():
+        assert torch.equal(exported[key], value)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_dead_or_hung_process_ends_the_run_with_its_name_and_the_run_resumes(
+    tmp_path: Path, blow: signal.Signals
+) -> None:
+    long = {"training.iterations": 10_000, "training.patience": 6, "evaluation": {}, "training.previews": 0}
+    folder = prepare(tmp_path / "run", **long)
+    config = str(folder / "config.yaml")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run = subprocess.Popen(
+        [*launch, "-m", "flowalign", "train", config], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    )
+    metrics = folder / "run" / "metrics.jsonl"
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 1):
+        assert run.poll() is None, run.stderr.read()
+        time.sleep(0.1)
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    workers = {rank_of(int(child)): int(child) for child in children}
+    os.kill(workers["1"], blow)
+    begin = time.monotonic()
+    _, told = run.communicate(timeout=120)
+    assert time.monotonic() - begin < 60
+    assert run.returncode != 0
+    if blow == signal.SIGSTOP:
+        assert f"process 1 ({os.uname().nodename}, pid {workers['1']}) has given no sign of life for 6 s" in told
+    else:
+        assert "Signal 9 (SIGKILL)" in told and f"(pid: {workers['1']})" in told
+    done = len(metrics.read_text().splitlines())
+    values = yaml.safe_load((folder / "config.yaml").read_text())
+    values["training"]["iterations"] = done + 1
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    alone(folder)
+    assert len(metrics.read_text().splitlines()) == done + 1
+
+
+def rank_of(pid: int) -> str:
+    variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(entry.partition("=")[::2] for entry in variables)["RANK"]
+
+
+def test_fsdp_of_version_1_is_refused_with_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigError, match="fsdp_version: 2"):
+        Sharding.configured(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "override", ["data.dynamic_sampling={rounds: 2}", "data.replay={groups: 4, age: 2}", "training.optimizer.bits=8"]
+)
+def test_what_does_not_go_with_shards_is_refused(override: str) -> None:
+    config = load(recipe("tiny_sd3/flow_grpo"), [override])
+    with pytest.raises(ConfigError, match=f"{override.split('=')[0]}.* work"):
+        check_settings(config, copies=False)
+    if override.startswith("data."):
+        check_settings(config, copies=True)
+        check_settings(load(recipe("tiny_lm/grpo"), [override]), copies=False)
+
+
+def test_deepspeed_is_refused_where_it_is_not_installed_and_other_stages_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "1")
+    complaint = (
+        "zero_stage: 1 is not supported" if is_deepspeed_available() else r"pip install 'flowalign\[deepspeed\]'"
+    )
+    with pytest.raises(ConfigError, match=complaint):
+        zero_settings(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("path", LAUNCH, ids=lambda p: p.stem)
+def test_accelerate_reads_the_launch_configurations(path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    settings = load_config_from_file(str(path))
+    assert settings.mixed_precision == "no"
+    assert (settings.distributed_type == "FSDP") == path.stem.startswith("fsdp2")
+    assert (settings.distributed_type == "DEEPSPEED") == path.stem.startswith("deepspeed")
