@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from PIL.Image import Image
 
-from rewards.base import Reward, Scores, as_reward, score, spec_of
+from rewards.base import Metadata, Reward, Scores, as_reward, score, spec_of
 
 
 class Cached:
@@ -29,15 +29,15 @@ class Cached:
         self.scores: OrderedDict[bytes, tuple[float, dict[str, float]]] = OrderedDict()
         self.hits = self.misses = 0
 
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
-        keys = [self._key(*sample) for sample in zip(images, prompts, metadata, strict=True)]
+    def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        keys = [self._key(*sample) for sample in zip(samples, prompts, metadata, strict=True)]
         new = {key: i for i, key in reversed(list(enumerate(keys))) if key not in self.scores}
         known = {key: self.scores[key] for key in keys if key not in new}
         if new:
             ask = sorted(new.values())
-            scores = score(self.reward, [images[i] for i in ask], [prompts[i] for i in ask], [metadata[i] for i in ask])
+            scores = score(
+                self.reward, [samples[i] for i in ask], [prompts[i] for i in ask], [metadata[i] for i in ask]
+            )
             values = scores.value.tolist()
             parts = {name: part.tolist() for name, part in scores.parts.items()}
             for row, i in enumerate(ask):

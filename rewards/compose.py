@@ -1,19 +1,19 @@
 """Rewards made of rewards. Each class is one formula over the values of its parts, which all stay visible."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL.Image import Image
 from torch import Tensor
 
 from rewards.base import (
     END,
     DifferentiableReward,
     Kind,
+    Metadata,
     Reward,
     RewardError,
     Scores,
@@ -61,15 +61,13 @@ class Composition(ABC):
         )
 
     @abstractmethod
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         """[B] from the values [rewards, B] of the parts."""
 
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
-        return self._collect([score(reward, images, prompts, metadata) for reward in self.rewards], prompts, metadata)
+    def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        return self._collect([score(reward, samples, prompts, metadata) for reward in self.rewards], prompts, metadata)
 
-    def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """As `DifferentiableReward.score_pixels`; every part must be differentiable."""
         scores = []
         for reward in self.rewards:
@@ -88,9 +86,7 @@ class Composition(ABC):
         for reward in self.rewards:
             bind(reward, model)
 
-    def _collect(
-        self, scores: Sequence[Scores], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
+    def _collect(self, scores: Sequence[Scores], prompts: Sequence[str], metadata: Metadata) -> Scores:
         parts = {}
         for label, own in zip(self.labels, scores, strict=True):
             parts[label] = own.value.detach()
@@ -117,12 +113,10 @@ class WeightedSum(Composition):
         self.weights = _weights(weights, self.rewards)
         self.name = "+".join(reward.name for reward in self.rewards)
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         return torch.tensor(self.weights).to(values) @ values
 
-    def _collect(
-        self, scores: Sequence[Scores], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
+    def _collect(self, scores: Sequence[Scores], prompts: Sequence[str], metadata: Metadata) -> Scores:
         made = super()._collect(scores, prompts, metadata)
         if any(own.steps is not None for own in scores):
             # a reward without steps pays at the end
@@ -154,7 +148,7 @@ class Normalized(Composition):
         self.weights, self.over = _weights(weights, self.rewards), over
         self.kind = "group" if over == "group" else "set"
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         normal = torch.zeros_like(values)
         for members in groups(prompts, metadata) if self.over == "group" else [list(range(len(prompts)))]:
             own = values[:, members]
@@ -169,7 +163,7 @@ class Product(Composition):
     def __init__(self, rewards: Sequence[Reward]) -> None:
         super().__init__(rewards, "product")
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         return values.prod(dim=0)
 
 
@@ -179,7 +173,7 @@ class WorstCase(Composition):
     def __init__(self, rewards: Sequence[Reward]) -> None:
         super().__init__(rewards, "worst")
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         return values.amin(dim=0)
 
 
@@ -197,7 +191,7 @@ class MeanMinusSpread(Composition):
             raise ValueError("mean_minus_spread of one reward has no spread; name at least two")
         self.coefficient = coefficient
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         return values.mean(dim=0) - self.coefficient * values.std(dim=0, correction=0)
 
 
@@ -218,7 +212,7 @@ class Agreement(Composition):
         super().__init__([reward], "agreement")
         self.temperature = temperature
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         value = values[0]
         weight = torch.ones_like(value)
         for members in groups(prompts, metadata):
@@ -252,7 +246,7 @@ class BoundedCentred(Composition):
         inner = super().spec
         return replace(inner, needs=inner.needs | {"metadata"})
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         gaps = []
         for value, prompt, record in zip(values[0], prompts, metadata, strict=True):
             reference = record.get(self.key, self.reference)
@@ -278,7 +272,7 @@ class Gate(Composition):
         super().__init__([then, passes], "gate")
         self.threshold, self.otherwise = threshold, otherwise
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         then, passes = values
         return torch.where(passes >= self.threshold, then, self.otherwise)
 
@@ -296,7 +290,7 @@ class Rescaled(Composition):
             raise ValueError(f"rescaled: low {low} is not below high {high}")
         self.low, self.high, self.clip = low, high, clip
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         value = (values[0] - self.low) / (self.high - self.low)
         return value.clamp(0, 1) if self.clip else value
 
@@ -332,7 +326,7 @@ class ScheduledSum(Composition):
         """Present weights of the rewards."""
         return [float(np.interp(self.progress, *points)) for points in self.schedules]
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         return torch.tensor(self.weights).to(values) @ values
 
 

@@ -53,8 +53,8 @@ class Brightness:
     name = "brightness"
     spec = Spec(frozenset({"image"}), differentiable=True)
 
-    def __call__(self, images, prompts, metadata):
-        return Scores(torch.tensor([float(np.asarray(image).mean()) / 255 for image in images]))
+    def __call__(self, samples, prompts, metadata):
+        return Scores(torch.tensor([float(np.asarray(image).mean()) / 255 for image in samples]))
 
     def score_pixels(self, pixels, prompts, metadata):
         return Scores(pixels.mean(dim=(1, 2, 3)))
@@ -161,7 +161,7 @@ def test_schedules_are_reached_through_whatever_wraps_them():
 
 
 def test_a_composition_is_as_wide_and_as_sure_as_its_parts():
-    random = FunctionReward(lambda images, prompts, metadata: [0.0] * len(images), "random")
+    random = FunctionReward(lambda samples, prompts, metadata: [0.0] * len(samples), "random")
     random.spec = Spec(frozenset({"frames"}), deterministic=False)
     spec = spec_of(WeightedSum([a, Product([random, Normalized([a])])]))
     assert spec.kind == "group" and not spec.deterministic and {"frames", "prompt"} <= spec.needs
@@ -280,9 +280,9 @@ class Counted:
     def __init__(self, needs=frozenset({"image", "prompt"})):
         self.asked, self.spec = 0, Spec(needs)
 
-    def __call__(self, images, prompts, metadata):
-        self.asked += len(images)
-        sums = torch.tensor([float(np.asarray(image).sum()) for image in images])
+    def __call__(self, samples, prompts, metadata):
+        self.asked += len(samples)
+        sums = torch.tensor([float(np.asarray(image).sum()) for image in samples])
         return Scores(sums + torch.tensor([float(len(p)) for p in prompts]), {"sum": sums})
 
 

@@ -136,9 +136,9 @@ def test_metadata_that_cannot_be_sent_is_an_error(url):
         (b"\x80\x04\x95pickle", "application/x-safetensors"),
         (b"\x80\x04\x95pickle", "application/json"),
         (b"[]", "application/json"),
-        (b'{"images": [{"$png": "xx"}], "prompts": ["a"], "metadata": [{}]}', "application/json"),
-        (b'{"images": [{"$image": 3}], "prompts": ["a"], "metadata": [{}]}', "application/json"),
-        (b'{"images": [], "prompts": ["a"], "metadata": []}', "application/json"),
+        (b'{"samples": [{"$png": "xx"}], "prompts": ["a"], "metadata": [{}]}', "application/json"),
+        (b'{"samples": [{"$image": 3}], "prompts": ["a"], "metadata": [{}]}', "application/json"),
+        (b'{"samples": [], "prompts": ["a"], "metadata": []}', "application/json"),
         (b"", ""),
     ],
 )
@@ -177,8 +177,8 @@ class Recorder:
         self.sizes: list[int] = []
         self.go = threading.Event()
 
-    def __call__(self, images, prompts, metadata):
-        self.sizes.append(len(images))
+    def __call__(self, samples, prompts, metadata):
+        self.sizes.append(len(samples))
         self.go.wait(30)
         if "bad" in prompts:
             raise RewardError("a bad prompt")
@@ -264,7 +264,7 @@ def test_garbage_is_an_error_soon():
 
 
 def test_wrong_count_is_an_error():
-    with faulty("count") as url, pytest.raises(RewardError, match="returned 1 values for 4 pictures"):
+    with faulty("count") as url, pytest.raises(RewardError, match="returned 1 values for 4 samples"):
         RemoteReward(url)(*samples(4))
 
 
