@@ -31,19 +31,28 @@ class Scores:
     """named [B] float32 values for the metrics and the gallery"""
     steps: list[Steps] | None = None
     """of texts: what the steps of each one earned, where a reward knows; they add up to `value`"""
+    weight: Tensor | None = None
+    """[B] how far each value is trusted, in [0, 1]: advantages are multiplied by it; None: all alike"""
 
     def __getitem__(self, rows: Tensor) -> "Scores":
-        """Those of some samples, [N] indices."""
-        steps = None if self.steps is None else [self.steps[row] for row in rows.tolist()]
-        return Scores(self.value[rows], {name: values[rows] for name, values in self.parts.items()}, steps)
+        """The scores of some samples, [N] indices."""
+        return Scores(
+            self.value[rows],
+            {name: values[rows] for name, values in self.parts.items()},
+            None if self.steps is None else [self.steps[row] for row in rows.tolist()],
+            None if self.weight is None else self.weight[rows],
+        )
 
     @staticmethod
-    def cat(parts: "Sequence[Scores]") -> "Scores":
-        """Join the scores of one reward."""
-        names = parts[0].parts
-        value = torch.cat([own.value for own in parts])
-        steps = None if parts[0].steps is None else [row for own in parts for row in own.steps or []]
-        return Scores(value, {name: torch.cat([own.parts[name] for own in parts]) for name in names}, steps)
+    def cat(scores: "Sequence[Scores]") -> "Scores":
+        """Join scores of one reward."""
+        first = scores[0]
+        return Scores(
+            torch.cat([own.value for own in scores]),
+            {name: torch.cat([own.parts[name] for own in scores]) for name in first.parts},
+            None if first.steps is None else [row for own in scores for row in own.steps or []],
+            None if first.weight is None else torch.cat([own.weight for own in scores if own.weight is not None]),
+        )
 
 
 @dataclass(frozen=True)

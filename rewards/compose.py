@@ -31,9 +31,10 @@ _EPS = 1e-6
 
 
 class Composition(ABC):
-    """Base: `rewards` are scored on the same samples and `combine` makes one value of theirs.
+    """Base: `rewards` are scored on the same samples, and `combine` makes one value of their values.
 
-    A part is named after its reward; where two have one name, the second gets a number.
+    A part is named after its reward; where two have one name, the second gets a number. The weights of rewards that
+    have any are multiplied: exp(-a) exp(-b) = exp(-(a + b)), a sample's disagreements add up.
     """
 
     kind: Kind = "pointwise"
@@ -91,7 +92,9 @@ class Composition(ABC):
         for label, own in zip(self.labels, scores, strict=True):
             parts[label] = own.value.detach()
             parts |= {f"{label}/{part}": values for part, values in own.parts.items()}
-        return Scores(self.combine(torch.stack([own.value for own in scores]), prompts, metadata), parts)
+        weights = [own.weight for own in scores if own.weight is not None]
+        weight = torch.stack(weights).prod(dim=0) if weights else None
+        return Scores(self.combine(torch.stack([own.value for own in scores]), prompts, metadata), parts, None, weight)
 
 
 def labels(rewards: Sequence[Reward]) -> list[str]:
@@ -196,13 +199,17 @@ class MeanMinusSpread(Composition):
 
 
 class Agreement(Composition):
-    """Ctrl-U (arXiv 2410.11236): a reward times exp(-its disagreement over the generations of one condition).
+    """Ctrl-U (arXiv 2410.11236): learn less from a sample the less its reward agrees with the others of its group.
 
-    The disagreement of a group is the mean absolute difference of its pairs of members, for two the |r1 - r2| of
-    the paper. A reward that does not know what it thinks of a prompt teaches little about it.
+    The value is the reward itself; the weight, by which advantages are multiplied, is exp(-disagreement). A sample's
+    disagreement is the mean absolute difference of its reward and those of the other generations of its condition,
+    the same for both of two. It acts after normalisation within the group, which would divide a group's factor out.
+
+    Departures: the paper weights the loss of a differentiable reward, takes the KL divergence of the reward model's
+    outputs, and adds the disagreement to the loss, where its gradient makes generations alike.
 
     Args:
-        reward: of which the disagreement is taken, too.
+        reward: learned from, and asked for the disagreement.
         temperature: the disagreement is divided by it.
     """
 
@@ -213,14 +220,18 @@ class Agreement(Composition):
         self.temperature = temperature
 
     def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
-        value = values[0]
+        return values[0]
+
+    def _collect(self, scores: Sequence[Scores], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        made = super()._collect(scores, prompts, metadata)
+        value = made.value.detach()
         weight = torch.ones_like(value)
         for members in groups(prompts, metadata):
-            own, count = value[members].detach(), len(members)
-            pairs = max(count * (count - 1), 1)
-            disagreement = (own[:, None] - own[None, :]).abs().sum() / pairs
+            own = value[members]
+            disagreement = (own[:, None] - own).abs().sum(1) / max(len(members) - 1, 1)
             weight[members] = (-disagreement / self.temperature).exp()
-        return weight * value
+        made.weight = weight if made.weight is None else weight * made.weight
+        return made
 
 
 class BoundedCentred(Composition):

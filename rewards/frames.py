@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 from PIL.Image import Image
+from torch import Tensor
 
 from rewards.base import Metadata, Reward, Scores, advance, as_reward, score, spec_of
 
@@ -31,7 +32,9 @@ class PerFrame:
         pictures = [video[i] for video, own in zip(samples, picks, strict=True) for i in own]
         owners = [i for i in range(len(samples)) for _ in range(self.frames)]
         scores = score(self.reward, pictures, [prompts[i] for i in owners], [metadata[i] for i in owners])
-        return Scores(
-            scores.value.unflatten(0, (-1, self.frames)).mean(dim=1),
-            {name: part.unflatten(0, (-1, self.frames)).mean(dim=1) for name, part in scores.parts.items()},
-        )
+
+        def mean(values: Tensor) -> Tensor:
+            return values.unflatten(0, (-1, self.frames)).mean(dim=1)
+
+        weight = None if scores.weight is None else mean(scores.weight)
+        return Scores(mean(scores.value), {name: mean(part) for name, part in scores.parts.items()}, None, weight)

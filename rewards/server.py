@@ -1,6 +1,6 @@
 """Any reward over HTTP: batched, one scoring thread, nothing kept between requests.
 
-    POST /score      rewards.wire request -> {"value": [...], "parts": {name: [...]}}
+    POST /score      rewards.wire request -> {"value": [...], "parts": {name: [...]}, "steps": ..., "weight": ...}
     GET  /health     {"status": "ok"}; open to all, for load balancers
     GET  /version    versions, the reward's name and its spec
     GET  /metrics    queue and work in Prometheus' text format
@@ -129,10 +129,8 @@ class RewardServer:
                 return [answer for job in jobs for answer in self._score([job])]
             logger.warning("%s: %s", type(error).__name__, error)
             return [error]
-        sizes = [len(job.samples) for job in jobs]
-        values = scores.value.split(sizes)
-        parts = {name: rows.split(sizes) for name, rows in scores.parts.items()}
-        return [Scores(value, {name: rows[i] for name, rows in parts.items()}) for i, value in enumerate(values)]
+        rows = torch.arange(len(samples)).split([len(job.samples) for job in jobs])
+        return [scores[own] for own in rows]
 
     async def score(self, request: Request) -> Response:
         if not self._allowed(request):
@@ -171,6 +169,8 @@ class RewardServer:
             {
                 "value": _numbers(scores.value),
                 "parts": {name: _numbers(values) for name, values in scores.parts.items()},
+                "steps": scores.steps,
+                "weight": None if scores.weight is None else _numbers(scores.weight),
             }
         )
 

@@ -6,7 +6,7 @@ an evaluation what `judge` makes of it and all lines before. Nothing is kept tha
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
@@ -79,7 +79,7 @@ class Panel:
             parts[label] = score(entry, samples, prompts, metadata).value
         if isinstance(samples[0], str):
             # a text has no image statistics
-            return Scores(scores.value, parts)
+            return replace(scores, parts=parts)
         # a video's are those of its middle frame
         images = [sample if isinstance(sample, Image) else sample[len(sample) // 2] for sample in samples]
         rows = [image_statistics(image) for image in images]
@@ -95,7 +95,7 @@ class Panel:
             if base.shape == small.shape:
                 distance = np.sqrt(((small - base) ** 2).mean(axis=(1, 2, 3)))
                 parts["statistics/from_base"] = torch.from_numpy(distance)
-        return Scores(scores.value, parts)
+        return replace(scores, parts=parts)
 
 
 def _kept(file: Path, thumbnails: NDArray[np.float32]) -> NDArray[np.float32]:

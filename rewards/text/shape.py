@@ -64,7 +64,8 @@ class LengthSwitch:
         self.spec = Spec(spec_of(self.reward).needs, "group")
 
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
-        verdict = score(self.reward, samples, prompts, metadata).value
+        scores = score(self.reward, samples, prompts, metadata)
+        verdict = scores.value
         value = verdict.clone()
         for members in groups(prompts, metadata):
             right = [i for i in members if verdict[i] > 0.5]
@@ -72,7 +73,7 @@ class LengthSwitch:
             if right and len(right) / len(members) >= self.threshold and max(lengths) > min(lengths):
                 for i, length in zip(right, lengths, strict=True):
                     value[i] -= self.weight * (length - min(lengths)) / (max(lengths) - min(lengths))
-        return Scores(value, {self.reward.name: verdict})
+        return Scores(value, {self.reward.name: verdict}, weight=scores.weight)
 
 
 class Majority:

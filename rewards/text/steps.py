@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -107,7 +108,7 @@ class InformationGain(AsksModel):
             gains = information_gain(likely[None])[0]
             steps.append(list(zip(ends, [*gains.tolist(), verdict], strict=True)))
         value = step_values(steps)[0].sum(1)
-        return Scores(value, outcome.parts | {self.reward.name: outcome.value}, steps)
+        return Scores(value, outcome.parts | {self.reward.name: outcome.value}, steps, outcome.weight)
 
     def _turns(self, text: str, prompt: str) -> tuple[list[int], list[list[int]]]:
         """Where each turn ends, and the token ids before the answer where it begins; a frozen model has its own."""
@@ -176,8 +177,8 @@ class OfSteps(Composition):
         steps = scores[0].steps or [[(len(t), v)] for t, v in zip(samples, scores[0].value.tolist(), strict=True)]
         values, mask = step_values(steps)
         made = self.change(values, mask, scores).where(mask, 0)
-        collected = self._collect(scores, prompts, metadata)
-        return Scores(made.sum(1), collected.parts, as_steps([[end for end, _ in row] for row in steps], made))
+        changed = as_steps([[end for end, _ in row] for row in steps], made)
+        return replace(self._collect(scores, prompts, metadata), value=made.sum(1), steps=changed)
 
 
 class ClipBound(OfSteps):
