@@ -184,10 +184,10 @@ def serve_waiting(port: int) -> None:
     """Serve the pictures' brightness, after waiting metadata["seconds"] for each."""
 
     def brightness(
-        images: Sequence[Image.Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+        samples: Sequence[Image.Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> list[float]:
         time.sleep(sum(record["seconds"] for record in metadata))
-        return [float(np.asarray(image).mean()) for image in images]
+        return [float(np.asarray(image).mean()) for image in samples]
 
     uvicorn.run(RewardServer(FunctionReward(brightness)).app, port=port, log_level="warning")
 

@@ -139,9 +139,9 @@ def test_two_groups_of_one_prompt_stay_apart(tmp_path: Path):
     class Seen:
         name, spec = "seen", Spec(kind="group")
 
-        def __call__(self, images, prompts, metadata):
+        def __call__(self, samples, prompts, metadata):
             seen.append(groups(prompts, metadata))
-            return Scores(torch.zeros(len(images)))
+            return Scores(torch.zeros(len(samples)))
 
     (tmp_path / "prompts.txt").write_text("a red circle\n")
     config = load(
