@@ -15,6 +15,7 @@ from pydantic import Field
 
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
+from flowalign.config import Named
 from flowalign.data import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies import Rollout
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class MixGRPOSettings(trajectory.PolicySettings):
-    combine: trajectory.Combine = "advantage"
+    advantage: Named = Named(name="per_reward", clip=5.0)
     flash: float | None = Field(None, gt=0, lt=1)
     """share of the steps after the window that are walked (published: 0.4); null: all, by Euler's rule"""
 
