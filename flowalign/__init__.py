@@ -2,8 +2,8 @@
 
 import os
 
-# GNU's OpenMP, which torch's wheels bring, reads it when torch is loaded: threads that wait sleep. By default they spin,
-# and a run beside other busy processes takes many times as long.
+# Threads that wait for others sleep. By default they spin, and a run beside other busy processes takes many times as
+# long. GNU's OpenMP, which torch's wheels bring, reads it when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
