@@ -12,6 +12,8 @@ from PIL import Image as PIL
 from PIL.Image import Image
 from torch import Tensor
 
+from samplers.rows import Rows
+
 Kind = Literal["pointwise", "pairwise", "group", "set"]
 Steps = list[tuple[int, float]]
 """(how many characters of the text it ends after, reward) of each step, in order; a text's last step may say END"""
@@ -20,7 +22,7 @@ END = 2**31
 
 
 @dataclass
-class Scores:
+class Scores(Rows):
     """Scores of B samples."""
 
     value: Tensor
@@ -29,19 +31,6 @@ class Scores:
     """named [B] float32 values for the metrics and the gallery"""
     steps: list[Steps] | None = None
     """of texts: what the steps of each one earned, where a reward knows; they add up to `value`"""
-
-    def __getitem__(self, rows: Tensor) -> "Scores":
-        """Those of some samples, [N] indices."""
-        steps = None if self.steps is None else [self.steps[row] for row in rows.tolist()]
-        return Scores(self.value[rows], {name: values[rows] for name, values in self.parts.items()}, steps)
-
-    @staticmethod
-    def cat(parts: "Sequence[Scores]") -> "Scores":
-        """Join the scores of one reward."""
-        names = parts[0].parts
-        value = torch.cat([own.value for own in parts])
-        steps = None if parts[0].steps is None else [row for own in parts for row in own.steps or []]
-        return Scores(value, {name: torch.cat([own.parts[name] for own in parts]) for name in names}, steps)
 
 
 @dataclass(frozen=True)

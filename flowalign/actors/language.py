@@ -63,7 +63,7 @@ class TextActor(Worker):
         return self.refilled(once(batch), once)
 
     def joined(self, rollouts: Sequence[TextRollout]) -> TextRollout:
-        return TextRollout.cat(rollouts, self.policy.tokenizer.pad_token_id)
+        return TextRollout.cat(rollouts)
 
     def unpacked(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> TextRollout:
         return TextRollout.unpacked(tensors, rest, batch.prompts).to(self.device)

@@ -46,7 +46,7 @@ class ViSurf(language.LanguageAlgorithm):
             actor.rollout(batch[others]),
             given(actor.policy, prompts, texts, sampling.temperature, sampling.batch_size),
         ]
-        joined = TextRollout.cat(parts, actor.policy.tokenizer.pad_token_id)
+        joined = TextRollout.cat(parts)
         place = {row: i for i, row in enumerate([*others, *shown])}
         return joined[torch.tensor([place[row] for row in range(len(batch))])]
 

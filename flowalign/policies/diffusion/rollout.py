@@ -1,6 +1,5 @@
 """Trajectories with what is needed to score their transitions again."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +10,12 @@ from torch.utils._pytree import tree_flatten
 from flowalign.data import Source
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion.conditions import Conditions, Ragged
-from samplers import Trajectory
+from samplers import Rows, Trajectory
 from samplers.kernels import Kernel
 
 
-def _cat(parts: Sequence[Any]) -> Any:
-    """The conditions of several rollouts, all of one kind, as one."""
-    return type(parts[0]).cat(parts)
-
-
 @dataclass
-class Rollout:
+class Rollout(Rows):
     """B sampled trajectories and what is needed to score them again."""
 
     trajectory: Trajectory
@@ -33,19 +27,9 @@ class Rollout:
     given: Tensor | None = None
     """[B, C, F, H, W] first frames that were not sampled, None where all were"""
 
-    def __len__(self) -> int:
-        return len(self.prompts)
-
-    def __getitem__(self, rows: Tensor) -> "Rollout":
-        """Some of the samples, [N] indices."""
-        return self.branch(self.trajectory[rows], rows)
-
     def branch(self, trajectory: Trajectory, samples: Tensor) -> "Rollout":
         """A rollout of other trajectories under the conditions of these samples, [N] indices."""
-        rows = samples.tolist()
-        prompts, sources = [self.prompts[i] for i in rows], [self.sources[i] for i in rows]
-        given = None if self.given is None else self.given[samples]
-        return Rollout(trajectory, self.conditions[samples], prompts, self.guidance, self.kernel, sources, given)
+        return self.take(samples, trajectory=trajectory)
 
     def whole(self, latents: Tensor, samples: Tensor | None = None) -> Tensor:
         """Latents [N, ...] of these samples, [N] indices and default all, with the frames that were not sampled."""
@@ -78,16 +62,3 @@ class Rollout:
             conditions, rows, _ = next(conditions.split(rows))
         leaves, _ = tree_flatten(conditions.gather(rows, steps))
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-
-    @staticmethod
-    def cat(parts: Sequence["Rollout"]) -> "Rollout":
-        """Join rollouts made with the same settings."""
-        return Rollout(
-            Trajectory.cat([p.trajectory for p in parts]),
-            _cat([p.conditions for p in parts]),
-            [prompt for p in parts for prompt in p.prompts],
-            parts[0].guidance,
-            parts[0].kernel,
-            [source for p in parts for source in p.sources],
-            None if parts[0].given is None else torch.cat([p.given for p in parts if p.given is not None]),
-        )

@@ -82,7 +82,7 @@ def continued(
         ids, mask = policy.padded(begun[part], prompts[part], max_new_tokens)
         inputs = {"input_ids": ids, "attention_mask": mask.long()}
         parts.append(policy.generate(prompts[part], inputs, seeds[part], max_new_tokens, temperature, []))
-    own = TextRollout.cat(parts, policy.tokenizer.pad_token_id)
+    own = TextRollout.cat(parts)
     rows = [
         prefix + row[kept].tolist() for prefix, row, kept in zip(prefixes, own.completion_ids, own.mask, strict=True)
     ]
@@ -101,15 +101,15 @@ def _written(
     temperature: float,
 ) -> TextRollout:
     """A rollout of completions of these token ids, its log-probabilities still 0."""
+    padding = policy.tokenizer.pad_token_id
     lengths = torch.tensor([len(row) for row in rows], device=policy.device)
     width = int(lengths.max())
-    tokens = [row + [policy.tokenizer.pad_token_id] * (width - len(row)) for row in rows]
+    tokens = [row + [padding] * (width - len(row)) for row in rows]
     completion = torch.tensor(tokens, device=policy.device)
     mask = torch.arange(width, device=policy.device) < lengths[:, None]
     nothing = torch.zeros(mask.shape, device=policy.device)
-    return TextRollout(
-        list(prompts), ids, prompt_mask, completion, mask, nothing, nothing, ended.to(policy.device), temperature
-    )
+    ended = ended.to(policy.device)
+    return TextRollout(list(prompts), ids, prompt_mask, completion, mask, nothing, nothing, ended, temperature, padding)
 
 
 def at_tokens(policy: LanguagePolicy, rollout: TextRollout, steps: Sequence[Steps]) -> Tensor:

@@ -163,7 +163,7 @@ class LanguagePolicy(Policy):
         for i in range(0, len(prompts), batch_size):
             part = slice(i, i + batch_size)
             parts.append(self._sample(prompts[part], seeds[part], max_new_tokens, temperature, pictures[part]))
-        return TextRollout.cat(parts, self.tokenizer.pad_token_id)
+        return TextRollout.cat(parts)
 
     def _sample(
         self,
@@ -217,6 +217,7 @@ class LanguagePolicy(Policy):
             torch.stack(sampler.entropy, 1).where(mask, 0),
             is_end.any(1),
             temperature,
+            self.tokenizer.pad_token_id,
             pictures,
         )
 

@@ -13,7 +13,7 @@ from flowalign.environments import Answer, Environment
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.language.given import characters
 from flowalign.policies.language.policy import LanguagePolicy
-from flowalign.policies.language.rollout import Taken, TextRollout
+from flowalign.policies.language.rollout import TextRollout, TurnTaken
 from rewards.base import told
 from rewards.text.turns import Transcript, Turn
 from samplers import derive_seed
@@ -38,7 +38,7 @@ class Episode:
     drawn: list[bool] = field(default_factory=list)
     log_prob: list[float] = field(default_factory=list)
     entropy: list[float] = field(default_factory=list)
-    taken: list[Taken] = field(default_factory=list)
+    taken: list[TurnTaken] = field(default_factory=list)
     done: bool = False
 
     def add(self, tokens: Sequence[int], log_prob: Sequence[float] = (), entropy: Sequence[float] = ()) -> None:
@@ -129,7 +129,7 @@ class AgentPolicy(LanguagePolicy):
                 answer = Answer(*each.environment.step(said))
             if not answer.done:
                 each.add(([] if made.ended[row] else [self._end]) + self._answered(answer.observation))
-            each.taken.append(Taken(float(answer.reward), each.state))
+            each.taken.append(TurnTaken(float(answer.reward), each.state))
             each.done = answer.done
             each.state = answer.observation if answer.state is None else answer.state
 
@@ -175,6 +175,7 @@ class AgentPolicy(LanguagePolicy):
             rows("entropy", 0.0),
             torch.tensor([each.done for each in episodes], device=self.device),
             temperature,
+            self.tokenizer.pad_token_id,
             turn=rows("turn", -1),
             episodes=[each.taken for each in episodes],
         )

@@ -152,7 +152,7 @@ def test_some_rows_and_joined_rollouts_keep_their_turns() -> None:
     own = policy()
     rollout = played(own)
     halves = [rollout[torch.arange(8)], rollout[torch.arange(8, 16)]]
-    joined = TextRollout.cat(halves, own.tokenizer.pad_token_id).to("cpu")
+    joined = TextRollout.cat(halves).to("cpu")
     assert own.decode(joined) == own.decode(rollout)
     assert joined.episodes == rollout.episodes and torch.equal(joined.turn, rollout.turn)
 
