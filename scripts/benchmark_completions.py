@@ -24,7 +24,7 @@ from torch import Tensor
 
 from flowalign.data import ASSETS, Prompts
 from flowalign.errors import FlowalignError
-from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.runs.files import write_atomically
 from samplers import KERNELS, All, Window
 from samplers.completion import completions

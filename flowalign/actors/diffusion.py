@@ -18,7 +18,7 @@ from flowalign.actors.worker import Worker
 from flowalign.config import Config
 from flowalign.core.record import Record
 from flowalign.data import Batch
-from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from rewards import Reward, Scores
 from samplers import Trajectory, derive_seed

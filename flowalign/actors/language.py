@@ -14,9 +14,9 @@ from flowalign.config.language import TextConfig
 from flowalign.core.record import Record
 from flowalign.data import Batch, shipped
 from flowalign.errors import ConfigError
-from flowalign.policies.language.given import at_tokens
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
+from flowalign.policies.language.scored import at_tokens
 from flowalign.policies.language.turns import AgentPolicy
 from flowalign.policies.language.vllm import Engine
 from rewards import Reward, Scores

@@ -10,21 +10,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from PIL.Image import Image
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from flowalign.data import Batch, Prompts
-from flowalign.policies import Rollout
+from flowalign.policies.diffusion import Rollout
+from flowalign.settings import Section
 from rewards import Scores
 
 if TYPE_CHECKING:
     from flowalign.config import Data
 
 
-class AlgorithmSettings(BaseModel):
-    """An algorithm's own settings; unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid")
+class AlgorithmSettings(Section):
+    """An algorithm's own settings."""
 
 
 @dataclass
@@ -74,8 +72,8 @@ class Algorithm(Generic[E]):
     """
 
     Settings: ClassVar[type[AlgorithmSettings]] = AlgorithmSettings
-    medium: ClassVar[Literal["pictures", "text"]] = "pictures"
-    """what the models that it trains make"""
+    kind: ClassVar[Literal["pictures", "text"]] = "pictures"
+    """of the samples that it learns from"""
     refills: ClassVar[bool] = False
     """it learns from samples that come in groups, got by the actor's `sample_and_score`: groups can be replaced"""
     replays: ClassVar[bool] = False

@@ -11,9 +11,10 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from flowalign.config.sections import Section, Weighted, parse
+from flowalign.config import Weighted, parse
 from flowalign.errors import ConfigError
 from flowalign.runs.files import read_yaml
+from flowalign.settings import Section
 from rewards.clip import PICK_SCORE, PICK_SCORE_PROCESSOR
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from PIL.Image import Image
 
 from flowalign.data import shipped
-from flowalign.policies import DiffusersPolicy
+from flowalign.policies.diffusion import DiffusersPolicy
 from rewards import Reward, RewardError, Scores, Spec, as_reward, score, spec_of
 from rewards.compose import WeightedSum
 from rewards.vision import pick_device

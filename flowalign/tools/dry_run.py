@@ -17,8 +17,8 @@ from flowalign.config import Config
 from flowalign.config.language import TextConfig
 from flowalign.config.loader import world_size
 from flowalign.config.sections import BaseConfig, Named, Weighted
-from flowalign.policies import DiffusersPolicy
 from flowalign.policies.base import Policy
+from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.tools.random_models import (
     is_shipped,
@@ -29,7 +29,7 @@ from flowalign.tools.random_models import (
 )
 from flowalign.tools.tiny_pipelines import PIPELINES, build
 from flowalign.training import Trainer
-from flowalign.training.medium import Texts
+from flowalign.training.building import language_policy
 from rewards import Scores, Spec
 
 TINY_TOKENS = 16
@@ -116,7 +116,7 @@ def dry_run(config: Any, full: bool = False) -> Report:
         policy: Any
         if isinstance(small, TextConfig):
             small, policy = _texts(small, full, device, Path(folder))
-            model, length = type(policy.network).__name__, f"at most {small.longest} tokens"
+            model, length = type(policy.network).__name__, f"at most {small.most_tokens} tokens"
         else:
             small, policy = _pictures(small, full, device)
             model, length = type(policy.pipeline).__name__, f"{small.rollout.steps} steps"
@@ -180,7 +180,7 @@ def _pictures(small: Config, full: bool, device: torch.device) -> tuple[Config, 
         if small.rollout.plan.name != "tree":
             small.training.group_size = min(small.training.group_size, 8)
     policy = DiffusersPolicy(pipeline, device, small.model.encode, small.model.attention)
-    policy.spare(small.model)
+    policy.save_memory(small.model)
     return small, policy
 
 
@@ -188,7 +188,7 @@ def _texts(small: TextConfig, full: bool, device: torch.device, folder: Path) ->
     """The configuration with another reward, and its model, or a tiny one and what that can take."""
     small.rewards = [Weighted.model_validate({"name": "flowalign.tools.dry_run:Variety"})]
     small.rollout.engine = "transformers"
-    kind, settings = Texts.kind(small)
+    kind, settings = language_policy(small)
     dtype = getattr(torch, small.model.dtype)
     if full or is_shipped(small.model.path):
         network, reader = random_language_model(small.model.path, kind, dtype, device)

@@ -22,7 +22,7 @@ from torch import Tensor
 from flowalign.algorithms import base
 from flowalign.core.losses import preference_loss
 from flowalign.data import Batch, Preferences, draw_batch
-from flowalign.policies import DiffusersPolicy, Noised
+from flowalign.policies.diffusion import DiffusersPolicy, Noised
 from samplers import derive_seed
 
 if TYPE_CHECKING:

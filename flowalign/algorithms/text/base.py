@@ -24,9 +24,9 @@ from flowalign.core.policy_losses import WHOLE_GROUPS
 from flowalign.core.record import Record, ScoredTokens, masked_mean
 from flowalign.data import Batch
 from flowalign.errors import ConfigError
-from flowalign.policies.language.given import rescored
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
+from flowalign.policies.language.scored import rescored
 from rewards import Scores
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class LanguageAlgorithm(base.Algorithm[Experience]):
 
     Settings: ClassVar[type[LanguageSettings]] = LanguageSettings
     settings: LanguageSettings
-    medium = "text"
+    kind = "text"
     refills = True
     replays = True
     takes_turns: ClassVar[bool] = True
@@ -169,7 +169,7 @@ class LanguageAlgorithm(base.Algorithm[Experience]):
         record.reward = self.rewards(actor, batch, record)
         ended = actor.gather(rollout.ended)
         counted = record.mask & ended[:, None] if self.settings.mask_truncated else record.mask
-        weight = action_weights(counted, self.settings.aggregation, actor.config.longest)
+        weight = action_weights(counted, self.settings.aggregation, actor.config.most_tokens)
         weight = weight * len(record.group)
         if self.settings.entropy_share < 1:
             weight = weight * uncertain(record.entropy, counted, self.settings.entropy_share)

@@ -20,8 +20,8 @@ from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, last_members
 from flowalign.core.imitation import prefix_share, uncertain_prefix
 from flowalign.data import Batch
-from flowalign.policies.language.given import continued
 from flowalign.policies.language.rollout import TextRollout
+from flowalign.policies.language.scored import continued
 
 if TYPE_CHECKING:
     from flowalign.actors.language import TextActor

@@ -13,7 +13,7 @@ from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, first_rows
 from flowalign.algorithms.text.imitating import Examples, Imitating
 from flowalign.core.imitation import needs_demonstration
-from flowalign.policies.language.given import given
+from flowalign.policies.language.scored import given
 
 if TYPE_CHECKING:
     from flowalign.actors.language import TextActor

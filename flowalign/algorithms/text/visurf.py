@@ -16,8 +16,8 @@ from flowalign.algorithms.text.demonstrations import demonstrations, last_member
 from flowalign.core.imitation import demonstrated_reward
 from flowalign.core.record import Record
 from flowalign.data import Batch
-from flowalign.policies.language.given import given
 from flowalign.policies.language.rollout import TextRollout
+from flowalign.policies.language.scored import given
 
 if TYPE_CHECKING:
     from flowalign.actors.language import TextActor

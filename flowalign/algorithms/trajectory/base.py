@@ -27,7 +27,7 @@ from flowalign.core.policy_losses import WHOLE_ROWS
 from flowalign.core.record import Record
 from flowalign.data import Batch
 from flowalign.errors import ConfigError
-from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from rewards import Scores
 from samplers import Transition
 

@@ -6,7 +6,7 @@ import torch
 
 from flowalign.data import Batch
 from flowalign.errors import ConfigError
-from flowalign.policies import Rollout
+from flowalign.policies.diffusion import Rollout
 from samplers import derive_seed
 from samplers.plans import Single
 

@@ -22,7 +22,7 @@ from flowalign.core.advantages import group_advantage
 from flowalign.core.credit import multi_granularity
 from flowalign.core.record import Record
 from flowalign.data import Batch
-from flowalign.policies import Rollout
+from flowalign.policies.diffusion import Rollout
 from rewards import Scores
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.data import Batch
 from flowalign.errors import ConfigError
-from flowalign.policies import Rollout
+from flowalign.policies.diffusion import Rollout
 from samplers.completion import path
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from flowalign.policies.diffusion.rollout import Rollout
 from flowalign.policies.diffusion.scheduler import LevelScheduler, TransitionScheduler
 from flowalign.policies.diffusion.sources import check_sources, opened, runs
 from flowalign.policies.diffusion.storage import load_lora, load_pipeline, save_lora, with_weights
+from flowalign.policies.settings import Model
 from samplers import Transition, ode
 from samplers.completion import VelocityAt
 from samplers.kernels import Kernel
@@ -90,7 +91,7 @@ class DiffusersPolicy(Policy):
         except (ValueError, ImportError, RuntimeError) as error:
             raise ConfigError(f"attention backend '{backend}' cannot be used here: {error}") from error
 
-    def spare(self, model: Any) -> None:
+    def save_memory(self, model: Model) -> None:
         """Take less of the device's memory for the VAE, as a model section says: offload_vae, tile_vae, slice_vae."""
         vae = getattr(self.pipeline, "vae", None)
         for wanted, method in ((model.tile_vae, "enable_tiling"), (model.slice_vae, "enable_slicing")):

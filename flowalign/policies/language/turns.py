@@ -11,9 +11,9 @@ from torch import Tensor
 
 from flowalign.environments import Answer, Environment
 from flowalign.errors import ConfigError, FlowalignError
-from flowalign.policies.language.given import characters
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout, TurnTaken
+from flowalign.policies.language.scored import characters
 from rewards.base import told
 from rewards.text.turns import Transcript, Turn
 from samplers import derive_seed

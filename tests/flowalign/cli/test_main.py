@@ -9,7 +9,7 @@ import pytest
 import flowalign
 from flowalign.cli.main import main
 from flowalign.config import recipe
-from flowalign.policies import DiffusersPolicy
+from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.registry import TABLES
 
 RECIPE = str(recipe("tiny_sd3/flow_grpo"))

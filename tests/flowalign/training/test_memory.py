@@ -11,7 +11,7 @@ import torch
 
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError, FlowalignError
-from flowalign.policies import DiffusersPolicy
+from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from flowalign.training import Trainer
 from flowalign.training.memory import check_precision, make_optimizer, out_of_memory
@@ -90,7 +90,7 @@ def test_a_precision_that_the_device_lacks_is_one_line(monkeypatch: pytest.Monke
 def test_the_vae_visits_tiles_and_slices(tiny_policy: Callable[..., DiffusersPolicy]) -> None:
     plain, sparing = tiny_policy(), tiny_policy()
     model = load(recipe("tiny_sd3/flow_grpo"), ["model.offload_vae=true", "model.slice_vae=true"]).model
-    sparing.spare(model)
+    sparing.save_memory(model)
     assert sparing.pipeline.vae.use_slicing and not sparing.pipeline.vae.use_tiling
     calls: list[str] = []
     hook = sparing.pipeline.vae._hf_hook

@@ -144,7 +144,7 @@ def test_training_starts_at_log_two_and_turns_to_the_chosen_ones(votes: Path) ->
 
 
 def test_an_evaluation_tells_the_accuracy_and_shows_groups_without_advantages(votes: Path) -> None:
-    small = ["evaluation.prompts=shapes_heldout", "evaluation.limit=2", "evaluation.pictures_per_prompt=1"]
+    small = ["evaluation.prompts=shapes_heldout", "evaluation.limit=2", "evaluation.samples_per_prompt=1"]
     run = trainer(votes, *small, f"algorithm.heldout={votes}", "training.iterations=1", "training.previews=1")
     run.train()
     first, last = run.evaluator.lines.read()

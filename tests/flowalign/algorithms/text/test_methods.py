@@ -16,8 +16,8 @@ from flowalign.config import load, recipe
 from flowalign.config.sections import Weighted
 from flowalign.data import ASSETS, draw_batch
 from flowalign.errors import ConfigError
-from flowalign.policies.language.given import given
 from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.policies.language.scored import given
 from flowalign.training import Trainer
 
 OWN_REWARDS = ["p2s", "igpo", "rlpr", "self_certainty", "tournament"]

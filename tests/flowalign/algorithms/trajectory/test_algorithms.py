@@ -35,7 +35,7 @@ def trainer(name: str, folder: Path, *overrides: str) -> Trainer:
 
 def test_every_algorithm_has_a_recipe_for_the_tiny_model():
     for name in ALGORITHMS:
-        model = {"pictures": "tiny_sd3", "text": "tiny_lm"}[resolve("algorithms", name).medium]
+        model = {"pictures": "tiny_sd3", "text": "tiny_lm"}[resolve("algorithms", name).kind]
         assert load(recipe(f"{model}/{name}")).algorithm.name == name
 
 

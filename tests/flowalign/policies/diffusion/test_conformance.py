@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flowalign.data import Source
 from flowalign.errors import ConfigError
-from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.sources import opened
 from flowalign.tools.tiny_pipelines import PIPELINES, Tiny, build
 from samplers import All, cps, ddim, flow_sde

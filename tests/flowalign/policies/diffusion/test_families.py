@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from flowalign.data import Source
 from flowalign.errors import ConfigError
-from flowalign.policies import DiffusersPolicy
+from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.experts import check_shards
 from flowalign.policies.diffusion.families import Family
 from flowalign.registry import MODELS, resolve

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flowalign.data import ASSETS
 from flowalign.errors import ConfigError, FlowalignError
-from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.families import family_of
 from samplers import All, Window, flow_sde, ode
 

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from flowalign.data import ASSETS
 from flowalign.errors import ConfigError
-from flowalign.policies.language.given import at_tokens, characters, continued, given, rescored
 from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.policies.language.scored import at_tokens, characters, continued, given, rescored
 from rewards import END
 
 PROMPTS = ["17+25=", "4-9=", "80+19=", "3+3="]
