@@ -49,14 +49,9 @@ def demo(
     ] = False,
 ) -> None:
     """Align the shipped tiny Stable Diffusion 3 in minutes on a laptop, and write the gallery of it."""
-    if text:
-        from flowalign.cli.demo_text import run_text_demo
-
-        run_text_demo(seeds=seeds, json_path=json_path, output=output, iterations=iterations, console=console)
-        return
     from flowalign.cli.demo import run_demo
 
-    run_demo(seeds=seeds, json_path=json_path, output=output, iterations=iterations, console=console)
+    run_demo(seeds, json_path, output, iterations, console, text)
 
 
 @app.command()

@@ -1,12 +1,14 @@
 """The configuration of a run that trains a generator of pictures or videos."""
 
+from typing import Any
+
 from pydantic import Field
 
 from flowalign import registry
 from flowalign.config.sections import BaseConfig, Heldout, Named
 from flowalign.errors import ConfigError
 from flowalign.policies.settings import Model, Sampling
-from samplers import Plan, check_eta
+from samplers import check_eta
 
 
 class RolloutSampling(Sampling):
@@ -30,9 +32,9 @@ class Config(BaseConfig):
     rollout: RolloutSampling = RolloutSampling()
     evaluation: Evaluation = Evaluation()
 
-    def build_plan(self) -> Plan:
+    def build_plan(self) -> Any:
         """The plan, checked against the number of steps."""
-        plan: Plan = registry.build("plans", self.rollout.plan.name, self.rollout.plan.settings, "rollout.plan")
+        plan = registry.build("plans", self.rollout.plan.name, self.rollout.plan.settings, "rollout.plan")
         try:
             etas = plan.etas(self.rollout.steps, self.rollout.eta, 0, 0)
         except ValueError as error:

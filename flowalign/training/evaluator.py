@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from flowalign.actors.worker import Worker
+from flowalign.actors.diffusion import Actor
+from flowalign.actors.language import TextActor
 from flowalign.algorithms.base import Algorithm
 from flowalign.data import Prompts
 from flowalign.runs.metrics import MetricsFile
@@ -28,10 +29,9 @@ class Evaluator:
         folder: of the run; the means are appended to its `evaluations.jsonl`.
     """
 
-    def __init__(self, algorithm: Algorithm[Any], actor: Worker, learner: Learner, folder: Path) -> None:
+    def __init__(self, algorithm: Algorithm[Any], actor: Actor | TextActor, learner: Learner, folder: Path) -> None:
         self.algorithm, self.actor, self.learner, self.folder = algorithm, actor, learner, folder
-        self.config: Any = actor.config
-        self.settings = self.config.evaluation
+        self.config, self.settings = actor.config, actor.config.evaluation
         self.accelerator = actor.accelerator
         own = self.settings.rewards
         self.reward: Reward = build_reward(own, "evaluation.rewards") if own else actor.reward

@@ -108,6 +108,10 @@ def _groups_of_texts(actor: TextActor, algorithm: Algorithm[Any], batch: Batch) 
     if rewriting is not None:
         samples = rewriting.render(texts, actor.records(batch, range(len(batch))))
     earned = masked_mean(advantage, rollout.mask)
+
+    def tokens(row: int) -> list[tuple[str, float, float, float]]:
+        return _tokens(actor.policy, rollout, advantage, row, texts[row])
+
     groups = []
     for number in dict.fromkeys(batch.group):
         rows = [row for row, group in enumerate(batch.group) if group == number]
@@ -120,9 +124,7 @@ def _groups_of_texts(actor: TextActor, algorithm: Algorithm[Any], batch: Batch) 
                 advantages=earned[rows].tolist(),
                 parts={name: part[rows].tolist() for name, part in experience.scores.parts.items()},
                 rewritten=None if rewriting is None else [rewriting.prompt(texts[row]) for row in rows],
-                tokens=None
-                if rewriting is not None
-                else [_tokens(actor.policy, rollout, advantage, row, texts[row]) for row in rows],
+                tokens=None if rewriting else [tokens(row) for row in rows],
                 metadata=batch.metadata[rows[0]],
             )
         )
