@@ -33,7 +33,7 @@ def label_pairs(config: Config, pairs: int, output: Path, seed: int = 0) -> Path
     while len(lines) < pairs:
         batch = draw_batch(prompts, iteration, groups, 2, seed, share_start_noise=False)
         rollout = policy.sample(batch.prompts, batch.seeds, **config.evaluation.arguments())
-        images = policy.decode(rollout.trajectory.final, config.evaluation.batch_size)
+        images = policy.decode(rollout, config.evaluation.batch_size)
         value = score(reward, images, batch.prompts, batch.metadata).value.tolist()
         for one in range(0, len(batch), 2):
             chosen, rejected = sorted((one, one + 1), key=lambda row: -value[row])

@@ -16,7 +16,7 @@ from flowalign.data import Batch, shipped
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
-from flowalign.policies.language.scored import at_tokens
+from flowalign.policies.language.teacher_forcing import at_tokens
 from flowalign.policies.language.turns import AgentPolicy
 from flowalign.policies.language.vllm import Engine
 from rewards import Reward, Scores

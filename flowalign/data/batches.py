@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from flowalign.data.prompts import Prompts, Source
+from flowalign.data.prompts import Prompts
 from samplers import derive_seed
 from samplers.rows import Rows
 
@@ -26,11 +26,6 @@ class Batch(Rows):
     iteration: int
     picks: list[int]
     """number of each sample's prompt in the list it was drawn from; -1: it was not drawn in this iteration"""
-
-    @property
-    def sources(self) -> list[Source | None]:
-        """The pictures that each sample is made from."""
-        return [Source.of(record) for record in self.metadata]
 
     @property
     def shares_start_noise(self) -> bool:

@@ -16,7 +16,7 @@ from flowalign.data import Prompts
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
-from flowalign.policies.language.scored import demonstrated
+from flowalign.policies.language.teacher_forcing import demonstrated
 from flowalign.runs.files import sync
 from flowalign.training.building import build_policy, build_reward
 from rewards import score

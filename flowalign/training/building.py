@@ -32,7 +32,14 @@ def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
         return kind.from_pretrained(path, config.model.dtype, device, **settings)
     assert isinstance(config, Config)
     model = config.model
-    policy = DiffusersPolicy.from_pretrained(path, model.dtype, device, model.encode, model.attention, model.base_bits)
+    policy = DiffusersPolicy.from_pretrained(
+        path,
+        model.dtype,
+        device,
+        base_bits=model.base_bits,
+        encode_options=model.encode,
+        attention=model.attention,
+    )
     policy.save_memory(model)
     return policy
 

@@ -16,7 +16,7 @@ from flowalign.core.record import masked_mean
 from flowalign.data import Batch, Prompts, draw_batch
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
-from flowalign.policies.language.scored import characters
+from flowalign.policies.language.teacher_forcing import characters
 from flowalign.policies.rendering import renderer
 from flowalign.runs.previews import Film, Group, save_previews
 from rewards import Reward
@@ -60,13 +60,13 @@ def _film(actor: Actor, seen: Seen, row: int) -> Film:
     """What every state of a sample would end in, and what its steps earned."""
     one = seen.rollout[torch.tensor([row], device=actor.device)]
     trajectory = one.trajectory
-    made = completions(actor.policy.at(one), trajectory)
-    ends = actor.policy.decode(one.whole(made.latents, made.samples))
-    values = actor.score(ends, seen.batch, [row] * len(ends), made.steps.tolist()).value[made.index.cpu()]
+    finished = completions(actor.policy.at(one), trajectory)
+    ends = actor.policy.decode_latents(one.whole(finished.latents, finished.samples))
+    values = actor.score(ends, seen.batch, [row] * len(ends), finished.steps.tolist()).value[finished.index.cpu()]
     return Film(
         seen.batch.prompts[row],
         seen.batch.seeds[row],
-        [ends[state] for state in made.index[0].tolist()],
+        [ends[state] for state in finished.index[0].tolist()],
         rewards=values[0].tolist(),
         dense=dense_rewards(values)[0].tolist(),
         advantages=None if seen.advantage is None else seen.advantage[row].tolist(),

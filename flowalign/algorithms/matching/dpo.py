@@ -22,7 +22,7 @@ from torch import Tensor
 from flowalign.algorithms import base
 from flowalign.core.losses import preference_loss
 from flowalign.data import Batch, Preferences, draw_batch
-from flowalign.policies.diffusion import DiffusersPolicy, Noised
+from flowalign.policies.diffusion import DiffusersPolicy, NoisedSamples
 from samplers import derive_seed
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class DPOSettings(base.AlgorithmSettings):
 class Experience(base.Experience):
     """B noised pairs."""
 
-    noised: Noised
+    noised: NoisedSamples
     """of 2 B pictures, the chosen ones first"""
 
     def items(self) -> Tensor:
@@ -106,7 +106,7 @@ class DPO(base.Algorithm[Experience]):
         }
 
     @staticmethod
-    def _error(policy: DiffusersPolicy, noised: Noised, rows: Tensor) -> Tensor:
+    def _error(policy: DiffusersPolicy, noised: NoisedSamples, rows: Tensor) -> Tensor:
         """[N] squared errors of the velocity, the mean over elements."""
         return (policy.velocity_of(noised, rows) - noised.velocity[rows]).square().flatten(1).mean(1)
 

@@ -14,7 +14,7 @@ from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import first_rows
 from flowalign.algorithms.text.imitating import Examples, Imitating
 from flowalign.core.entropy import regulating_temperature
-from flowalign.policies.language.scored import rescored
+from flowalign.policies.language.teacher_forcing import rescored
 
 if TYPE_CHECKING:
     from flowalign.actors.language import TextActor

@@ -26,7 +26,7 @@ from flowalign.data import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
-from flowalign.policies.language.scored import rescored
+from flowalign.policies.language.teacher_forcing import rescored
 from rewards import Scores
 
 if TYPE_CHECKING:

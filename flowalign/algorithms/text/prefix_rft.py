@@ -21,7 +21,7 @@ from flowalign.algorithms.text.demonstrations import demonstrations, last_member
 from flowalign.core.imitation import prefix_share, uncertain_prefix
 from flowalign.data import Batch
 from flowalign.policies.language.rollout import TextRollout
-from flowalign.policies.language.scored import continued
+from flowalign.policies.language.teacher_forcing import continued
 
 if TYPE_CHECKING:
     from flowalign.actors.language import TextActor

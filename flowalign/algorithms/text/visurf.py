@@ -17,7 +17,7 @@ from flowalign.core.imitation import demonstrated_reward
 from flowalign.core.record import Record
 from flowalign.data import Batch
 from flowalign.policies.language.rollout import TextRollout
-from flowalign.policies.language.scored import given
+from flowalign.policies.language.teacher_forcing import scored
 
 if TYPE_CHECKING:
     from flowalign.actors.language import TextActor
@@ -44,7 +44,7 @@ class ViSurf(language.LanguageAlgorithm):
         prompts = [batch.prompts[row] for row in shown]
         parts = [
             actor.rollout(batch[others]),
-            given(actor.policy, prompts, texts, sampling.temperature, sampling.batch_size),
+            scored(actor.policy, prompts, texts, sampling.temperature, sampling.batch_size),
         ]
         joined = TextRollout.cat(parts)
         place = {row: i for i, row in enumerate([*others, *shown])}

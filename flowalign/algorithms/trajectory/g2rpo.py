@@ -57,7 +57,7 @@ class G2RPO(TrajectoryAlgorithm):
         rewards = [scores.value]
         for stride in self.settings.strides[1:]:
             finished = actor.finish(rollout, made.latents[rows, steps + 1], rows, steps + 1, stride)
-            images = actor.policy.decode(rollout.whole(finished, rows), actor.config.rollout.batch_size)
+            images = actor.policy.decode_latents(rollout.whole(finished, rows), actor.config.rollout.batch_size)
             rewards.append(actor.score(images, batch).value)
         return torch.stack(rewards, 1)
 

@@ -24,8 +24,8 @@ class Rollout(Rows):
     guidance: float
     kernel: Kernel
     sources: list[Source | None]
-    given: Tensor | None = None
-    """[B, C, F, H, W] first frames that were not sampled, None where all were"""
+    first_frames: Tensor | None = None
+    """[B, C, F, H, W] those that were not sampled, None where all were"""
 
     def branch(self, trajectory: Trajectory, samples: Tensor) -> "Rollout":
         """A rollout of other trajectories under the conditions of these samples, [N] indices."""
@@ -33,13 +33,13 @@ class Rollout(Rows):
 
     def whole(self, latents: Tensor, samples: Tensor | None = None) -> Tensor:
         """Latents [N, ...] of these samples, [N] indices and default all, with the frames that were not sampled."""
-        if self.given is None:
+        if self.first_frames is None:
             return latents
-        given = self.given if samples is None else self.given[samples]
-        return torch.cat([given.to(latents), latents], 2)
+        first = self.first_frames if samples is None else self.first_frames[samples]
+        return torch.cat([first.to(latents), latents], 2)
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Its trajectories as tensors; what the denoiser is called with besides must follow from the prompts.
+        """Its trajectories as tensors; the denoiser's other arguments must follow from the prompts.
 
         Raises:
             ConfigError: it differs between samples, which are of one prompt.
@@ -47,8 +47,8 @@ class Rollout(Rows):
         first, last = (self._called_with(row) for row in (0, len(self) - 1))
         if not all(torch.allclose(own, other) for own, other in zip(first, last, strict=True)):
             raise ConfigError(
-                "data.replay: this pipeline calls its denoiser with something of each sample's own beside its latents, "
-                "which is not kept; data.dynamic_sampling works"
+                "data.replay: this pipeline calls its denoiser with more of each sample's own than its latents, which "
+                "is not kept; data.dynamic_sampling works"
             )
         return self.trajectory.tensors(), {}
 

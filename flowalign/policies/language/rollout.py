@@ -46,7 +46,7 @@ class TextRollout(Rows):
     padding: int
     """the token that pads prompts and completions"""
     pictures: list[list[Image]] = field(default_factory=list)
-    """[B] those that each prompt shows; empty for a model without eyes"""
+    """[B] those that each prompt shows; empty for a model that sees none"""
     turn: Tensor = field(default_factory=lambda: torch.empty(0))
     """[B, T] integers: the turn that each token is of, the environment's answer to it included; -1 is padding. Default:
     all that was sampled is one turn"""

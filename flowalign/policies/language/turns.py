@@ -13,7 +13,7 @@ from flowalign.environments import Answer, Environment
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout, TurnTaken
-from flowalign.policies.language.scored import characters
+from flowalign.policies.language.teacher_forcing import characters
 from rewards.base import told
 from rewards.text.turns import Transcript, Turn
 from samplers import derive_seed
@@ -120,15 +120,17 @@ class AgentPolicy(LanguagePolicy):
         ids, mask = self.padded([each.begun + each.tokens for each in episodes], prompts, length)
         # the first turn is what a text without an environment would be
         seeds = [derive_seed(each.seed, len(each.taken)) if each.taken else each.seed for each in episodes]
-        made = self.generate(prompts, {"input_ids": ids, "attention_mask": mask.long()}, seeds, length, temperature, [])
+        inputs = {"input_ids": ids, "attention_mask": mask.long()}
+        rollout = self.generate(prompts, inputs, seeds, length, temperature, [])
+        columns = (rollout.completion_ids, rollout.log_prob, rollout.entropy)
         for row, each in enumerate(episodes):
-            drawn = made.mask[row]
-            each.add(*(values[row][drawn].tolist() for values in (made.completion_ids, made.log_prob, made.entropy)))
-            said = self.tokenizer.decode(made.completion_ids[row][drawn], skip_special_tokens=True)
+            drawn = rollout.mask[row]
+            each.add(*(values[row][drawn].tolist() for values in columns))
+            said = self.tokenizer.decode(rollout.completion_ids[row][drawn], skip_special_tokens=True)
             with _named(each.environment, each.prompt):
                 answer = Answer(*each.environment.step(said))
             if not answer.done:
-                each.add(([] if made.ended[row] else [self._end]) + self._answered(answer.observation))
+                each.add(([] if rollout.ended[row] else [self._end]) + self._answered(answer.observation))
             each.taken.append(TurnTaken(float(answer.reward), each.state))
             each.done = answer.done
             each.state = answer.observation if answer.state is None else answer.state
@@ -180,7 +182,7 @@ class AgentPolicy(LanguagePolicy):
             episodes=[each.taken for each in episodes],
         )
 
-    def decode(self, rollout: TextRollout) -> list[str]:
+    def decode(self, rollout: TextRollout, batch_size: int = 64) -> list[str]:
         """The episodes as texts, each of them a `Transcript`."""
         return [self._transcript(rollout, row) for row in range(len(rollout))]
 

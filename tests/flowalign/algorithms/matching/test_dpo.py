@@ -45,7 +45,7 @@ def test_pictures_are_encoded_to_latents_that_decode_to_them(tiny_policy, votes:
     policy = tiny_policy()
     images = [Image.open(votes.parent / f"chosen{i}.png") for i in range(3)]
     noised = policy.noised(PROMPTS, torch.tensor([0.2, 0.5, 0.9]), images, [1, 2, 3])
-    back = policy.decode(noised.x0)
+    back = policy.decode_latents(noised.x0)
     for image, other in zip(images, back, strict=True):
         assert np.abs(np.asarray(image).astype(int) - np.asarray(other)).mean() < 6
 

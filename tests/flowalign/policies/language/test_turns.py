@@ -13,7 +13,7 @@ from flowalign.data import ASSETS
 from flowalign.environments import Answer, Environment, HigherLower
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.language.rollout import TextRollout
-from flowalign.policies.language.scored import at_tokens
+from flowalign.policies.language.teacher_forcing import at_tokens
 from flowalign.policies.language.turns import AgentPolicy
 from rewards import RewardError, score
 from rewards.text.steps import InformationGain

@@ -9,7 +9,7 @@ from samplers import Rows
 
 
 @dataclass
-class Noised(Rows):
+class NoisedSamples(Rows):
     """B clean samples, each noised to a level: x = (1 - sigma) * x0 + sigma * noise."""
 
     x0: Tensor
