@@ -8,8 +8,9 @@ import torch
 from accelerate import Accelerator
 
 from flowalign import registry
-from flowalign.actors.diffusion import Actor
-from flowalign.actors.language import TextActor
+from flowalign.actors.base import Actor
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.actors.language import LanguageActor
 from flowalign.config import BaseConfig, Config, Model, Named, TextConfig, Weighted
 from flowalign.data import shipped
 from flowalign.errors import ConfigError
@@ -57,12 +58,12 @@ def language_policy(config: TextConfig) -> tuple[type[LanguagePolicy], dict[str,
     return AgentPolicy, settings | {"environment": make, "turns": environment.turns}
 
 
-def build_actor(config: BaseConfig, policy: Any, reward: Reward, accelerator: Accelerator) -> Actor | TextActor:
+def build_actor(config: BaseConfig, policy: Any, reward: Reward, accelerator: Accelerator) -> Actor:
     """What samples and scores in this process."""
     if isinstance(config, TextConfig):
-        return TextActor(config, policy, reward, accelerator)
+        return LanguageActor(config, policy, reward, accelerator)
     assert isinstance(config, Config)
-    return Actor(config, policy, reward, accelerator)
+    return DiffusionActor(config, policy, reward, accelerator)
 
 
 def make_trainable(policy: Policy, model: Network, keep_reference: bool) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from flowalign.actors.diffusion import Actor
-from flowalign.actors.language import TextActor
+from flowalign.actors.base import Actor
 from flowalign.algorithms.base import Algorithm
 from flowalign.data import Prompts
 from flowalign.runs.metrics import MetricsFile
@@ -29,7 +28,7 @@ class Evaluator:
         folder: of the run; the means are appended to its `evaluations.jsonl`.
     """
 
-    def __init__(self, algorithm: Algorithm[Any], actor: Actor | TextActor, learner: Learner, folder: Path) -> None:
+    def __init__(self, algorithm: Algorithm, actor: Actor, learner: Learner, folder: Path) -> None:
         self.algorithm, self.actor, self.learner, self.folder = algorithm, actor, learner, folder
         self.config, self.settings = actor.config, actor.config.evaluation
         self.accelerator = actor.accelerator
@@ -93,7 +92,7 @@ class Evaluator:
     def hacked(self) -> bool:
         """Whether the watch ends the run: the main process's word, for all."""
         stop = self.settings.watch.action == "stop"
-        return bool(self.actor.largest(stop and self.verdict.status == "hacked"))
+        return bool(self.actor.maximum(stop and self.verdict.status == "hacked"))
 
     def keep_before(self, iteration: int) -> None:
         """Forget the evaluations from this iteration on, as a run does that goes on from there."""

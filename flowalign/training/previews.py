@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowalign.actors.diffusion import Actor
-from flowalign.actors.language import TextActor
+from flowalign.actors.base import Actor
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.actors.draw import Draw
+from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.base import Algorithm, Seen
 from flowalign.core.credit import dense_rewards, turning_points
 from flowalign.core.record import masked_mean
@@ -28,9 +30,7 @@ MEMBERS = 8
 
 
 @torch.no_grad()
-def preview(
-    actor: Actor | TextActor, algorithm: Algorithm[Any], prompts: Prompts, folder: Path, iteration: int
-) -> None:
+def preview(actor: Actor, algorithm: Algorithm, prompts: Prompts, folder: Path, iteration: int) -> None:
     """Sample a group of each of a few prompts as the algorithm does, and save how its members came to be.
 
     The same prompts, seeds and noises each time. It counts neither as forwards nor as reward calls.
@@ -38,16 +38,17 @@ def preview(
     training = actor.config.training
     count, members = min(training.previews, len(prompts)), min(training.group_size, MEMBERS)
     share_start_noise = True
-    if isinstance(actor, Actor):
+    if isinstance(actor, DiffusionActor):
         share_start_noise = actor.config.rollout.share_start_noise
         # a tree has as many leaves as it has
         members = actor.plan.leaves if isinstance(actor.plan, Tree) else members
     batch = draw_batch(prompts.spread(count), 0, count, members, training.seed, share_start_noise)
     batch = dataclasses.replace(batch, iteration=iteration)
     with actor.alone():
-        if isinstance(actor, TextActor):
+        if isinstance(actor, LanguageActor):
             films, groups = [], _groups_of_texts(actor, algorithm, batch)
         else:
+            assert isinstance(actor, DiffusionActor)
             seen = algorithm.show(actor, batch)
             # an algorithm that branches makes several groups of a prompt: the first one is shown
             firsts = [seen.batch.prompts.index(prompt) for prompt in dict.fromkeys(seen.batch.prompts)]
@@ -56,7 +57,7 @@ def preview(
     save_previews(folder, iteration, films, groups)
 
 
-def _film(actor: Actor, seen: Seen, row: int) -> Film:
+def _film(actor: DiffusionActor, seen: Seen, row: int) -> Film:
     """What every state of a sample would end in, and what its steps earned."""
     one = seen.rollout[torch.tensor([row], device=actor.device)]
     trajectory = one.trajectory
@@ -99,14 +100,14 @@ def _group(seen: Seen, number: int) -> Group:
     )
 
 
-def _groups_of_texts(actor: TextActor, algorithm: Algorithm[Any], batch: Batch) -> list[Group]:
+def _groups_of_texts(actor: LanguageActor, algorithm: Algorithm, batch: Batch) -> list[Group]:
     """The groups of a batch of texts: what each token earned, or the pictures made of rewritten prompts."""
-    experience = algorithm.collect(actor, batch)
+    experience = algorithm.collect(actor, Draw(actor, batch))
     rollout, advantage = experience.rollout, experience.advantage
     texts, rewriting = actor.policy.decode(rollout), renderer(actor.reward)
     samples: Sequence[Any] = texts
     if rewriting is not None:
-        samples = rewriting.render(texts, actor.records(batch, range(len(batch))))
+        samples = rewriting.render(texts, actor.metadata(batch, range(len(batch))))
     earned = masked_mean(advantage, rollout.mask)
 
     def tokens(row: int) -> list[tuple[str, float, float, float]]:

@@ -9,25 +9,21 @@ Departure: the released code takes an optimizer step after each branching step; 
 mix in `updates_per_iteration` updates.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.algorithms.trajectory.branching import branch_everywhere, places, require_single
+from flowalign.config import Config
 from flowalign.core.advantages import group_advantage
 from flowalign.core.credit import multi_granularity
 from flowalign.core.record import Record
 from flowalign.data import Batch
 from flowalign.policies.diffusion import Rollout
 from rewards import Scores
-
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
-    from flowalign.config import Config
 
 
 class G2RPOSettings(trajectory.PolicySettings):
@@ -41,16 +37,16 @@ class G2RPO(TrajectoryAlgorithm):
     Settings = G2RPOSettings
     settings: G2RPOSettings
 
-    def check(self, config: "Config") -> None:
+    def check(self, config: Config) -> None:
         require_single(config)
 
-    def branches(self, config: "Config") -> int:
+    def branches(self, config: Config) -> int:
         return len(places(config))
 
-    def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
+    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
         return branch_everywhere(actor, batch)
 
-    def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         """[B, L] the reward at each granularity; `credit` spreads it to the branching step."""
         made = rollout.trajectory
         rows, steps = made.mask.nonzero().unbind(1)

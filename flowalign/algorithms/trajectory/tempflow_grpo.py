@@ -6,32 +6,28 @@ same state. Loss: PPO's clip, each step weighted by the standard deviation of it
 over the steps; the divergence is not weighted.
 """
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
+from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory.base import Actions, TrajectoryAlgorithm
 from flowalign.algorithms.trajectory.branching import branch_everywhere, places, require_single
+from flowalign.config import Config
 from flowalign.core.losses import noise_weight
 from flowalign.data import Batch
 from flowalign.policies.diffusion import Rollout
 from samplers import step_std
 
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
-    from flowalign.config import Config
-
 
 class TempFlowGRPO(TrajectoryAlgorithm):
     """TempFlow-GRPO: single-step branches at every step, weighted by their noise (arXiv 2508.04324)."""
 
-    def check(self, config: "Config") -> None:
+    def check(self, config: Config) -> None:
         require_single(config)
 
-    def branches(self, config: "Config") -> int:
+    def branches(self, config: Config) -> int:
         return len(places(config))
 
-    def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
+    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
         return branch_everywhere(actor, batch)
 
     def loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
