@@ -189,15 +189,32 @@ def resolve(table: str, name: str, where: str = "") -> Any:
 
 def summary(table: str, name: str) -> str:
     """First line of a registered name's docstring, read from the source: to import all of them takes a minute."""
-    module, _, attribute = TABLES[table][name].partition(":")
-    return (_docstrings(module)[attribute] or "").partition("\n")[0]
+    module, _, attribute = listed(table)[name].partition(":")
+    docstrings = {
+        part.name: ast.get_docstring(part)
+        for part in _source(module).body
+        if isinstance(part, ast.ClassDef | ast.FunctionDef)
+    }
+    return (docstrings[attribute] or "").partition("\n")[0]
+
+
+def listed(table: str) -> dict[str, str]:
+    """The paths of a table's names, without importing what they stand for."""
+    entries = TABLES[table]
+    if not isinstance(entries, str):
+        return entries
+    module, _, attribute = entries.partition(":")
+    for part in _source(module).body:
+        if isinstance(part, ast.AnnAssign) and ast.unparse(part.target) == attribute:
+            assert isinstance(part.value, ast.Dict)
+            pairs = zip(part.value.keys, part.value.values, strict=True)
+            return {ast.literal_eval(key): f"{module}:{ast.unparse(value)}" for key, value in pairs if key is not None}
+    raise KeyError(entries)
 
 
 @functools.cache
-def _docstrings(module: str) -> dict[str, str | None]:
-    source = Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py")
-    parts = ast.parse(source.read_text()).body
-    return {part.name: ast.get_docstring(part) for part in parts if isinstance(part, ast.ClassDef | ast.FunctionDef)}
+def _source(module: str) -> ast.Module:
+    return ast.parse(Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py").read_text())
 
 
 Make = Callable[[str, str, Mapping[str, Any], str], Any]

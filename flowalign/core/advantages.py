@@ -429,24 +429,21 @@ def _first_rows(group: Tensor) -> tuple[Tensor, Tensor]:
 
 
 ADVANTAGES: dict[str, Callable[..., Tensor]] = {
-    function.__name__: function
-    for function in (
-        grpo,
-        dr_grpo,
-        rloo,
-        reinforce_pp,
-        remax,
-        per_reward,
-        gdpo,
-        bnpo,
-        ngrpo,
-        gigpo,
-        process,
-        process_returns,
-        pass_k,
-        max_rl,
-        best_margin,
-        psr_nsr,
-    )
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "reinforce_pp": reinforce_pp,
+    "remax": remax,
+    "per_reward": per_reward,
+    "gdpo": gdpo,
+    "bnpo": bnpo,
+    "ngrpo": ngrpo,
+    "gigpo": gigpo,
+    "process": process,
+    "process_returns": process_returns,
+    "pass_k": pass_k,
+    "max_rl": max_rl,
+    "best_margin": best_margin,
+    "psr_nsr": psr_nsr,
 }
 """by the names that configurations use"""

@@ -15,7 +15,7 @@ from flowalign.config import load
 from flowalign.core.divergences import gaussian_kl
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError
-from flowalign.policies import DiffusersPolicy
+from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.runs.files import write_atomically
 from flowalign.training import Trainer
 from flowalign.training.evaluation import Evaluated, evaluate

@@ -178,7 +178,7 @@ class Learner:
 
         A language model has its weights whole: how often it is called for a text depends on the text.
         """
-        return self._gathered() if self.config.medium == "text" else contextlib.nullcontext()
+        return self._gathered() if self.config.model.kind == "text" else contextlib.nullcontext()
 
     def _gathered(self) -> contextlib.AbstractContextManager[None]:
         """Within it every process has all weights of the policy's network."""

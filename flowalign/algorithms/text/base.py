@@ -25,11 +25,11 @@ from flowalign.core.entropy import entropy_modulated, uncertain, unlikeliness
 from flowalign.core.losses import LooksAt
 from flowalign.core.off_policy import Level, Rule, correction
 from flowalign.core.record import Record, ScoredTokens, masked_mean
-from flowalign.data import Batch
+from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
-from flowalign.policies.language.given import rescored
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
+from flowalign.policies.language.teacher_forcing import rescored
 from rewards import Scores
 
 
@@ -101,7 +101,7 @@ class LanguageAlgorithm(PolicyGradient):
 
     Settings: ClassVar[type[LanguageSettings]] = LanguageSettings
     settings: LanguageSettings
-    medium = "text"
+    kind = "text"
     gives = frozenset({"rewards", "baseline", "state"})
     shows: ClassVar[LooksAt] = "group"
     takes_turns: ClassVar[bool] = True
@@ -152,7 +152,7 @@ class LanguageAlgorithm(PolicyGradient):
         record.reward = self.rewards(actor, batch, record)
         ended = actor.gather(rollout.ended)
         counted = record.mask & ended[:, None] if self.settings.mask_truncated else record.mask
-        weight = action_weights(counted, self.settings.aggregation, actor.config.longest)
+        weight = action_weights(counted, self.settings.aggregation, actor.config.most_tokens)
         weight = weight * len(record.group)
         if self.settings.entropy_share < 1:
             weight = weight * uncertain(record.entropy, counted, self.settings.entropy_share)

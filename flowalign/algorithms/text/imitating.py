@@ -60,7 +60,7 @@ class Imitating(language.LanguageAlgorithm):
     def extended(self, actor: LanguageActor, experience: language.Experience) -> Experience:
         examples = self.examples(actor, experience)
         rows = len(experience.rollout)
-        rollout = TextRollout.cat([experience.rollout, examples.rollout], actor.policy.tokenizer.pad_token_id)
+        rollout = TextRollout.cat([experience.rollout, examples.rollout])
         items = len(rollout)
         counted = examples.rollout.mask & examples.counts[:, None]
         # the mean over the tokens of all processes, whose losses the trainer averages

@@ -15,10 +15,11 @@ from flowalign.actors.draw import Draw
 from flowalign.algorithms.text.prefix_rft import PrefixRFT
 from flowalign.config import load, recipe
 from flowalign.config.sections import Weighted
-from flowalign.data import ASSETS, draw_batch
+from flowalign.data import ASSETS
+from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
-from flowalign.policies.language.given import given
 from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.policies.language.teacher_forcing import scored
 from flowalign.training import Trainer
 
 OWN_REWARDS = ["p2s", "igpo", "rlpr", "self_certainty", "tournament"]
@@ -146,7 +147,7 @@ def test_chord_is_a_mean_of_grpo_and_imitation(weighting: str, tmp_path: Path) -
     sampled.completion_ids, sampled.mask = experience.rollout.completion_ids[:32], experience.rollout.mask[:32]
     sampled.log_prob = experience.rollout.log_prob[:32]
     prompts, answers = batch.prompts[::8], [record["answer"] for record in batch.metadata[::8]]
-    shown = given(run.policy, prompts, answers)
+    shown = scored(run.policy, prompts, answers)
 
     def imitated(value: float) -> float:
         return -value * (math.exp(value) * (1 - math.exp(value)) if weighting == "chord" else 1)
@@ -165,7 +166,7 @@ def test_relift_imitates_where_no_text_is_right(tmp_path: Path) -> None:
     hard = (value.amax(1) == 0).nonzero()[:, 0].tolist()
     assert 0 < len(hard) < 4, "the shipped model fails some of these prompts and not all"
     batch = experience.batch
-    shown = given(run.policy, batch.prompts[::8], [record["answer"] for record in batch.metadata[::8]])
+    shown = scored(run.policy, batch.prompts[::8], [record["answer"] for record in batch.metadata[::8]])
     own = experience.rollout[torch.arange(32)]
     expected = grpo_loss(run, own, value.flatten()) + 0.5 * token_mean(run, shown, lambda x: -x, hard)
     assert loss_of(run, experience).item() == pytest.approx(expected, abs=1e-5)

@@ -97,7 +97,7 @@ def prepare(folder: Path, launch: dict[str, str] | None = None, **changes: Any) 
         "algorithm": {"name": "flow_grpo", "loss": {"clip_range": 0.01}},
         "rollout": {"steps": 3, "sigmas": [1.0, 0.6, 0.3], "plan": {"name": "window", "start": 1, "size": 1}},
         # three prompts cannot be shared evenly by two or four processes
-        "evaluation": {"prompts": "shapes_heldout", "limit": 3, "every": 2, "steps": 2, "save_pictures": 2},
+        "evaluation": {"prompts": "shapes_heldout", "limit": 3, "every": 2, "steps": 2, "save_samples": 2},
         "training": {
             "iterations": 2,
             "prompts_per_iteration": 4,
