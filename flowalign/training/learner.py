@@ -1,78 +1,60 @@
-"""The update: gradients of an experience in micro-batches, the optimizer's steps, and the average of the weights."""
+"""The updates of an iteration: an experience in parts, gradients among processes, and what is kept of the weights."""
 
 import contextlib
+import logging
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
-from diffusers.optimization import get_scheduler
-from diffusers.training_utils import EMAModel
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from flowalign.actors.worker import Worker
 from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from flowalign.training.distributed.sharding import Sharding, like, restore, unsynced, whole
-from flowalign.training.memory import make_optimizer, while_it_fits
+from flowalign.training.memory import while_it_fits
+from flowalign.training.optimization import Optimization
 from samplers import derive_seed
 
+logger = logging.getLogger(__name__)
 
-class Learner:
-    """What is trained, and how a run's configuration moves it.
+
+class Learner(Optimization):
+    """Moves a policy's weights by its experience, as a run's configuration says, among the other processes.
 
     Args:
         algorithm: whose losses; it may have networks of its own, which train beside the policy.
         actor: acts with the policy that is trained, among the other processes.
-        sharding: how the policy's network is spread in shards, None where every process has it whole.
+        sharding: how the policy's network is divided into shards, None where every process has it whole.
     """
 
-    def __init__(self, algorithm: Algorithm[Any], actor: Worker, sharding: Sharding | None = None) -> None:
+    def __init__(self, algorithm: Algorithm, actor: Worker, sharding: Sharding | None = None) -> None:
         self.algorithm, self.actor, self.sharding = algorithm, actor, sharding
-        self.policy: Any = actor.policy
-        self.config: Any = actor.config
-        self.accelerator = actor.accelerator
+        self.policy, self.config, self.accelerator = actor.policy, actor.config, actor.accelerator
         training = self.config.training
         self.modules = algorithm.modules(self.policy)
         own = {f"{name}.{key}": p for name, m in self.modules.items() for key, p in m.named_parameters()}
-        self.parameters = self.policy.trainable() | own
-        # apart: an optimizer's step does not mix sharded parameters with whole ones
-        groups = [list(p.values()) for p in (self.policy.trainable(), own) if p]
-        self.optimizer = make_optimizer(groups, training.optimizer, self.accelerator.device)
-        self.updates = training.iterations * training.updates_per_iteration
-        """optimizer steps of the whole training, where no budget ends it before"""
-        schedule = get_scheduler(
-            training.optimizer.schedule,
-            self.optimizer,
-            num_warmup_steps=training.optimizer.warmup_updates,
-            num_training_steps=self.updates,
-        )
-        self.learning_rate_factor = schedule.lr_lambdas[0]
-        self.in_copies = sharding is None
+        updates = training.iterations * training.updates_per_iteration
+        groups = [self.policy.trainable(), own]
+        super().__init__(groups, training.optimizer, updates, self.accelerator.device, training.ema_decay)
+        self.replicated = sharding is None
         """every process has the network whole, and can use it by itself"""
-        self.held = self.parameters
-        """what this process holds of each parameter, in the same memory"""
-        self.ema = EMAModel(self.held.values(), training.ema_decay) if training.ema_decay else None
 
     # Updates
 
-    def learn(self, experience: Experience, iteration: int, done: float) -> dict[str, float]:
+    def learn(self, experience: Experience, iteration: int, progress: float) -> dict[str, float]:
         """All updates of an iteration.
 
         Args:
-            done: share of the training that came before, for the learning rate's schedule.
+            progress: share of the training that came before, for the learning rate's schedule.
 
         Returns:
             the means of what the updates measured, over all processes.
         """
         sums: dict[str, list[Tensor]] = defaultdict(list)
         for i, items in enumerate(self.chunks(experience, iteration)):
-            rate = self.learning_rate_factor(round(done * self.updates) + i)
-            rate *= self.config.training.optimizer.learning_rate
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
+            rate = self.set_learning_rate(round(progress * self.updates) + i)
             for name, value in self.update(experience, items).items():
                 sums[name].append(value)
         metrics = {name: self.actor.gather(torch.stack(values)).mean().item() for name, values in sums.items()}
@@ -96,42 +78,23 @@ class Learner:
         """One optimizer step on the mean loss of these items over all processes; means of what the loss measured."""
         total = len(items)
         items = self._with_gradient(experience, items)
-        backward = partial(self._backward, experience, items, total)
-        single = self.accelerator.num_processes == 1
-        totals = while_it_fits(self.config, "training", "micro_batch_size", backward, lambda: single)
+
+        def losses(part: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            loss, values = self.algorithm.losses(self.policy, experience, part)
+            return loss, {**values, "policy/loss": loss}
+
+        def backward() -> dict[str, Tensor]:
+            return self.backward(losses, items, total, self.config.training.micro_batch_size)
+
+        alone = self.accelerator.num_processes == 1
+        sums = while_it_fits(self.config, "training", "micro_batch_size", backward, lambda: alone)
         self._share_own_gradients()
-        norm = self._step()
-        if self.ema is not None:
-            self.ema.step(self.held.values())
-        means = {name: value / len(items) for name, value in totals.items()}
-        return means | {"policy/gradient_norm": torch.as_tensor(norm, device=self.accelerator.device)}
-
-    def _step(self) -> Tensor | float:
-        """Clip the gradients, step, and forget them; returns their norm before clipping."""
-        norm = self.accelerator.clip_grad_norm_(self.parameters.values(), self.config.training.optimizer.max_grad_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-    def _backward(self, experience: Experience, items: Tensor, total: int) -> dict[str, Tensor]:
-        """Gradients of the items' loss over `total`, in micro-batches; the sums of the values for the metrics."""
-        self.optimizer.zero_grad()
-        parts = items.split(self.config.training.micro_batch_size)
-        totals: dict[str, Tensor] = {}
-        for i, part in enumerate(parts):
-            with self._accumulated(last=i == len(parts) - 1):
-                loss, values = self.algorithm.losses(self.policy, experience, part)
-                self._backpropagate(loss.sum() / total)
-            for name, value in {**values, "policy/loss": loss}.items():
-                totals[name] = totals.get(name, 0) + value.detach().sum()
-        return totals
+        means = {name: value / len(items) for name, value in sums.items()}
+        return means | {"policy/gradient_norm": self.step().to(self.accelerator.device)}
 
     def _accumulated(self, last: bool) -> contextlib.AbstractContextManager[None]:
         """Within it gradients are added up on each process, and with the last micro-batch's over processes."""
         return contextlib.nullcontext() if last else unsynced(self.accelerator, self.policy.model)
-
-    def _backpropagate(self, loss: Tensor) -> None:
-        self.accelerator.backward(loss)
 
     def _share_own_gradients(self) -> None:
         """Average over processes the gradients of the algorithm's own networks, which no wrapper does."""
@@ -159,12 +122,12 @@ class Learner:
         if self.ema is None:
             yield
             return
-        self.ema.store(self.held.values())
-        self.ema.copy_to(self.held.values())
+        self.ema.store(self.local_parameters.values())
+        self.ema.copy_to(self.local_parameters.values())
         try:
             yield
         finally:
-            self.ema.restore(self.held.values())
+            self.ema.restore(self.local_parameters.values())
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

@@ -145,7 +145,7 @@ def alone(folder: Path) -> Path:
 
 def together(processes: int, *folders: Path) -> str:
     """Train, or go on, one folder after the other on several processes; returns what they told on stderr."""
-    command = [sys.executable, str(HERE / "spread.py"), str(processes), *map(str, folders)]
+    command = [sys.executable, str(HERE / "run_processes.py"), str(processes), *map(str, folders)]
     run = subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, timeout=900, text=True)
     return run.stderr
 
