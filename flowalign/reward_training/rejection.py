@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -43,12 +44,10 @@ def cold_start(
         raise ConfigError(f"{config.data.prompts}: the prompt {missing[0][:60]!r} has no '{KEY}' to imitate")
     texts = [str(record[KEY]) for record in prompts.metadata]
     rollout = demonstrated(policy, prompts.texts, texts, prompts.metadata)
-    size = config.training.micro_batch_size
-    losses = _imitate(policy, rollout, torch.arange(len(texts)), epochs, size, learning_rate, progress)
-    # of the last pass
-    loss = float(np.mean(losses[-len(losses) // epochs :]))
-    report = {"demonstrations": len(texts), "loss": loss}
-    report |= {"epochs": epochs, "learning_rate": learning_rate, "seed": config.training.seed}
+    settings: dict[str, Any] = {"epochs": epochs, "learning_rate": learning_rate}
+    losses = _imitate(config, policy, rollout, torch.arange(len(texts)), **settings, progress=progress)
+    last_pass = losses[-len(losses) // epochs :]
+    report = {"demonstrations": len(texts), "loss": fmean(last_pass), **settings, "seed": config.training.seed}
     with new_folder(output, "cold_start.json", report) as folder:
         policy.save(folder / "model")
     return report
@@ -78,21 +77,23 @@ def rejection_sampling(
     right = value >= 1 - 1e-6
     pairs = [str(record.get("pair", f"own {i}")) for i, record in enumerate(prompts.metadata)]
     _, pair = np.unique(pairs, return_inverse=True)
-    known = _in_all(right.any(1), torch.from_numpy(pair))
+    group = torch.from_numpy(pair)
+    # of a pair, every prompt must have a right reply
+    known = torch.ones(len(prompts)).scatter_reduce(0, group, right.any(1).float(), "amin").bool()[group]
     wrong = (~known).nonzero()[:, 0].tolist()
     if not known.any():
         raise ConfigError(f"{config.data.prompts}: the model is right about no prompt, so there is nothing to imitate")
     # the first right reply of each prompt
     rows = (right.long().argmax(1) + torch.arange(len(prompts)) * samples)[known]
-    _imitate(policy, rollout, rows, epochs, config.training.micro_batch_size, learning_rate, progress)
+    settings: dict[str, Any] = {"epochs": epochs, "learning_rate": learning_rate}
+    _imitate(config, policy, rollout, rows, **settings, progress=progress)
     report = {
         "prompts": len(prompts),
         "imitated": len(rows),
         "left": len(wrong),
         "right_replies": right.float().mean().item(),
         "samples": samples,
-        "epochs": epochs,
-        "learning_rate": learning_rate,
+        **settings,
         "seed": config.training.seed,
     }
     lines = [json.dumps({"prompt": prompts.texts[i], **prompts.metadata[i]}) + "\n" for i in wrong]
@@ -109,11 +110,6 @@ def _start(config: TextConfig) -> tuple[LanguagePolicy, Prompts]:
     return policy, Prompts.read(config.data.prompts, config.data.where)
 
 
-def _in_all(right: Tensor, group: Tensor) -> Tensor:
-    """[P] bool: whether every member of a prompt's group is right."""
-    return torch.ones(int(group.max()) + 1).scatter_reduce(0, group, right.float(), "amin").bool()[group]
-
-
 def _replies(config: TextConfig, policy: LanguagePolicy, prompts: Prompts, samples: int) -> tuple[TextRollout, Tensor]:
     """The replies to P prompts, side by side, and their rewards [P, samples]."""
     texts = [text for text in prompts.texts for _ in range(samples)]
@@ -125,23 +121,16 @@ def _replies(config: TextConfig, policy: LanguagePolicy, prompts: Prompts, sampl
 
 
 def _imitate(
-    policy: LanguagePolicy,
-    rollout: TextRollout,
-    rows: Tensor,
-    epochs: int,
-    batch_size: int,
-    learning_rate: float,
-    progress: bool,
+    config: TextConfig, policy: LanguagePolicy, rollout: TextRollout, rows: Tensor, **settings: Any
 ) -> list[float]:
     """Raise the likelihood of these rows' completions; returns each batch's mean loss a token."""
     policy.train_all()
-    return fit(
-        policy.trainable(),
-        lambda batch: -policy.log_probs(rollout, batch)[0],
-        rows,
-        epochs,
-        batch_size,
-        learning_rate,
-        size=lambda batch: rollout.mask[batch].sum(),
-        progress=progress,
-    )
+
+    def losses(batch: Tensor) -> Tensor:
+        return -policy.log_probs(rollout, batch)[0]
+
+    def tokens(batch: Tensor) -> Tensor:
+        return rollout.mask[batch].sum()
+
+    size = config.training.micro_batch_size
+    return fit(policy.trainable(), losses, rows, batch_size=size, size=tokens, **settings)

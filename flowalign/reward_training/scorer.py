@@ -116,20 +116,19 @@ def train_reward(
     """
     torch.manual_seed(seed)
 
-    def loss(rows: Tensor) -> Tensor:
+    def losses(rows: Tensor) -> Tensor:
         return preference_loss(model.margins(pairs, rows.tolist())).mean(0)
 
     before = model.accuracy(heldout, batch_size)
+    settings: dict[str, Any] = {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size}
     parameters, rows = dict(model.network.named_parameters()), torch.arange(len(pairs))
-    fit(parameters, loss, rows, epochs, batch_size, learning_rate, weight_decay=0.01, progress=progress)
+    fit(parameters, losses, rows, **settings, weight_decay=0.01, progress=progress)
     report = {
         "pairs": len(pairs),
         "heldout_pairs": len(heldout),
         "heldout_accuracy_before": before,
         "heldout_accuracy_after": model.accuracy(heldout, batch_size),
-        "epochs": epochs,
-        "learning_rate": learning_rate,
-        "batch_size": batch_size,
+        **settings,
         "seed": seed,
     }
     with new_folder(output, "reward.json", report) as folder:

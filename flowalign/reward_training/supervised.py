@@ -19,7 +19,7 @@ from flowalign.training.optimization import Optimization
 
 def fit(
     parameters: dict[str, nn.Parameter],
-    loss: Callable[[Tensor], Tensor],
+    losses: Callable[[Tensor], Tensor],
     rows: Tensor,
     epochs: int,
     batch_size: int,
@@ -28,13 +28,10 @@ def fit(
     size: Callable[[Tensor], Any] = len,
     progress: bool = True,
 ) -> list[float]:
-    """Lower the mean loss of these examples by AdamW, its learning rate falling linearly to 0.
+    """Lower the losses of examples by AdamW, its learning rate falling linearly to 0; returns each batch's mean loss.
 
     Args:
-        loss: of a batch of rows, whose sum over the batch's `size` is the mean.
-
-    Returns:
-        the mean loss of each batch, in order.
+        losses: of a batch of rows; their sum over the batch's `size` is the mean.
 
     Raises:
         ConfigError: the learning rate is not above 0.
@@ -42,21 +39,15 @@ def fit(
     batches = [batch for _ in range(epochs) for batch in rows[torch.randperm(len(rows))].split(batch_size)]
     values = {"learning_rate": learning_rate, "schedule": "linear", "weight_decay": weight_decay}
     device = next(iter(parameters.values())).device
-    optimization = Optimization([parameters], parse(Optimizer, values), len(batches), device)
-
-    def losses(batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        value = loss(batch)
-        return value, {"loss": value}
-
-    means = []
-    with tqdm(total=len(batches), desc="training", disable=not progress) as bar:
-        for i, batch in enumerate(batches):
-            optimization.set_learning_rate(i)
-            total = float(size(batch))
-            means.append(float(optimization.backward(losses, batch, total, len(batch))["loss"]) / total)
-            optimization.step()
-            bar.set_postfix(loss=f"{means[-1]:.3f}")
-            bar.update()
+    optimization, means = Optimization([parameters], parse(Optimizer, values), len(batches), device), []
+    bar = tqdm(batches, desc="training", disable=not progress)
+    for i, batch in enumerate(bar):
+        optimization.set_learning_rate(i)
+        total = float(size(batch))
+        sums = optimization.backward(lambda part: (losses(part), {}), batch, total, len(batch))
+        optimization.step()
+        means.append(sums["loss"].item() / total)
+        bar.set_postfix(loss=f"{means[-1]:.3f}")
     return means
 
 

@@ -3,7 +3,8 @@
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,22 @@ from flowalign.training.optimization import Optimization
 from samplers import derive_seed
 
 logger = logging.getLogger(__name__)
+
+NO_ADVANTAGE = 0.01
+"""mean size of a sample's advantages that rounding alone may reach"""
+ALIKE = (
+    "the rewards of every group are all alike (reward/zero_spread is 1); what helps: harder or easier prompts, a "
+    "larger training.group_size"
+)
+NO_GRADIENT = "the gradient is 0 (policy/gradient_norm): all advantages are 0, or"
+IDLE = {
+    "reward/zero_spread": {"pictures": f"{ALIKE}, or rollout.share_start_noise: false", "text": ALIKE},
+    "policy/gradient_norm": {
+        "pictures": f"{NO_GRADIENT} no step draws noise (rollout.kernel, rollout.plan)",
+        "text": f"{NO_GRADIENT} no text ends in time to count (rollout.max_new_tokens, algorithm.mask_truncated)",
+    },
+}
+"""what an iteration that taught nothing shows, and what would help, by metric and medium"""
 
 
 class Learner(Optimization):
@@ -40,8 +57,8 @@ class Learner(Optimization):
         super().__init__(groups, training.optimizer, updates, self.accelerator.device, training.ema_decay)
         self.replicated = sharding is None
         """every process has the network whole, and can use it by itself"""
-
-    # Updates
+        self._warned: set[str] = set()
+        """metrics that a warning has named"""
 
     def learn(self, experience: Experience, iteration: int, progress: float) -> dict[str, float]:
         """All updates of an iteration.
@@ -58,7 +75,20 @@ class Learner(Optimization):
             for name, value in self.update(experience, items).items():
                 sums[name].append(value)
         metrics = {name: self.actor.gather(torch.stack(values)).mean().item() for name, values in sums.items()}
+        self._warn_if_idle(experience, experience.metrics | metrics, iteration)
         return metrics | {"learning_rate": rate}
+
+    def _warn_if_idle(self, experience: Experience, metrics: Mapping[str, float], iteration: int) -> None:
+        """Say why an iteration taught nothing, and what would help: once for each reason."""
+        outcome, name = experience.outcome(), ""
+        if metrics.get("reward/zero_spread") == 1 and outcome is not None:
+            # NGRPO's advantages, for one, are not 0 in a group of equal rewards
+            name = "" if self.actor.largest(bool((outcome[1] > NO_ADVANTAGE).any())) else "reward/zero_spread"
+        if not name and metrics["policy/gradient_norm"] == 0:
+            name = "policy/gradient_norm"
+        if name and name not in self._warned and self.accelerator.is_main_process:
+            logger.warning("iteration %d taught nothing: %s", iteration, IDLE[name][self.config.medium])
+        self._warned.add(name)
 
     def chunks(self, experience: Experience, iteration: int) -> Iterator[Tensor]:
         """The items of each update: every group gives an equal, random share of its own to each."""
@@ -78,16 +108,14 @@ class Learner(Optimization):
         """One optimizer step on the mean loss of these items over all processes; means of what the loss measured."""
         total = len(items)
         items = self._with_gradient(experience, items)
-
-        def losses(part: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            loss, values = self.algorithm.losses(self.policy, experience, part)
-            return loss, {**values, "policy/loss": loss}
+        losses = partial(self.algorithm.losses, self.policy, experience)
 
         def backward() -> dict[str, Tensor]:
             return self.backward(losses, items, total, self.config.training.micro_batch_size)
 
         alone = self.accelerator.num_processes == 1
         sums = while_it_fits(self.config, "training", "micro_batch_size", backward, lambda: alone)
+        sums["policy/loss"] = sums.pop("loss")
         self._share_own_gradients()
         means = {name: value / len(items) for name, value in sums.items()}
         return means | {"policy/gradient_norm": self.step().to(self.accelerator.device)}
@@ -113,8 +141,6 @@ class Learner(Optimization):
         keep = max(1, self.actor.largest(int(useful.sum())))
         # stable: the useful ones first, each part in its random order
         return items[torch.argsort(~useful, stable=True)[:keep]]
-
-    # Weights
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -156,8 +182,6 @@ class Learner(Optimization):
             if self.policy.lora:
                 weights = {name: value for name, value in weights.items() if name in trained}
             return whole(weights, keep=self.accelerator.is_main_process)
-
-    # Checkpoints
 
     def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         """Whole tensors and JSON of what is trained, on the main process; all call it together."""

@@ -1,4 +1,4 @@
-"""What moves weights, by reinforcement and by labels: gradients in micro-batches, AdamW, its rate, and an average."""
+"""What moves weights, by reinforcement and by examples: gradients in micro-batches, AdamW, its rate, and an average."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -13,9 +13,6 @@ from torch.distributed.tensor import DTensor
 from flowalign.config.sections import Optimizer
 from flowalign.training.memory import make_optimizer
 
-Losses = Callable[[Tensor], tuple[Tensor, dict[str, Tensor]]]
-"""of items: their losses, and named values for the metrics"""
-
 
 class Optimization:
     """Parameters and how they are moved; on one process.
@@ -24,7 +21,7 @@ class Optimization:
         groups: parameters by name. An optimizer's step does not mix two groups: sharded parameters and whole ones.
         settings: of AdamW and its learning rate.
         updates: optimizer steps of the whole training, for the learning rate's schedule.
-        ema_decay: of the average of the weights; None or 0: there is none.
+        ema_decay: of the average of the weights; None: there is none.
     """
 
     def __init__(
@@ -53,8 +50,18 @@ class Optimization:
             group["lr"] = rate
         return rate
 
-    def backward(self, losses: Losses, items: Tensor, total: float, micro_batch_size: int) -> dict[str, Tensor]:
-        """Gradients of the sum of the items' losses over `total`, in micro-batches; returns the sums of the values."""
+    def backward(
+        self,
+        losses: Callable[[Tensor], tuple[Tensor, dict[str, Tensor]]],
+        items: Tensor,
+        total: float,
+        micro_batch_size: int,
+    ) -> dict[str, Tensor]:
+        """Gradients of the sum of the items' losses over `total`, in micro-batches.
+
+        Returns:
+            the sums of the named values that `losses` returns, and of the losses themselves as `loss`.
+        """
         self.optimizer.zero_grad()
         parts = items.split(micro_batch_size)
         sums: dict[str, Any] = {}
@@ -62,7 +69,7 @@ class Optimization:
             with self._accumulated(last=i == len(parts) - 1):
                 loss, values = losses(part)
                 self._backpropagate(loss.sum() / total)
-            for name, value in values.items():
+            for name, value in {**values, "loss": loss}.items():
                 sums[name] = sums.get(name, 0) + value.detach().sum()
         return sums
 
@@ -80,7 +87,7 @@ class Optimization:
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def _accumulated(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Within it gradients are added to those of the micro-batches before; `last` is the update's last."""
+        """Within it gradients are added to the earlier micro-batches'; `last` is an update's last micro-batch."""
         return contextlib.nullcontext()
 
     def _backpropagate(self, loss: Tensor) -> None:

@@ -61,8 +61,6 @@ class ZeroLearner(Learner):
             if self.ema is not None:
                 self.ema = EMAModel(self.local_parameters.values(), self.config.training.ema_decay)
 
-    # Updates
-
     @contextlib.contextmanager
     def _accumulated(self, last: bool) -> Iterator[None]:
         self.engine.set_gradient_accumulation_boundary(last)
@@ -76,8 +74,6 @@ class ZeroLearner(Learner):
     def _step(self) -> Tensor:
         self.engine.step()
         return torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32)
-
-    # Weights
 
     @contextlib.contextmanager
     def _gathered(self) -> Iterator[None]:
@@ -120,8 +116,6 @@ class ZeroLearner(Learner):
                 if self.accelerator.is_main_process:
                     kept[name] = tensor.detach().cpu().clone()
         return kept
-
-    # Checkpoints
 
     def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         moments, rest = optimizer_tensors(self._moments())
