@@ -36,7 +36,7 @@ class Weighted(Named):
 
 
 class Watch(Section):
-    """When evaluations look like reward hacking: see `flowalign.training.watch.judge`."""
+    """When evaluations look like reward hacking: see `flowalign.training.watch.diagnose`."""
 
     deviations: float = Field(2.0, ge=0)
     """a change must be this many standard errors"""
