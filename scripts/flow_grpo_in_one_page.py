@@ -18,10 +18,10 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 from peft import LoraConfig
 from PIL.Image import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from rewards.shapes.reward import ShapesReward
-from samplers import derive_seed, flow_sde, generators, normal, rollout
+from samplers import Trajectory, derive_seed, flow_sde, generators, normal, rollout
 
 ASSETS = Path(__file__).parents[1] / "flowalign" / "assets"
 SIGMAS = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.2, 0.0])
@@ -33,17 +33,17 @@ CLIP_RANGE = 0.01
 """of the ratio; a step's log-probability is a mean over its elements, so that the ratio stays close to 1"""
 LEARNING_RATE = 2e-3
 BATCH_SIZE = 64
+ATTENTION = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
+"""layers that LoRA goes on"""
 
 
 def load(seed: int) -> StableDiffusion3Pipeline:
     """The pipeline, frozen, with a new LoRA adapter on its transformer's attention, which is trained."""
     absent = dict.fromkeys(["text_encoder_3", "tokenizer_3", "image_encoder", "feature_extractor"])
     pipeline = StableDiffusion3Pipeline.from_pretrained(ASSETS / "tiny_sd3", **absent)
-    for network in (pipeline.transformer, pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2):
-        network.requires_grad_(False)
-    own = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
+    pipeline.transformer.requires_grad_(False)
     torch.manual_seed(seed)
-    targets = [f"attn.{name}" for name in own]
+    targets = [f"attn.{name}" for name in ATTENTION]
     pipeline.transformer.add_adapter(LoraConfig(r=8, lora_alpha=16, target_modules=targets))
     return pipeline
 
@@ -72,6 +72,38 @@ def decode(pipeline: StableDiffusion3Pipeline, latents: Tensor) -> list[Image]:
     return pipeline.image_processor.postprocess(torch.cat(pixels), output_type="pil")
 
 
+def velocity(transformer: nn.Module, x: Tensor, sigma: Tensor, tokens: Tensor, pooled: Tensor) -> Tensor:
+    """[B, ...] noise minus picture, which the network predicts at x = (1 - sigma) picture + sigma noise."""
+    parts = zip(*(rows.split(BATCH_SIZE) for rows in (x, tokens, pooled, 1000 * sigma)), strict=True)
+    return torch.cat([transformer(*part)[0] for part in parts])
+
+
+def sample(transformer: nn.Module, tokens: Tensor, pooled: Tensor, group: Tensor, seed: tuple[int, int]) -> Trajectory:
+    """Denoise whole groups: each step draws the next state from a Gaussian, and keeps its log-probability."""
+    first = slice(None, None, GROUP_SIZE)
+    starts = generators([derive_seed(*seed, g, 0, 0) for g in group[first].tolist()])
+    size = transformer.config.sample_size
+    noise = normal((transformer.config.in_channels, size, size), starts, "cpu")[group]
+
+    def velocity_of_members(x: Tensor, sigma: Tensor) -> Tensor:
+        if sigma[0] < 1:
+            return velocity(transformer, x, sigma, tokens[group], pooled[group])
+        # the members of a group start from the same noise, where the velocity is computed once
+        return velocity(transformer, x[first], sigma[first], tokens, pooled)[group]
+
+    seeds = [derive_seed(*seed, g, row % GROUP_SIZE, 1) for row, g in enumerate(group.tolist())]
+    return rollout(velocity_of_members, noise, SIGMAS, flow_sde, ETA, seeds)
+
+
+def shuffled(actions: Tensor, seed: tuple[int, int]) -> Tensor:
+    """[G, N, 2] (sample, step) of G groups, in a random order within each."""
+    orders = [
+        torch.randperm(actions.shape[1], generator=own)
+        for own in generators([derive_seed(*seed, g, 2) for g in range(len(actions))])
+    ]
+    return torch.stack([own[order] for own, order in zip(actions, orders, strict=True)])
+
+
 def train(
     pipeline: StableDiffusion3Pipeline, iterations: int, prompts_per_iteration: int, updates: int, seed: int
 ) -> Iterator[Tensor]:
@@ -81,59 +113,39 @@ def train(
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=1e-4)
     decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, iterations * updates)
     reward = ShapesReward(strict_weight=0.5)
-    drawn = read_prompts(seed)
+    prompts = read_prompts(seed)
+    group = torch.arange(prompts_per_iteration).repeat_interleave(GROUP_SIZE)
 
     for iteration in range(iterations):
-        # Prompts, each for a group of samples.
-        groups = range(prompts_per_iteration)
-        prompts = [next(drawn) for _ in groups]
-        tokens, pooled = map(torch.cat, zip(*(encode(pipeline, prompt) for prompt in prompts), strict=True))
-        group = torch.tensor(groups).repeat_interleave(GROUP_SIZE)
+        # a group of pictures for each of the next prompts, and their rewards
+        drawn = list(itertools.islice(prompts, prompts_per_iteration))
+        tokens, pooled = map(torch.cat, zip(*(encode(pipeline, prompt) for prompt in drawn), strict=True))
+        made = sample(transformer, tokens, pooled, group, (seed, iteration))
+        rewards = reward(decode(pipeline, made.final), [drawn[g] for g in group], [{}] * len(group)).value
 
-        def velocity(x: Tensor, sigma: Tensor, groups: Tensor) -> Tensor:
-            """[B, ...] noise minus picture, as the transformer predicts it at x = (1 - sigma) picture + sigma noise."""
-            return torch.cat([transformer(x[n], tokens[groups[n]], pooled[groups[n]], 1000 * sigma[n])[0]
-                              for n in torch.arange(len(x)).split(BATCH_SIZE)])
+        # advantage: by how many standard deviations a picture is better than its group
+        gap = rewards.view(-1, GROUP_SIZE)
+        gap = gap - gap.mean(1, keepdim=True)
+        advantage = (gap / ((gap**2).mean(1, keepdim=True).sqrt() + 1e-4)).clamp(-5, 5).flatten()
 
-        # Start noise, the same for the members of a group.
-        size = transformer.config.sample_size
-        starts = generators([derive_seed(seed, iteration, g, 0, 0) for g in groups])
-        noise = normal((transformer.config.in_channels, size, size), starts, "cpu")[group]
-
-        # Denoising steps: each draws the next state from a Gaussian, whose log-probability is kept.
-        noise_seeds = [derive_seed(seed, iteration, g, m, 1) for g in groups for m in range(GROUP_SIZE)]
-        made = rollout(lambda x, sigma: velocity(x, sigma, group), noise, SIGMAS, flow_sde, ETA, noise_seeds)
-
-        # Pictures, their rewards, and by how many standard deviations each is better than its group.
-        samples = [prompts[g] for g in group]
-        rewards = reward(decode(pipeline, made.final), samples, [{}] * len(samples)).value
-        yield rewards
-        spread = rewards.view(-1, GROUP_SIZE)
-        mean, std = spread.mean(1, keepdim=True), spread.std(1, correction=0, keepdim=True)
-        advantage = ((spread - mean) / (std + 1e-4)).clamp(-5, 5).flatten()
-
-        # Actions: every noisy step of every sample, in a random order within its group; each update takes a share.
-        actions = made.mask.nonzero().unflatten(0, (len(groups), -1))
-        orders = generators([derive_seed(seed, iteration, g, 2) for g in groups])
-        order = torch.stack([torch.randperm(actions.shape[1], generator=own) for own in orders])
-        actions = actions.gather(1, order[..., None].expand_as(actions))
-
+        # every noisy step is an action; each update takes a share of each group's
+        actions = shuffled(made.mask.nonzero().unflatten(0, (prompts_per_iteration, -1)), (seed, iteration))
         for share in actions.chunk(updates, dim=1):
-            share = share.flatten(0, 1)
-            sample, step = share[advantage[share[:, 0]] != 0].unbind(1)
+            samples, steps = share.flatten(0, 1)[advantage[share.flatten(0, 1)[:, 0]] != 0].unbind(1)
+            told = tokens[group[samples]], pooled[group[samples]]
+            v = velocity(transformer, made.latents[samples, steps], made.sigmas[steps], *told)
 
-            # How much more probable the same steps are now, and PPO's clipped loss.
-            v = velocity(made.latents[sample, step], made.sigmas[step], group[sample])
-            log_prob = made.score(flow_sde, v, sample, step).log_prob
-            ratio = torch.exp(log_prob - made.log_prob[sample, step])
+            # how much more probable the same step is now, and PPO's clipped loss
+            ratio = torch.exp(made.score(flow_sde, v, samples, steps).log_prob - made.log_prob[samples, steps])
             clipped = ratio.clamp(1 - CLIP_RANGE, 1 + CLIP_RANGE)
-            loss = torch.maximum(-advantage[sample] * ratio, -advantage[sample] * clipped).sum() / len(share)
+            loss = torch.maximum(-advantage[samples] * ratio, -advantage[samples] * clipped)
 
-            loss.backward()
+            (loss.sum() / share[..., 0].numel()).backward()
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             optimizer.zero_grad()
             decay.step()
+        yield rewards
 
 
 def main() -> None:
