@@ -69,7 +69,7 @@ class PolicyGradient(base.Algorithm[E]):
         self.loss_of = settings.loss.part("losses", "algorithm.loss")
         self.loss_looks_at: LooksAt = getattr(self.loss_of, "looks_at", "action")
         advantage = f"algorithm.advantage: '{settings.advantage.name}'"
-        missing = getattr(self.advantage_of, "needs", frozenset()) - self.gives
+        missing: frozenset[str] = getattr(self.advantage_of, "needs", frozenset()) - self.gives
         if missing:
             raise ConfigError(f"{advantage} needs {', '.join(sorted(missing))}, which {own} has not; grpo works")
         if self.dense and not getattr(self.advantage_of, "dense", False):

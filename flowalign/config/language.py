@@ -79,7 +79,7 @@ class TextConfig(BaseConfig):
         turns = 1 if self.environment is None else self.environment.turns
         return self.rollout.max_new_tokens * turns
 
-    def check_sampling(self, groups: int) -> None:
+    def check_sampling(self, groups: int, algorithm: Any) -> None:
         if self.rollout.temperature == 0:
             raise ConfigError("rollout.temperature: at 0 the members of a group are alike; 1.0 works")
         if self.model.images and self.model.padding == "right":

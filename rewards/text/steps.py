@@ -187,6 +187,8 @@ class ClipBound(OfSteps):
         reward: of steps.
     """
 
+    bounds_sum = True
+
     def __init__(self, reward: Reward, threshold: float = 0.0) -> None:
         super().__init__([reward], "clip")
         self.threshold = threshold
@@ -201,6 +203,8 @@ class DeltaBound(OfSteps):
     Args:
         reward: of steps.
     """
+
+    bounds_sum = True
 
     def __init__(self, reward: Reward) -> None:
         super().__init__([reward], "delta")

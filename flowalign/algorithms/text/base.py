@@ -14,12 +14,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from flowalign import registry
 from flowalign.algorithms import base
 from flowalign.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
 from flowalign.config import Named
 from flowalign.core.aggregation import Aggregation, action_weights
 from flowalign.core.divergences import Estimator, sampled_kl
 from flowalign.core.entropy import entropy_modulated, uncertain, unlikeliness
+from flowalign.core.losses import LooksAt
 from flowalign.core.off_policy import Level, Rule, correction
 from flowalign.core.record import Record, ScoredTokens, masked_mean
 from flowalign.data import Batch
@@ -106,7 +108,7 @@ class LanguageAlgorithm(PolicyGradient[Experience]):
     settings: LanguageSettings
     medium = "text"
     gives = frozenset({"rewards", "baseline", "state"})
-    shows = "group"
+    shows: ClassVar[LooksAt] = "group"
     takes_turns: ClassVar[bool] = True
     """every text is sampled, so that it may be an episode with an environment"""
     unit = "texts"
@@ -117,6 +119,14 @@ class LanguageAlgorithm(PolicyGradient[Experience]):
                 f"algorithm: '{config.algorithm.name}' learns from demonstrations, which are texts without turns; with "
                 "an environment grpo works"
             )
+        if getattr(self.advantage_of, "centres_steps", False):
+            for i, reward in enumerate(config.rewards):
+                kinds = registry.rewards_within(reward.name, reward.settings)
+                if any(getattr(kind, "bounds_sum", False) for kind in kinds):
+                    raise ConfigError(
+                        f"algorithm.advantage: '{self.settings.advantage.name}' takes a mean off every step's reward, "
+                        f"so that the bound in rewards.{i} no longer holds; process_returns works"
+                    )
         if self.settings.off_policy is not None and (config.data.dynamic_sampling or config.data.replay):
             raise ConfigError("algorithm.off_policy: weighs one rollout; data.dynamic_sampling and replay go without")
         if config.rollout.engine == "vllm" and self.settings.off_policy is None:

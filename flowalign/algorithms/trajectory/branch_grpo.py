@@ -43,14 +43,11 @@ class BranchGRPO(TrajectoryAlgorithm):
     settings: BranchGRPOSettings
     gives = frozenset()
     dense = True
+    plan = (Tree, "{name: tree, splits: [0, 2]}")
 
     def check(self, config: "Config") -> None:
+        super().check(config)
         plan = config.build_plan()
-        if not isinstance(plan, Tree):
-            raise ConfigError(
-                f"rollout.plan: branch_grpo grows trees, not the plan '{config.rollout.plan.name}'; "
-                "plan: {name: tree, splits: [0, 2]} works"
-            )
         if plan.leaves != config.training.group_size:
             raise ConfigError(
                 f"training.group_size: a tree with splits {plan.splits} has {plan.leaves} leaves, "

@@ -17,6 +17,7 @@ from flowalign.core.credit import hierarchical
 from flowalign.data import Batch
 from flowalign.policies import Rollout
 from rewards import RewardError, Scores
+from samplers import Decay
 
 if TYPE_CHECKING:
     from flowalign.actors.diffusion import Actor
@@ -33,6 +34,7 @@ class HiCoGen(TrajectoryAlgorithm):
     Settings = HiCoGenSettings
     settings: HiCoGenSettings
     gives = frozenset()
+    plan = (Decay, "{name: decay, minimum: 0.1}")
 
     def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         missing = [name for name in self.settings.levels if name not in scores.parts]

@@ -47,6 +47,7 @@ class PrefGRPO(TrajectoryAlgorithm):
     """verdicts of the pictures scored last: the first row's share of the win, each time a pair was judged"""
 
     def check(self, config: "Config") -> None:
+        super().check(config)
         if "name" not in self.settings.judge:
             raise ConfigError("algorithm.judge: give the judge's name, e.g. judge: {name: pick_score}")
         arguments = dict(self.settings.judge)

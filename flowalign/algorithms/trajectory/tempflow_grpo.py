@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from flowalign.algorithms.trajectory.base import Actions, TrajectoryAlgorithm
-from flowalign.algorithms.trajectory.branching import branch_everywhere, places, require_single
+from flowalign.algorithms.trajectory.branching import SINGLE, branch_everywhere, places
 from flowalign.core.losses import noise_weight
 from flowalign.data import Batch
 from flowalign.policies import Rollout
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 class TempFlowGRPO(TrajectoryAlgorithm):
     """TempFlow-GRPO: single-step branches at every step, weighted by their noise (arXiv 2508.04324)."""
 
-    def check(self, config: "Config") -> None:
-        require_single(config)
+    plan = SINGLE
 
     def branches(self, config: "Config") -> int:
         return len(places(config))
