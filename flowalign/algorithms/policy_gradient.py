@@ -5,7 +5,7 @@ with the settings given; without a name they change the default's settings: `los
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
@@ -45,10 +45,7 @@ class PolicyGradientSettings(base.AlgorithmSettings):
         return value
 
 
-E = TypeVar("E", bound=base.Experience)
-
-
-class PolicyGradient(base.Algorithm[E]):
+class PolicyGradient(base.Algorithm):
     """Base of the trajectory family and of the language models' algorithms."""
 
     settings: PolicyGradientSettings

@@ -8,13 +8,15 @@ own file.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from flowalign import registry
+from flowalign.actors.draw import Draw
+from flowalign.actors.language import LanguageActor
 from flowalign.algorithms import base
 from flowalign.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
 from flowalign.config import Named
@@ -30,9 +32,6 @@ from flowalign.policies.language.given import rescored
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from rewards import Scores
-
-if TYPE_CHECKING:
-    from flowalign.actors.language import TextActor
 
 
 class Modulation(base.AlgorithmSettings):
@@ -89,9 +88,6 @@ class Experience(base.Experience):
     teacher: Tensor | None = None
     """[B, T] log-probabilities under a teacher, where there is one"""
 
-    def items(self) -> Tensor:
-        return torch.arange(len(self.rollout), device=self.advantage.device)[:, None]
-
     def outcome(self) -> tuple[Tensor, Tensor]:
         return self.scores.value, masked_mean(self.advantage.abs(), self.rollout.mask)
 
@@ -101,7 +97,7 @@ class Experience(base.Experience):
         return ((self.advantage * self.weight) != 0).any(1)[items[:, 0]]
 
 
-class LanguageAlgorithm(PolicyGradient[Experience]):
+class LanguageAlgorithm(PolicyGradient):
     """A group of completions of each prompt, its advantage, loss and aggregation by name."""
 
     Settings: ClassVar[type[LanguageSettings]] = LanguageSettings
@@ -144,20 +140,21 @@ class LanguageAlgorithm(PolicyGradient[Experience]):
     def items(self, config: Any) -> int:
         return config.training.group_size
 
-    def collect(self, actor: "TextActor", batch: Batch) -> Experience:
+    def collect(self, actor: LanguageActor, draw: Draw) -> Experience:
         off_policy = self.settings.off_policy
-        drawn: list[TextRollout] = []
+        with draw.scoring as scoring:
+            for batch in draw:
+                rollout = self.rollout(actor, batch)
+                texts = actor.decode(rollout)
+                draw.put(rollout, batch, scoring.submit(actor.score, texts, batch))
+            rollout, batch, scores = draw.whole()
+        sampled = rollout
+        if off_policy is not None:
+            rollout = rescored(actor.policy, sampled, actor.config.rollout.batch_size)
 
-        def sample(batch: Batch) -> TextRollout:
-            drawn.append(self.rollout(actor, batch))
-            if off_policy is None:
-                return drawn[-1]
-            return rescored(actor.policy, drawn[-1], actor.config.rollout.batch_size)
-
-        rollout, batch, scores = actor.sample_and_score(batch, sample)
-        baseline = actor.baseline(batch) if self.needs("baseline") else None
-
-        record = actor.record(rollout, batch, scores, baseline)
+        record = actor.record(rollout, batch, scores, scores.value)
+        if self.needs("baseline"):
+            record.baseline = actor.gather(actor.baseline(batch).to(actor.device))
         if self.needs("state"):
             record.state = actor.states(rollout, batch)
         assert record.entropy is not None
@@ -171,7 +168,7 @@ class LanguageAlgorithm(PolicyGradient[Experience]):
         advantage = self.advantages(record)
 
         rows, length = len(batch), rollout.mask.shape[1]
-        metrics = actor.measured(scores, record.group) | {
+        metrics = actor.score_metrics(scores, record.group) | {
             "text/tokens": record.mask.sum(1).float().mean().item(),
             "text/cut": 1 - ended.float().mean().item(),
             "text/entropy": record.entropy[record.mask].mean().item(),
@@ -181,33 +178,34 @@ class LanguageAlgorithm(PolicyGradient[Experience]):
         experience = Experience(
             batch,
             metrics,
+            torch.arange(len(rollout), device=rollout.mask.device)[:, None],
             rollout,
             scores,
-            actor.mine(record.reward, rows),
-            actor.mine(record.group, rows),
-            actor.mine(advantage, rows)[:, :length],
-            actor.mine(weight, rows)[:, :length],
+            actor.own(record.reward, rows),
+            actor.own(record.group, rows),
+            actor.own(advantage, rows)[:, :length],
+            actor.own(weight, rows)[:, :length],
             self.loss_looks_at == "group",
         )
         if off_policy is not None:
-            own = correction(rollout.log_prob, drawn[-1].log_prob, rollout.mask, **off_policy.model_dump())
+            own = correction(rollout.log_prob, sampled.log_prob, rollout.mask, **off_policy.model_dump())
             experience.weight = experience.weight * own
             each = masked_mean(own.expand_as(rollout.mask), rollout.mask)
             metrics["text/off_policy_weight"] = actor.gather(each).mean().item()
         return self.extended(actor, experience)
 
-    def rollout(self, actor: "TextActor", batch: Batch) -> TextRollout:
+    def rollout(self, actor: LanguageActor, batch: Batch) -> TextRollout:
         """A text of every sample of the batch."""
         return actor.rollout(batch)
 
-    def rewards(self, actor: "TextActor", batch: Batch, record: Record) -> Tensor:
+    def rewards(self, actor: LanguageActor, batch: Batch, record: Record) -> Tensor:
         """[B] what advantages come from, of all processes."""
         if self.settings.unlikeliness == 0:
             return record.reward
         likelihood = masked_mean(record.log_prob, record.mask)
         return unlikeliness(record.reward, likelihood, record.group, self.settings.unlikeliness)
 
-    def extended(self, actor: "TextActor", experience: Experience) -> Experience:
+    def extended(self, actor: LanguageActor, experience: Experience) -> Experience:
         """The experience with what a subclass adds to it."""
         return experience
 

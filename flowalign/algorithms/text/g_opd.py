@@ -6,18 +6,14 @@ the one that the teacher was trained from, which corrects the reward where the s
 the advantage of the rewards, which the authors do without. Loss: GRPO's.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 from pydantic import Field
 
+from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.text import base as language
 from flowalign.core.imitation import distillation_advantage
 from flowalign.core.record import masked_mean
 from flowalign.policies.language.teacher import Teacher
-
-if TYPE_CHECKING:
-    from flowalign.actors.language import TextActor
 
 
 class GOPDSettings(language.LanguageSettings):
@@ -43,7 +39,7 @@ class GOPD(language.LanguageAlgorithm):
         s = self.settings
         return super().uses_reference or (s.extrapolation != 1 and s.reference is None)
 
-    def extended(self, actor: "TextActor", experience: language.Experience) -> language.Experience:
+    def extended(self, actor: LanguageActor, experience: language.Experience) -> language.Experience:
         s, rollout, size = self.settings, experience.rollout, actor.config.rollout.batch_size
         self.teacher = self.teacher or Teacher(s.teacher, actor.policy)
         teacher = self.teacher.log_probs(rollout, size)

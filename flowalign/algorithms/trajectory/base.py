@@ -9,16 +9,18 @@ the settings name.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from functools import cached_property
+from typing import ClassVar, Literal
 
 import torch
 from PIL.Image import Image
 from torch import Tensor
 
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.actors.draw import Draw
 from flowalign.algorithms import base
 from flowalign.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
-from flowalign.config import Named
+from flowalign.config import Config, Named
 from flowalign.core.divergences import gaussian_kl, velocity_mse
 from flowalign.core.record import Scored
 from flowalign.data import Batch
@@ -26,10 +28,6 @@ from flowalign.errors import ConfigError
 from flowalign.policies import DiffusersPolicy, Rollout
 from rewards import Scores
 from samplers import Transition
-
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
-    from flowalign.config import Config
 
 
 class PolicySettings(PolicyGradientSettings):
@@ -102,12 +100,10 @@ class Experience(base.Experience):
 
     rollout: Rollout
     scores: Scores
+    reward: Tensor
+    """[B] that the advantages came from: the score, where every step has a reward of its own"""
     advantage: Tensor
     """[B, T]"""
-
-    def items(self) -> Tensor:
-        """[N, 2] (sample, step) of every stochastic step, group after group."""
-        return self.rollout.trajectory.mask.nonzero()
 
     def outcome(self) -> tuple[Tensor, Tensor]:
         return self.scores.value, self.advantage.abs().mean(1)
@@ -116,7 +112,7 @@ class Experience(base.Experience):
         return self.advantage[items[:, 0], items[:, 1]] != 0
 
 
-class TrajectoryAlgorithm(PolicyGradient[Experience]):
+class TrajectoryAlgorithm(PolicyGradient):
     """Base of the family."""
 
     Settings: ClassVar[type[base.AlgorithmSettings]] = PolicySettings
@@ -125,7 +121,7 @@ class TrajectoryAlgorithm(PolicyGradient[Experience]):
     plan: ClassVar[tuple[type, str] | None] = None
     """the kind of plan that it needs, and an example"""
 
-    def check(self, config: "Config") -> None:
+    def check(self, config: Config) -> None:
         plan, rollout = config.build_plan(), config.rollout
         if self.plan is not None and not isinstance(plan, self.plan[0]):
             raise ConfigError(
@@ -141,22 +137,22 @@ class TrajectoryAlgorithm(PolicyGradient[Experience]):
                     "the plan wants an action to learn from; flow_sde works"
                 )
 
-    def items(self, config: "Config") -> int:
+    def items(self, config: Config) -> int:
         etas = config.build_plan().etas(config.rollout.steps, config.rollout.eta, 0, 0)
         return config.training.group_size * int((etas > 0).sum())
 
-    def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
+    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
         """The trajectories to learn from and the samples they are of; one group's stand side by side."""
         return actor.rollout(batch), batch
 
-    def scores(self, actor: "Actor", images: Sequence[Image], batch: Batch) -> Scores:
+    def scores(self, actor: DiffusionActor, images: Sequence[Image], batch: Batch) -> Scores:
         """Scores of the finished pictures.
 
         May run in a thread of its own while the policy samples further groups, and so leaves the policy alone.
         """
         return actor.score(images, batch)
 
-    def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         """[B] or [B, T] rewards; here the finished sample's, one a trajectory."""
         return scores.value
 
@@ -182,31 +178,35 @@ class TrajectoryAlgorithm(PolicyGradient[Experience]):
             divergence = velocity_mse(actions.velocity, actions.velocity_reference)
         return self.settings.kl_weight * divergence, {"policy/kl": divergence}
 
-    def collect(self, actor: "Actor", batch: Batch) -> Experience:
+    def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
         """Roll out, score, and give credit."""
-        rollout, batch, scores = actor.sample_and_score(
-            batch, partial(self.rollout, actor), partial(self.scores, actor)
-        )
+        with draw.scoring as scoring:
+            for batch in draw:
+                rollout, batch = self.rollout(actor, batch)
+                pictures = actor.decode(rollout)
+                draw.put(rollout, batch, scoring.submit(self.scores, actor, pictures, batch))
+            rollout, batch, scores = draw.whole()
         begin = time.perf_counter()
         reward = self.step_reward(actor, rollout, batch, scores)
-        actor.metrics["seconds/reward"] += time.perf_counter() - begin
+        actor.add_seconds("reward", time.perf_counter() - begin)
 
         record = actor.record(rollout, batch, scores, reward)
         if record.reward.dim() == 2:
             actor.calibrate(record.reward, record.mask)
         advantage = self.advantages(record)
-        metrics = actor.measured(scores, record.group) | actor.metrics
+        metrics = actor.score_metrics(scores, record.group) | actor.metrics
         actor.metrics = {}
-        return Experience(batch, metrics, rollout, scores, actor.mine(advantage, len(batch)))
+        items = rollout.trajectory.mask.nonzero()
+        reward = reward if reward.dim() == 1 else scores.value
+        return Experience(batch, metrics, items, rollout, scores, reward, actor.own(advantage, len(batch)))
 
-    def show(self, actor: "Actor", batch: Batch) -> base.Seen:
-        rollout, batch = self.rollout(actor, batch)
-        images = actor.decode(rollout)
-        scores = self.scores(actor, images, batch)
-        record = actor.record(rollout, batch, scores, self.step_reward(actor, rollout, batch, scores))
-        earned = self.advantages(record).where(record.mask, torch.nan)
-        reward = record.reward if record.reward.dim() == 1 else scores.value
-        return base.Seen(rollout, batch, images, scores, reward, earned, self.wins(len(batch)))
+    def show(self, actor: DiffusionActor, batch: Batch) -> base.Seen:
+        seen = self.collect(actor, Draw(actor, batch))
+        earned = seen.advantage.where(seen.rollout.trajectory.mask, torch.nan)
+        pictures = actor.decode(seen.rollout)
+        return base.Seen(
+            seen.rollout, seen.batch, pictures, seen.scores, seen.reward, earned, self.wins(len(seen.batch))
+        )
 
     def wins(self, rows: int) -> Tensor | None:
         """[B, B] verdicts of the comparisons that the last rewards came from, as in `Seen`; None without any."""

@@ -10,14 +10,15 @@ without telling the log-probability), and pruning is left out.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
+from flowalign.config import Config
 from flowalign.core.credit import back_up, first_of
 from flowalign.core.record import Record
 from flowalign.data import Batch
@@ -25,10 +26,6 @@ from flowalign.errors import ConfigError
 from flowalign.policies import Rollout
 from rewards import Scores
 from samplers.plans import Tree
-
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
-    from flowalign.config import Config
 
 
 class BranchGRPOSettings(trajectory.PolicySettings):
@@ -45,7 +42,7 @@ class BranchGRPO(TrajectoryAlgorithm):
     dense = True
     plan = (Tree, "{name: tree, splits: [0, 2]}")
 
-    def check(self, config: "Config") -> None:
+    def check(self, config: Config) -> None:
         super().check(config)
         plan = config.build_plan()
         if plan.leaves != config.training.group_size:
@@ -64,12 +61,12 @@ class BranchGRPO(TrajectoryAlgorithm):
                 f"{limit:g}; fewer splits or at most {int(trees * limit / needed)} prompts_per_iteration would fit"
             )
 
-    def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
+    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
         roots = [batch.group.index(g) for g in dict.fromkeys(batch.group)]
         rollout, _ = actor.tree(batch[roots])
         return rollout, batch
 
-    def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         """[B, T + 1] the value of each node on a leaf's path, and whose row stands for it."""
         nodes = rollout.trajectory.numbered()
         value = back_up(scores.value.to(nodes.device), nodes)[:, 1:]

@@ -10,24 +10,20 @@ mix in `updates_per_iteration` updates.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.algorithms.trajectory.branching import SINGLE, branch_everywhere, places
-from flowalign.config import Named
+from flowalign.config import Config, Named
 from flowalign.core.record import Record
 from flowalign.data import Batch
 from flowalign.policies import Rollout
 from rewards import Scores
-
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
-    from flowalign.config import Config
 
 
 class G2RPOSettings(trajectory.PolicySettings):
@@ -43,13 +39,13 @@ class G2RPO(TrajectoryAlgorithm):
     settings: G2RPOSettings
     plan = SINGLE
 
-    def branches(self, config: "Config") -> int:
+    def branches(self, config: Config) -> int:
         return len(places(config))
 
-    def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
+    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
         return branch_everywhere(actor, batch)
 
-    def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         """[B, L] the reward at each granularity; `credit` spreads it to the branching step."""
         made = rollout.trajectory
         rows, steps = made.mask.nonzero().unbind(1)

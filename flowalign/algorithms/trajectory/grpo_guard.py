@@ -5,22 +5,17 @@ and multiplied by std (RatioNorm), so that one clip range serves all steps, and 
 which evens out their gradients. The clip range is far smaller than Flow-GRPO's: about 2e-6.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from flowalign import registry
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import Actions, TrajectoryAlgorithm
-from flowalign.config import Named
+from flowalign.config import Config, Named
 from flowalign.core.losses import guard_log_ratio
 from flowalign.core.record import ScoredActions
 from flowalign.errors import ConfigError
 from samplers.kernels import gaussian_log_prob, traits_of
-
-if TYPE_CHECKING:
-    from flowalign.config import Config
 
 
 class GRPOGuardSettings(trajectory.PolicySettings):
@@ -32,7 +27,7 @@ class GRPOGuard(TrajectoryAlgorithm):
 
     Settings = GRPOGuardSettings
 
-    def check(self, config: "Config") -> None:
+    def check(self, config: Config) -> None:
         super().check(config)
         kernel = registry.resolve("kernels", config.rollout.kernel)
         if traits_of(kernel).log_prob is not gaussian_log_prob:

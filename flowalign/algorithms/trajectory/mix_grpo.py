@@ -9,22 +9,17 @@ Departures: the window keeps its size at the end of the schedule and then starts
 until an iteration trains nothing. Flash keeps steps of the configured schedule, the released code spaces new ones.
 """
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
+from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
-from flowalign.config import Named
+from flowalign.config import Config, Named
 from flowalign.data import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies import Rollout
 from samplers import Window
 from samplers.completion import path
-
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
-    from flowalign.config import Config
 
 
 class MixGRPOSettings(trajectory.PolicySettings):
@@ -40,7 +35,7 @@ class MixGRPO(TrajectoryAlgorithm):
     settings: MixGRPOSettings
     plan = (Window, "{name: window, size: 4, order: progressive, every: 25}")
 
-    def check(self, config: "Config") -> None:
+    def check(self, config: Config) -> None:
         super().check(config)
         if self.settings.flash is not None and config.rollout.sigmas is None:
             raise ConfigError(
@@ -53,7 +48,7 @@ class MixGRPO(TrajectoryAlgorithm):
                 "several cannot be learned from together; algorithm.flash: null works"
             )
 
-    def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
+    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
         if self.settings.flash is None:
             return super().rollout(actor, batch)
         eta = actor.etas(batch)

@@ -6,20 +6,16 @@ same state. Loss: PPO's clip, each step weighted by the standard deviation of it
 over the steps; the divergence is not weighted.
 """
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
+from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory.base import Actions, TrajectoryAlgorithm
 from flowalign.algorithms.trajectory.branching import SINGLE, branch_everywhere, places
+from flowalign.config import Config
 from flowalign.core.losses import noise_weight
 from flowalign.data import Batch
 from flowalign.policies import Rollout
 from samplers import step_std
-
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
-    from flowalign.config import Config
 
 
 class TempFlowGRPO(TrajectoryAlgorithm):
@@ -27,10 +23,10 @@ class TempFlowGRPO(TrajectoryAlgorithm):
 
     plan = SINGLE
 
-    def branches(self, config: "Config") -> int:
+    def branches(self, config: Config) -> int:
         return len(places(config))
 
-    def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
+    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
         return branch_everywhere(actor, batch)
 
     def loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
