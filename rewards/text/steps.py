@@ -189,6 +189,7 @@ class ClipBound(OfSteps):
     """
 
     bounds_sum = True
+    """advantages that centre each step would undo it"""
 
     def __init__(self, reward: Reward, threshold: float = 0.0) -> None:
         super().__init__([reward], "clip")
@@ -206,6 +207,7 @@ class DeltaBound(OfSteps):
     """
 
     bounds_sum = True
+    """advantages that centre each step would undo it"""
 
     def __init__(self, reward: Reward) -> None:
         super().__init__([reward], "delta")

@@ -21,7 +21,7 @@ from flowalign.algorithms import base
 from flowalign.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
 from flowalign.config import Named
 from flowalign.core.aggregation import Aggregation, action_weights
-from flowalign.core.divergences import Estimator, sampled_kl
+from flowalign.core.divergences import KLEstimate, sampled_kl
 from flowalign.core.entropy import entropy_modulated, uncertain, unlikeliness
 from flowalign.core.losses import LooksAt
 from flowalign.core.off_policy import Level, Rule, correction
@@ -56,7 +56,7 @@ class LanguageSettings(PolicyGradientSettings):
     loss: Named = Named(name="ppo")
     aggregation: Aggregation = "token"
     """mean over all tokens, over each text's ('sequence'), over texts of sums ('sum'), that over max_new_tokens"""
-    kl_estimator: Estimator = "k3"
+    kl_estimate: KLEstimate = "k3"
     mask_truncated: bool = False
     """texts that were cut at max_new_tokens teach nothing (DAPO's overlong filtering)"""
     unlikeliness: float = Field(0.0, ge=0, le=1)
@@ -103,8 +103,8 @@ class LanguageAlgorithm(PolicyGradient):
     Settings: ClassVar[type[LanguageSettings]] = LanguageSettings
     settings: LanguageSettings
     medium = "text"
-    gives = frozenset({"rewards", "baseline", "state"})
-    shows: ClassVar[LooksAt] = "group"
+    fields = frozenset({"rewards", "baseline", "state"})
+    piece: ClassVar[LooksAt] = "group"
     takes_turns: ClassVar[bool] = True
     """every text is sampled, so that it may be an episode with an environment"""
     unit = "texts"
@@ -256,5 +256,5 @@ class LanguageAlgorithm(PolicyGradient):
             return {}
         with torch.no_grad(), policy.reference():
             reference, _ = policy.log_probs(experience.rollout, rows)
-        divergence = sampled_kl(log_prob, reference, self.settings.kl_estimator)
+        divergence = sampled_kl(log_prob, reference, self.settings.kl_estimate)
         return {"policy/kl": (self.settings.kl_weight, divergence)}

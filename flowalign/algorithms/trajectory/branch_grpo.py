@@ -38,7 +38,7 @@ class BranchGRPO(TrajectoryAlgorithm):
 
     Settings = BranchGRPOSettings
     settings: BranchGRPOSettings
-    gives = frozenset()
+    fields = frozenset()
     dense = True
     plan = (Tree, "{name: tree, splits: [0, 2]}")
 

@@ -29,7 +29,7 @@ class HiCoGen(TrajectoryAlgorithm):
 
     Settings = HiCoGenSettings
     settings: HiCoGenSettings
-    gives = frozenset()
+    fields = frozenset()
     plan = (Decay, "{name: decay, minimum: 0.1}")
 
     def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
