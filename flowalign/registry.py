@@ -247,7 +247,7 @@ def build(table: str, name: str, arguments: Mapping[str, Any], where: str) -> An
 
 
 def rewards_within(name: str, settings: Mapping[str, Any]) -> list[Any]:
-    """What a reward's name and the names of all rewards in its settings stand for; nothing is made."""
+    """What the name of a reward stands for, and the names of all rewards in its settings; nothing is made."""
     found = []
 
     def visit(table: str, name: str, settings: Mapping[str, Any], where: str) -> None:

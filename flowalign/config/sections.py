@@ -168,7 +168,7 @@ class BaseConfig(Section):
                 f"training.prompts_per_iteration: {training.prompts_per_iteration} groups cannot be split over "
                 f"{processes} processes (groups stay whole); {up} would work"
             )
-        self.check_sampling(training.prompts_per_iteration // processes)
+        self.check_sampling(training.prompts_per_iteration // processes, algorithm)
         places: dict[str, Sequence[Named]] = {
             "rewards": self.rewards,
             "evaluation.rewards": evaluation.rewards or [],
@@ -206,7 +206,7 @@ class BaseConfig(Section):
                 f"{training.updates_per_iteration} equal updates"
             )
 
-    def check_sampling(self, groups: int) -> None:
+    def check_sampling(self, groups: int, algorithm: Any) -> None:
         """What can be wrong with the sections that say how to sample; a process has so many groups an iteration."""
         raise NotImplementedError
 

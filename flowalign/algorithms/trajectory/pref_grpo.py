@@ -39,12 +39,13 @@ class PrefGRPO(TrajectoryAlgorithm):
 
     Settings = PrefGRPOSettings
     settings: PrefGRPOSettings
-    gives = frozenset()
+    fields = frozenset()
     judge: Any = None
     met: dict[Pair, list[float]]
     """verdicts of the pictures scored last: the first row's share of the win, each time a pair was judged"""
 
     def check(self, config: Config) -> None:
+        super().check(config)
         if "name" not in self.settings.judge:
             raise ConfigError("algorithm.judge: give the judge's name, e.g. judge: {name: pick_score}")
         arguments = dict(self.settings.judge)
