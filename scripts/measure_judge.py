@@ -12,7 +12,7 @@ from pathlib import Path
 import PIL.Image
 
 from flowalign.data import Preferences, shipped
-from rewards.judges import Local, PairwiseVLMJudge, VLMJudge, load_template
+from rewards.judges import JudgeReward, Local, PairwiseJudgeReward, load_template
 from rewards.preference import as_judge
 
 
@@ -20,7 +20,7 @@ def measure(preferences: str, template: str, judges: list[str], max_tokens: int 
     """The share of each judge: a shipped model, a model's folder, or a run's."""
     pairs = Preferences.read(preferences)
     chosen, rejected = ([PIL.Image.open(record[key]) for record in pairs.metadata] for key in ("chosen", "rejected"))
-    kind = PairwiseVLMJudge if load_template(template).pairwise else VLMJudge
+    kind = PairwiseJudgeReward if load_template(template).pairwise else JudgeReward
     shares = {}
     for name in judges:
         folder = Path(name, "model")
