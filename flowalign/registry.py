@@ -66,7 +66,7 @@ REWARDS = {
     "rescaled": "rewards.compose:Rescaled",
     "scheduled": "rewards.compose:ScheduledSum",
     "per_frame": "rewards.frames:PerFrame",
-    "win_rate": "rewards.preference:WinRate",
+    "win_rate": "rewards.pairwise:WinRate",
     "cached": "rewards.cache:Cached",
     "vlm_judge": "rewards.judges.reward:JudgeReward",
     "vlm_pairwise": "rewards.judges.reward:PairwiseJudgeReward",
@@ -93,7 +93,7 @@ REWARDS = {
     "listener": "rewards.judges.listener:Listener",
     "thought_prm": "rewards.judges.thoughts:ThoughtPRM",
     "environment": "rewards.text.turns:EnvironmentReward",
-    "compared": "rewards.compared:Compared",
+    "compared": "rewards.pairwise:Compared",
     "picture": "flowalign.policies.rendering:Rendered",
 }
 KERNELS = {

@@ -13,7 +13,7 @@ import PIL.Image
 
 from flowalign.data import Preferences, shipped
 from rewards.judges import JudgeReward, Local, PairwiseJudgeReward, load_template
-from rewards.preference import as_judge
+from rewards.pairwise import as_judge
 
 
 def measure(preferences: str, template: str, judges: list[str], max_tokens: int = 64) -> dict[str, float]:

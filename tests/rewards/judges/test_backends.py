@@ -9,7 +9,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from rewards import RewardError
 from rewards.judges import JudgeReward, Local, PairwiseJudgeReward, Served
-from rewards.preference import WinRate
+from rewards.pairwise import WinRate
 
 TOLERANCE = 1e-5
 

@@ -12,7 +12,7 @@ from rewards.judges.local import Local
 from rewards.judges.reward import JudgeReward, PairwiseJudgeReward
 from rewards.judges.template import load_template
 from rewards.judges.thoughts import ThoughtPRM
-from rewards.preference import WinRate
+from rewards.pairwise import WinRate
 
 
 class Rule:
