@@ -121,7 +121,12 @@ def other_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "outcome": {"name": "exact_match"},
             "thought": {"name": "text_judge", "template": "text_rubric", "judge": {"model": str(ASSETS / "tiny_vlm")}},
         },
-        {"name": "thought_prm", "judge": {"model": str(ASSETS / "tiny_vlm")}, "separator": "(?<=.)"},
+        {
+            "name": "thought_prm",
+            "outcome": {"name": "exact_match"},
+            "judge": {"model": str(ASSETS / "tiny_vlm")},
+            "separator": "(?<=.)",
+        },
     ],
     ids=lambda reward: reward["name"],
 )
