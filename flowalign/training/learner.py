@@ -12,7 +12,7 @@ from diffusers.training_utils import EMAModel
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from flowalign.actors.worker import Worker
+from flowalign.actors.base import Actor
 from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from flowalign.training.distributed.sharding import Sharding, like, restore, unsynced, whole
@@ -29,7 +29,7 @@ class Learner:
         sharding: how the policy's network is spread in shards, None where every process has it whole.
     """
 
-    def __init__(self, algorithm: Algorithm[Any], actor: Worker, sharding: Sharding | None = None) -> None:
+    def __init__(self, algorithm: Algorithm, actor: Actor, sharding: Sharding | None = None) -> None:
         self.algorithm, self.actor, self.sharding = algorithm, actor, sharding
         self.policy: Any = actor.policy
         self.config: Any = actor.config
@@ -82,7 +82,7 @@ class Learner:
         """The items of each update: every group gives an equal, random share of its own to each."""
         training = self.config.training
         groups = list(dict.fromkeys(experience.batch.group))
-        items = experience.items().unflatten(0, (len(groups), -1))
+        items = experience.items.unflatten(0, (len(groups), -1))
         orders = []
         for number in groups:
             generator = torch.Generator().manual_seed(derive_seed(training.seed, iteration, number, 2))
@@ -147,7 +147,7 @@ class Learner:
         useful = None if self.algorithm.uses_reference else experience.useful(items)
         if useful is None:
             return items
-        keep = max(1, self.actor.largest(int(useful.sum())))
+        keep = max(1, self.actor.maximum(int(useful.sum())))
         # stable: the useful ones first, each part in its random order
         return items[torch.argsort(~useful, stable=True)[:keep]]
 

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from flowalign import registry
 from flowalign.actors.groups import Groups
+from flowalign.algorithms.base import Experience
 from flowalign.config import kind_of
 from flowalign.config.sections import BaseConfig, parse
 from flowalign.errors import ConfigError, FlowalignError
@@ -91,9 +92,7 @@ class Trainer:
         self.prompts = config.data.kept(self.algorithm.read(config.data))
         selection = config.data.selection
         self.selection = registry.build("selections", selection.name, selection.settings, "data.selection")
-        self.groups = self.actor.groups = Groups(
-            config, self.prompts, self.selection, self.actor, self.algorithm.branches(config)
-        )
+        self.groups = Groups(self.prompts, self.selection, self.actor, self.algorithm.branches(config))
         if isinstance(sharding, DeepSpeedPlugin):
             self.learner: Learner = ZeroLearner(self.algorithm, self.actor, sharding)
         else:
@@ -210,13 +209,14 @@ class Trainer:
         training = self.config.training
         # Stateless randomness: a resumed iteration draws what the uninterrupted one would have drawn.
         torch.manual_seed(derive_seed(training.seed, self.iteration, self.accelerator.process_index))
-        batch = self.groups.draw(self.iteration)
         done = self.done()
         self.algorithm.progress(done)
         advance(self.actor.reward, done)
         self._at("sampling and scoring")
-        collect = partial(self.algorithm.collect, self.actor, batch)
         begun = self.actor.exchanges
+
+        def collect() -> Experience:
+            return self.algorithm.collect(self.actor, self.groups.draw(self.iteration))
 
         def by_itself() -> bool:
             return self.accelerator.num_processes == 1 or (self.learner.in_copies and self.actor.exchanges == begun)
@@ -225,7 +225,9 @@ class Trainer:
             experience = while_it_fits(self.config, "rollout", "batch_size", collect, by_itself)
         if self.iteration == 0:
             self.algorithm.verify(self.policy, experience)
-        self.groups.learn(experience)
+        outcome = experience.outcome()
+        if outcome is not None:
+            self.groups.learn(experience.batch, *outcome)
         self._at("update")
         begin = time.perf_counter()
         metrics = experience.metrics | self.learner.learn(experience, self.iteration, done)
@@ -240,7 +242,7 @@ class Trainer:
     def _return_to_good(self) -> None:
         """Load the weights of the last good evaluation."""
         verdict = self.evaluator.verdict
-        good = self.checkpoints.until(self.actor.largest(verdict.last_good))
+        good = self.checkpoints.until(self.actor.maximum(verdict.last_good))
         assert good is not None, "a checkpoint is saved with every evaluation that is watched"
         self.learner.load_weights(*self.checkpoints.load(good))
         if self.accelerator.is_main_process:

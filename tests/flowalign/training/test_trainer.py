@@ -32,7 +32,7 @@ def settings(folder: Path, **changes: Any) -> dict[str, Any]:
         "model": {"path": "tiny_sd3", "lora": {"rank": 2, "alpha": 8}, "encode": {"max_sequence_length": 0}},
         "data": {"prompts": "shapes_train", "where": {"category": ["counting"]}},
         "rewards": [{"name": "shapes"}],
-        "algorithm": {"name": "flow_grpo", "clip_range": 0.01},
+        "algorithm": {"name": "flow_grpo", "loss": {"clip_range": 0.01}},
         "rollout": {"steps": 3, "sigmas": [1.0, 0.6, 0.3], "plan": {"name": "window", "start": 1, "size": 1}},
         "evaluation": {},
         "training": {
@@ -171,7 +171,7 @@ def test_the_exported_lora_is_the_average_and_loads_in_plain_diffusers(uninterru
     [
         (lambda n: [0.5] * (n - 1) + [float("nan")], "returned nan for the prompt"),
         (lambda n: [0.5] * (n - 1) + [float("-inf")], "returned -inf for the prompt"),
-        (lambda n: [0.5] * (n + 1), "returned 9 values for 8 pictures"),
+        (lambda n: [0.5] * (n + 1), "returned 9 values for 8 samples"),
     ],
 )
 def test_a_broken_reward_stops_the_run_and_the_last_checkpoint_stays_usable(
