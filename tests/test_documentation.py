@@ -21,7 +21,7 @@ from diffusers import StableDiffusion3Pipeline
 from PIL import Image
 
 from flowalign.cli.main import app, main
-from flowalign.cli.rewards import read
+from flowalign.cli.reward_file import read
 from flowalign.config import load, recipe
 from flowalign.data import ASSETS
 from flowalign.gallery.votes import Pair, Votes
