@@ -160,14 +160,14 @@ def list_names(
     ] = None,
 ) -> None:
     """Show what there is, one line each."""
-    from flowalign.registry import TABLES, summary
+    from flowalign.registry import TABLES, names, summary
 
     if kind is not None and kind not in TABLES:
         raise ConfigError(f"there is no list of '{kind}'; {nearest(kind, TABLES)}")
     for table in [kind] if kind else TABLES:
         if kind is None:
             print(f"{table}:")
-        for name in TABLES[table]:
+        for name in names(table):
             print(f"  {name:<24} {summary(table, name)}")
 
 

@@ -17,12 +17,13 @@ from torch import Tensor
 from flowalign.actors.draw import Draw
 from flowalign.actors.language import LanguageActor
 from flowalign.algorithms import base
+from flowalign.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
 from flowalign.config import Named
 from flowalign.core.aggregation import Aggregation, action_weights
 from flowalign.core.divergences import Estimator, sampled_kl
 from flowalign.core.entropy import entropy_modulated, uncertain, unlikeliness
+from flowalign.core.losses import LooksAt
 from flowalign.core.off_policy import Level, Rule, correction
-from flowalign.core.policy_losses import WHOLE_GROUPS
 from flowalign.core.record import Record, ScoredTokens, masked_mean
 from flowalign.data import Batch
 from flowalign.errors import ConfigError
@@ -49,15 +50,11 @@ class OffPolicy(base.AlgorithmSettings):
     smallest: float = Field(0.0, ge=0)
 
 
-class LanguageSettings(base.AlgorithmSettings):
+class LanguageSettings(PolicyGradientSettings):
     advantage: Named = Named(name="grpo", unbiased=True)
-    """`flowalign list advantages`, with its settings"""
     loss: Named = Named(name="ppo")
-    """`flowalign list losses`, with its settings"""
     aggregation: Aggregation = "token"
     """mean over all tokens, over each text's ('sequence'), over texts of sums ('sum'), that over max_new_tokens"""
-    kl_weight: float = Field(0.0, ge=0)
-    """of the divergence from the start weights"""
     kl_estimator: Estimator = "k3"
     mask_truncated: bool = False
     """texts that were cut at max_new_tokens teach nothing (DAPO's overlong filtering)"""
@@ -99,24 +96,17 @@ class Experience(base.Experience):
         return ((self.advantage * self.weight) != 0).any(1)[items[:, 0]]
 
 
-class LanguageAlgorithm(base.Algorithm):
+class LanguageAlgorithm(PolicyGradient):
     """A group of completions of each prompt, its advantage, loss and aggregation by name."""
 
     Settings: ClassVar[type[LanguageSettings]] = LanguageSettings
     settings: LanguageSettings
     kind = "text"
-    refills = True
-    replays = True
+    gives = frozenset({"rewards", "baseline", "state"})
+    shows: ClassVar[LooksAt] = "group"
     takes_turns: ClassVar[bool] = True
     """every text is sampled, so that it may be an episode with an environment"""
-    headline = "reward/mean"
     unit = "texts"
-
-    def __init__(self, settings: LanguageSettings) -> None:
-        super().__init__(settings)
-        self.advantage_of = settings.advantage.part("advantages", "algorithm.advantage")
-        self.loss_of = settings.loss.part("losses", "algorithm.loss")
-        self.whole_groups = settings.loss.name in WHOLE_GROUPS
 
     def check(self, config: Any) -> None:
         if config.environment is not None and not self.takes_turns:
@@ -132,15 +122,11 @@ class LanguageAlgorithm(base.Algorithm):
                 "algorithm.off_policy={level: token} weighs the difference"
             )
         size, training = config.training.group_size, config.training
-        if self.whole_groups and (training.updates_per_iteration > 1 or training.micro_batch_size % size):
+        if self.loss_looks_at == "group" and (training.updates_per_iteration > 1 or training.micro_batch_size % size):
             raise ConfigError(
                 f"training: '{self.settings.loss.name}' looks at whole groups of {size} at once; "
                 f"updates_per_iteration=1 and micro_batch_size={size} work"
             )
-
-    @property
-    def uses_reference(self) -> bool:
-        return self.settings.kl_weight > 0
 
     def items(self, config: Any) -> int:
         return config.training.group_size
@@ -158,9 +144,9 @@ class LanguageAlgorithm(base.Algorithm):
             rollout = rescored(actor.policy, sampled, actor.config.rollout.batch_size)
 
         record = actor.record(rollout, batch, scores, scores.value)
-        if self.settings.advantage.name == "remax":
+        if self.needs("baseline"):
             record.baseline = actor.gather(actor.baseline(batch).to(actor.device))
-        if self.settings.advantage.name == "gigpo":
+        if self.needs("state"):
             record.state = actor.states(rollout, batch)
         assert record.entropy is not None
         record.reward = self.rewards(actor, batch, record)
@@ -190,7 +176,7 @@ class LanguageAlgorithm(base.Algorithm):
             actor.own(record.group, rows),
             actor.own(advantage, rows)[:, :length],
             actor.own(weight, rows)[:, :length],
-            self.whole_groups,
+            self.loss_looks_at == "group",
         )
         if off_policy is not None:
             own = correction(rollout.log_prob, sampled.log_prob, rollout.mask, **off_policy.model_dump())
@@ -216,9 +202,7 @@ class LanguageAlgorithm(base.Algorithm):
 
     def advantages(self, record: Record) -> Tensor:
         """[B, T] what each token earned."""
-        advantage = self.advantage_of(record)
-        if advantage.dim() == 1:
-            advantage = advantage[:, None].expand_as(record.mask)
+        advantage = super().advantages(record)
         if self.settings.empg is not None:
             assert record.entropy is not None
             settings = self.settings.empg.model_dump()
@@ -240,19 +224,20 @@ class LanguageAlgorithm(base.Algorithm):
             experience.group[rows],
             experience.reward[rows],
         )
-        losses = self.token_losses(experience, rows, tokens)
-        metrics: dict[str, Tensor] = {
-            "policy/ratio": masked_mean((log_prob - tokens.old_log_prob).exp(), mask),
-            "policy/entropy": masked_mean(entropy, mask),
-        }
+        losses, values = self.token_losses(experience, rows, tokens)
+        values |= {"policy/ratio": (log_prob - tokens.old_log_prob).exp(), "policy/entropy": entropy}
         for name, (coefficient, divergence) in self.penalties(policy, experience, rows, log_prob).items():
             losses = losses + coefficient * divergence
-            metrics[name] = masked_mean(divergence, mask)
+            values[name] = divergence
+        metrics = {name: masked_mean(each, mask) for name, each in values.items()}
         return (losses.where(mask, 0) * experience.weight[rows]).sum(1), metrics
 
-    def token_losses(self, experience: Experience, rows: Tensor, tokens: ScoredTokens) -> Tensor:
-        """[N, T] losses of these rows' tokens."""
-        return self.loss_of(tokens)
+    def token_losses(
+        self, experience: Experience, rows: Tensor, tokens: ScoredTokens
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """[N, T] losses of these rows' tokens, and values for the metrics by name."""
+        losses: tuple[Tensor, dict[str, Tensor]] = self.loss_of(tokens)
+        return losses
 
     def penalties(
         self, policy: LanguagePolicy, experience: Experience, rows: Tensor, log_prob: Tensor

@@ -16,7 +16,6 @@ from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import first_rows
 from flowalign.core.imitation import imitation_loss
 from flowalign.core.record import ScoredTokens, masked_mean
-from flowalign.errors import ConfigError
 from flowalign.policies.language.rollout import TextRollout
 
 
@@ -47,15 +46,9 @@ class Imitating(language.LanguageAlgorithm):
     """Base: a subclass says what is imitated, and how much."""
 
     weighting: Literal["none", "chord"] = "none"
-    """of an imitated token's loss, as of `core.guidance.imitation_loss`"""
-
-    def check(self, config: Any) -> None:
-        super().check(config)
-        if self.whole_groups:
-            raise ConfigError(
-                f"algorithm.loss: '{self.settings.loss.name}' looks at whole groups, and imitated texts are in none; "
-                "ppo works"
-            )
+    """of an imitated token's loss, as in `core.imitation.imitation_loss`"""
+    # imitated texts are in no group
+    shows = "row"
 
     def items(self, config: Any) -> int:
         return super().items(config) + 1
@@ -97,8 +90,9 @@ class Imitating(language.LanguageAlgorithm):
         )
         return Experience(**vars(whole))
 
-    def token_losses(self, experience: language.Experience, rows: Tensor, tokens: ScoredTokens) -> Tensor:
+    def token_losses(
+        self, experience: language.Experience, rows: Tensor, tokens: ScoredTokens
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         imitated = (rows >= len(experience.batch))[:, None]
-        return torch.where(
-            imitated, imitation_loss(tokens.log_prob, self.weighting), super().token_losses(experience, rows, tokens)
-        )
+        losses, values = super().token_losses(experience, rows, tokens)
+        return torch.where(imitated, imitation_loss(tokens.log_prob, self.weighting), losses), values

@@ -9,6 +9,8 @@ led to it. Loss: PPO's clip on every edge of the tree, once.
 without telling the log-probability), and pruning is left out.
 """
 
+from dataclasses import replace
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -17,7 +19,6 @@ from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.config import Config
-from flowalign.core.advantages import group_advantage
 from flowalign.core.credit import back_up, first_of
 from flowalign.core.record import Record
 from flowalign.data import Batch
@@ -37,6 +38,8 @@ class BranchGRPO(TrajectoryAlgorithm):
 
     Settings = BranchGRPOSettings
     settings: BranchGRPOSettings
+    gives = frozenset()
+    dense = True
 
     def check(self, config: Config) -> None:
         plan = config.build_plan()
@@ -76,6 +79,4 @@ class BranchGRPO(TrajectoryAlgorithm):
     def credit(self, record: Record) -> Tensor:
         once = ~record.reward.isnan()
         reward = torch.where(once, record.reward, 0.0)
-        return group_advantage(
-            reward, record.group, self.settings.advantage_scale, self.settings.advantage_clip, mask=once & record.mask
-        )
+        return super().credit(replace(record, reward=reward, mask=once & record.mask))

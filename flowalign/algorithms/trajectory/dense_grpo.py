@@ -30,6 +30,8 @@ class DenseGRPO(TrajectoryAlgorithm):
 
     Settings = DenseGRPOSettings
     settings: DenseGRPOSettings
+    gives = frozenset()
+    dense = True
 
     def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         return dense_rewards(actor.values(rollout, batch, scores.value, self.settings.estimator))

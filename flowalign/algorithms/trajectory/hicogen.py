@@ -28,6 +28,7 @@ class HiCoGen(TrajectoryAlgorithm):
 
     Settings = HiCoGenSettings
     settings: HiCoGenSettings
+    gives = frozenset()
 
     def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         missing = [name for name in self.settings.levels if name not in scores.parts]

@@ -14,7 +14,7 @@ from pydantic import Field
 from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
-from flowalign.config import Config
+from flowalign.config import Config, Named
 from flowalign.data import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import Rollout
@@ -22,7 +22,7 @@ from samplers.completion import path
 
 
 class MixGRPOSettings(trajectory.PolicySettings):
-    combine: trajectory.Combine = "advantage"
+    advantage: Named = Named(name="per_reward", clip=5.0)
     flash: float | None = Field(None, gt=0, lt=1)
     """share of the steps after the window that are walked (published: 0.4); null: all, by Euler's rule"""
 

@@ -39,6 +39,7 @@ class PrefGRPO(TrajectoryAlgorithm):
 
     Settings = PrefGRPOSettings
     settings: PrefGRPOSettings
+    gives = frozenset()
     judge: Any = None
     met: dict[Pair, list[float]]
     """verdicts of the pictures scored last: the first row's share of the win, each time a pair was judged"""

@@ -35,6 +35,6 @@ class TempFlowGRPO(TrajectoryAlgorithm):
         trained = trajectory.mask.any(0)
         std = step_std(actions.rollout.kernel, trajectory.sigmas, trajectory.eta.amax(0))
         weight = noise_weight(std[None], trained[None])[0, actions.steps]
-        loss, metrics = self.clipped(actions, actions.log_prob, actions.old_log_prob)
-        penalty, _ = self.penalty(actions)
-        return weight * (loss - penalty) + penalty, metrics
+        loss, metrics = self.loss_of(actions)
+        penalty, more = self.penalty(actions)
+        return weight * loss + penalty, metrics | more

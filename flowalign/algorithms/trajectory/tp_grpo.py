@@ -30,6 +30,8 @@ class TPGRPO(TrajectoryAlgorithm):
 
     Settings = TPGRPOSettings
     settings: TPGRPOSettings
+    gives = frozenset()
+    dense = True
 
     def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         values = actor.values(rollout, batch, scores.value, self.settings.estimator)

@@ -89,7 +89,7 @@ def test_the_advantages_of_steps_are_those_the_update_would_use(tmp_path: Path) 
 
 
 def test_an_estimator_that_learns_does_not_learn_from_previews(tmp_path: Path) -> None:
-    estimator = "algorithm={name: dense_grpo, clip_range: 0.01, estimator: {kind: learned, warmup: 5}}"
+    estimator = "algorithm={name: dense_grpo, loss: {clip_range: 0.01}, estimator: {kind: learned, warmup: 5}}"
     run = trainer("dense_grpo", tmp_path, estimator)
     films, _ = previewed(run)
     assert run.actor._head is None and films[0]["rewards"]

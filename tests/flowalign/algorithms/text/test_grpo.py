@@ -16,8 +16,8 @@ from flowalign.algorithms.text.base import Experience, LanguageSettings
 from flowalign.algorithms.text.grpo import GRPO
 from flowalign.config import load, recipe
 from flowalign.config.language import TextConfig
-from flowalign.core.aggregation import aggregate
-from flowalign.core.policy_losses import ppo
+from flowalign.core.aggregation import action_weights
+from flowalign.core.losses import ppo
 from flowalign.core.record import ScoredTokens
 from flowalign.data import Batch, draw_batch
 from flowalign.errors import ConfigError
@@ -133,7 +133,8 @@ def test_micro_batches_add_up_to_the_aggregated_loss(aggregation: Any, world: Pa
     tokens = ScoredTokens(
         log_prob, rollout.log_prob, experience.advantage, rollout.mask, experience.group, experience.reward
     )
-    expected = aggregate(ppo(tokens), rollout.mask, aggregation, length=5)
+    weights = action_weights(rollout.mask, aggregation, length=5)
+    expected = (ppo(tokens)[0].where(rollout.mask, 0) * weights).sum()
     torch.testing.assert_close(torch.cat(parts).sum() / 32, expected)
 
 

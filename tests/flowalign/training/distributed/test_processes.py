@@ -36,13 +36,17 @@ RUNS: dict[str, dict[str, Any]] = {
     # completes trajectories, and a head of its own learns what they are worth
     "dense_grpo": QUICK
     | {
-        "algorithm": {"name": "dense_grpo", "clip_range": 0.01, "estimator": {"kind": "learned", "warmup": 1}},
+        "algorithm": {
+            "name": "dense_grpo",
+            "loss": {"clip_range": 0.01},
+            "estimator": {"kind": "learned", "warmup": 1},
+        },
         "rollout.plan": {"name": "window", "start": 0, "size": 2},
     },
     # a network of its own is trained with the policy
     "reinflow": QUICK
     | {
-        "algorithm": {"name": "reinflow", "clip_range": 0.01, "noise_low": 0.15, "noise_high": 0.6},
+        "algorithm": {"name": "reinflow", "loss": {"clip_range": 0.01}, "noise_low": 0.15, "noise_high": 0.6},
         "rollout.kernel": "ode",
         "rollout.eta": 1.0,
     },
@@ -59,7 +63,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "training.optimizer.learning_rate": 1e-4,
     },
 }
-CROWDED = QUICK | {"algorithm": {"name": "recording:CrowdedFlowGRPO", "clip_range": 0.01}}
+CROWDED = QUICK | {"algorithm": {"name": "recording:CrowdedFlowGRPO", "loss": {"clip_range": 0.01}}}
 LATE = QUICK | {
     "rewards": [{"name": "recording:late_brightness"}],
     "training.patience": 6,
@@ -90,7 +94,7 @@ def prepare(folder: Path, launch: dict[str, str] | None = None, **changes: Any) 
         "model": {"path": "tiny_sd3", "lora": {"rank": 2, "alpha": 8}, "encode": {"max_sequence_length": 0}},
         "data": {"prompts": "shapes_train", "where": {"category": ["counting"]}},
         "rewards": [{"name": "recording:brightness"}],
-        "algorithm": {"name": "flow_grpo", "clip_range": 0.01},
+        "algorithm": {"name": "flow_grpo", "loss": {"clip_range": 0.01}},
         "rollout": {"steps": 3, "sigmas": [1.0, 0.6, 0.3], "plan": {"name": "window", "start": 1, "size": 1}},
         # three prompts cannot be shared evenly by two or four processes
         "evaluation": {"prompts": "shapes_heldout", "limit": 3, "every": 2, "steps": 2, "save_samples": 2},
