@@ -70,10 +70,10 @@ class Measured:
         return {**trained, **others, **totals}
 
     def save(self, run: Path, iteration: int) -> None:
-        """Put the pictures that were measured into the run's folder, in the place of those the trainer saved."""
+        """Put the pictures that were measured into the run's folder, in the place of what the trainer saved."""
         samples = []
         for part in (self.trained, self.others):
-            listed, of_one = part.samples(), part.prompts.count(part.prompts[0])
+            listed, of_one = part.lines(), part.prompts.count(part.prompts[0])
             # the first picture of every prompt, then the second of every prompt
             samples += [sample for first in range(of_one) for sample in listed[first::of_one]]
         save_samples(run, iteration, samples)
