@@ -1,16 +1,20 @@
 """Names in configurations to code. Imports happen when a name is used; a dotted path needs no registration."""
 
+import ast
 import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from flowalign.errors import ConfigError, nearest
-from rewards import PairwiseReward, Reward
+
+if TYPE_CHECKING:
+    pass
 
 ALGORITHMS = {
     "flow_grpo": "flowalign.algorithms.trajectory.flow_grpo:FlowGRPO",
@@ -184,8 +188,16 @@ def resolve(table: str, name: str, where: str = "") -> Any:
 
 
 def summary(table: str, name: str) -> str:
-    """First line of what a name stands for."""
-    return (inspect.getdoc(resolve(table, name)) or "").partition("\n")[0]
+    """First line of a registered name's docstring, read from the source: to import all of them takes a minute."""
+    module, _, attribute = TABLES[table][name].partition(":")
+    return (_docstrings(module)[attribute] or "").partition("\n")[0]
+
+
+@functools.cache
+def _docstrings(module: str) -> dict[str, str | None]:
+    source = Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py")
+    parts = ast.parse(source.read_text()).body
+    return {part.name: ast.get_docstring(part) for part in parts if isinstance(part, ast.ClassDef | ast.FunctionDef)}
 
 
 Make = Callable[[str, str, Mapping[str, Any], str], Any]
@@ -292,11 +304,15 @@ def _settings(target: type) -> dict[str, Any]:
 
 
 def _holds_rewards(hint: Any) -> bool:
+    from rewards import PairwiseReward, Reward
+
     return hint in (Reward, PairwiseReward) or any(_holds_rewards(inner) for inner in get_args(hint))
 
 
 def _rewards(hint: Any, value: Any, where: str, nested: Make) -> Any:
     """A setting that is a reward, or a list or mapping of rewards: each is written as its name and settings."""
+    from rewards import PairwiseReward, Reward
+
     kind, inner = get_origin(hint), get_args(hint)
     if hint in (Reward, PairwiseReward):
         if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):

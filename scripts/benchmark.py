@@ -46,7 +46,8 @@ from torch import Tensor
 
 from flowalign.actors.draw import Draw
 from flowalign.config import Config, load, recipe
-from flowalign.data import ASSETS, draw_batch
+from flowalign.data import ASSETS
+from flowalign.data.batches import draw_batch
 from flowalign.errors import FlowalignError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.runs.files import write_atomically

@@ -15,7 +15,8 @@ import torch
 from tqdm import tqdm
 
 from flowalign.config import Config, load
-from flowalign.data import Prompts, draw_batch
+from flowalign.data import Prompts
+from flowalign.data.batches import draw_batch
 from flowalign.runs.files import write_atomically
 from flowalign.training.building import build_policy, build_reward
 from rewards import score

@@ -14,7 +14,7 @@ from flowalign.actors.base import Actor
 from flowalign.actors.dense import Estimator, ValueHead, agreement, persistence
 from flowalign.config import Config
 from flowalign.core.record import Record
-from flowalign.data import Batch
+from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from rewards import Reward, Scores

@@ -11,7 +11,8 @@ from torch import Tensor
 from flowalign.actors.base import Actor
 from flowalign.config.language import TextConfig
 from flowalign.core.record import Record
-from flowalign.data import Batch, shipped
+from flowalign.data import shipped
+from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout

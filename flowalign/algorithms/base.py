@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from flowalign.actors.draw import Draw
 from flowalign.config import Data
-from flowalign.data import Batch, Prompts
+from flowalign.data import Prompts
+from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
 from flowalign.settings import Section
 from rewards import Scores

@@ -184,8 +184,6 @@ app.command()(sift)
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: errors that people can mend are one line, without a traceback."""
-    from rewards import RewardError
-
     handler: Any = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     try:
@@ -193,6 +191,10 @@ def main(arguments: list[str] | None = None) -> None:
     except FlowalignError as error:
         print(f"flowalign: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except RewardError as error:
+    except Exception as error:
+        from rewards import RewardError
+
+        if not isinstance(error, RewardError):
+            raise
         print(f"flowalign: {error}; the last checkpoint stays usable (--resume)", file=sys.stderr)
         sys.exit(1)

@@ -10,7 +10,6 @@ from flowalign import registry
 from flowalign.data import Difficulty, PromptList, Prompts
 from flowalign.errors import ConfigError
 from flowalign.policies.settings import Network
-from flowalign.selection.replay import ReplaySettings
 from flowalign.settings import Section, parse
 
 
@@ -77,6 +76,15 @@ class DynamicSampling(Section):
     low: float | None = None
     high: float | None = None
     """and whose mean reward is not below and not above these"""
+
+
+class ReplaySettings(Section):
+    """Groups that teach nothing are replaced by groups of earlier iterations: see `flowalign.selection.replay`."""
+
+    groups: int = Field(64, ge=1)
+    """how many are kept at most"""
+    age: int = Field(8, ge=1)
+    """iterations after which one is forgotten"""
 
 
 class Data(PromptList):

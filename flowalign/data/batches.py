@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from flowalign.data.prompts import Prompts
-from samplers import derive_seed
-from samplers.rows import Rows
+from samplers import Rows, derive_seed
 
 
 @dataclass

@@ -5,21 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from pydantic import Field
 from torch import Tensor
 
-from flowalign.data import Batch
-from flowalign.settings import Section
+from flowalign.data.batches import Batch
 from rewards import Scores
-
-
-class ReplaySettings(Section):
-    """Groups that teach nothing are replaced by groups of earlier iterations."""
-
-    groups: int = Field(64, ge=1)
-    """how many are kept at most"""
-    age: int = Field(8, ge=1)
-    """iterations after which one is forgotten"""
 
 
 @dataclass

@@ -15,7 +15,8 @@ from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.base import Algorithm, Seen
 from flowalign.core.credit import dense_rewards, turning_points
 from flowalign.core.record import masked_mean
-from flowalign.data import Batch, Prompts, draw_batch
+from flowalign.data import Prompts
+from flowalign.data.batches import Batch, draw_batch
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import characters

@@ -23,7 +23,8 @@ from flowalign.actors.draw import Draw
 from flowalign.algorithms import base
 from flowalign.config import Config, Data
 from flowalign.core.losses import preference_loss
-from flowalign.data import Batch, Preferences, draw_batch
+from flowalign.data import Preferences
+from flowalign.data.batches import Batch, draw_batch
 from flowalign.policies.diffusion import DiffusersPolicy, NoisedSamples
 from samplers import derive_seed
 

@@ -25,7 +25,7 @@ from flowalign.core.entropy import entropy_modulated, uncertain, unlikeliness
 from flowalign.core.losses import LooksAt
 from flowalign.core.off_policy import Level, Rule, correction
 from flowalign.core.record import Record, ScoredTokens, masked_mean
-from flowalign.data import Batch
+from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout

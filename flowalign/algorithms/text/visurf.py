@@ -14,7 +14,7 @@ from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, last_members
 from flowalign.core.imitation import demonstrated_reward
 from flowalign.core.record import Record
-from flowalign.data import Batch
+from flowalign.data.batches import Batch
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import scored
 

@@ -23,7 +23,7 @@ from flowalign.algorithms.policy_gradient import PolicyGradient, PolicyGradientS
 from flowalign.config import Config, Named
 from flowalign.core.divergences import gaussian_kl, velocity_mse
 from flowalign.core.record import Scored
-from flowalign.data import Batch
+from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from rewards import Scores
 from samplers import Transition

@@ -21,7 +21,7 @@ from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.config import Config
 from flowalign.core.credit import back_up, first_of
 from flowalign.core.record import Record
-from flowalign.data import Batch
+from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import Rollout
 from rewards import Scores

@@ -4,7 +4,7 @@ import torch
 
 from flowalign.actors.diffusion import DiffusionActor
 from flowalign.config import Config
-from flowalign.data import Batch
+from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import Rollout
 from samplers import derive_seed

@@ -15,7 +15,7 @@ from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.core.credit import dense_rewards
-from flowalign.data import Batch
+from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
 from rewards import Scores
 

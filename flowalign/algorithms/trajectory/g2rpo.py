@@ -21,7 +21,7 @@ from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.algorithms.trajectory.branching import branch_everywhere, places, require_single
 from flowalign.config import Config, Named
 from flowalign.core.record import Record
-from flowalign.data import Batch
+from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
 from rewards import Scores
 

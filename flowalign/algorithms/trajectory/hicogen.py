@@ -13,7 +13,7 @@ from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.core.credit import hierarchical
-from flowalign.data import Batch
+from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
 from rewards import RewardError, Scores
 

@@ -17,7 +17,7 @@ from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import Actions, Experience, TrajectoryAlgorithm
 from flowalign.core.divergences import gaussian_entropy
-from flowalign.data import Batch
+from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from samplers.kernels import Kernel
 from samplers.learned import LearnedNoise

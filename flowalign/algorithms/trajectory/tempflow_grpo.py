@@ -13,7 +13,7 @@ from flowalign.algorithms.trajectory.base import Actions, TrajectoryAlgorithm
 from flowalign.algorithms.trajectory.branching import branch_everywhere, places, require_single
 from flowalign.config import Config
 from flowalign.core.losses import noise_weight
-from flowalign.data import Batch
+from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
 from samplers import step_std
 

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from flowalign.config import load, recipe
-from flowalign.data import ASSETS, Prompts, draw_batch
+from flowalign.data import ASSETS, Prompts
+from flowalign.data.batches import draw_batch
 from flowalign.gallery.runs import read_run
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.rendering import Rendered, renderer

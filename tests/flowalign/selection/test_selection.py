@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from flowalign.config import load, recipe
-from flowalign.data import Prompts, draw_batch
+from flowalign.data import Prompts
+from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.selection import SEC, MoPPS, Shuffled, Together
 

@@ -11,7 +11,7 @@ from flowalign.actors.draw import Draw
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.config import load, recipe
 from flowalign.core.advantages import group_advantage
-from flowalign.data import draw_batch
+from flowalign.data.batches import draw_batch
 from flowalign.gallery.runs import read_run
 from flowalign.registry import ALGORITHMS, resolve
 from flowalign.training import Trainer

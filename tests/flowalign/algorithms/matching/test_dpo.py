@@ -11,7 +11,8 @@ from PIL import Image
 
 from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
-from flowalign.data import Preferences, draw_batch
+from flowalign.data import Preferences
+from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.gallery.runs import read_run
 from flowalign.training import Trainer

@@ -15,7 +15,8 @@ from flowalign.actors.draw import Draw
 from flowalign.algorithms.text.prefix_rft import PrefixRFT
 from flowalign.config import load, recipe
 from flowalign.config.sections import Weighted
-from flowalign.data import ASSETS, draw_batch
+from flowalign.data import ASSETS
+from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.teacher_forcing import scored

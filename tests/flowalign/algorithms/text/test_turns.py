@@ -11,7 +11,8 @@ import torch
 
 from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
-from flowalign.data import ASSETS, draw_batch
+from flowalign.data import ASSETS
+from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.runs.metrics import MetricsFile

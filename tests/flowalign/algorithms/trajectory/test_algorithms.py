@@ -11,7 +11,7 @@ from flowalign.actors.draw import Draw
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.config import load, recipe
 from flowalign.core.credit import dense_rewards
-from flowalign.data import draw_batch
+from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.registry import ALGORITHMS, resolve
 from flowalign.training import Trainer
