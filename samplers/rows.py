@@ -1,4 +1,4 @@
-"""Records of B samples, of which some can be taken, and which can be joined."""
+"""Records of samples: tensors and lists of one entry a sample, of which rows can be taken and joined."""
 
 from collections.abc import Sequence
 from dataclasses import Field, dataclass, fields, replace

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from flowalign.config import load, recipe
+from flowalign.config import Config, load, recipe
 from flowalign.data import Prompts
 from flowalign.gallery import build, save_samples
 from flowalign.runs.files import write_atomically
@@ -70,10 +70,10 @@ class Measured:
         return {**trained, **others, **totals}
 
     def save(self, run: Path, iteration: int) -> None:
-        """Put the pictures that were measured into the run's folder, in the place of those the trainer saved."""
+        """Put the pictures that were measured into the run's folder, in the place of what the trainer saved."""
         samples = []
         for part in (self.trained, self.others):
-            listed, of_one = part.samples(), part.prompts.count(part.prompts[0])
+            listed, of_one = part.lines(), part.prompts.count(part.prompts[0])
             # the first picture of every prompt, then the second of every prompt
             samples += [sample for first in range(of_one) for sample in listed[first::of_one]]
         save_samples(run, iteration, samples)
@@ -81,6 +81,7 @@ class Measured:
 
 def measure(trainer: Trainer) -> Measured:
     """Score the present weights: always the same prompts, start noises, steps and guidance."""
+    assert isinstance(trainer.config, Config)
     settings = trainer.config.evaluation
     trained = trainer.config.data.where["category"]
     heldout = Prompts.read(settings.prompts or "")

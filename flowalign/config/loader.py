@@ -29,7 +29,7 @@ def recipe(name: str) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The keys and values of a YAML file, on top of those of the file it `extends`."""
+    """The keys and values of a YAML file, merged into the file that it `extends`."""
     values = read_yaml(path)
     base = values.pop("extends", None)
     return values if base is None else _merge(_read(path.parent / str(base)), values)

@@ -58,7 +58,7 @@ class Heldout(PromptList):
     seed: int = 1_000_000
     """of the first sample"""
     rewards: list[Weighted] | None = None
-    """default: those trained on"""
+    """default: the rewards trained on"""
     panel: list[Named] = []
     """rewards that are never trained on, to notice reward hacking by"""
     watch: Watch = Watch()

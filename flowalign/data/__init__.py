@@ -1,4 +1,4 @@
-"""Prompts, preferences, and the batches drawn from them."""
+"""Prompts and preferences; the batches drawn from them are in `flowalign.data.batches`."""
 
 from flowalign.data.files import ASSETS
 from flowalign.data.prompts import Difficulty, Preferences, PromptList, Prompts, Source, shipped

@@ -88,15 +88,15 @@ class Prompts:
 
         Args:
             where: keep the prompts whose metadata has one of the values given for each key.
-            column, split, subset: as of `records`.
+            column, split, subset: see `records`.
 
         Raises:
             ConfigError: names the file and its line or row.
         """
         cls.check_source(source)
-        texts, metadata, beside = [], [], folder(source)
+        texts, metadata, files = [], [], folder(source)
         for place, text, record in records(source, column, split, subset):
-            cls.check(record, beside, place)
+            cls.check(record, files, place)
             if all(record.get(key) in values for key, values in (where or {}).items()):
                 texts.append(text)
                 metadata.append(record)
@@ -109,10 +109,10 @@ class Prompts:
         """Nothing: files, data sets and lists that are shipped all have prompts."""
 
     @classmethod
-    def of(cls, given: PromptList) -> Self:
-        """Those that a section of the configuration asks for."""
-        assert given.prompts is not None
-        return cls.read(given.prompts, given.where, given.column, given.split, given.subset).spread(given.limit)
+    def of(cls, listed: PromptList) -> Self:
+        """The prompts that a section of the configuration asks for."""
+        assert listed.prompts is not None
+        return cls.read(listed.prompts, listed.where, listed.column, listed.split, listed.subset).spread(listed.limit)
 
     @staticmethod
     def check(record: dict[str, Any], folder: Path, place: str) -> None:
@@ -130,11 +130,11 @@ class Prompts:
                 record.setdefault("reference", files[0])
 
     def take(self, rows: Sequence[int]) -> Self:
-        """Some of them."""
+        """Some of the prompts."""
         return type(self)([self.texts[i] for i in rows], [self.metadata[i] for i in rows])
 
     def between(self, key: str, low: float, high: float) -> Self:
-        """Those whose metadata has a number from low to high under a key.
+        """The prompts whose metadata have a number from low to high under a key.
 
         Raises:
             ConfigError: a prompt has none, or no prompt is left.

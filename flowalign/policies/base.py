@@ -157,8 +157,8 @@ class Policy(Generic[R]):
         Args:
             prompts: B prompts; repeat one for a group.
             seeds: B seeds.
-            settings: what the subclasses can be told besides, and for all of them `batch_size` (samples a network call,
-                which does not change a sample) and `metadata` (of the prompts; may name the pictures to start from).
+            settings: `batch_size` (samples a network call, which does not change a sample), `metadata` (of the prompts;
+                may name the pictures to start from), and the subclass's own.
         """
         raise NotImplementedError
 

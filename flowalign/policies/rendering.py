@@ -1,7 +1,7 @@
 """A reward of texts that is the reward of their pictures: reinforcement learning of a prompt rewriter.
 
 PromptEnhancer (arXiv 2509.04545) trains a rewriter by GRPO on the score of the pictures that a frozen generator makes
-of its texts, each judged by what the user asked for, not by what the rewriter made of it.
+of its texts, each judged by the user's own prompt and not by the rewritten one.
 """
 
 import re
@@ -21,8 +21,8 @@ from rewards.vision import pick_device
 class Rendered:
     """The reward of the picture that a frozen pipeline makes of a text.
 
-    The picture's start noise is that of metadata["seed"], which is one for all members of a group, so that their
-    pictures differ by their texts alone; texts that are alike are rendered once. Its judge is asked about the request:
+    The picture's start noise comes from metadata["seed"], which all members of a group share, so that their pictures
+    differ by their texts alone; texts that are alike are rendered once. Its judge is asked about the request:
     the prompt that was to be rewritten, or what `judged_by` names.
 
     Departure from arXiv 2509.04545: the judge is any reward of pictures, in the place of their AlignEvaluator.
@@ -34,7 +34,7 @@ class Rendered:
         pattern: a regular expression whose first group, at its last match, is the rewritten prompt, where a text also
             reasons; a text without a match is rendered as the empty prompt. Default the whole text.
         dtype, encode: of the pipeline, as in a configuration's `model`.
-        steps, guidance, sigmas, height, width: of its sampling, by the ODE.
+        steps, guidance, sigmas, height, width: of sampling by the ODE.
         batch_size: pictures a network call.
         device: of the pipeline; 'auto' is the process's GPU.
     """

@@ -99,7 +99,7 @@ def save_previews(
     groups: Sequence[Group] = (),
     limits: Limits | None = None,
 ) -> Path:
-    """Save the previews of one iteration into a run's folder and thin out those of earlier ones.
+    """Save the previews of one iteration into a run's folder and thin out earlier ones.
 
     Returns:
         the folder of the iteration's previews; what it held before is replaced.

@@ -46,7 +46,7 @@ class Evaluator:
         Args:
             done: share of the training that came before, for rewards that follow it.
         """
-        settings = self.settings
+        settings: Any = self.settings
         if settings.prompts is None:
             return None
         prompts = Prompts.of(settings)
@@ -72,7 +72,7 @@ class Evaluator:
                 # statistics of every category would be many, and say little
                 line |= {f"{label}/{n}": v for n, v in row.items() if label == "all" or not n.startswith("statistics/")}
             self.lines.append(self._watched(line, result))
-            samples = result.samples()
+            samples = result.lines()
             count = min(settings.save_samples, len(samples))
             spread = torch.linspace(0, len(samples) - 1, count).round().int().tolist() if count else []
             save_samples(self.folder, iteration, shown(self.reward, [samples[row] for row in spread]))

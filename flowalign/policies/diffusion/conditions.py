@@ -22,7 +22,7 @@ class Conditions:
 
     Pipelines call the denoiser once a step, or once a branch of guidance; guidance by concatenation stacks
     `copies` of the batch in one call. Arguments that stay the same over the steps are kept once. A tensor or list
-    with as many rows as the call has samples has one for each of them; dictionaries are looked into.
+    with as many rows as the call has samples is taken to have one a sample, in dictionaries too.
 
     Args:
         calls: [T][C] the arguments of call c of step k.
@@ -49,7 +49,11 @@ class Conditions:
         return gathered
 
     def _at(self, name: str, values: list[Any], copies: int, rows: Tensor, steps: Tensor) -> Any:
-        """One argument, of which each step had its own value, for these rows at these steps."""
+        """One argument for these rows at these steps.
+
+        Args:
+            values: of each step.
+        """
         first = values[0]
         same = all(value is first for value in values)
         if isinstance(first, dict):
@@ -121,7 +125,7 @@ class Ragged:
 
 
 def _mapped(parts: Sequence[Conditions], function: Callable[[list[Any], int], Any]) -> list[list[Call]]:
-    """The calls with every per-sample argument replaced by the function of its values in each part."""
+    """The calls of several records, per-sample arguments joined by a function of their values and the copies."""
     results: dict[tuple[int, ...], Any] = {}
 
     def of(name: str, values: list[Any], copies: int) -> Any:

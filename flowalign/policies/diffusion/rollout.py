@@ -25,7 +25,7 @@ class Rollout(Rows):
     kernel: Kernel
     sources: list[Source | None]
     first_frames: Tensor | None = None
-    """[B, C, F, H, W] those that were not sampled, None where all were"""
+    """[B, C, F, H, W] latents that were not sampled but come from a picture; None where all were sampled"""
 
     def branch(self, trajectory: Trajectory, samples: Tensor) -> "Rollout":
         """A rollout of other trajectories under the conditions of these samples, [N] indices."""

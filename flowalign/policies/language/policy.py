@@ -124,8 +124,8 @@ class LanguagePolicy(Policy[TextRollout]):
         return []
 
     def prompt_inputs(self, prompts: Sequence[str], pictures: Sequence[Sequence[Image]], room: int) -> dict[str, Any]:
-        """What the network is called with for these prompts: `input_ids` and `attention_mask`, [B, P] as of `encode`,
-        and whatever else it takes."""
+        """The network's arguments for these prompts: `input_ids` and `attention_mask` [B, P], padded on the left, and
+        whatever else it takes."""
         ids, mask = self.encode(prompts, room)
         return {"input_ids": ids, "attention_mask": mask.long()}
 
@@ -151,7 +151,7 @@ class LanguagePolicy(Policy[TextRollout]):
             seeds: B seeds of the draws.
             max_new_tokens: where a completion without an end is cut.
             temperature: 0 takes the most probable token.
-            metadata: for models that see pictures: 'image' names those of a prompt.
+            metadata: of the prompts; a model that sees pictures is shown its 'image'.
         """
         parts, pictures = [], self.pictures(metadata)
         for i in range(0, len(prompts), batch_size):
@@ -169,7 +169,7 @@ class LanguagePolicy(Policy[TextRollout]):
         temperature: float,
         pictures: list[list[Image]],
     ) -> TextRollout:
-        """Completions of prompts, of which `inputs` are the `prompt_inputs`, in one call."""
+        """Completions in one network call; `inputs` come from `prompt_inputs`."""
         ids, prompt_mask = inputs["input_ids"], inputs["attention_mask"].bool()
         sampler = SeededSampler(seeds, length, temperature)
         settings = GenerationConfig(
@@ -241,7 +241,7 @@ class LanguagePolicy(Policy[TextRollout]):
         return chosen.where(mask, 0), entropy_of(log_probs.detach()).where(mask, 0)
 
     def replay_inputs(self, rollout: TextRollout, rows: Tensor, attention: Tensor) -> dict[str, Any]:
-        """What the network is called with to score completions, besides tokens and their mask `attention`."""
+        """The network's arguments to score completions, besides tokens and their mask `attention`."""
         return {"position_ids": (attention.cumsum(1) - 1).clamp(min=0)}
 
     @torch.no_grad()

@@ -46,7 +46,7 @@ class TextRollout(Rows):
     padding: int
     """the token that pads prompts and completions"""
     pictures: list[list[Image]] = field(default_factory=list)
-    """[B] those that each prompt shows; empty for a model that sees none"""
+    """[B] shown with each prompt; empty for a model that sees none"""
     turn: Tensor = field(default_factory=lambda: torch.empty(0))
     """[B, T] integers: the turn that each token is of, the environment's answer to it included; -1 is padding. Default:
     all that was sampled is one turn"""
@@ -63,7 +63,7 @@ class TextRollout(Rows):
         return self.turn >= 0 if self.episodes else self.mask
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What `unpacked` makes it of again, given its prompts: tensors, and JSON; pictures are left out."""
+        """The arguments of `unpacked` besides the prompts: tensors, and JSON; pictures are left out."""
         return self.tensors(), {name: getattr(self, name) for name in ("temperature", "padding", "episodes")}
 
     @classmethod

@@ -24,7 +24,7 @@ TALK = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
 
 @dataclass
 class Episode:
-    """One under way: its tokens so far, and of each of them what a rollout keeps."""
+    """An episode under way: its tokens so far, and what a rollout keeps of each."""
 
     environment: Environment
     prompt: str
@@ -85,7 +85,7 @@ class AgentPolicy(LanguagePolicy):
         batch_size: int = 64,
         metadata: Sequence[Mapping[str, Any]] = (),
     ) -> TextRollout:
-        """Play an episode of every prompt, all of them a turn at a time.
+        """Play an episode of every prompt, all episodes turn by turn.
 
         Args:
             max_new_tokens: of a turn.
@@ -183,7 +183,7 @@ class AgentPolicy(LanguagePolicy):
         )
 
     def decode(self, rollout: TextRollout, batch_size: int = 64) -> list[str]:
-        """The episodes as texts, each of them a `Transcript`."""
+        """The episodes as texts, each a `Transcript`."""
         return [self._transcript(rollout, row) for row in range(len(rollout))]
 
     def _transcript(self, rollout: TextRollout, row: int) -> Transcript:

@@ -19,7 +19,7 @@ class VisionLanguagePolicy(LanguagePolicy):
     """An image-text-to-text model that is trained, as a judge for one.
 
     A prompt is a user's turn: its pictures, then its text. Pictures pass through the model's own processor, at replay
-    again, so that a rollout keeps pictures and not what a family of models makes of them.
+    again, so that a rollout keeps pictures and no model's own inputs.
 
     Args:
         network: the model, loaded.
@@ -49,7 +49,7 @@ class VisionLanguagePolicy(LanguagePolicy):
 
     @property
     def undrawn(self) -> list[int]:
-        """Those that stand for pictures: a text with one would ask the network for a picture that is not there."""
+        """The tokens that stand for pictures: a text with one would ask the network for a picture that is not there."""
         named = (getattr(self.network.config, f"{kind}_token_id", None) for kind in ("image", "video"))
         return [token for token in named if token is not None]
 

@@ -29,7 +29,7 @@ def require_vllm() -> None:
 class Engine:
     """A vLLM engine in this process with the policy's weights, on the policy's GPU.
 
-    Its numerics are not those of a forward pass, so that `algorithm.off_policy` must weigh its tokens.
+    Its numbers differ from a forward pass, so that `algorithm.off_policy` must weigh its tokens.
 
     Args:
         policy: whose texts it writes.

@@ -31,8 +31,8 @@ ATTENTION: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
 class Family:
     """What a pipeline's own call does not tell. Subclass it for a new family and add a line to the registry's `MODELS`.
 
-    Latents are [B, C, H, W] ([B, C, F, H, W] for videos) and velocities those of x = (1 - sigma) * x0 + sigma * noise
-    everywhere outside the pipeline's loop; `pack`, `unpack`, `scale` and `flow_velocity` go between the two.
+    Outside the pipeline's loop latents are [B, C, H, W] ([B, C, F, H, W] for videos), x = (1 - sigma) * x0 + sigma *
+    noise, and the velocity is noise - x0; `pack`, `unpack`, `scale` and `flow_velocity` go between the two.
     """
 
     pipelines: ClassVar[tuple[str, ...]]
@@ -175,7 +175,7 @@ class Family:
         return ()
 
     def unpack(self, latents: Tensor, size: Sequence[int]) -> Tensor:
-        """Latents as they are in the pipeline's loop to [B, C, H, W]; size as of `size`."""
+        """Latents of the pipeline's loop to [B, C, H, W]; `size` as the method of that name returns it."""
         return latents
 
     def pack(self, latents: Tensor) -> Tensor:
@@ -228,7 +228,7 @@ class Family:
         return vae.decode(latents.to(vae.dtype), return_dict=False)[0]
 
     def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
-        """What `decode` made, as PIL images; a video is a list of them."""
+        """Decoded pixels as PIL images; a video is a list of them."""
         return pipeline.image_processor.postprocess(pixels, output_type="pil")
 
 

@@ -23,7 +23,7 @@ class Wan(TrueGuidance, VideoVAE):
         return super().networks(pipeline) | both
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
-        # the length of the pipeline's call, not that of its encode_prompt
+        # the default of the pipeline's call, which differs from its encode_prompt's
         options = {"max_sequence_length": 512} | options
         embeds, _ = pipeline.encode_prompt(list(prompts), do_classifier_free_guidance=False, **options)
         return {"prompt_embeds": embeds}
@@ -38,7 +38,7 @@ class WanImageToVideo(Wan):
     pipelines = ("WanImageToVideoPipeline",)
     images = (1, 1)
     replaces: bool
-    """the latents' first frame is that of the picture, and only the others are sampled"""
+    """the picture is the latents' first frame, and only the others are sampled"""
 
     def check(self, pipeline: DiffusionPipeline) -> None:
         self.replaces = bool(pipeline.config.expand_timesteps)
