@@ -15,6 +15,7 @@ from flowalign.actors.dense import Estimator, ValueHead, agreement, persistence
 from flowalign.config import Config
 from flowalign.core.record import Record
 from flowalign.data.batches import Batch
+from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from rewards import Reward, Scores
@@ -35,6 +36,12 @@ class DiffusionActor(Actor):
         self.kernel = registry.resolve("kernels", config.rollout.kernel)
         self.plan = config.build_plan()
         self._head: ValueHead | None = None
+        policy.guidance_gradient = config.rollout.guidance_gradient
+        if policy.guidance_gradient == "conditional" and not policy.family.negative(config.rollout.guidance):
+            raise ConfigError(
+                f"rollout.guidance_gradient: the guidance of {type(policy.pipeline).__name__} is "
+                f"{policy.family.guidance}, without an unconditional branch; leave it out"
+            )
 
     # Rollouts
 

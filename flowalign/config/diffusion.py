@@ -1,6 +1,6 @@
 """The configuration of a run that trains a generator of pictures or videos."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,8 @@ class RolloutSampling(Sampling):
     plan: Named = Named(name="all")
     share_start_noise: bool = False
     """the members of a group start from the same noise"""
+    guidance_gradient: Literal["both", "conditional"] = "both"
+    """branches of guidance that updates have a gradient through; the conditional one alone costs a third less"""
     overlap: int = Field(1, ge=1)
     """parts an iteration's groups are sampled in: the rewards of one are computed while the next is sampled"""
 
@@ -86,6 +88,11 @@ class Config(BaseConfig):
             raise ConfigError(
                 "rollout.share_start_noise: without noise on the way the samples of a group would all be the same; "
                 "share_start_noise: false works"
+            )
+        if self.rollout.guidance_gradient == "conditional" and self.rollout.guidance == 1:
+            raise ConfigError(
+                "rollout.guidance_gradient: without guidance (rollout.guidance: 1) there is no unconditional branch; "
+                "leave it out"
             )
         for where, sampling in (("rollout", self.rollout), ("evaluation", self.evaluation)):
             if sampling.sigmas is not None and len(sampling.sigmas) != sampling.steps:

@@ -38,14 +38,19 @@ class Conditions:
         sized = isinstance(value, list) or (isinstance(value, Tensor) and value.dim() > 0)
         return sized and len(value) == copies * self.batch and name not in self.shared
 
-    def gather(self, samples: Tensor, steps: Tensor) -> list[Call]:
-        """The C calls for the N pairs (samples[n], steps[n]), each with copies * N rows."""
+    def gather(self, samples: Tensor, steps: Tensor, apart: bool = False) -> list[Call]:
+        """The C calls for the N pairs (samples[n], steps[n]), each with copies * N rows.
+
+        Args:
+            apart: a call of N rows for each copy of the batch.
+        """
         gathered = []
         for c, copies in enumerate(self.copies):
-            rows = torch.cat([samples + i * self.batch for i in range(copies)])
-            at = steps.repeat(copies)
-            names = self.calls[0][c]
-            gathered.append({n: self._at(n, [step[c][n] for step in self.calls], copies, rows, at) for n in names})
+            branches = [samples + i * self.batch for i in range(copies)]
+            for rows in branches if apart else [torch.cat(branches)]:
+                at = steps.repeat(1 if apart else copies)
+                names = self.calls[0][c]
+                gathered.append({n: self._at(n, [step[c][n] for step in self.calls], copies, rows, at) for n in names})
         return gathered
 
     def _at(self, name: str, values: list[Any], copies: int, rows: Tensor, steps: Tensor) -> Any:

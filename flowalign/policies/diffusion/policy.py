@@ -53,6 +53,8 @@ class DiffusersPolicy(Policy[Rollout]):
         several = len(self.networks) > 1
         super().__init__(Experts(self.networks) if several else self.networks[self.family.denoiser], device)
         self.encoder = PromptEncoder(pipeline, self.family, self.device, encode_options or {})
+        self.guidance_gradient: Literal["both", "conditional"] = "both"
+        """branches of guidance that gradients of a velocity flow through"""
         self._vae_visit: Any = None
         """accelerate's hook that takes the VAE off the device, where it only visits"""
         self.family.check(pipeline)
@@ -281,17 +283,34 @@ class DiffusersPolicy(Policy[Rollout]):
         latents = self.family.pack(x * self.family.scale(sigma)).to(self.dtype)
         copies = conditions.copies
         self.forwards += len(x) * sum(copies)
-        network = self.model if torch.is_grad_enabled() else self._bare
+        if self.guidance_gradient == "conditional" and torch.is_grad_enabled() and sum(copies) > 1:
+            outputs = self._branches(latents, conditions.gather(samples, steps, apart=True), len(copies))
+        else:
+            calls = zip(copies, conditions.gather(samples, steps), strict=True)
+            outputs = [self._output(torch.cat([latents] * n), call) for n, call in calls]
         with self._autocast():
-            outputs = []
-            for n, call in zip(copies, conditions.gather(samples, steps), strict=True):
-                extra = call.pop(EXTRA_INPUT, None)
-                output = network(self.family.network_input(torch.cat([latents] * n), extra), **call)[0]
-                # without its prediction for the extra input
-                count = latents.shape[1]
-                outputs.append(self.family.predicted(output, count) if isinstance(output, Tensor) else output)
             guided = self.family.unpack(self.family.velocity(outputs, copies, guidance), x.shape[2:])
             return self.family.flow_velocity(guided, x, sigma, self.family.scheduler(self.pipeline.scheduler))
+
+    def _branches(self, latents: Tensor, branches: list[dict[str, Any]], calls: int) -> list[Any]:
+        """What the denoiser says in its calls of guidance, without a gradient of the unconditional branch."""
+        outputs = []
+        for number, branch in enumerate(branches):
+            with torch.set_grad_enabled(number != self.family.unconditional):
+                outputs.append(self._output(latents, branch))
+        if calls == len(branches):
+            return outputs
+        tensors = isinstance(outputs[0], Tensor)
+        return [torch.cat(outputs) if tensors else [row for rows in outputs for row in rows]]
+
+    def _output(self, latents: Tensor, call: dict[str, Any]) -> Any:
+        """What the denoiser says of packed latents."""
+        network = self.model if torch.is_grad_enabled() else self._bare
+        extra = call.pop(EXTRA_INPUT, None)
+        with self._autocast():
+            output = network(self.family.network_input(latents, extra), **call)[0]
+        # without its prediction for the extra input
+        return self.family.predicted(output, latents.shape[1]) if isinstance(output, Tensor) else output
 
     def at(self, rollout: Rollout) -> VelocityAt:
         """The velocity at any state of a rollout's samples, as completions and trees ask for it."""

@@ -149,6 +149,7 @@ def test_an_unknown_name_gets_the_nearest(override: str, hint: str) -> None:
         (["training.updates_per_iteration=5"], "cannot be split into 5 equal updates"),
         (["rollout.sigmas=[1.0, 0.5]"], "rollout.sigmas"),
         (["evaluation.sigmas=[1.0, 0.5]"], "evaluation.sigmas"),
+        (["rollout.guidance_gradient=conditional"], "there is no unconditional branch"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(overrides: list[str], hint: str) -> None:

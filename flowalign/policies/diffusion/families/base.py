@@ -39,6 +39,8 @@ class Family:
     """names of the diffusers pipeline classes"""
     guidance: ClassVar[str] = "two copies of the batch in one call"
     """how the family guides, for people"""
+    unconditional: ClassVar[int] = 0
+    """which of the two branches of guidance, in the order of calls and copies, has the empty prompt"""
     denoiser: ClassVar[str] = "transformer"
     """the pipeline's attribute that is trained"""
     lora_targets: ClassVar[tuple[str, ...]]

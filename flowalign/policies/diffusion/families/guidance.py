@@ -13,6 +13,7 @@ class TrueGuidance(Family):
     """Classifier-free guidance by two calls a step, the positive one first."""
 
     guidance = "two calls a step"
+    unconditional = 1
 
     def velocity(self, outputs: Sequence[Any], copies: Sequence[int], guidance: float) -> Tensor:
         if len(outputs) == 1:

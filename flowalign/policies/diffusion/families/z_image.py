@@ -15,6 +15,7 @@ class ZImage(Family):
 
     pipelines = ("ZImagePipeline",)
     lora_targets = ATTENTION
+    unconditional = 1
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         embeds, _ = pipeline.encode_prompt(list(prompts), do_classifier_free_guidance=False, **options)

@@ -195,6 +195,72 @@ def test_every_lora_weight_gets_a_gradient_and_no_frozen_one(policy: DiffusersPo
             assert parameter.grad is not None and parameter.grad.isfinite().all() and parameter.grad.any(), part
 
 
+def test_the_unconditional_branch_of_guidance_can_go_without_a_gradient(
+    policy: DiffusersPolicy, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not policy.family.negative(3.0):
+        pytest.skip("its guidance has one branch")
+    policy.add_lora(rank=2, alpha=4)
+    scramble(policy)
+    rollout = roll(policy, tiny)
+    samples, steps = pairs(rollout)
+    weight = torch.randn_like(rollout.trajectory.velocity[samples, steps])
+
+    def gradients() -> tuple[Tensor, dict[str, Tensor]]:
+        policy.denoiser.zero_grad()
+        velocity = policy.velocity(rollout, samples, steps).float()
+        (velocity * weight).sum().backward()
+        return velocity, {name: p.grad.clone() for name, p in policy.trainable().items() if p.grad is not None}
+
+    both, gradient_of_both = gradients()
+    mixed = policy.family.velocity
+
+    def detached(outputs: list[Any], copies: list[int], guidance: float) -> Tensor:
+        """The family's formula, its unconditional output detached: the one that no guidance is without."""
+        branches = [half for output in outputs for half in halves(output, 2 // len(outputs))]
+        leaves = [torch.as_tensor(own).detach().requires_grad_() for own in map(stacked, branches)]
+        without = mixed(joined(leaves, outputs), copies, 1.0).sum()
+        sizes = [grad.abs().max() for grad in torch.autograd.grad(without, leaves)]
+        [unconditional] = [n for n in range(2) if sizes[n] < 1e-5 * sizes[1 - n]]
+        parts = [stacked(own) for own in branches]
+        parts[unconditional] = parts[unconditional].detach()
+        return mixed(joined(parts, outputs), copies, guidance)
+
+    monkeypatch.setattr(policy.family, "velocity", detached)
+    _, literal = gradients()
+    monkeypatch.undo()
+    policy.guidance_gradient = "conditional"
+    conditional, own = gradients()
+
+    close = {"atol": policy.family.tolerance, "rtol": 1e-3}
+    torch.testing.assert_close(conditional, both, **close)
+    scale = max(grad.abs().max() for grad in literal.values())
+    assert own.keys() == literal.keys()
+    for part, grad in literal.items():
+        torch.testing.assert_close(own[part] / scale, grad / scale, **close)
+    assert any((own[part] - grad).abs().max() > 1e-2 * scale for part, grad in gradient_of_both.items())
+
+
+def halves(output: Any, count: int) -> list[Any]:
+    """The branches in the output of one call, a tensor or a list of tensors."""
+    if isinstance(output, Tensor):
+        return list(output.chunk(count))
+    size = len(output) // count
+    return [output[i * size : (i + 1) * size] for i in range(count)]
+
+
+def stacked(branch: Any) -> Tensor:
+    return branch if isinstance(branch, Tensor) else torch.stack(branch)
+
+
+def joined(branches: list[Tensor], outputs: list[Any]) -> list[Any]:
+    """The inverse of `halves` for all calls."""
+    if len(outputs) == 2:
+        return branches
+    whole = torch.cat(branches)
+    return [whole if isinstance(outputs[0], Tensor) else list(whole)]
+
+
 def test_a_saved_lora_gives_the_same_picture_in_plain_diffusers(
     name: str, policy: DiffusersPolicy, tiny: Tiny, tmp_path: Path
 ) -> None:

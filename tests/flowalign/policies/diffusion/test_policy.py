@@ -248,6 +248,45 @@ def test_gradient_checkpointing_gives_the_same_gradient(tiny_policy: Make) -> No
         torch.testing.assert_close(again[name], grad)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 2e-2)])
+def test_guidance_with_a_conditional_gradient_is_the_detached_formula(
+    tiny_policy: Make, dtype: str, tolerance: float
+) -> None:
+    """v = u.detach() + g * (c - u.detach()), each of the two called by itself; the network sees no more than that."""
+    policy = tiny_policy(dtype=dtype)
+    policy.add_lora(rank=4, alpha=8)
+    scramble(policy)
+    rollout = roll(policy, guidance=3.0)
+    samples, steps = everything(rollout)
+    x = rollout.trajectory.latents[samples, steps].to(policy.dtype)
+    time = 1000 * rollout.trajectory.sigmas[steps]
+    embeds = policy.encoder.arguments(PROMPTS, 3.0)
+
+    def branch(prefix: str) -> Tensor:
+        tokens, pooled = (embeds[f"{prefix}{name}"][samples] for name in ("prompt_embeds", "pooled_prompt_embeds"))
+        return policy.denoiser(x, tokens, pooled, time)[0]
+
+    with policy._autocast():
+        u, c = branch("negative_").detach(), branch("")
+        literal = u + 3.0 * (c - u)
+    weight = torch.randn_like(literal)
+    (literal * weight).sum().backward()
+    expected = {name: p.grad.clone() for name, p in policy.trainable().items()}
+
+    policy.denoiser.zero_grad()
+    policy.guidance_gradient = "conditional"
+    learned: list[bool] = []
+    policy.denoiser.register_forward_hook(lambda *call: learned.append(call[-1][0].requires_grad))
+    velocity = policy.velocity(rollout, samples, steps)
+    (velocity * weight).sum().backward()
+    assert learned == [False, True]
+    sampled = rollout.trajectory.velocity[samples, steps]
+    torch.testing.assert_close(velocity.float(), sampled, atol=50 * tolerance, rtol=0)
+    scale = max(grad.abs().max() for grad in expected.values())
+    for name, p in policy.trainable().items():
+        torch.testing.assert_close(p.grad / scale, expected[name] / scale, atol=tolerance, rtol=0)
+
+
 def test_lora_trains_a_small_part(tiny_policy: Make) -> None:
     policy = tiny_policy()
     policy.add_lora(rank=2, alpha=2, targets=["attn.to_q"])
