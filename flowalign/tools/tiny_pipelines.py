@@ -30,7 +30,7 @@ class Tiny:
     pipeline: str
     """its class in diffusers"""
     components: dict[str, Any]
-    """names of parts, and what else the class is made with"""
+    """names of parts, and what else the class is made with; those that begin with _ are drawn and dropped"""
     call: dict[str, Any]
     """arguments of the pipeline's call"""
     encode: dict[str, Any] = field(default_factory=dict)
@@ -73,9 +73,8 @@ def build(name: str) -> DiffusionPipeline:
     """The same pipeline each time."""
     torch.manual_seed(0)
     tiny = PIPELINES[name]
-    pipe = _class(f"diffusers.{tiny.pipeline}")(
-        **{key: part(value) if isinstance(value, str) else value for key, value in tiny.components.items()}
-    )
+    made = {key: part(value) if isinstance(value, str) else value for key, value in tiny.components.items()}
+    pipe = _class(f"diffusers.{tiny.pipeline}")(**{key: value for key, value in made.items() if key[0] != "_"})
     for attribute, value in tiny.attributes.items():
         setattr(pipe, attribute, [tuple(size) for size in value] if isinstance(value, list) else value)
     networks = [pipe.components[name] for name in ("unet", "transformer", "transformer_2") if name in pipe.components]
