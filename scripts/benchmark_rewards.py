@@ -35,8 +35,9 @@ import yaml
 from PIL import Image
 
 from flowalign import registry
+from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
-from flowalign.data import draw_batch
+from flowalign.data.batches import draw_batch
 from flowalign.errors import FlowalignError
 from flowalign.runs.files import write_atomically
 from flowalign.training import Trainer
@@ -136,7 +137,7 @@ def overlap(arguments: argparse.Namespace) -> dict[str, Any]:
 
     def collect(i: int, parts: int, reward: Any) -> tuple[dict[str, float], list[float]]:
         trainer.actor.reward, trainer.config.rollout.overlap = reward, parts
-        experience = trainer.algorithm.collect(trainer.actor, batches[i])
+        experience = trainer.algorithm.collect(trainer.actor, Draw(trainer.actor, batches[i]))
         return experience.metrics, experience.scores.value.tolist()
 
     nothing = FunctionReward(lambda images, prompts: [0.0] * len(images), "nothing")

@@ -9,7 +9,7 @@ import yaml
 from PIL import Image
 
 from flowalign import registry
-from flowalign.cli.rewards import Serving
+from flowalign.cli.reward_file import Serving
 from flowalign.config import Evaluation, RolloutSampling, Weighted, load, parse, recipe
 from flowalign.errors import ConfigError
 from flowalign.training.building import build_reward

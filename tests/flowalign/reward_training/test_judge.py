@@ -14,7 +14,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from flowalign.cli.judges import cold_start, pair_questions, sift
+from flowalign.cli.judges import cold_start, pair_questions, rejection_sampling
 from flowalign.cli.rewards import train_reward
 from flowalign.config import load, recipe
 from flowalign.data import ASSETS, Preferences, Prompts
@@ -31,7 +31,7 @@ TINY = str(ASSETS / "tiny_vlm")
 app = typer.Typer()
 app.command()(train_reward)
 app.command()(pair_questions)
-app.command()(sift)
+app.command()(rejection_sampling)
 app.command()(cold_start)
 
 
@@ -112,7 +112,7 @@ def test_margins_are_the_log_odds_of_what_the_judges_say(votes: Path) -> None:
     expected = yes[0].logit() - yes[1].logit()
     with torch.no_grad():
         torch.testing.assert_close(
-            JudgeScorer(TINY, "shapes_show", "cpu")(pairs, range(6)), expected, atol=1e-3, rtol=0
+            JudgeScorer(TINY, "shapes_show", "cpu").margins(pairs, range(6))[0], expected, atol=1e-3, rtol=0
         )
 
     scorer = JudgeScorer(TINY, "shapes_better", "cpu")
@@ -181,12 +181,12 @@ def configured(votes: Path, tmp_path: Path) -> list[str]:
 
 
 def test_what_it_got_right_is_imitated_and_grpo_learns_from_the_rest(votes: Path, tmp_path: Path) -> None:
-    overrides, out = configured(votes, tmp_path), tmp_path / "sifted"
+    overrides, out = configured(votes, tmp_path), tmp_path / "imitated"
     config = str(recipe("tiny_vlm/judge"))
-    arguments = ["sift", config, *overrides, "--out", str(out), "--learning-rate", "3e-4", "--epochs", "3"]
-    done = CliRunner().invoke(app, arguments)
+    arguments = ["rejection-sampling", config, *overrides, "--out", str(out)]
+    done = CliRunner().invoke(app, [*arguments, "--learning-rate", "3e-4", "--epochs", "3"])
     assert done.exit_code == 0, done.output
-    report = json.loads((out / "sift.json").read_text())
+    report = json.loads((out / "rejection_sampling.json").read_text())
     wrong = Prompts.read(str(out / "wrong.jsonl"))
     assert report["imitated"] + report["left"] == report["prompts"] == 96
     assert len(wrong) == report["left"] > 0 and report["right_replies"] > report["imitated"] / 96 > 0
@@ -259,9 +259,8 @@ def test_what_cannot_be_trained_is_said(votes: Path, tmp_path: Path) -> None:
         "train-reward", votes, "--model", "no/such", "--template", "shapes_show", "--out", new
     )
     overrides = [*configured(votes, tmp_path), "rewards=[{name: exact_match, pattern: (never)}]"]
-    assert "the model is right about no prompt" in error("sift", recipe("tiny_vlm/judge"), *overrides, "--out", new)
-    assert "has no 'demonstration' to imitate" in error(
-        "cold-start", recipe("tiny_vlm/judge"), *overrides, "--out", new
-    )
-    assert "this model makes pictures" in error("sift", recipe("tiny_sd3/flow_grpo"), "--out", new)
+    arguments = [recipe("tiny_vlm/judge"), *overrides, "--out", new]
+    assert "the model is right about no prompt" in error("rejection-sampling", *arguments)
+    assert "has no 'demonstration' to imitate" in error("cold-start", *arguments)
+    assert "this model makes pictures" in error("rejection-sampling", recipe("tiny_sd3/flow_grpo"), "--out", new)
     assert not new.exists()
