@@ -13,6 +13,7 @@ from torch import Tensor
 from flowalign import registry
 from flowalign.actors.draw import Draw
 from flowalign.algorithms.text.prefix_rft import PrefixRFT
+from flowalign.config import load, recipe
 from flowalign.config.sections import Weighted
 from flowalign.data import ASSETS
 from flowalign.data.batches import draw_batch
@@ -126,7 +127,7 @@ def test_every_other_reward_trains_a_step(reward: dict[str, Any], other_lm: Path
     inner = reward.get("reward", reward)
     if inner["name"] == "implicit_prm":
         reward = {**reward, "reward": {**inner, **models}} if "reward" in reward else {**reward, **models}
-    advantage = "process_returns" if reward["name"] == "delta_bound" else "process"
+    advantage = "process_returns" if reward["name"] in ("delta_bound", "thought_prm") else "process"
     chosen = (f"rewards={json.dumps([reward])}", f"algorithm.advantage={{name: {advantage}}}")
     run = trainer(tmp_path, "grpo", *chosen)
     run.train()
