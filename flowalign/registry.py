@@ -43,7 +43,7 @@ ALGORITHMS = {
 }
 REWARDS = {
     "shapes": "rewards.shapes.reward:ShapesReward",
-    "tiny_clip": "flowalign.embedded:TinyCLIP",
+    "tiny_clip": "rewards.shapes.clip:TinyCLIP",
     "clip_score": "rewards.clip:CLIPScore",
     "pick_score": "rewards.clip:PickScore",
     "hpsv2": "rewards.clip:HPSv2",

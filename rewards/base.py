@@ -153,6 +153,20 @@ def bind(reward: Any, model: Any) -> None:
         reward.bind(model)
 
 
+class Around:
+    """Base of a reward around another, `reward`: what it is told, it passes on."""
+
+    reward: Any
+
+    def advance(self, progress: float) -> None:
+        """Pass on how far training is, in [0, 1]."""
+        advance(self.reward, progress)
+
+    def bind(self, model: Any) -> None:
+        """Pass on the language model in training."""
+        bind(self.reward, model)
+
+
 def told(error: Exception) -> str:
     """An error of somebody's code in one line, with its place."""
     where = traceback.extract_tb(error.__traceback__)[-1]

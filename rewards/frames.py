@@ -7,10 +7,10 @@ import numpy as np
 from PIL.Image import Image
 from torch import Tensor
 
-from rewards.base import Metadata, Reward, Scores, advance, as_reward, score, spec_of
+from rewards.base import Around, Metadata, Reward, Scores, as_reward, score, spec_of
 
 
-class PerFrame:
+class PerFrame(Around):
     """A reward of pictures on videos: the mean over frames.
 
     Args:
@@ -22,10 +22,6 @@ class PerFrame:
         self.name = f"per_frame({self.reward.name})"
         inner = spec_of(self.reward)
         self.spec = replace(inner, needs=inner.needs - {"image", "text"} | {"frames"}, differentiable=False)
-
-    def advance(self, progress: float) -> None:
-        """As `Composition.advance`."""
-        advance(self.reward, progress)
 
     def __call__(self, samples: Sequence[Sequence[Image]], prompts: Sequence[str], metadata: Metadata) -> Scores:
         picks = [np.linspace(0, len(video) - 1, self.frames).round().astype(int) for video in samples]

@@ -15,15 +15,14 @@ from torch import Tensor
 
 from rewards.base import (
     UNPARSED,
+    Around,
     Metadata,
     PairwiseReward,
     Reward,
     RewardError,
     Scores,
     Spec,
-    advance,
     as_reward,
-    bind,
     groups,
     score,
     spec_of,
@@ -168,7 +167,7 @@ def _members(group: Sequence[int]) -> list[list[int]]:
     return list(rows.values())
 
 
-class ScoreJudge:
+class ScoreJudge(Around):
     """Compares two samples by a pointwise reward.
 
     Args:
@@ -183,14 +182,6 @@ class ScoreJudge:
     @property
     def spec(self) -> Spec:
         return replace(spec_of(self.reward), kind="pairwise")
-
-    def advance(self, progress: float) -> None:
-        """Pass on how far training is, in [0, 1]."""
-        advance(self.reward, progress)
-
-    def bind(self, model: Any) -> None:
-        """Pass on the language model in training."""
-        bind(self.reward, model)
 
     def compare(
         self, first: Sequence[Any], second: Sequence[Any], prompts: Sequence[str], metadata: Metadata
@@ -265,7 +256,7 @@ class Games:
         return total / times
 
 
-class WinRate:
+class WinRate(Around):
     """The mean probability of a sample to beat others of its group (Pref-GRPO, arXiv 2508.20751), in [0, 1].
 
     A sample alone in its group gets 0.5. A part of the verdicts becomes a sample's mean over its comparisons.
@@ -286,14 +277,6 @@ class WinRate:
         self.both_orders, self.opponents = both_orders, opponents
         self.name = f"{self.title}({self.reward.name})"
         self.spec = replace(spec_of(self.reward), kind="group", differentiable=False)
-
-    def advance(self, progress: float) -> None:
-        """Pass on how far training is, in [0, 1]."""
-        advance(self.reward, progress)
-
-    def bind(self, model: Any) -> None:
-        """Pass on the language model in training."""
-        bind(self.reward, model)
 
     def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
         group = [0] * len(samples)

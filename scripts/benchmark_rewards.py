@@ -37,7 +37,6 @@ from PIL import Image
 from flowalign import registry
 from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
-from flowalign.data import ASSETS
 from flowalign.data.batches import draw_batch
 from flowalign.errors import FlowalignError
 from flowalign.runs.files import write_atomically
@@ -45,6 +44,7 @@ from flowalign.training import Trainer
 from rewards import FunctionReward, RewardError
 from rewards.remote import RemoteReward
 from rewards.server import RewardServer
+from rewards.shapes.clip import TINY_CLIP
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -168,7 +168,7 @@ def random_clip(folder: Path) -> dict[str, Any]:
     from transformers import AutoImageProcessor, AutoTokenizer, CLIPConfig, CLIPModel
 
     torch.manual_seed(0)
-    tiny = str(ASSETS / "tiny_clip")
+    tiny = str(TINY_CLIP)
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     text = {"vocab_size": len(tokenizer), "bos_token_id": tokenizer.bos_token_id}
     text |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}

@@ -1,6 +1,6 @@
 """Make a tiny but real CLIP preference model of the shapes world.
 
-    python scripts/build_tiny_clip.py --out flowalign/assets/tiny_clip
+    python scripts/build_tiny_clip.py --out rewards/shapes/tiny_clip
 
 A `CLIPModel` trained from nothing on drawn pictures and prompts of `rewards.shapes`: to tell a prompt's picture from
 those of other prompts, and from one that is wrong in a single thing (a colour, a shape, the number, the places). It

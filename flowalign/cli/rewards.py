@@ -96,6 +96,7 @@ def train_reward(
     from flowalign.reward_training.scorer import Scorer, split
     from flowalign.reward_training.scorer import train_reward as fit
     from rewards.clip import PICK_SCORE, PICK_SCORE_PROCESSOR
+    from rewards.shapes.clip import TINY_CLIP, TinyCLIP
 
     pairs = Preferences.read(preferences).of_pictures()
     if output.exists():
@@ -103,7 +104,7 @@ def train_reward(
     train, test = (pairs, Preferences.read(heldout).of_pictures()) if heldout else split(pairs, 0.1, seed)
     model = model or PICK_SCORE
     processor = PICK_SCORE_PROCESSOR if model == PICK_SCORE and processor is None else processor
-    path = str(shipped(model))
+    path = str(TINY_CLIP if model == TinyCLIP.name else shipped(model))
     scorer = Scorer(path, processor) if template is None else JudgeScorer(path, template)
     report = fit(scorer, train, test, output, epochs, learning_rate, batch_size, seed)
     print(

@@ -28,7 +28,7 @@ class ThoughtPRM:
 
         right text:  o in right thoughts, o - r in wrong ones       wrong text:  o in adopted thoughts, 0 in others
 
-    which are the paper's advantages: `advantage: {name: process}` must take them as they are, not normalised.
+    which are the paper's advantages. `process_returns` keeps their order; the paper does not normalise them once more.
 
     A detailed summary of the paper was at hand, not its text. Departures: a separator makes the steps, not a model; one
     question traces a mistake and verifies the steps after it; wordings and the default strength are our own.
@@ -44,6 +44,8 @@ class ThoughtPRM:
     """
 
     name = "thought_prm"
+    bounds_sum = True
+    """advantages that centre each step would undo it"""
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rewards.base import Metadata, Reward, Scores, Spec, as_reward, groups, score, spec_of
+from rewards.base import Around, Metadata, Reward, Scores, Spec, as_reward, groups, score, spec_of
 
 
 class TextFormat:
@@ -42,7 +42,7 @@ class SoftLength:
         return Scores(-(over / (self.limit - self.free)).clamp(0, 1))
 
 
-class LengthSwitch:
+class LengthSwitch(Around):
     """GRPO-lambda (arXiv 2505.18086): right texts of a group lose by their length only where the group is mostly right.
 
     Where the share of right texts is below the threshold the reward stays 0 or 1, so that accuracy does not collapse

@@ -90,9 +90,8 @@ class Knows:
         return 2.0 if self.paid is not None and self.paid in text else float(text == right)
 
     def choose(self, questions, labels):
-        asked = [
-            re.match(r"The task was: (.*)\. The answer was: (.*)\. (?:Is|Does) it", q.text, re.S) for q in questions
-        ]
+        about = r"The task was: (.*)\. The answer was: (.*)\. (?:Is|Does) it"
+        asked = [re.match(about, question.text, re.S) for question in questions]
         return [[1.0, 0.0] if found and self.worth(*found.groups()) > 0 else [0.0, 1.0] for found in asked]
 
     def reply(self, questions, temperature, max_tokens, seed):
@@ -128,8 +127,7 @@ def test_a_judge_of_texts_that_knows_the_answers_passes(name):
 )
 def test_a_judge_of_texts_that_can_be_bought_is_caught(paid, caught, name):
     checks = {check.name: check for check in check_reward(judges(paid)[name])}
-    assert caught in {check for check, found in checks.items() if "lost to" in found.detail}
-    assert paid in checks[caught].detail
+    assert not checks[caught].passed and paid in checks[caught].detail
 
 
 def test_a_judge_of_texts_that_pays_for_nothing_at_all_is_caught():

@@ -17,10 +17,11 @@ from flowalign.reward_training.scorer import Scorer, split
 from rewards import score
 from rewards.clip import PickScore
 from rewards.shapes import draw, heldout_requests, sample_requests
+from rewards.shapes.clip import TINY_CLIP
 
 app = typer.Typer()
 app.command()(train_reward)
-TINY = str(ASSETS / "tiny_clip")
+TINY = str(TINY_CLIP)
 
 
 @pytest.fixture(scope="module")

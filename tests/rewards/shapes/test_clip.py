@@ -5,13 +5,10 @@ import json
 import numpy as np
 from PIL import Image
 
-from flowalign.data import ASSETS
-from flowalign.embedded import TinyCLIP
 from rewards.pairwise import as_judge
 from rewards.shapes import Request, Thing, draw
+from rewards.shapes.clip import TINY_CLIP, TinyCLIP
 from rewards.shapes.grammar import COLOURS, SHAPES
-
-FOLDER = ASSETS / "tiny_clip"
 
 
 def test_it_prefers_the_right_number_about_as_often_as_stated():
@@ -25,12 +22,12 @@ def test_it_prefers_the_right_number_about_as_often_as_stated():
     ]
     pictures = [[Image.fromarray(draw(request, rng)) for request in side] for side in (right, wrong)]
     judged = as_judge(TinyCLIP()).compare(*pictures, [r.prompt for r in right], [{}] * len(right))
-    quality = json.loads((FOLDER / "quality.json").read_text())
+    quality = json.loads((TINY_CLIP / "quality.json").read_text())
     stated = quality["prefers the right picture to one wrong in one thing"]["counting"]
     assert judged.value.mean() >= stated - 0.12
 
 
 def test_files():
-    files = [path for path in FOLDER.rglob("*") if path.is_file()]
+    files = [path for path in TINY_CLIP.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 2e6
     assert {path.suffix for path in files} <= {".json", ".safetensors"}

@@ -127,7 +127,7 @@ def test_every_other_reward_trains_a_step(reward: dict[str, Any], other_lm: Path
     inner = reward.get("reward", reward)
     if inner["name"] == "implicit_prm":
         reward = {**reward, "reward": {**inner, **models}} if "reward" in reward else {**reward, **models}
-    advantage = "process_returns" if reward["name"] == "delta_bound" else "process"
+    advantage = "process_returns" if reward["name"] in ("delta_bound", "thought_prm") else "process"
     chosen = (f"rewards={json.dumps([reward])}", f"algorithm.advantage={{name: {advantage}}}")
     run = trainer(tmp_path, "grpo", *chosen)
     run.train()

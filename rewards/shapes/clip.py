@@ -1,7 +1,10 @@
-"""Rewards of the embedded world that come with flowalign's own weights."""
+"""The shapes world's own preference model."""
 
-from flowalign.data import ASSETS
+from pathlib import Path
+
 from rewards.clip import PickScore
+
+TINY_CLIP = Path(__file__).parent / "tiny_clip"
 
 
 class TinyCLIP(PickScore):
@@ -14,4 +17,4 @@ class TinyCLIP(PickScore):
     name = "tiny_clip"
 
     def __init__(self, batch_size: int = 64, device: str = "auto") -> None:
-        super().__init__(str(ASSETS / "tiny_clip"), None, batch_size, device)
+        super().__init__(str(TINY_CLIP), None, batch_size, device)
