@@ -1,17 +1,20 @@
 """Names in configurations to code. Imports happen when a name is used; a dotted path needs no registration."""
 
+import ast
 import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
-from torch import Tensor
 
 from flowalign.errors import ConfigError, nearest
-from rewards import PairwiseReward, Reward
+
+if TYPE_CHECKING:
+    pass
 
 ALGORITHMS = {
     "flow_grpo": "flowalign.algorithms.trajectory.flow_grpo:FlowGRPO",
@@ -96,39 +99,6 @@ REWARDS = {
     "compared": "rewards.compared:Compared",
     "picture": "flowalign.policies.rendering:Rendered",
 }
-KERNELS = {
-    name: f"samplers.kernels:{name}" for name in ("ode", "flow_sde", "dance_sde", "cps", "cps_published", "ddim")
-}
-PLANS = {
-    "all": "samplers.plans:All",
-    "window": "samplers.plans:Window",
-    "single": "samplers.plans:Single",
-    "decay": "samplers.plans:Decay",
-    "calibrated": "samplers.plans:Calibrated",
-    "tree": "samplers.plans:Tree",
-}
-ADVANTAGES = {
-    name: f"flowalign.core.estimators:{name}"
-    for name in (
-        "grpo",
-        "dr_grpo",
-        "rloo",
-        "reinforce_pp",
-        "remax",
-        "gdpo",
-        "bnpo",
-        "ngrpo",
-        "gigpo",
-        "process",
-        "pass_k",
-        "max_rl",
-        "best_margin",
-        "psr_nsr",
-    )
-}
-LOSSES = {
-    name: f"flowalign.core.policy_losses:{name}" for name in ("ppo", "reinforce", "gspo", "cispo", "reg_grpo", "pacs")
-}
 SELECTIONS = {
     "shuffled": "flowalign.selection.shuffled:Shuffled",
     "together": "flowalign.selection.together:Together",
@@ -174,17 +144,29 @@ MODELS = {
     "sdxl_inpaint": "flowalign.policies.diffusion.families.inpaint:SDXLInpaint",
 }
 
-TABLES: dict[str, dict[str, str]] = {
+TABLES: dict[str, dict[str, str] | str] = {
     "algorithms": ALGORITHMS,
-    "kernels": KERNELS,
-    "plans": PLANS,
+    "kernels": "samplers.kernels:KERNELS",
+    "plans": "samplers.plans:PLANS",
     "rewards": REWARDS,
     "models": MODELS,
-    "advantages": ADVANTAGES,
-    "losses": LOSSES,
+    "advantages": "flowalign.core.advantages:ADVANTAGES",
+    "losses": "flowalign.core.losses:LOSSES",
     "selections": SELECTIONS,
     "environments": ENVIRONMENTS,
 }
+"""names to paths, or the path of a table that stands with what it names"""
+
+
+def names(table: str) -> Mapping[str, Any]:
+    """The names of a table, each with its path or with what it stands for."""
+    entries = TABLES[table]
+    return _imported(entries) if isinstance(entries, str) else entries
+
+
+def _imported(path: str) -> Any:
+    module, _, attribute = path.rpartition(":" if ":" in path else ".")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def resolve(table: str, name: str, where: str = "") -> Any:
@@ -193,20 +175,29 @@ def resolve(table: str, name: str, where: str = "") -> Any:
     Args:
         where: the name stands in the configuration, for messages.
     """
-    place = f"{where}: " if where else ""
-    path = TABLES[table].get(name, name)
-    module, _, attribute = path.rpartition(":" if ":" in path else ".")
-    if not module:
-        raise ConfigError(f"{place}no {table[:-1]} is called '{name}'; {nearest(name, TABLES[table])}")
+    place, kind = f"{where}: " if where else "", "loss" if table == "losses" else table[:-1]
+    found = names(table).get(name, name)
+    if not isinstance(found, str):
+        return found
+    if ":" not in found and "." not in found:
+        raise ConfigError(f"{place}no {kind} is called '{name}'; {nearest(name, names(table))}")
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{place}{table[:-1]} '{name}' cannot be imported: {error}") from error
+        return _imported(found)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{place}{kind} '{name}' cannot be imported: {error}") from error
 
 
 def summary(table: str, name: str) -> str:
-    """First line of what a name stands for."""
-    return (inspect.getdoc(resolve(table, name)) or "").partition("\n")[0]
+    """First line of a registered name's docstring, read from the source: to import all of them takes a minute."""
+    module, _, attribute = TABLES[table][name].partition(":")
+    return (_docstrings(module)[attribute] or "").partition("\n")[0]
+
+
+@functools.cache
+def _docstrings(module: str) -> dict[str, str | None]:
+    source = Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py")
+    parts = ast.parse(source.read_text()).body
+    return {part.name: ast.get_docstring(part) for part in parts if isinstance(part, ast.ClassDef | ast.FunctionDef)}
 
 
 Make = Callable[[str, str, Mapping[str, Any], str], Any]
@@ -238,6 +229,18 @@ def build(table: str, name: str, arguments: Mapping[str, Any], where: str) -> An
         raise ConfigError(f"{where}: {' '.join(str(error).split())}") from error
 
 
+def rewards_within(name: str, settings: Mapping[str, Any]) -> list[Any]:
+    """What a reward's name and the names of all rewards in its settings stand for; nothing is made."""
+    found = []
+
+    def visit(table: str, name: str, settings: Mapping[str, Any], where: str) -> None:
+        found.append(resolve(table, name, where))
+        _checked(table, name, settings, where, nested=visit)
+
+    visit("rewards", name, settings, "")
+    return found
+
+
 def _checked(table: str, name: str, arguments: Mapping[str, Any], where: str, nested: Make) -> dict[str, Any]:
     """Checked arguments; `nested` says what becomes of the rewards among them."""
     target = resolve(table, name, where)
@@ -262,7 +265,7 @@ def _checked(table: str, name: str, arguments: Mapping[str, Any], where: str, ne
     return checked
 
 
-def part(table: str, name: str, settings: Mapping[str, Any], where: str) -> Callable[[Any], Tensor]:
+def part(table: str, name: str, settings: Mapping[str, Any], where: str) -> Callable[[Any], Any]:
     """A function of one argument with settings as keywords (an advantage, a loss), its settings checked and bound.
 
     Raises:
@@ -276,7 +279,8 @@ def part(table: str, name: str, settings: Mapping[str, Any], where: str) -> Call
         if key not in known:
             raise ConfigError(f"{where}: '{name}' has no setting '{key}'; {nearest(key, known)}")
         bound[key] = _value(hints.get(key, Any), value, f"{where}.{key}")
-    return functools.partial(target, **bound)
+    # what the function declares is to be read from the part too
+    return functools.update_wrapper(functools.partial(target, **bound), target)
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
@@ -300,11 +304,15 @@ def _settings(target: type) -> dict[str, Any]:
 
 
 def _holds_rewards(hint: Any) -> bool:
+    from rewards import PairwiseReward, Reward
+
     return hint in (Reward, PairwiseReward) or any(_holds_rewards(inner) for inner in get_args(hint))
 
 
 def _rewards(hint: Any, value: Any, where: str, nested: Make) -> Any:
     """A setting that is a reward, or a list or mapping of rewards: each is written as its name and settings."""
+    from rewards import PairwiseReward, Reward
+
     kind, inner = get_origin(hint), get_args(hint)
     if hint in (Reward, PairwiseReward):
         if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):

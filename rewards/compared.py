@@ -1,10 +1,10 @@
 """A reward from comparisons within a group, by the schedules that the core knows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rewards import PairwiseReward, Reward, Scores, advance, bind, groups, spec_of
+from rewards.base import Metadata, PairwiseReward, Reward, Scores, advance, bind, groups, spec_of
 from rewards.pairwise import Pair, Schedule, compare
 from rewards.preference import as_judge
 
@@ -41,8 +41,8 @@ class Compared:
         """Pass on the language model in training."""
         bind(self.reward, model)
 
-    def __call__(self, images: Sequence[Any], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        group = [0] * len(images)
+    def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        group = [0] * len(samples)
         for number, members in enumerate(groups(prompts, metadata)):
             for i in members:
                 group[i] = number
@@ -50,7 +50,7 @@ class Compared:
         def verdicts(pairs: list[Pair]) -> list[float]:
             first, second = zip(*pairs, strict=True)
             told = [prompts[i] for i in first], [metadata[i] for i in first]
-            judged = self.reward.compare([images[i] for i in first], [images[i] for i in second], *told)
+            judged = self.reward.compare([samples[i] for i in first], [samples[i] for i in second], *told)
             return judged.value.tolist()
 
         return Scores(compare(group, verdicts, self.schedule, both=self.both_orders))

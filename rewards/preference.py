@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rewards.base import (
     UNPARSED,
+    Metadata,
     PairwiseReward,
     Reward,
     RewardError,
@@ -49,7 +50,7 @@ class ScoreJudge:
         first: Sequence[Image],
         second: Sequence[Image],
         prompts: Sequence[str],
-        metadata: Sequence[Mapping[str, Any]],
+        metadata: Metadata,
     ) -> Scores:
         """1 where the first wins, 0 where the second does, 0.5 for a tie."""
         # a picture meets many others and is scored once
@@ -93,16 +94,14 @@ class WinRate:
         """As `Composition.advance`."""
         advance(self.reward, progress)
 
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
+    def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
         pairs = [pair for members in groups(prompts, metadata) for pair in self._pairs(members)]
         if not pairs:
-            return Scores(torch.full((len(images),), 0.5))
+            return Scores(torch.full((len(samples),), 0.5))
         both = pairs + [(b, a) for a, b in pairs]
         verdicts = self.reward.compare(
-            [images[a] for a, _ in both],
-            [images[b] for _, b in both],
+            [samples[a] for a, _ in both],
+            [samples[b] for _, b in both],
             [prompts[a] for a, _ in both],
             [metadata[a] for a, _ in both],
         )
@@ -110,10 +109,10 @@ class WinRate:
             raise RewardError(f"'{self.reward.name}' returned {verdicts.value.numel()} values for {len(both)} pairs")
         games = torch.tensor(both)
         parts = {
-            name: mean_of_games(games, part, part if name == UNPARSED else 1 - part, len(images), torch.nan)
+            name: mean_of_games(games, part, part if name == UNPARSED else 1 - part, len(samples), torch.nan)
             for name, part in verdicts.parts.items()
         }
-        return Scores(mean_of_games(games, verdicts.value, 1 - verdicts.value, len(images), 0.5), parts)
+        return Scores(mean_of_games(games, verdicts.value, 1 - verdicts.value, len(samples), 0.5), parts)
 
     def _pairs(self, members: list[int]) -> Iterator[tuple[int, int]]:
         """Each pair once, of members at most `opponents` apart when the group stands in a ring."""

@@ -23,7 +23,7 @@ class Trajectory:
     log_prob: Tensor
     """[B, T]: 0 at deterministic steps"""
     eta: Tensor
-    """[B, T]: noise level of each step, 0 where it is deterministic"""
+    """[B, T]: noise level of each step, 0 where it is deterministic, be it by the plan or by the kernel"""
     sigmas: Tensor
     """[T + 1]: the schedule, ending in 0"""
     nodes: Tensor | None = None
@@ -114,6 +114,7 @@ class Recorder:
         self.latents = [self.x]
         self.velocities: list[Tensor] = []
         self.log_probs: list[Tensor] = []
+        self.etas: list[Tensor] = []
 
     def step(self, velocity: Tensor) -> Tensor:
         """Make the next transition and return the new sample, [B, ...] float32."""
@@ -136,6 +137,7 @@ class Recorder:
         self.latents.append(x)
         self.velocities.append(velocity.float())
         self.log_probs.append(made.log_prob)
+        self.etas.append(self.eta[:, k] * made.stochastic)
         return x
 
     def trajectory(self) -> Trajectory:
@@ -144,6 +146,6 @@ class Recorder:
             torch.stack(self.latents, 1),
             torch.stack(self.velocities, 1),
             torch.stack(self.log_probs, 1),
-            self.eta,
+            torch.stack(self.etas, 1),
             self.sigmas,
         )

@@ -44,6 +44,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from flowalign.actors.draw import Draw
 from flowalign.config import Config, load, recipe
 from flowalign.data import ASSETS, draw_batch
 from flowalign.errors import FlowalignError
@@ -132,7 +133,7 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
     batch = draw_batch(trainer.prompts, 0, config.training.prompts_per_iteration, config.training.group_size, 0, False)
     if arguments.config:
         encode_at_random(policy, TEXT_TOKENS)
-    experience = trainer.algorithm.collect(trainer.actor, batch)
+    experience = trainer.algorithm.collect(trainer.actor, Draw(trainer.actor, batch))
     rollout, images = experience.rollout, trainer.actor.decode(experience.rollout)
     policy.verify(rollout)
     # no advantage is zero, or the update would leave the action out

@@ -44,6 +44,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from flowalign.actors.draw import Draw
 from flowalign.data import draw_batch
 from flowalign.policies import DiffusersPolicy, Rollout
 from flowalign.runs.files import write_atomically
@@ -179,7 +180,7 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
     training = config.training
     batch = draw_batch(trainer.prompts, 0, training.prompts_per_iteration, training.group_size, 0, False)
     encode_at_random(policy, SIZES[arguments.model].clip_tokens + TEXT_TOKENS)
-    experience = trainer.algorithm.collect(trainer.actor, batch)
+    experience = trainer.algorithm.collect(trainer.actor, Draw(trainer.actor, batch))
     rollout = experience.rollout
     experience = replace(experience, advantage=torch.ones_like(experience.advantage))
     pairs = next(trainer.learner.chunks(experience, 0))

@@ -35,6 +35,7 @@ import yaml
 from PIL import Image
 
 from flowalign import registry
+from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
 from flowalign.data import ASSETS, draw_batch
 from flowalign.errors import FlowalignError
@@ -135,7 +136,7 @@ def overlap(arguments: argparse.Namespace) -> dict[str, Any]:
 
     def collect(i: int, parts: int, reward: Any) -> tuple[dict[str, float], list[float]]:
         trainer.actor.reward, trainer.config.rollout.overlap = reward, parts
-        experience = trainer.algorithm.collect(trainer.actor, batches[i])
+        experience = trainer.algorithm.collect(trainer.actor, Draw(trainer.actor, batches[i]))
         return experience.metrics, experience.scores.value.tolist()
 
     nothing = FunctionReward(lambda images, prompts: [0.0] * len(images), "nothing")
@@ -183,10 +184,10 @@ def serve_waiting(port: int) -> None:
     """Serve the pictures' brightness, after waiting metadata["seconds"] for each."""
 
     def brightness(
-        images: Sequence[Image.Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+        samples: Sequence[Image.Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> list[float]:
         time.sleep(sum(record["seconds"] for record in metadata))
-        return [float(np.asarray(image).mean()) for image in images]
+        return [float(np.asarray(image).mean()) for image in samples]
 
     uvicorn.run(RewardServer(FunctionReward(brightness)).app, port=port, log_level="warning")
 

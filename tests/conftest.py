@@ -3,7 +3,7 @@
 import os
 
 # Networks this small gain nothing from a second thread, which mostly waits; processes inherit it.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"
 # Before anything imports the Hugging Face libraries, which read these once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"

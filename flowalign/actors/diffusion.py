@@ -1,9 +1,7 @@
-"""What an algorithm acts through: the policy, the reward, the rollout settings and the other processes."""
+"""What an algorithm for pictures and videos acts through: policy, reward, rollout settings, the other processes."""
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,9 +10,8 @@ from PIL.Image import Image
 from torch import Tensor
 
 from flowalign import registry
+from flowalign.actors.base import Actor
 from flowalign.actors.dense import Estimator, ValueHead, agreement, persistence
-from flowalign.actors.overlap import in_turn, overlapped
-from flowalign.actors.worker import Worker
 from flowalign.config import Config
 from flowalign.core.record import Record
 from flowalign.data import Batch
@@ -27,7 +24,7 @@ from samplers.plans import Tree
 from samplers.tree import grow
 
 
-class Actor(Worker):
+class DiffusionActor(Actor):
     """Samples and scores one process's pictures, and keeps what adapts while it does."""
 
     config: Config
@@ -139,62 +136,11 @@ class Actor(Worker):
         """The finished pictures of a rollout."""
         return self.policy.decode(rollout.whole(rollout.trajectory.final), self.config.rollout.batch_size)
 
-    def sample_and_score(
-        self,
-        batch: Batch,
-        sample: Callable[[Batch], tuple[Rollout, Batch]],
-        score: Callable[[Sequence[Image], Batch], Scores],
-    ) -> tuple[Rollout, Batch, Scores]:
-        """Roll out and score a batch, in as many parts as `rollout.overlap` says: while one is scored, in a thread of
-        its own, the next is sampled. Groups are replaced as configured.
-
-        Args:
-            sample: rollout of a part, and the samples it is of.
-            score: scores of the finished pictures of these samples.
-        """
-        once = partial(self._sample_and_score, sample=sample, score=score)
-        return self.refilled(once(batch), once)
-
-    def _sample_and_score(
-        self,
-        batch: Batch,
-        sample: Callable[[Batch], tuple[Rollout, Batch]],
-        score: Callable[[Sequence[Image], Batch], Scores],
-    ) -> tuple[Rollout, Batch, Scores]:
-        begin = time.perf_counter()
-        seconds = {"rollout": 0.0, "reward": 0.0}
-
-        def sampled() -> Iterator[tuple[Rollout, Batch, list[Image]]]:
-            for part in batch.split(min(self.config.rollout.overlap, len(set(batch.group)))):
-                start = time.perf_counter()
-                rollout, own = sample(part)
-                images = self.decode(rollout)
-                seconds["rollout"] += time.perf_counter() - start
-                yield rollout, own, images
-
-        def scored(made: tuple[Rollout, Batch, list[Image]]) -> Scores:
-            start = time.perf_counter()
-            scores = score(made[2], made[1])
-            seconds["reward"] += time.perf_counter() - start
-            return scores
-
-        walk = overlapped if self.config.rollout.overlap > 1 else in_turn
-        parts = walk(sampled(), scored)
-        waited = time.perf_counter() - begin - seconds["rollout"]
-        self.spent("rollout", seconds["rollout"])
-        self.spent("reward", waited)
-        if len(parts) == 1:
-            ((rollout, batch, _), scores) = parts[0]
-            return rollout, batch, scores
-        self.spent("reward_hidden", seconds["reward"] - waited)
-        rollouts, batches, _ = zip(*(made for made, _ in parts), strict=True)
-        return Rollout.cat(rollouts), Batch.cat(batches), Scores.cat([scores for _, scores in parts])
-
-    def joined(self, rollouts: Sequence[Rollout]) -> Rollout:
+    def cat(self, rollouts: Sequence[Rollout]) -> Rollout:
         return Rollout.cat(rollouts)
 
-    def unpacked(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> Rollout:
-        """One sample is walked again for what the denoiser is called with; it is the same for all of a prompt."""
+    def restore(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> Rollout:
+        """One sample is drawn again for what the denoiser is called with, which is the same for all of a prompt."""
         one = batch[[0]]
         again = self.policy.sample(one.prompts, one.seeds, sources=one.sources, **self.config.rollout.arguments())
         trajectory = Trajectory(**{name: value.to(self.device) for name, value in tensors.items()})
@@ -275,9 +221,13 @@ class Actor(Worker):
     # Other processes
 
     def record(self, rollout: Rollout, batch: Batch, scores: Scores, reward: Tensor) -> Record:
-        """The record of all processes."""
+        """The record of all processes.
+
+        Args:
+            reward: [B] or [B, T] of this process's samples.
+        """
         trajectory = rollout.trajectory
-        rewards, weights = self.apart(scores)
+        rewards, weights = self.separate(scores)
         return Record(
             log_prob=self.gather(trajectory.log_prob),
             mask=self.gather(trajectory.mask),
@@ -290,7 +240,7 @@ class Actor(Worker):
 
     def calibrate(self, step_reward: Tensor, mask: Tensor) -> None:
         """Let an adaptive plan learn from the step rewards [B, T] of all processes."""
-        if hasattr(self.plan, "update"):
+        if hasattr(self.plan, "update") and not self._alone:
             self.plan.update(step_reward.cpu(), mask.cpu())
             etas = self.plan.etas(self.config.rollout.steps, self.config.rollout.eta, 0, 0)
             self.metrics |= {f"plan/eta/{k}": value for k, value in enumerate(etas.tolist())}

@@ -7,18 +7,17 @@ subclasses: `trajectory.py` learns from stochastic steps that were recorded, `dp
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from PIL.Image import Image
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
+from flowalign.actors.draw import Draw
+from flowalign.config import Data
 from flowalign.data import Batch, Prompts
 from flowalign.policies import Rollout
 from rewards import Scores
-
-if TYPE_CHECKING:
-    from flowalign.config import Data
 
 
 class AlgorithmSettings(BaseModel):
@@ -33,10 +32,8 @@ class Experience:
 
     batch: Batch
     metrics: dict[str, float]
-
-    def items(self) -> Tensor:
-        """[N, ...] integers that name what is learned from, as many for every group, group after group."""
-        raise NotImplementedError
+    items: Tensor
+    """[N, ...] integers that name what is learned from, as many for every group, group after group"""
 
     def outcome(self) -> tuple[Tensor, Tensor] | None:
         """[B] rewards of the batch's samples and [B] mean sizes of their advantages; None where there are none."""
@@ -63,10 +60,7 @@ class Seen:
     """[B, B] share of the row's wins over the column, NaN for pairs that did not meet; None without comparisons"""
 
 
-E = TypeVar("E", bound=Experience)
-
-
-class Algorithm(Generic[E]):
+class Algorithm:
     """Base of all families.
 
     Args:
@@ -77,7 +71,7 @@ class Algorithm(Generic[E]):
     medium: ClassVar[Literal["pictures", "text"]] = "pictures"
     """what the models that it trains make"""
     refills: ClassVar[bool] = False
-    """it learns from samples that come in groups, got by the actor's `sample_and_score`: groups can be replaced"""
+    """it samples what it draws, group by group: groups can be replaced"""
     replays: ClassVar[bool] = False
     """and a group of an earlier iteration can stand in for one"""
     headline: ClassVar[str]
@@ -96,7 +90,7 @@ class Algorithm(Generic[E]):
     def check(self, config: Any) -> None:
         """Refuse configurations that cannot work with this algorithm, saying what would."""
 
-    def read(self, data: "Data") -> Prompts:
+    def read(self, data: Data) -> Prompts:
         """What batches are drawn from."""
         return Prompts.of(data)
 
@@ -115,15 +109,15 @@ class Algorithm(Generic[E]):
     def progress(self, done: float) -> None:
         """Told before each iteration what share of training is done, in [0, 1]."""
 
-    def collect(self, actor: Any, batch: Batch) -> E:
-        """The experience of this iteration, with what it measured."""
+    def collect(self, actor: Any, draw: Draw) -> Any:
+        """The experience of the groups drawn, with what it measured."""
         raise NotImplementedError
 
-    def verify(self, policy: Any, experience: E) -> None:
+    def verify(self, policy: Any, experience: Any) -> None:
         """Before the first update: refuse a pipeline that replay does not reproduce."""
         raise NotImplementedError
 
-    def losses(self, policy: Any, experience: E, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def losses(self, policy: Any, experience: Any, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """[N] losses of items under the present weights, and named [N] values for the metrics."""
         raise NotImplementedError
 

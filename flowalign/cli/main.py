@@ -165,14 +165,14 @@ def list_names(
     ] = None,
 ) -> None:
     """Show what there is, one line each."""
-    from flowalign.registry import TABLES, summary
+    from flowalign.registry import TABLES, names, summary
 
     if kind is not None and kind not in TABLES:
         raise ConfigError(f"there is no list of '{kind}'; {nearest(kind, TABLES)}")
     for table in [kind] if kind else TABLES:
         if kind is None:
             print(f"{table}:")
-        for name in TABLES[table]:
+        for name in names(table):
             print(f"  {name:<24} {summary(table, name)}")
 
 
@@ -189,8 +189,6 @@ app.command()(rejection_sampling)
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: errors that people can mend are one line, without a traceback."""
-    from rewards import RewardError
-
     handler: Any = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     try:
@@ -198,6 +196,10 @@ def main(arguments: list[str] | None = None) -> None:
     except FlowalignError as error:
         print(f"flowalign: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except RewardError as error:
+    except Exception as error:
+        from rewards import RewardError
+
+        if not isinstance(error, RewardError):
+            raise
         print(f"flowalign: {error}; the last checkpoint stays usable (--resume)", file=sys.stderr)
         sys.exit(1)

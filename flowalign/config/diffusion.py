@@ -8,7 +8,6 @@ from pydantic import Field
 from flowalign import registry
 from flowalign.config.sections import BaseConfig, Heldout, Named, Network, Section
 from flowalign.errors import ConfigError
-from samplers import check_eta
 
 
 class Model(Network):
@@ -107,6 +106,8 @@ class Config(BaseConfig):
             raise ConfigError(
                 "model.base_bits: quantised weights cannot be trained themselves; model.lora: {rank: 32} works"
             )
+        from samplers import check_eta
+
         kernel = registry.resolve("kernels", self.rollout.kernel)
         try:
             check_eta(kernel, self.rollout.eta)

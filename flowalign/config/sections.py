@@ -287,7 +287,9 @@ def parse(section: type[BaseModel], values: Any, where: str = "") -> Any:
         if first["type"] == "extra_forbidden":
             key = str(first["loc"][-1])
             known = _fields(section, [p for p in first["loc"][:-1] if isinstance(p, str)])
-            raise ConfigError(f"{path}: unknown key '{key}'; {nearest(key, known)}") from error
+            moved = getattr(section, "moved", {}).get(key)
+            hint = f"it stands in {moved}" if moved else nearest(key, known)
+            raise ConfigError(f"{path}: unknown key '{key}'; {hint}") from error
         if first["type"] == "missing":
             raise ConfigError(f"{path}: this key is required") from error
         raise ConfigError(f"{path}: {first['msg']} (got {first['input']!r})") from error

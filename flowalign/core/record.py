@@ -28,9 +28,9 @@ class Record:
     entropy: Tensor | None = None
     """[B, T] of the distribution that each action was drawn from, where it is known"""
     baseline: Tensor | None = None
-    """[B] reward of the most probable trajectory of the row's prompt, where an advantage asks for it"""
+    """[B] reward of the most probable trajectory of the row's prompt, where an advantage needs it"""
     state: Tensor | None = None
-    """[B, T] integers: actions of one number were taken in one and the same state"""
+    """[B, T] integers: actions of one number were taken in one and the same state; where an advantage needs it"""
     steps: Tensor | None = None
     """[B, T] rewards of the steps that end with these actions, NaN elsewhere, where rewards know of steps"""
     turn: Tensor | None = None
@@ -51,15 +51,18 @@ class Scored(Protocol):
 
 
 @dataclass
-class ScoredTokens:
-    """B rows of T tokens under the weights of now: `Scored`, and what losses of whole rows and groups look at."""
+class ScoredActions:
+    """`Scored` by three arrays of one shape."""
 
     log_prob: Tensor
-    """[B, T]"""
     old_log_prob: Tensor
-    """[B, T]"""
     advantage: Tensor
-    """[B, T]"""
+
+
+@dataclass
+class ScoredTokens(ScoredActions):
+    """B rows of T tokens under the weights of now, with what losses of whole rows and groups look at."""
+
     mask: Tensor
     """[B, T] bool"""
     group: Tensor

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from flowalign.data.prompts import Prompts, Source
-from samplers import derive_seed
 
 
 @dataclass
@@ -122,6 +121,8 @@ def draw_groups(
         picks: number of each group's prompt.
         round: how often these groups were drawn before in this iteration.
     """
+    from samplers import derive_seed
+
     samples = [(g, member) for g in picks for member in range(group_size)]
     again = [round] if round else []
     return Batch(

@@ -84,7 +84,7 @@ class Rendered:
         made = dict(zip(different, images, strict=True))
         return [made[each] for each in wanted]
 
-    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         asked = list(prompts)
         if self.judged_by is not None:
             for i, record in enumerate(metadata):
@@ -94,7 +94,7 @@ class Rendered:
                         "by which its picture is to be judged"
                     )
                 asked[i] = record[self.judged_by]
-        return score(self.reward, self.render(images, metadata), asked, metadata)
+        return score(self.reward, self.render(samples, metadata), asked, metadata)
 
 
 def renderer(reward: Any) -> Rendered | None:

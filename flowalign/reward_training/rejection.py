@@ -116,7 +116,7 @@ def _replies(config: TextConfig, policy: LanguagePolicy, prompts: Prompts, sampl
     metadata = [record for record in prompts.metadata for _ in range(samples)]
     seeds = [derive_seed(config.training.seed, i, 4) for i in range(len(texts))]
     rollout = policy.sample(texts, seeds, metadata=metadata, **config.rollout.arguments())
-    value = score(build_reward(config.rewards), policy.decode(rollout), texts, metadata).value  # type: ignore[arg-type]
+    value = score(build_reward(config.rewards), policy.decode(rollout), texts, metadata).value
     return rollout, value.view(-1, samples)
 
 

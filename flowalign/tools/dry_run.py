@@ -78,9 +78,9 @@ class Brightness:
         self.parts = parts or []
 
     def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+        self, samples: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> Scores:
-        value = torch.tensor([float(np.mean(np.asarray(image))) / 255 for image in images])
+        value = torch.tensor([float(np.mean(np.asarray(image))) / 255 for image in samples])
         return Scores(value, dict.fromkeys(self.parts, value))
 
 
@@ -90,9 +90,9 @@ class Variety:
     name = "variety"
     spec = Spec(frozenset({"text"}))
 
-    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        shares = [len(set(text)) / max(len(text), 1) for text in images]
-        steps = [[(len(text), share)] for text, share in zip(images, shares, strict=True)]
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        shares = [len(set(text)) / max(len(text), 1) for text in samples]
+        steps = [[(len(text), share)] for text, share in zip(samples, shares, strict=True)]
         return Scores(torch.tensor(shares), {}, steps)
 
 

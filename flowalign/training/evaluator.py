@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flowalign.actors.worker import Worker
+from flowalign.actors.base import Actor
 from flowalign.algorithms.base import Algorithm
 from flowalign.data import Prompts
 from flowalign.runs.metrics import MetricsFile
@@ -27,7 +27,7 @@ class Evaluator:
         folder: of the run; the means are appended to its `evaluations.jsonl`.
     """
 
-    def __init__(self, algorithm: Algorithm[Any], actor: Worker, learner: Learner, folder: Path) -> None:
+    def __init__(self, algorithm: Algorithm, actor: Actor, learner: Learner, folder: Path) -> None:
         self.algorithm, self.actor, self.learner, self.folder = algorithm, actor, learner, folder
         self.config: Any = actor.config
         self.settings = self.config.evaluation
@@ -93,7 +93,7 @@ class Evaluator:
     def hacked(self) -> bool:
         """Whether the watch ends the run: the main process's word, for all."""
         stop = self.settings.watch.action == "stop"
-        return bool(self.actor.largest(stop and self.verdict.status == "hacked"))
+        return bool(self.actor.maximum(stop and self.verdict.status == "hacked"))
 
     def keep_before(self, iteration: int) -> None:
         """Forget the evaluations from this iteration on, as a run does that goes on from there."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowalign.actors.worker import Worker
+from flowalign.actors.base import Actor
 from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from flowalign.training.distributed.sharding import Sharding, like, restore, unsynced, whole
@@ -46,7 +46,7 @@ class Learner(Optimization):
         sharding: how the policy's network is divided into shards, None where every process has it whole.
     """
 
-    def __init__(self, algorithm: Algorithm, actor: Worker, sharding: Sharding | None = None) -> None:
+    def __init__(self, algorithm: Algorithm, actor: Actor, sharding: Sharding | None = None) -> None:
         self.algorithm, self.actor, self.sharding = algorithm, actor, sharding
         self.policy, self.config, self.accelerator = actor.policy, actor.config, actor.accelerator
         training = self.config.training
@@ -83,7 +83,7 @@ class Learner(Optimization):
         outcome, name = experience.outcome(), ""
         if metrics.get("reward/zero_spread") == 1 and outcome is not None:
             # NGRPO's advantages, for one, are not 0 in a group of equal rewards
-            name = "" if self.actor.largest(bool((outcome[1] > NO_ADVANTAGE).any())) else "reward/zero_spread"
+            name = "" if self.actor.maximum(bool((outcome[1] > NO_ADVANTAGE).any())) else "reward/zero_spread"
         if not name and metrics["policy/gradient_norm"] == 0:
             name = "policy/gradient_norm"
         if name and name not in self._warned and self.accelerator.is_main_process:
@@ -94,7 +94,7 @@ class Learner(Optimization):
         """The items of each update: every group gives an equal, random share of its own to each."""
         training = self.config.training
         groups = list(dict.fromkeys(experience.batch.group))
-        items = experience.items().unflatten(0, (len(groups), -1))
+        items = experience.items.unflatten(0, (len(groups), -1))
         orders = []
         for number in groups:
             generator = torch.Generator().manual_seed(derive_seed(training.seed, iteration, number, 2))
@@ -138,7 +138,7 @@ class Learner(Optimization):
         useful = None if self.algorithm.uses_reference else experience.useful(items)
         if useful is None:
             return items
-        keep = max(1, self.actor.largest(int(useful.sum())))
+        keep = max(1, self.actor.maximum(int(useful.sum())))
         # stable: the useful ones first, each part in its random order
         return items[torch.argsort(~useful, stable=True)[:keep]]
 

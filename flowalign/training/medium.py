@@ -9,8 +9,8 @@ import torch
 from accelerate import Accelerator
 
 from flowalign import registry
-from flowalign.actors.diffusion import Actor
-from flowalign.actors.language import TextActor
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.base import Algorithm
 from flowalign.data import Prompts, shipped
 from flowalign.policies import DiffusersPolicy
@@ -46,8 +46,8 @@ class Pictures:
         return policy
 
     @staticmethod
-    def actor(config: Any, policy: Any, reward: Reward, accelerator: Accelerator) -> Actor:
-        return Actor(config, policy, reward, accelerator)
+    def actor(config: Any, policy: Any, reward: Reward, accelerator: Accelerator) -> DiffusionActor:
+        return DiffusionActor(config, policy, reward, accelerator)
 
     @staticmethod
     def keep(samples: Listed, folder: Path, iteration: int, reward: Reward) -> None:
@@ -86,8 +86,8 @@ class Texts:
         return AgentPolicy, settings | {"environment": made, "turns": taken.turns}
 
     @staticmethod
-    def actor(config: Any, policy: Any, reward: Reward, accelerator: Accelerator) -> TextActor:
-        return TextActor(config, policy, reward, accelerator)
+    def actor(config: Any, policy: Any, reward: Reward, accelerator: Accelerator) -> LanguageActor:
+        return LanguageActor(config, policy, reward, accelerator)
 
     @staticmethod
     def keep(samples: Listed, folder: Path, iteration: int, reward: Reward) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowalign.actors.diffusion import Actor
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.actors.draw import Draw
 from flowalign.algorithms.base import Algorithm, Seen
 from flowalign.config import Config
 from flowalign.core.credit import dense_rewards, turning_points
@@ -22,7 +23,9 @@ MEMBERS = 8
 
 
 @torch.no_grad()
-def preview(actor: Actor, algorithm: Algorithm, config: Config, prompts: Prompts, folder: Path, iteration: int) -> None:
+def preview(
+    actor: DiffusionActor, algorithm: Algorithm, config: Config, prompts: Prompts, folder: Path, iteration: int
+) -> None:
     """Sample a group of each of a few prompts as the algorithm does, and save how its members came to be.
 
     The same prompts, start and step noises each time. It counts neither as forwards nor as reward calls.
@@ -40,7 +43,7 @@ def preview(actor: Actor, algorithm: Algorithm, config: Config, prompts: Prompts
     save_previews(folder, iteration, films, groups)
 
 
-def _film(actor: Actor, seen: Seen, row: int) -> Film:
+def _film(actor: DiffusionActor, seen: Seen, row: int) -> Film:
     """What every state of a sample would end in, and what its steps earned."""
     trajectory = seen.rollout.trajectory[row : row + 1]
     one = seen.rollout.branch(trajectory, torch.tensor([row], device=actor.device))
@@ -94,7 +97,7 @@ def preview_texts(
     count, members = min(config.training.previews, len(prompts)), min(config.training.group_size, MEMBERS)
     batch = draw_batch(prompts.spread(count), 0, count, members, config.training.seed, False)
     with actor.alone():
-        experience = algorithm.collect(actor, dataclasses.replace(batch, iteration=iteration))
+        experience = algorithm.collect(actor, Draw(actor, dataclasses.replace(batch, iteration=iteration)))
     rollout, advantage = experience.rollout, experience.advantage
     groups = []
     for number in dict.fromkeys(batch.group):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from flowalign.actors.draw import Draw
 from flowalign.core.record import masked_mean
 from flowalign.data import Prompts, draw_batch
 from flowalign.policies.rendering import Rendered
@@ -34,9 +35,9 @@ def preview_rewrites(
     members = min(config.training.group_size, MEMBERS)
     batch = draw_batch(prompts.spread(count), 0, count, members, config.training.seed, share_start_noise=True)
     with actor.alone():
-        seen = algorithm.collect(actor, dataclasses.replace(batch, iteration=iteration))
+        seen = algorithm.collect(actor, Draw(actor, dataclasses.replace(batch, iteration=iteration)))
         texts = actor.policy.decode(seen.rollout)
-        images = drawn.render(texts, actor.records(batch, range(len(batch))))
+        images = drawn.render(texts, actor.metadata(batch, range(len(batch))))
     advantage = masked_mean(seen.advantage, seen.rollout.mask)
     groups = []
     for number in range(count):

@@ -15,9 +15,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from flowalign import registry
+from flowalign.actors.base import Actor
 from flowalign.actors.groups import Groups
-from flowalign.actors.worker import Worker
-from flowalign.algorithms.base import Algorithm
+from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.config import kind_of
 from flowalign.config.sections import BaseConfig, parse
 from flowalign.errors import ConfigError, FlowalignError
@@ -90,13 +90,11 @@ class Trainer:
                 f"rollout.overlap: the reward '{reward.name}' looks at all pictures of an iteration at once, so they "
                 "cannot be scored in parts; overlap: 1 works"
             )
-        self.actor: Worker = MEDIA[config.medium].actor(config, self.policy, reward, self.accelerator)
+        self.actor: Actor = MEDIA[config.medium].actor(config, self.policy, reward, self.accelerator)
         self.prompts = config.data.kept(self.algorithm.read(config.data))
         selection = config.data.selection
         self.selection = registry.build("selections", selection.name, selection.settings, "data.selection")
-        self.groups = self.actor.groups = Groups(
-            config, self.prompts, self.selection, self.actor, self.algorithm.branches(config)
-        )
+        self.groups = Groups(self.prompts, self.selection, self.actor, self.algorithm.branches(config))
         if isinstance(sharding, DeepSpeedPlugin):
             self.learner: Learner = ZeroLearner(self.algorithm, self.actor, sharding)
         else:
@@ -211,13 +209,14 @@ class Trainer:
         training = self.config.training
         # Stateless randomness: a resumed iteration draws what the uninterrupted one would have drawn.
         torch.manual_seed(derive_seed(training.seed, self.iteration, self.accelerator.process_index))
-        batch = self.groups.draw(self.iteration)
         progress = self.progress()
         self.algorithm.progress(progress)
         advance(self.actor.reward, progress)
         self._at("sampling and scoring")
-        collect = partial(self.algorithm.collect, self.actor, batch)
         begun = self.actor.exchanges
+
+        def collect() -> Experience:
+            return self.algorithm.collect(self.actor, self.groups.draw(self.iteration))
 
         def by_itself() -> bool:
             return self.accelerator.num_processes == 1 or (self.learner.replicated and self.actor.exchanges == begun)
@@ -226,7 +225,9 @@ class Trainer:
             experience = while_it_fits(self.config, "rollout", "batch_size", collect, by_itself)
         if self.iteration == 0:
             self.algorithm.verify(self.policy, experience)
-        self.groups.learn(experience)
+        outcome = experience.outcome()
+        if outcome is not None:
+            self.groups.learn(experience.batch, *outcome)
         self._at("update")
         begin = time.perf_counter()
         metrics = experience.metrics | self.learner.learn(experience, self.iteration, progress)
@@ -241,7 +242,7 @@ class Trainer:
     def _return_to_good(self) -> None:
         """Load the weights of the last good evaluation."""
         verdict = self.evaluator.verdict
-        good = self.checkpoints.until(self.actor.largest(verdict.last_good))
+        good = self.checkpoints.until(self.actor.maximum(verdict.last_good))
         assert good is not None, "a checkpoint is saved with every evaluation that is watched"
         self.learner.load_weights(*self.checkpoints.load(good))
         if self.accelerator.is_main_process:

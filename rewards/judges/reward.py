@@ -1,13 +1,13 @@
 """Judges as rewards: one value a sample, or the winner of a pair."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
 
 import torch
 from PIL.Image import Image
 
-from rewards.base import UNPARSED, Kind, RewardError, Scores, Spec, groups, reference_images
+from rewards.base import UNPARSED, Kind, Metadata, RewardError, Scores, Spec, groups, reference_images
 from rewards.judges.base import Judge, Question
 from rewards.judges.local import Local
 from rewards.judges.served import Served
@@ -103,7 +103,7 @@ class Asking:
         self.retries, self.frames, self.both_orders = retries, frames, both_orders
         self.deterministic = temperature <= 0
 
-    def ask(self, cast: list[dict[str, Any]], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Answers:
+    def ask(self, cast: list[dict[str, Any]], prompts: Sequence[str], metadata: Metadata) -> Answers:
         """Verdicts of N samples; `cast` says which picture plays which part in each."""
         verdicts: list[list[Verdict]] = []
         example = ""
@@ -191,10 +191,8 @@ class VLMJudge(Asking):
         kind: Kind = "pointwise" if always or unparsed != "group_mean" else "group"
         self.spec = Spec(self.template.needs, kind, deterministic=self.deterministic)
 
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
-        cast: list[dict[str, Any]] = [{"sample": image} for image in images]
+    def __call__(self, samples: Sequence[Image], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        cast: list[dict[str, Any]] = [{"sample": image} for image in samples]
         if "reference" in self.template.needs:
             for parts, reference in zip(cast, reference_images(metadata), strict=True):
                 parts["reference"] = reference
@@ -238,7 +236,7 @@ class PairwiseVLMJudge(Asking):
         first: Sequence[Image],
         second: Sequence[Image],
         prompts: Sequence[str],
-        metadata: Sequence[Mapping[str, Any]],
+        metadata: Metadata,
     ) -> Scores:
         """The probability that `first` is better, in [0, 1]."""
         cast = [{"first": a, "second": b} for a, b in zip(first, second, strict=True)]

@@ -1,12 +1,12 @@
 """Judges of texts: the same templates and backends as for pictures, a template's fields holding what is judged."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
 
-from rewards.base import Scores
+from rewards.base import Metadata, Scores
 from rewards.judges.local import Local
 from rewards.judges.reward import AskingSettings, PairwiseVLMJudge, VLMJudge
 from rewards.judges.served import Served
@@ -39,9 +39,9 @@ class TextJudge(VLMJudge):
             raise ValueError(f"template '{template}' judges pictures; text_judge takes one with the field text")
         self.spec = replace(self.spec, needs=_NEEDS)
 
-    def __call__(self, images: Sequence[Any], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        told = [dict(record) | {"text": text} for text, record in zip(images, metadata, strict=True)]
-        return super().__call__(images, prompts, told)
+    def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        told = [dict(record) | {"text": text} for text, record in zip(samples, metadata, strict=True)]
+        return super().__call__(samples, prompts, told)
 
 
 class PairwiseTextJudge(PairwiseVLMJudge):
@@ -60,7 +60,7 @@ class PairwiseTextJudge(PairwiseVLMJudge):
         first: Sequence[Any],
         second: Sequence[Any],
         prompts: Sequence[str],
-        metadata: Sequence[Mapping[str, Any]],
+        metadata: Metadata,
     ) -> Scores:
         told = [dict(record) | {"first": a, "second": b} for a, b, record in zip(first, second, metadata, strict=True)]
         return super().compare(first, second, prompts, told)
@@ -91,17 +91,17 @@ class ThoughtPRM:
         self.judge, self.separator = TextJudge(template, judge, "lowest", **asking), separator
         self.spec = replace(self.judge.spec, kind="pointwise")
 
-    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        ends = [step_ends(text, self.separator) for text in images]
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        ends = [step_ends(text, self.separator) for text in samples]
         before, asked, told = [], [], []
-        for text, own, prompt, record in zip(images, ends, prompts, metadata, strict=True):
+        for text, own, prompt, record in zip(samples, ends, prompts, metadata, strict=True):
             for start, end in zip([0, *own[:-1]], own, strict=True):
                 before.append(text[:start])
                 asked.append(prompt)
                 told.append(dict(record) | {"step": text[start:end]})
         verdicts = (self.judge(before, asked, told).value >= 0.5).tolist()
         width = max(map(len, ends))
-        right, mask = torch.zeros(2, len(images), width, dtype=torch.bool)
+        right, mask = torch.zeros(2, len(samples), width, dtype=torch.bool)
         for row, own in enumerate(ends):
             mask[row, : len(own)] = True
             right[row, : len(own)] = torch.tensor([verdicts.pop(0) for _ in own])

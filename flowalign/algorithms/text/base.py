@@ -8,19 +8,22 @@ own file.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from flowalign.actors.draw import Draw
+from flowalign.actors.language import LanguageActor
 from flowalign.algorithms import base
+from flowalign.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
 from flowalign.config import Named
 from flowalign.core.aggregation import Aggregation, action_weights
 from flowalign.core.divergences import Estimator, sampled_kl
 from flowalign.core.entropy import entropy_modulated, uncertain, unlikeliness
+from flowalign.core.losses import LooksAt
 from flowalign.core.off_policy import Level, Rule, correction
-from flowalign.core.policy_losses import WHOLE_GROUPS
 from flowalign.core.record import Record, ScoredTokens, masked_mean
 from flowalign.data import Batch
 from flowalign.errors import ConfigError
@@ -28,9 +31,6 @@ from flowalign.policies.language.given import rescored
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from rewards import Scores
-
-if TYPE_CHECKING:
-    from flowalign.actors.language import TextActor
 
 
 class Modulation(base.AlgorithmSettings):
@@ -50,15 +50,11 @@ class OffPolicy(base.AlgorithmSettings):
     smallest: float = Field(0.0, ge=0)
 
 
-class LanguageSettings(base.AlgorithmSettings):
+class LanguageSettings(PolicyGradientSettings):
     advantage: Named = Named(name="grpo", unbiased=True)
-    """`flowalign list advantages`, with its settings"""
     loss: Named = Named(name="ppo")
-    """`flowalign list losses`, with its settings"""
     aggregation: Aggregation = "token"
     """mean over all tokens, over each text's ('sequence'), over texts of sums ('sum'), that over max_new_tokens"""
-    kl_weight: float = Field(0.0, ge=0)
-    """of the divergence from the start weights"""
     kl_estimator: Estimator = "k3"
     mask_truncated: bool = False
     """texts that were cut at max_new_tokens teach nothing (DAPO's overlong filtering)"""
@@ -91,9 +87,6 @@ class Experience(base.Experience):
     teacher: Tensor | None = None
     """[B, T] log-probabilities under a teacher, where there is one"""
 
-    def items(self) -> Tensor:
-        return torch.arange(len(self.rollout), device=self.advantage.device)[:, None]
-
     def outcome(self) -> tuple[Tensor, Tensor]:
         return self.scores.value, masked_mean(self.advantage.abs(), self.rollout.mask)
 
@@ -103,24 +96,17 @@ class Experience(base.Experience):
         return ((self.advantage * self.weight) != 0).any(1)[items[:, 0]]
 
 
-class LanguageAlgorithm(base.Algorithm[Experience]):
+class LanguageAlgorithm(PolicyGradient):
     """A group of completions of each prompt, its advantage, loss and aggregation by name."""
 
     Settings: ClassVar[type[LanguageSettings]] = LanguageSettings
     settings: LanguageSettings
     medium = "text"
-    refills = True
-    replays = True
+    gives = frozenset({"rewards", "baseline", "state"})
+    shows: ClassVar[LooksAt] = "group"
     takes_turns: ClassVar[bool] = True
     """every text is sampled, so that it may be an episode with an environment"""
-    headline = "reward/mean"
     unit = "texts"
-
-    def __init__(self, settings: LanguageSettings) -> None:
-        super().__init__(settings)
-        self.advantage_of = settings.advantage.part("advantages", "algorithm.advantage")
-        self.loss_of = settings.loss.part("losses", "algorithm.loss")
-        self.whole_groups = settings.loss.name in WHOLE_GROUPS
 
     def check(self, config: Any) -> None:
         if config.environment is not None and not self.takes_turns:
@@ -136,34 +122,31 @@ class LanguageAlgorithm(base.Algorithm[Experience]):
                 "algorithm.off_policy={level: token} weighs the difference"
             )
         size, training = config.training.group_size, config.training
-        if self.whole_groups and (training.updates_per_iteration > 1 or training.micro_batch_size % size):
+        if self.loss_looks_at == "group" and (training.updates_per_iteration > 1 or training.micro_batch_size % size):
             raise ConfigError(
                 f"training: '{self.settings.loss.name}' looks at whole groups of {size} at once; "
                 f"updates_per_iteration=1 and micro_batch_size={size} work"
             )
 
-    @property
-    def uses_reference(self) -> bool:
-        return self.settings.kl_weight > 0
-
     def items(self, config: Any) -> int:
         return config.training.group_size
 
-    def collect(self, actor: "TextActor", batch: Batch) -> Experience:
+    def collect(self, actor: LanguageActor, draw: Draw) -> Experience:
         off_policy = self.settings.off_policy
-        drawn: list[TextRollout] = []
+        with draw.scoring as scoring:
+            for batch in draw:
+                rollout = self.rollout(actor, batch)
+                texts = actor.decode(rollout)
+                draw.put(rollout, batch, scoring.submit(actor.score, texts, batch))
+            rollout, batch, scores = draw.whole()
+        sampled = rollout
+        if off_policy is not None:
+            rollout = rescored(actor.policy, sampled, actor.config.rollout.batch_size)
 
-        def sample(batch: Batch) -> TextRollout:
-            drawn.append(self.rollout(actor, batch))
-            if off_policy is None:
-                return drawn[-1]
-            return rescored(actor.policy, drawn[-1], actor.config.rollout.batch_size)
-
-        rollout, batch, scores = actor.sample_and_score(batch, sample)
-        baseline = actor.baseline(batch) if self.settings.advantage.name == "remax" else None
-
-        record = actor.record(rollout, batch, scores, baseline)
-        if self.settings.advantage.name == "gigpo":
+        record = actor.record(rollout, batch, scores, scores.value)
+        if self.needs("baseline"):
+            record.baseline = actor.gather(actor.baseline(batch).to(actor.device))
+        if self.needs("state"):
             record.state = actor.states(rollout, batch)
         assert record.entropy is not None
         record.reward = self.rewards(actor, batch, record)
@@ -176,7 +159,7 @@ class LanguageAlgorithm(base.Algorithm[Experience]):
         advantage = self.advantages(record)
 
         rows, length = len(batch), rollout.mask.shape[1]
-        metrics = actor.measured(scores, record.group) | {
+        metrics = actor.score_metrics(scores, record.group) | {
             "text/tokens": record.mask.sum(1).float().mean().item(),
             "text/cut": 1 - ended.float().mean().item(),
             "text/entropy": record.entropy[record.mask].mean().item(),
@@ -186,41 +169,40 @@ class LanguageAlgorithm(base.Algorithm[Experience]):
         experience = Experience(
             batch,
             metrics,
+            torch.arange(len(rollout), device=rollout.mask.device)[:, None],
             rollout,
             scores,
-            actor.mine(record.reward, rows),
-            actor.mine(record.group, rows),
-            actor.mine(advantage, rows)[:, :length],
-            actor.mine(weight, rows)[:, :length],
-            self.whole_groups,
+            actor.own(record.reward, rows),
+            actor.own(record.group, rows),
+            actor.own(advantage, rows)[:, :length],
+            actor.own(weight, rows)[:, :length],
+            self.loss_looks_at == "group",
         )
         if off_policy is not None:
-            own = correction(rollout.log_prob, drawn[-1].log_prob, rollout.mask, **off_policy.model_dump())
+            own = correction(rollout.log_prob, sampled.log_prob, rollout.mask, **off_policy.model_dump())
             experience.weight = experience.weight * own
             each = masked_mean(own.expand_as(rollout.mask), rollout.mask)
             metrics["text/off_policy_weight"] = actor.gather(each).mean().item()
         return self.extended(actor, experience)
 
-    def rollout(self, actor: "TextActor", batch: Batch) -> TextRollout:
+    def rollout(self, actor: LanguageActor, batch: Batch) -> TextRollout:
         """A text of every sample of the batch."""
         return actor.rollout(batch)
 
-    def rewards(self, actor: "TextActor", batch: Batch, record: Record) -> Tensor:
+    def rewards(self, actor: LanguageActor, batch: Batch, record: Record) -> Tensor:
         """[B] what advantages come from, of all processes."""
         if self.settings.unlikeliness == 0:
             return record.reward
         likelihood = masked_mean(record.log_prob, record.mask)
         return unlikeliness(record.reward, likelihood, record.group, self.settings.unlikeliness)
 
-    def extended(self, actor: "TextActor", experience: Experience) -> Experience:
+    def extended(self, actor: LanguageActor, experience: Experience) -> Experience:
         """The experience with what a subclass adds to it."""
         return experience
 
     def advantages(self, record: Record) -> Tensor:
         """[B, T] what each token earned."""
-        advantage = self.advantage_of(record)
-        if advantage.dim() == 1:
-            advantage = advantage[:, None].expand_as(record.mask)
+        advantage = super().advantages(record)
         if self.settings.empg is not None:
             assert record.entropy is not None
             settings = self.settings.empg.model_dump()
@@ -242,19 +224,20 @@ class LanguageAlgorithm(base.Algorithm[Experience]):
             experience.group[rows],
             experience.reward[rows],
         )
-        losses = self.token_losses(experience, rows, tokens)
-        metrics: dict[str, Tensor] = {
-            "policy/ratio": masked_mean((log_prob - tokens.old_log_prob).exp(), mask),
-            "policy/entropy": masked_mean(entropy, mask),
-        }
+        losses, values = self.token_losses(experience, rows, tokens)
+        values |= {"policy/ratio": (log_prob - tokens.old_log_prob).exp(), "policy/entropy": entropy}
         for name, (coefficient, divergence) in self.penalties(policy, experience, rows, log_prob).items():
             losses = losses + coefficient * divergence
-            metrics[name] = masked_mean(divergence, mask)
+            values[name] = divergence
+        metrics = {name: masked_mean(each, mask) for name, each in values.items()}
         return (losses.where(mask, 0) * experience.weight[rows]).sum(1), metrics
 
-    def token_losses(self, experience: Experience, rows: Tensor, tokens: ScoredTokens) -> Tensor:
-        """[N, T] losses of these rows' tokens."""
-        return self.loss_of(tokens)
+    def token_losses(
+        self, experience: Experience, rows: Tensor, tokens: ScoredTokens
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """[N, T] losses of these rows' tokens, and values for the metrics by name."""
+        losses: tuple[Tensor, dict[str, Tensor]] = self.loss_of(tokens)
+        return losses
 
     def penalties(
         self, policy: LanguagePolicy, experience: Experience, rows: Tensor, log_prob: Tensor

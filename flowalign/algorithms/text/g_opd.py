@@ -5,18 +5,14 @@ plain on-policy distillation, above 1 extrapolates away from the reference, the 
 advantage of the rewards, which the authors do without. Loss: GRPO's.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 from pydantic import Field
 
+from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.text import base as language
 from flowalign.core.imitation import distillation_advantage
 from flowalign.core.record import masked_mean
 from flowalign.policies.language.teacher import Teacher
-
-if TYPE_CHECKING:
-    from flowalign.actors.language import TextActor
 
 
 class GOPDSettings(language.LanguageSettings):
@@ -38,7 +34,7 @@ class GOPD(language.LanguageAlgorithm):
     def uses_reference(self) -> bool:
         return super().uses_reference or self.settings.extrapolation != 1
 
-    def extended(self, actor: "TextActor", experience: language.Experience) -> language.Experience:
+    def extended(self, actor: LanguageActor, experience: language.Experience) -> language.Experience:
         s, rollout, size = self.settings, experience.rollout, actor.config.rollout.batch_size
         self.teacher = self.teacher or Teacher(s.teacher, actor.policy)
         teacher = self.teacher.log_probs(rollout, size)

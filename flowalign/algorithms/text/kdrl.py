@@ -9,19 +9,15 @@ sections 3.1 to 3.4, which agree. Departures: there each update has texts of its
 there the mean over the texts that it is left for, here over all; masking groups with a right text whole is left out.
 """
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 from torch import Tensor
 
+from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.text import base as language
 from flowalign.core.divergences import Estimator
 from flowalign.core.imitation import annealed, distillation_loss
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.teacher import Teacher
-
-if TYPE_CHECKING:
-    from flowalign.actors.language import TextActor
 
 
 class KDRLSettings(language.LanguageSettings):
@@ -53,7 +49,7 @@ class KDRL(language.LanguageAlgorithm):
         first, last = self.settings.distillation, self.settings.final_distillation
         return first if last is None else annealed(self.done, first, last)
 
-    def extended(self, actor: "TextActor", experience: language.Experience) -> language.Experience:
+    def extended(self, actor: LanguageActor, experience: language.Experience) -> language.Experience:
         self.teacher = self.teacher or Teacher(self.settings.teacher, actor.policy)
         experience.teacher = self.teacher.log_probs(experience.rollout, actor.config.rollout.batch_size)
         experience.every = True

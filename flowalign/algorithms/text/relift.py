@@ -5,18 +5,14 @@ the authors collect such prompts, have them solved by a stronger model and learn
 there are enough; here the demonstration is in the data's metadata and learned in the same update.
 """
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
+from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, first_rows
 from flowalign.algorithms.text.imitating import Examples, Imitating
 from flowalign.core.imitation import needs_demonstration
 from flowalign.policies.language.given import given
-
-if TYPE_CHECKING:
-    from flowalign.actors.language import TextActor
 
 
 class ReLIFTSettings(language.LanguageSettings):
@@ -35,7 +31,7 @@ class ReLIFT(Imitating):
     settings: ReLIFTSettings
     takes_turns = False
 
-    def examples(self, actor: "TextActor", experience: language.Experience) -> Examples:
+    def examples(self, actor: LanguageActor, experience: language.Experience) -> Examples:
         s, batch = self.settings, experience.batch
         rows = first_rows(batch)
         hard = needs_demonstration(experience.reward, experience.group, s.threshold)[rows]

@@ -1,8 +1,9 @@
 """Flow-DPPO: a divergence threshold in place of the ratio clip (arXiv 2606.11025).
 
-Rollout and credit are Flow-GRPO's. Loss: the plain ratio times the advantage; an action is dropped when the update
-moves it further away in the direction it is already going (A > 0 and ratio > 1, or A < 0 and ratio < 1) and the
-divergence of its transition from the one that sampled, mean((mean - mean_old)^2) / (2 std^2), is above `threshold`.
+Rollout and credit are Flow-GRPO's. Loss: the plain ratio times the advantage, without a clip; an action is dropped
+when the update moves it further away in the direction it is already going (A > 0 and ratio > 1, or A < 0 and
+ratio < 1) and the divergence of its transition from the one that sampled, mean((mean - mean_old)^2) / (2 std^2), is
+above `threshold`.
 """
 
 from pydantic import Field
@@ -10,11 +11,13 @@ from torch import Tensor
 
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import Actions, TrajectoryAlgorithm
+from flowalign.config import Named
 from flowalign.core.divergences import gaussian_kl
 from flowalign.core.losses import dppo_mask
 
 
 class FlowDPPOSettings(trajectory.PolicySettings):
+    loss: Named = Named(name="ppo", clip_range=None)
     threshold: float = Field(1e-5, gt=0)
 
 
@@ -28,5 +31,6 @@ class FlowDPPO(TrajectoryAlgorithm):
         made = actions.transition
         divergence = gaussian_kl(made.mean, actions.mean_old, made.std)
         keep = dppo_mask(actions.ratio, actions.advantage, divergence, self.settings.threshold)
-        penalty, metrics = self.penalty(actions)
-        return -keep * actions.advantage * actions.ratio + penalty, {"policy/clip_fraction": 1 - keep, **metrics}
+        loss, metrics = self.loss_of(actions)
+        penalty, more = self.penalty(actions)
+        return keep * loss + penalty, metrics | {"policy/clip_fraction": 1 - keep} | more

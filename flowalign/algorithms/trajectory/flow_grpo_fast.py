@@ -7,19 +7,15 @@ deterministic steps before the window are the same for all its members. Credit a
 Departure: one draw an iteration for all processes; the released code seeds each process's draw by its rank.
 """
 
-from typing import TYPE_CHECKING
-
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
+from flowalign.config import Config
 from flowalign.errors import ConfigError
-
-if TYPE_CHECKING:
-    from flowalign.config import Config
 
 
 class FlowGRPOFast(TrajectoryAlgorithm):
     """Flow-GRPO-Fast: a random early window of one or two stochastic steps."""
 
-    def check(self, config: "Config") -> None:
+    def check(self, config: Config) -> None:
         if config.rollout.plan.name != "window":
             raise ConfigError(
                 f"rollout.plan: flow_grpo_fast trains a window, not the plan '{config.rollout.plan.name}'; "

@@ -6,16 +6,17 @@ which evens out their gradients. The clip range is far smaller than Flow-GRPO's:
 """
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import Actions, TrajectoryAlgorithm
+from flowalign.config import Named
 from flowalign.core.losses import guard_log_ratio
+from flowalign.core.record import ScoredActions
 
 
 class GRPOGuardSettings(trajectory.PolicySettings):
-    clip_range: float = Field(2e-6, gt=0)
+    loss: Named = Named(name="ppo", clip_range=2e-6)
 
 
 class GRPOGuard(TrajectoryAlgorithm):
@@ -26,5 +27,6 @@ class GRPOGuard(TrajectoryAlgorithm):
     def loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
         made = actions.transition
         log_ratio = guard_log_ratio(made.log_prob, actions.old_log_prob, made.mean, actions.mean_old, made.std)
-        loss, metrics = self.clipped(actions, log_ratio, torch.zeros_like(log_ratio))
+        scored = ScoredActions(log_ratio, torch.zeros_like(log_ratio), actions.advantage)
+        loss, metrics = self.penalised(actions, scored)
         return loss / -actions.dt, metrics

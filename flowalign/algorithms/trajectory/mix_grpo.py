@@ -9,24 +9,20 @@ Departures: the window keeps its size at the end of the schedule and then starts
 until an iteration trains nothing. Flash keeps steps of the configured schedule, the released code spaces new ones.
 """
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
+from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
+from flowalign.config import Config, Named
 from flowalign.data import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies import Rollout
 from samplers.completion import path
 
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
-    from flowalign.config import Config
-
 
 class MixGRPOSettings(trajectory.PolicySettings):
-    combine: trajectory.Combine = "advantage"
+    advantage: Named = Named(name="per_reward", clip=5.0)
     flash: float | None = Field(None, gt=0, lt=1)
     """share of the steps after the window that are walked (published: 0.4); null: all, by Euler's rule"""
 
@@ -37,7 +33,7 @@ class MixGRPO(TrajectoryAlgorithm):
     Settings = MixGRPOSettings
     settings: MixGRPOSettings
 
-    def check(self, config: "Config") -> None:
+    def check(self, config: Config) -> None:
         if config.rollout.plan.name != "window":
             raise ConfigError(
                 f"rollout.plan: mix_grpo slides a window, not the plan '{config.rollout.plan.name}'; "
@@ -55,7 +51,7 @@ class MixGRPO(TrajectoryAlgorithm):
                 "several cannot be learned from together; algorithm.flash: null works"
             )
 
-    def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
+    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
         if self.settings.flash is None:
             return super().rollout(actor, batch)
         eta = actor.etas(batch)

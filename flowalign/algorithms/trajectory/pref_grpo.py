@@ -8,25 +8,23 @@ side: `both_orders` asks twice. Rollout and loss are Flow-GRPO's.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from PIL.Image import Image
 from torch import Tensor
 
 from flowalign import registry
+from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
+from flowalign.config import Config
 from flowalign.data import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies import Rollout
 from rewards import UNPARSED, Scores
 from rewards.pairwise import Pair, Schedule, compare, win_table
 from rewards.preference import as_judge, mean_of_games
-
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
-    from flowalign.config import Config
 
 
 class PrefGRPOSettings(trajectory.PolicySettings):
@@ -41,17 +39,18 @@ class PrefGRPO(TrajectoryAlgorithm):
 
     Settings = PrefGRPOSettings
     settings: PrefGRPOSettings
+    gives = frozenset()
     judge: Any = None
     met: dict[Pair, list[float]]
     """verdicts of the pictures scored last: the first row's share of the win, each time a pair was judged"""
 
-    def check(self, config: "Config") -> None:
+    def check(self, config: Config) -> None:
         if "name" not in self.settings.judge:
             raise ConfigError("algorithm.judge: give the judge's name, e.g. judge: {name: pick_score}")
         arguments = dict(self.settings.judge)
         registry.check("rewards", arguments.pop("name"), arguments, "algorithm.judge")
 
-    def scores(self, actor: "Actor", images: Sequence[Image], batch: Batch) -> Scores:
+    def scores(self, actor: DiffusionActor, images: Sequence[Image], batch: Batch) -> Scores:
         """The reward's scores, with the parts win_rate and, over a sample's comparisons, judge/unparsed."""
         if self.judge is None:
             arguments = dict(self.settings.judge)
@@ -83,7 +82,7 @@ class PrefGRPO(TrajectoryAlgorithm):
         scores.parts["judge/unparsed"] = mean_of_games(torch.tensor(asked), missing, missing, len(batch), 0.0)
         return scores
 
-    def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         return scores.parts["win_rate"]
 
     def wins(self, rows: int) -> Tensor:

@@ -9,11 +9,11 @@ as for the other algorithms here.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 from torch import Tensor, nn
 
+from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import Actions, Experience, TrajectoryAlgorithm
 from flowalign.core.divergences import gaussian_entropy
@@ -21,9 +21,6 @@ from flowalign.data import Batch
 from flowalign.policies import DiffusersPolicy, Rollout
 from samplers.kernels import Kernel
 from samplers.learned import LearnedNoise
-
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
 
 
 class ReinFlowSettings(trajectory.PolicySettings):
@@ -50,7 +47,7 @@ class ReinFlow(TrajectoryAlgorithm):
     def progress(self, done: float) -> None:
         self.noise.anneal(done)
 
-    def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
+    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
         # the kernel knows the prompts of one network batch
         size = actor.config.rollout.batch_size
         parts = []

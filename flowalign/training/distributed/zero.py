@@ -14,7 +14,7 @@ from accelerate import DeepSpeedPlugin
 from diffusers.training_utils import EMAModel
 from torch import Tensor, nn
 
-from flowalign.actors.worker import Worker
+from flowalign.actors.base import Actor
 from flowalign.algorithms.base import Algorithm
 from flowalign.errors import ConfigError
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
@@ -31,7 +31,7 @@ class ZeroLearner(Learner):
         ConfigError: the algorithm has networks of its own.
     """
 
-    def __init__(self, algorithm: Algorithm, actor: Worker, settings: DeepSpeedPlugin) -> None:
+    def __init__(self, algorithm: Algorithm, actor: Actor, settings: DeepSpeedPlugin) -> None:
         super().__init__(algorithm, actor)
         if self.modules:
             raise ConfigError(

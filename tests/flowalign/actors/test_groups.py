@@ -99,9 +99,11 @@ def test_groups_without_spread_are_drawn_again_with_other_prompts(texts: Any, tm
 
 def test_rewards_that_are_alike_have_no_spread_though_their_mean_is_rounded(texts: Any, tmp_path: Path) -> None:
     run = texts(tmp_path, "data.dynamic_sampling={rounds: 2}", "training.group_size=7", "training.micro_batch_size=42")
-    made = run.actor.sample_and_score(run.groups.draw(0), run.actor.rollout)
-    made[2].value.fill_(0.1)
-    _, spread = run.groups._outcomes({slot: (made, slot) for slot in range(6)})
+    draw = run.groups.draw(0)
+    run.algorithm.collect(run.actor, draw)
+    for sampled, _ in draw.current.values():
+        sampled.scores.value.fill_(0.1)
+    _, spread = draw._outcomes()
     assert not spread.any()
 
 

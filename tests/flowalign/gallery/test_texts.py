@@ -152,7 +152,6 @@ class TestInChromium:
         assert page.locator(".pair .written").nth(1).bounding_box()["height"] <= 0.6 * 800 + 2
 
     def test_votes_by_keys_are_exported_as_texts(self, open_page, tmp_path):
-        pytest.importorskip("uvicorn", reason="the serve extra is not installed")
         run = make_run(tmp_path / "run")
         code = "from flowalign.cli.gallery import gallery; import typer; typer.run(gallery)"
         command = [sys.executable, "-c", code, str(run), "-o", str(tmp_path / "out"), "--serve", "--port", "0"]

@@ -11,7 +11,7 @@ def settings(folder: Path, **changes: Any) -> dict[str, Any]:
         "model": {"path": "tiny_sd3", "lora": {"rank": 2, "alpha": 8}, "encode": {"max_sequence_length": 0}},
         "data": {"prompts": "shapes_train", "where": {"category": ["counting"]}},
         "rewards": [{"name": "shapes"}],
-        "algorithm": {"name": "flow_grpo", "clip_range": 0.01},
+        "algorithm": {"name": "flow_grpo", "loss": {"clip_range": 0.01}},
         "rollout": {"steps": 3, "sigmas": [1.0, 0.6, 0.3], "plan": {"name": "window", "start": 1, "size": 1}},
         "evaluation": {},
         "training": {

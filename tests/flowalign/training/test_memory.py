@@ -130,7 +130,6 @@ def test_quantised_weights_are_refused_where_they_cannot_be(tmp_path: Path) -> N
 
 
 def test_8_bit_moments_go_on_after_a_checkpoint() -> None:
-    pytest.importorskip("bitsandbytes")
     settings = load(recipe("tiny_sd3/flow_grpo"), ["training.optimizer.bits=8"]).training.optimizer
 
     def train(steps: range, parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> None:

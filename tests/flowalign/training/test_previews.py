@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from flowalign.actors.draw import Draw
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.config import load, recipe
 from flowalign.core.advantages import group_advantage
@@ -80,7 +81,7 @@ def test_the_advantages_of_steps_are_those_the_update_would_use(tmp_path: Path) 
     run = trainer("dense_grpo", tmp_path)
     films, _ = previewed(run)
     batch = draw_batch(run.prompts.spread(2), 0, 2, 4, 0, run.config.rollout.share_start_noise)
-    experience = run.algorithm.collect(run.actor, batch)
+    experience = run.algorithm.collect(run.actor, Draw(run.actor, batch))
     for film, row in zip(films, (0, 4), strict=True):
         earned = experience.advantage[row].where(experience.rollout.trajectory.mask[row], torch.nan).tolist()
         shown = [math.nan if a is None else a for a in film["advantages"]]
@@ -88,7 +89,7 @@ def test_the_advantages_of_steps_are_those_the_update_would_use(tmp_path: Path) 
 
 
 def test_an_estimator_that_learns_does_not_learn_from_previews(tmp_path: Path) -> None:
-    estimator = "algorithm={name: dense_grpo, clip_range: 0.01, estimator: {kind: learned, warmup: 5}}"
+    estimator = "algorithm={name: dense_grpo, loss: {clip_range: 0.01}, estimator: {kind: learned, warmup: 5}}"
     run = trainer("dense_grpo", tmp_path, estimator)
     films, _ = previewed(run)
     assert run.actor._head is None and films[0]["rewards"]

@@ -143,7 +143,7 @@ def test_the_exported_lora_is_the_average_and_loads_in_plain_diffusers(uninterru
     [
         (lambda n: [0.5] * (n - 1) + [float("nan")], "returned nan for the prompt"),
         (lambda n: [0.5] * (n - 1) + [float("-inf")], "returned -inf for the prompt"),
-        (lambda n: [0.5] * (n + 1), "returned 9 values for 8 pictures"),
+        (lambda n: [0.5] * (n + 1), "returned 9 values for 8 samples"),
     ],
 )
 def test_a_broken_reward_stops_the_run_and_the_last_checkpoint_stays_usable(

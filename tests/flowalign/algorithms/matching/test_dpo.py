@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
 from flowalign.data import Preferences, draw_batch
 from flowalign.errors import ConfigError
@@ -82,9 +83,9 @@ def literal_logits(run: Trainer, votes: Path, batch, beta: float) -> torch.Tenso
             pixels = torch.from_numpy(np.array(Image.open(record[key]))).permute(2, 0, 1)[None] / 127.5 - 1
             x0 = pipe.vae.encode(pixels).latent_dist.mean
             x0 = (x0 - pipe.vae.config.shift_factor) * pipe.vae.config.scaling_factor
-            noised = run.algorithm.collect(run.actor, batch[[i]]).noised
+            noised = run.algorithm.collect(run.actor, Draw(run.actor, batch[[i]])).noised
             # drawn alone a member has the whole interval: take the noise and the level from the whole batch
-            whole = run.algorithm.collect(run.actor, batch).noised
+            whole = run.algorithm.collect(run.actor, Draw(run.actor, batch)).noised
             noise, sigma = whole.noise[i], whole.sigma[i]
             assert torch.equal(noise, noised.noise[0])
             x = (1 - sigma) * x0 + sigma * noise
@@ -110,8 +111,8 @@ def test_the_loss_is_the_literal_one(votes: Path) -> None:
         for parameter in run.learner.parameters.values():
             parameter.add_(0.05 * torch.randn_like(parameter))
         batch = draw_batch(run.prompts, 0, 3, 2, 0, False)
-        experience = run.algorithm.collect(run.actor, batch)
-        loss, values = run.algorithm.losses(run.policy, experience, experience.items())
+        experience = run.algorithm.collect(run.actor, Draw(run.actor, batch))
+        loss, values = run.algorithm.losses(run.policy, experience, experience.items)
         logits = literal_logits(run, votes, batch, beta=1000)
     assert logits.abs().min() > 0.1
     torch.testing.assert_close(values["preference/logit"], logits, rtol=1e-3, atol=1e-3)
@@ -120,7 +121,7 @@ def test_the_loss_is_the_literal_one(votes: Path) -> None:
 
 def test_noise_and_level_are_the_pairs_and_levels_are_spread_over_its_members(votes: Path) -> None:
     run = trainer(votes)
-    noised = run.algorithm.collect(run.actor, draw_batch(run.prompts, 0, 3, 2, 0, True)).noised
+    noised = run.algorithm.collect(run.actor, Draw(run.actor, draw_batch(run.prompts, 0, 3, 2, 0, True))).noised
     chosen, rejected = noised.sigma.chunk(2)
     assert torch.equal(chosen, rejected)
     assert torch.equal(*noised.noise.chunk(2)) and not torch.equal(noised.noise[0], noised.noise[1])

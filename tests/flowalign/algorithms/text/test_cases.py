@@ -1,6 +1,5 @@
 """What docs/text.md says happens in the awkward cases, each through a whole training run."""
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -142,7 +141,6 @@ def test_a_prompt_that_does_not_fit_stops_the_run_with_its_beginning(tmp_path: P
         trainer(tmp_path, f"data.prompts={prompts}").train()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="the extra `maths` is not installed")
 def test_a_verifier_that_takes_too_long_counts_as_wrong_and_training_goes_on(tmp_path: Path) -> None:
     # each text that is stopped costs the start of a process
     few = ["training.prompts_per_iteration=2", "training.group_size=2"]

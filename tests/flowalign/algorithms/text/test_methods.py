@@ -11,6 +11,7 @@ import yaml
 from torch import Tensor
 
 from flowalign import registry
+from flowalign.actors.draw import Draw
 from flowalign.algorithms.text.prefix_rft import PrefixRFT
 from flowalign.config import load, recipe
 from flowalign.config.sections import Weighted
@@ -39,12 +40,12 @@ def trainer(folder: Path, name: str, *overrides: str, **more: Any) -> Trainer:
 def collected(run: Trainer, done: float = 0.0, iteration: int = 0) -> Any:
     batch = draw_batch(run.prompts, iteration, 4, 8, 0, False)
     run.algorithm.progress(done)
-    return run.algorithm.collect(run.actor, batch)
+    return run.algorithm.collect(run.actor, Draw(run.actor, batch))
 
 
 def loss_of(run: Trainer, experience: Any, size: int = 7) -> Tensor:
     """As the trainer adds it up, in micro-batches."""
-    items = experience.items()
+    items = experience.items
     return torch.cat([run.algorithm.losses(run.policy, experience, part)[0] for part in items.split(size)]).sum() / len(
         items
     )
@@ -169,7 +170,7 @@ def test_relift_imitates_where_no_text_is_right(tmp_path: Path) -> None:
     expected = grpo_loss(run, own, value.flatten()) + 0.5 * token_mean(run, shown, lambda x: -x, hard)
     assert loss_of(run, experience).item() == pytest.approx(expected, abs=1e-5)
     # the other demonstrations cost no pass
-    useful = experience.useful(experience.items())[8::9].tolist()
+    useful = experience.useful(experience.items)[8::9].tolist()
     assert useful == [group in hard for group in range(4)]
 
 
@@ -293,7 +294,7 @@ def test_off_policy_weights_are_forward_over_sampling(level: str, rule: str, tmp
     run.actor.rollout = distorted
     batch = draw_batch(run.prompts, 0, 4, 8, 0, False)
     reported = distorted(batch).log_prob
-    experience = run.algorithm.collect(run.actor, batch)
+    experience = run.algorithm.collect(run.actor, Draw(run.actor, batch))
     true, mask = experience.rollout.log_prob, experience.rollout.mask
     weight = torch.zeros_like(true)
     for row in range(32):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
 from flowalign.data import ASSETS, draw_batch
 from flowalign.errors import ConfigError, FlowalignError
@@ -46,7 +47,7 @@ def trainer(folder: Path, name: str, *overrides: str, **more: Any) -> Trainer:
 
 
 def collected(run: Trainer) -> Any:
-    return run.algorithm.collect(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False))
+    return run.algorithm.collect(run.actor, Draw(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False)))
 
 
 def turns_of(experience: Any) -> list[list[tuple[float, str]]]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flowalign.actors.dense import Estimator
+from flowalign.actors.draw import Draw
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.config import load, recipe
 from flowalign.core.credit import dense_rewards
@@ -87,7 +88,7 @@ def test_estimators_report_their_agreement_with_the_exact_values(kind: str, tmp_
 def test_single_step_credit_goes_to_the_step_that_branched(tmp_path: Path):
     run = trainer("g2rpo", tmp_path, "rollout.plan={name: single, start: 1, stop: 3}")
     batch = draw_batch(run.prompts, 0, 4, 4, 0, share_start_noise=True)
-    experience = run.algorithm.collect(run.actor, batch)
+    experience = run.algorithm.collect(run.actor, Draw(run.actor, batch))
     mask = experience.rollout.trajectory.mask
     assert (mask.sum(1) == 1).all() and (experience.advantage[~mask] == 0).all()
     # four prompts, branches at two steps, four members: each group shares all but its own noise
@@ -189,7 +190,9 @@ class Doubtful:
 
 def test_unreadable_verdicts_of_pref_grpo_are_ties_and_reported(tmp_path: Path):
     run = trainer("pref_grpo", tmp_path, f"algorithm.judge={{name: '{__name__}:Doubtful'}}", "algorithm.schedule=all")
-    experience = run.algorithm.collect(run.actor, draw_batch(run.prompts, 0, 1, 4, 0, share_start_noise=True))
+    experience = run.algorithm.collect(
+        run.actor, Draw(run.actor, draw_batch(run.prompts, 0, 1, 4, 0, share_start_noise=True))
+    )
     # the first of a pair wins, and the first pair is a tie: samples 0 and 1 met in it, and two others each
     assert experience.scores.parts["win_rate"].tolist() == pytest.approx([2.5 / 3, 2.5 / 3, 1 / 3, 0])
     assert experience.scores.parts["judge/unparsed"].tolist() == pytest.approx([1 / 3, 1 / 3, 0, 0])

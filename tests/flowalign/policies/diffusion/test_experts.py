@@ -35,7 +35,7 @@ def prepare(folder: Path, steps: dict[str, Any]) -> Path:
         "model": {"path": str(folder / "model"), "lora": {"rank": 2, "alpha": 4}, "encode": tiny.encode},
         "data": {"prompts": str(folder / "prompts.jsonl")},
         "rewards": [{"name": "per_frame", "reward": {"name": "recording:brightness"}, "frames": 2}],
-        "algorithm": {"name": "flow_grpo", "clip_range": 0.01},
+        "algorithm": {"name": "flow_grpo", "loss": {"clip_range": 0.01}},
         "rollout": {"steps": 3, "guidance": 2.0} | tiny.call | steps,
         "training": {
             "iterations": 2,

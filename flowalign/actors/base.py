@@ -2,8 +2,8 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -15,11 +15,8 @@ from flowalign.data import Batch
 from flowalign.policies.base import Policy
 from rewards import Reward, Scores, WeightedSum, score
 
-if TYPE_CHECKING:
-    from flowalign.actors.groups import Groups, Made
 
-
-class Worker:
+class Actor:
     """Scores one process's samples and exchanges numbers with the others; subclasses sample."""
 
     config: BaseConfig
@@ -31,8 +28,6 @@ class Worker:
         self.reward_calls = 0
         self.metrics: dict[str, float] = {}
         """what acting measured in this iteration"""
-        self.groups: Groups | None = None
-        """which drew the batches, and replaces groups that teach nothing"""
         self.exchanges = 0
         """times that processes have waited here for each other"""
         self._alone = False
@@ -48,23 +43,19 @@ class Worker:
             self._alone = False
             self.policy.forwards, self.reward_calls, self.metrics = kept
 
-    # Groups
+    # Samples
 
-    def refilled(self, made: "Made", again: "Callable[[Batch], Made]") -> "Made":
-        """A batch that was sampled and scored, its groups replaced as the configuration says; as it is when `alone`."""
-        return made if self.groups is None or self._alone else self.groups.refilled(made, again)
-
-    def joined(self, rollouts: Sequence[Any]) -> Any:
+    def cat(self, rollouts: Sequence[Any]) -> Any:
         """Several rollouts as one."""
         raise NotImplementedError
 
-    def unpacked(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> Any:
-        """The rollout that its `packed` gave these, of the samples of the batch."""
+    def restore(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> Any:
+        """The rollout of the batch's samples of which `packed` made these."""
         raise NotImplementedError
 
     # Scores
 
-    def records(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
+    def metadata(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
         """What rewards are told of samples of these rows: the prompt's metadata, the group, the start noise's seed."""
         return [batch.metadata[i] | {"group": batch.group[i], "seed": batch.seeds[i]} for i in rows]
 
@@ -81,14 +72,14 @@ class Worker:
         not in one group.
         """
         rows = range(len(batch)) if rows is None else rows
-        metadata = self.records(batch, rows)
+        metadata = self.metadata(batch, rows)
         if steps is not None:
             for record, step in zip(metadata, steps, strict=True):
                 record["group"] = f"{record['group']}/{step}"
         self.reward_calls += len(samples)
         return score(self.reward, samples, [batch.prompts[i] for i in rows], metadata)
 
-    def measured(self, scores: Scores, group: Tensor) -> dict[str, float]:
+    def score_metrics(self, scores: Scores, group: Tensor) -> dict[str, float]:
         """What the metrics say of the scores of all processes.
 
         Args:
@@ -107,18 +98,18 @@ class Worker:
                 metrics[f"reward/{name}"] = mean
         return metrics
 
-    def spent(self, part: str, seconds: float) -> None:
+    def add_seconds(self, part: str, seconds: float) -> None:
         """Add to the seconds that a part of this iteration took."""
         self.metrics[f"seconds/{part}"] = self.metrics.get(f"seconds/{part}", 0.0) + seconds
 
-    def apart(self, scores: Scores) -> tuple[Tensor, Tensor]:
-        """The rewards behind a weighted sum, [L, B] of all processes, and their weights [L]."""
+    def separate(self, scores: Scores) -> tuple[Tensor, Tensor]:
+        """The rewards that a weighted sum adds up, [L, B] of all processes, and their weights [L]."""
         if isinstance(self.reward, WeightedSum):
-            apart = torch.stack([scores.parts[r.name] for r in self.reward.rewards])
+            rewards = torch.stack([scores.parts[r.name] for r in self.reward.rewards])
             weights = torch.tensor(self.reward.weights, device=self.device)
         else:
-            apart, weights = scores.value[None], torch.ones(1, device=self.device)
-        return self.gather(apart.T.to(self.device)).T, weights
+            rewards, weights = scores.value[None], torch.ones(1, device=self.device)
+        return self.gather(rewards.T.to(self.device)).T, weights
 
     # Other processes
 
@@ -129,12 +120,12 @@ class Worker:
         self.exchanges += 1
         return self.accelerator.gather(values.contiguous())
 
-    def mine(self, values: Tensor, rows: int) -> Tensor:
+    def own(self, values: Tensor, rows: int) -> Tensor:
         """This process's rows of gathered values."""
         start = self.accelerator.process_index * rows
         return values[start : start + rows]
 
-    def largest(self, count: int) -> int:
+    def maximum(self, count: int) -> int:
         """The largest of a number over the processes."""
         return int(self.gather(torch.tensor([count], device=self.device)).max())
 

@@ -1,15 +1,18 @@
 """Overlap keeps the order and the numbers, and hides the time."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from flowalign.actors.overlap import overlapped
+from flowalign.actors.draw import Draw
+from flowalign.actors.scoring import Scoring
 from flowalign.algorithms.trajectory.base import Experience, TrajectoryAlgorithm
 from flowalign.config import Sampling, load, recipe
-from flowalign.data import Prompts, draw_batch
+from flowalign.data import Batch, Prompts, draw_batch
 from flowalign.errors import ConfigError
 from flowalign.registry import ALGORITHMS, resolve
 from flowalign.training import Trainer
@@ -17,70 +20,69 @@ from flowalign.training.evaluation import evaluate
 from rewards import FunctionReward, Scores, Spec, groups
 
 
-def test_same_numbers_in_the_same_order():
-    def rollouts():
-        for i in range(5):
-            torch.manual_seed(i)
-            yield i, torch.randn(100)
+class Parts(Draw):
+    """Eight parts of one sample each, without an actor."""
 
-    apart = [(i, noise, noise.sum()) for i, noise in rollouts()]
-    together = [(i, noise, value) for (i, noise), value in overlapped(rollouts(), lambda rollout: rollout[1].sum())]
-    assert len(together) == 5
-    for (i, noise, value), (j, other, same) in zip(apart, together):
-        assert i == j and torch.equal(noise, other) and torch.equal(value, same)
+    overlap = 8
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.scoring = Scoring(True, lambda part, seconds: self.seconds.update({part: seconds}))
+        self._parts = []
+        rows = list(range(8))
+        self.batch = Batch(["a red circle"] * 8, [{}] * 8, rows, rows, rows, 0, rows)
+
+    def walk(self, sample: Callable[[int], Any], score: Callable[[Any], Scores]) -> list[float]:
+        with self.scoring as scoring:
+            for batch in self:
+                rollout = sample(batch.group[0])
+                self.put(rollout, batch, scoring.submit(score, rollout))
+            return [float(scoring.result(scored).value) for _, _, scored in self._parts]
 
 
 def test_scoring_is_hidden_behind_sampling():
-    count, seconds = 8, 0.2
+    def sample(number: int) -> int:
+        time.sleep(0.2)
+        return number
 
-    def rollouts():
-        for i in range(count):
-            time.sleep(seconds)
-            yield i
+    def score(number: int) -> Scores:
+        time.sleep(0.2)  # a reward that takes as long as the rollout, elsewhere
+        return Scores(torch.tensor([float(number)]))
 
-    def score(rollout):
-        time.sleep(seconds)  # a reward that takes as long as the rollout, elsewhere
-        return rollout
-
-    begin = time.perf_counter()
-    assert [value for _, value in overlapped(rollouts(), score)] == list(range(count))
-    hidden = 1 - (time.perf_counter() - begin - count * seconds) / (count * seconds)
+    draw, begin = Parts(), time.perf_counter()
+    assert draw.walk(sample, score) == list(range(8))
+    hidden = 1 - (time.perf_counter() - begin - 1.6) / 1.6
     assert hidden >= 0.8  # 7/8 in theory
+    assert draw.seconds["reward_hidden"] == pytest.approx(1.4, abs=0.1)
+    assert draw.seconds["reward"] == pytest.approx(0.2, abs=0.1)
+    assert draw.seconds["rollout"] == pytest.approx(1.6, abs=0.1)
 
 
 def test_errors_of_either_side_come_through():
-    asked = []
+    asked, sampled = [], []
 
-    def failing(rollout):
-        asked.append(rollout)
+    def failing(number: int) -> Scores:
+        asked.append(number)
         time.sleep(0.05)
         raise RuntimeError("no score")
 
+    def slow(number: int) -> int:
+        time.sleep(0.1)
+        sampled.append(number)
+        return number
+
     with pytest.raises(RuntimeError, match="no score"):
-        overlapped(iter(range(8)), failing)
+        Parts().walk(lambda number: number, failing)
     assert asked == [0]  # a server that stays away is waited for once
-
-    def sampled():
-        for i in range(8):
-            time.sleep(0.1)
-            asked.append(f"sampled {i}")
-            yield i
-
-    asked.clear()
     with pytest.raises(RuntimeError, match="no score"):
-        overlapped(sampled(), failing)
-    assert "sampled 7" not in asked
+        Parts().walk(slow, failing)
+    assert 7 not in sampled
 
-    def broken():
-        yield 1
+    def broken(number: int) -> int:
         raise RuntimeError("no rollout")
 
     with pytest.raises(RuntimeError, match="no rollout"):
-        overlapped(broken(), lambda rollout: rollout)
-
-
-def test_nothing_to_do():
-    assert list(overlapped([], lambda rollout: rollout)) == []
+        Parts().walk(broken, failing)
 
 
 def collected(folder: Path, name: str, overlap: int, *overrides: str) -> tuple[Experience, Trainer]:
@@ -93,7 +95,7 @@ def collected(folder: Path, name: str, overlap: int, *overrides: str) -> tuple[E
     torch.manual_seed(0)
     rollout = run.config.rollout
     batch = draw_batch(run.prompts, 0, 4, run.config.training.group_size, 0, rollout.share_start_noise)
-    return run.algorithm.collect(run.actor, batch), run
+    return run.algorithm.collect(run.actor, Draw(run.actor, batch)), run
 
 
 @pytest.mark.parametrize(
@@ -137,9 +139,9 @@ def test_two_groups_of_one_prompt_stay_apart(tmp_path: Path):
     class Seen:
         name, spec = "seen", Spec(kind="group")
 
-        def __call__(self, images, prompts, metadata):
+        def __call__(self, samples, prompts, metadata):
             seen.append(groups(prompts, metadata))
-            return Scores(torch.zeros(len(images)))
+            return Scores(torch.zeros(len(samples)))
 
     (tmp_path / "prompts.txt").write_text("a red circle\n")
     config = load(
@@ -152,7 +154,7 @@ def test_two_groups_of_one_prompt_stay_apart(tmp_path: Path):
     run = Trainer(config, reward=Seen(), progress=False)
     batch = draw_batch(run.prompts, 0, 2, 4, 0, config.rollout.share_start_noise)
     assert len(set(batch.prompts)) == 1
-    run.algorithm.collect(run.actor, batch)
+    run.algorithm.collect(run.actor, Draw(run.actor, batch))
     final, completed = seen
     assert final == [[0, 1, 2, 3], [4, 5, 6, 7]]
     # states of different steps are different groups; states that a group shares are scored once
