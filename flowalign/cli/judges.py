@@ -17,7 +17,7 @@ def pair_questions(
     preferences: Annotated[str, typer.Argument(help="JSON lines, as `flowalign gallery RUN --export FILE` writes.")],
     output: Annotated[Path, typer.Option("--out", "-o", help="File of the questions.")],
     template: Annotated[
-        str, typer.Option(help="Of a judge that compares two pictures; of texts text_better.")
+        str, typer.Option(help="Of a judge that compares two pictures; of texts text_better or text_pair.")
     ] = "reward_dance_pair",
 ) -> None:
     """Write votes as questions with answers, each pair in both orders, to train a judge on by GRPO."""

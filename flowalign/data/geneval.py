@@ -1,6 +1,6 @@
 """Prompts in the manner of GenEval (arXiv 2310.11513), with the metadata that its evaluator reads.
 
-The six tasks, classes, colours, relations and fields are those of prompts/create_prompts.py in
+The six tasks, classes, colours, relations and fields are as in prompts/create_prompts.py of
 github.com/djghosh13/geneval. The split is Flow-GRPO's (arXiv 2505.05470, section 5.1): prompts that ask for the same
 thing in another order count as one. Plurals are English ones, where the published prompts have "benchs".
 """

@@ -72,20 +72,24 @@ def questions(pairs: Preferences, name: str) -> list[dict[str, Any]]:
     Of texts there is no `image`: the template has them in its fields {first} and {second}, as text_better.
 
     A template that compares is asked in both orders. One about single pictures is asked about either, and the first
-    label (yes) is the answer for the chosen one. Where a reply names the winner, the answer is the number of its
-    picture, 1 or 2.
+    label (yes) is the answer for the chosen one. Where a reply names the winner, the answer is that name, as the
+    template's replies give it.
     """
     template = _loaded(name)
     by_winner = template.answer == "winner" and len(template.questions) == 1
     asked, records = (template if by_winner else judging_template(name)).questions[0], []
-    answers = ["1", "2"] if by_winner else asked.labels
+    if by_winner and [asked.read_winner(f"{asked.after} {label}") for label in asked.labels] != [1, 0]:
+        raise ConfigError(
+            f"template '{name}': labels [{', '.join(asked.labels)}] are not read as the first and the second winning; "
+            "name them as its replies do, e.g. labels: [A, B] where one ends with 'Winner: A'"
+        )
     shown = [("chosen", "rejected"), ("rejected", "chosen")] if template.pairwise else [("chosen",), ("rejected",)]
     for number, (text, record) in enumerate(zip(pairs.texts, pairs.metadata, strict=True)):
         texts = record.get("medium") == "text"
         if texts != ({"first", "second"} <= template.fields.keys()):
             own, other = ("texts", "text_better") if texts else ("pictures", "reward_dance_pair")
             raise ConfigError(f"template '{name}': the preferences are between {own}; {other} asks about those")
-        for keys, answer in zip(shown, answers, strict=True):
+        for keys, answer in zip(shown, asked.labels, strict=True):
             sides = [record[key] for key in keys]
             if texts:
                 fields = record | dict(zip(("first", "second"), sides, strict=True))

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from flowalign.config.sections import Optimizer, parse
+from flowalign.config.sections import Optimizer
 from flowalign.runs.files import sync
+from flowalign.settings import parse
 from flowalign.training.optimization import Optimization
 
 

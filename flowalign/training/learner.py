@@ -87,7 +87,7 @@ class Learner(Optimization):
         if not name and metrics["policy/gradient_norm"] == 0:
             name = "policy/gradient_norm"
         if name and name not in self._warned and self.accelerator.is_main_process:
-            logger.warning("iteration %d taught nothing: %s", iteration, IDLE[name][self.config.medium])
+            logger.warning("iteration %d taught nothing: %s", iteration, IDLE[name][self.config.model.kind])
         self._warned.add(name)
 
     def chunks(self, experience: Experience, iteration: int) -> Iterator[Tensor]:
@@ -167,7 +167,7 @@ class Learner(Optimization):
 
         A language model has its weights whole: how often it is called for a text depends on the text.
         """
-        return self._gathered() if self.config.medium == "text" else contextlib.nullcontext()
+        return self._gathered() if self.config.model.kind == "text" else contextlib.nullcontext()
 
     def _gathered(self) -> contextlib.AbstractContextManager[None]:
         """Within it every process has all weights of the policy's network."""

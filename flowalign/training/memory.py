@@ -85,7 +85,7 @@ def out_of_memory(config: BaseConfig, processes: int) -> str:
         "training.optimizer.bits: 8": training.optimizer.bits == 32 and model.lora is None,
         "model.lora: {rank: 32} in the place of all weights": model.lora is None,
         "model.base_bits: 4": model.lora is not None and getattr(model, "base_bits", 4) != 4,
-        "smaller pictures (rollout.height, rollout.width)": config.medium == "pictures",
+        "smaller pictures (rollout.height, rollout.width)": config.model.kind == "pictures",
     }
     listed = "; ".join(way for way, open_ in ways.items() if open_)
     together = "" if processes == 1 else " (several processes: batches of updates, and of shards, are not halved)"

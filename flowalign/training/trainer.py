@@ -19,20 +19,20 @@ from flowalign.actors.base import Actor
 from flowalign.actors.groups import Groups
 from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.config import kind_of
-from flowalign.config.sections import BaseConfig, parse
+from flowalign.config.sections import BaseConfig
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import Policy
 from flowalign.runs.checkpoint import Checkpoints
-from flowalign.runs.description import describe, flat
+from flowalign.runs.environment import flat, record_environment
 from flowalign.runs.metrics import MetricsFile
-from flowalign.training.building import build_policy, build_reward, make_trainable
+from flowalign.settings import parse
+from flowalign.training.building import build_actor, build_policy, build_reward, make_trainable
 from flowalign.training.distributed.heartbeat import Heartbeat
 from flowalign.training.distributed.sharding import distribute
 from flowalign.training.distributed.zero import ZeroLearner
 from flowalign.training.evaluation import Evaluated
 from flowalign.training.evaluator import Evaluator
 from flowalign.training.learner import Learner
-from flowalign.training.medium import MEDIA
 from flowalign.training.memory import out_of_memory, while_it_fits
 from rewards import Reward, advance, as_reward, spec_of
 from samplers import derive_seed
@@ -90,7 +90,7 @@ class Trainer:
                 f"rollout.overlap: the reward '{reward.name}' looks at all pictures of an iteration at once, so they "
                 "cannot be scored in parts; overlap: 1 works"
             )
-        self.actor: Actor = MEDIA[config.medium].actor(config, self.policy, reward, self.accelerator)
+        self.actor: Actor = build_actor(config, self.policy, reward, self.accelerator)
         self.prompts = config.data.kept(self.algorithm.read(config.data))
         selection = config.data.selection
         self.selection = registry.build("selections", selection.name, selection.settings, "data.selection")
@@ -147,7 +147,7 @@ class Trainer:
     def _train(self) -> None:
         training, evaluation = self.config.training, self.config.evaluation
         if self.accelerator.is_main_process:
-            describe(self.folder, self.config.dump(), self.accelerator)
+            record_environment(self.folder, self.config.dump(), self.accelerator)
         if self.config.trackers:
             self.accelerator.init_trackers("flowalign", config=flat(self.config.model_dump(mode="json")))
         watching = bool(evaluation.panel)

@@ -29,7 +29,7 @@ def require_vllm() -> None:
 class Engine:
     """A vLLM engine in this process with the policy's weights, on the policy's GPU.
 
-    Its numerics are not those of a forward pass, so that `algorithm.off_policy` must weigh its tokens.
+    Its numbers differ from a forward pass, so that `algorithm.off_policy` must weigh its tokens.
 
     Args:
         policy: whose texts it writes.
@@ -110,7 +110,7 @@ def as_rollout(
     log_prob = torch.tensor([row + [0.0] * (width - len(row)) for row in chances], device=device)
     ended = torch.tensor([row[-1] in policy.ends for row in rows], device=device)
     return TextRollout(
-        prompts, ids, prompt_mask, completion, mask, log_prob, torch.zeros_like(log_prob), ended, temperature
+        prompts, ids, prompt_mask, completion, mask, log_prob, torch.zeros_like(log_prob), ended, temperature, padding
     )
 
 

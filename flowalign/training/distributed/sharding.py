@@ -108,7 +108,7 @@ def check_settings(config: BaseConfig, copies: bool) -> None:
     if config.training.optimizer.bits == 8:
         raise ConfigError("training.optimizer.bits: moments in shards are not quantised; 32 works")
     # a language model has its weights gathered while it samples
-    if config.medium == "pictures" and not copies and (config.data.dynamic_sampling or config.data.replay):
+    if config.model.kind == "pictures" and not copies and (config.data.dynamic_sampling or config.data.replay):
         raise ConfigError(
             "data.dynamic_sampling, data.replay: processes would sample different numbers of times, and a network in "
             "shards runs on all of them or on none; null works, or whole copies (configs/accelerate/multi_gpu.yaml)"

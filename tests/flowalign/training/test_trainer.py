@@ -59,7 +59,7 @@ def assert_same_run(folder: Path, other: Path) -> None:
 
 WITH_EVALUATION = {
     "evaluation": {
-        "prompts": "shapes_heldout", "limit": 3, "every": 2, "steps": 2, "save_pictures": 2, "batch_size": 2
+        "prompts": "shapes_heldout", "limit": 3, "every": 2, "steps": 2, "save_samples": 2, "batch_size": 2
     }
 }  # fmt: skip
 

@@ -27,7 +27,7 @@ def run(folder: Path, rewards: str, panel: str, *overrides: str, resume: bool = 
         [
             *("training.iterations=12", "training.prompts_per_iteration=4", "training.optimizer.schedule=constant"),
             *("training.optimizer.learning_rate=3e-3", "training.checkpoint_every=0", "training.keep_checkpoints=1"),
-            *("evaluation.every=3", "evaluation.limit=48", "evaluation.pictures_per_prompt=1", "training.previews=0"),
+            *("evaluation.every=3", "evaluation.limit=48", "evaluation.samples_per_prompt=1", "training.previews=0"),
             *(f"rewards={rewards}", f"evaluation.panel={panel}", f"output={folder}", "name=run"),
             *overrides,
         ],

@@ -11,32 +11,25 @@ from flowalign.actors.draw import Draw
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.config import load, recipe
 from flowalign.core.credit import dense_rewards
-from flowalign.data import draw_batch
+from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.registry import ALGORITHMS, resolve
 from flowalign.training import Trainer
 from rewards import Scores, Spec
 from samplers.completion import completions
-
-SMALL = [
-    "training.iterations=1",
-    "training.prompts_per_iteration=4",
-    "training.group_size=4",
-    "training.updates_per_iteration=1",
-    "evaluation.prompts=null",
-]
+from tests.flowalign.small_run import small_run
 
 TRAJECTORY = [name for name in ALGORITHMS if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)]
 
 
 def trainer(name: str, folder: Path, *overrides: str) -> Trainer:
-    small = [s.replace("=4", "=8") if name == "branch_grpo" and "group_size" in s else s for s in SMALL]
-    return Trainer(load(recipe(f"tiny_sd3/{name}"), [*small, *overrides, f"output={folder}"]), progress=False)
+    members = 8 if name == "branch_grpo" else 4
+    return small_run(f"tiny_sd3/{name}", folder, f"training.group_size={members}", *overrides)
 
 
 def test_every_algorithm_has_a_recipe_for_the_tiny_model():
     for name in ALGORITHMS:
-        model = {"pictures": "tiny_sd3", "text": "tiny_lm"}[resolve("algorithms", name).medium]
+        model = {"pictures": "tiny_sd3", "text": "tiny_lm"}[resolve("algorithms", name).kind]
         assert load(recipe(f"{model}/{name}")).algorithm.name == name
 
 

@@ -33,7 +33,7 @@ FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 SPLIT = {
     "rewards": [{"name": "recording:brightness"}],
     # three prompts cannot be shared evenly by two or four processes
-    "evaluation": {"prompts": "shapes_heldout", "limit": 3, "every": 2, "steps": 2, "save_pictures": 2},
+    "evaluation": {"prompts": "shapes_heldout", "limit": 3, "every": 2, "steps": 2, "save_samples": 2},
     "training.iterations": 2,
     "training.prompts_per_iteration": 4,
     "training.micro_batch_size": 1,
