@@ -12,6 +12,8 @@ from PIL import Image as PIL
 from PIL.Image import Image
 from torch import Tensor
 
+from samplers.rows import Rows
+
 Kind = Literal["pointwise", "pairwise", "group", "set"]
 Metadata = Sequence[Mapping[str, Any]]
 """what is known of each sample besides its prompt"""
@@ -22,7 +24,7 @@ END = 2**31
 
 
 @dataclass
-class Scores:
+class Scores(Rows):
     """Scores of B samples."""
 
     value: Tensor
@@ -33,26 +35,6 @@ class Scores:
     """of texts: what the steps of each one earned, where a reward knows; they add up to `value`"""
     weight: Tensor | None = None
     """[B] how far each value is trusted, in [0, 1]: advantages are multiplied by it; None: all alike"""
-
-    def __getitem__(self, rows: Tensor) -> "Scores":
-        """The scores of some samples, [N] indices."""
-        return Scores(
-            self.value[rows],
-            {name: values[rows] for name, values in self.parts.items()},
-            None if self.steps is None else [self.steps[row] for row in rows.tolist()],
-            None if self.weight is None else self.weight[rows],
-        )
-
-    @staticmethod
-    def cat(scores: "Sequence[Scores]") -> "Scores":
-        """Join scores of one reward."""
-        first = scores[0]
-        return Scores(
-            torch.cat([own.value for own in scores]),
-            {name: torch.cat([own.parts[name] for own in scores]) for name in first.parts},
-            None if first.steps is None else [row for own in scores for row in own.steps or []],
-            None if first.weight is None else torch.cat([own.weight for own in scores if own.weight is not None]),
-        )
 
 
 @dataclass(frozen=True)

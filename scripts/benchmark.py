@@ -46,9 +46,10 @@ from torch import Tensor
 
 from flowalign.actors.draw import Draw
 from flowalign.config import Config, load, recipe
-from flowalign.data import ASSETS, draw_batch
+from flowalign.data import ASSETS
+from flowalign.data.batches import draw_batch
 from flowalign.errors import FlowalignError
-from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.runs.files import write_atomically
 from flowalign.training import Trainer
 from flowalign.training.building import build_policy

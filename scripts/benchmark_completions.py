@@ -24,7 +24,7 @@ from torch import Tensor
 
 from flowalign.data import ASSETS, Prompts
 from flowalign.errors import FlowalignError
-from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.runs.files import write_atomically
 from samplers import KERNELS, All, Window
 from samplers.completion import completions
@@ -85,7 +85,7 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
         "one step after another": lambda: loop(policy, rollout, len(rollout)),
         "engine": lambda: [engine(policy, rollout)[0]],
     }
-    seconds = measure(ways, lambda latents: [policy.decode(x, 64) for x in latents], arguments.repeats)
+    seconds = measure(ways, lambda latents: [policy.decode_latents(x, 64) for x in latents], arguments.repeats)
     distinct, index = engine(policy, rollout)
     literal = torch.cat(ways["one state after another"]()).unflatten(0, (-1, len(rollout))).transpose(0, 1)
     on_gpu = arguments.device == "cuda"

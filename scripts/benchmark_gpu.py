@@ -45,8 +45,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from flowalign.actors.draw import Draw
-from flowalign.data import draw_batch
-from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.data.batches import draw_batch
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.runs.files import write_atomically
 from flowalign.training import Trainer
 

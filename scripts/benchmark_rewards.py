@@ -37,7 +37,8 @@ from PIL import Image
 from flowalign import registry
 from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
-from flowalign.data import ASSETS, draw_batch
+from flowalign.data import ASSETS
+from flowalign.data.batches import draw_batch
 from flowalign.errors import FlowalignError
 from flowalign.runs.files import write_atomically
 from flowalign.training import Trainer

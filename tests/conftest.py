@@ -38,7 +38,7 @@ def tiny_policy() -> Callable[..., Any]:
     """Makes fresh policies over the shipped pipeline: tiny_policy(dtype=..., encode_options=...)."""
     # here, so that tests of samplers and rewards do without these imports
     from flowalign.data import ASSETS
-    from flowalign.policies import DiffusersPolicy
+    from flowalign.policies.diffusion import DiffusersPolicy
 
     def make(**settings: Any) -> DiffusersPolicy:
         settings = {"encode_options": {"max_sequence_length": 0}} | settings

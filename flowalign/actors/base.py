@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flowalign.config import BaseConfig
 from flowalign.core.advantages import zero_spread
-from flowalign.data import Batch
+from flowalign.data.batches import Batch
 from flowalign.policies.base import Policy
 from rewards import Reward, Scores, WeightedSum, score
 

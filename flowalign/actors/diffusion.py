@@ -14,8 +14,8 @@ from flowalign.actors.base import Actor
 from flowalign.actors.dense import Estimator, ValueHead, agreement, persistence
 from flowalign.config import Config
 from flowalign.core.record import Record
-from flowalign.data import Batch
-from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.data.batches import Batch
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from rewards import Reward, Scores
 from samplers import Trajectory, derive_seed
@@ -67,7 +67,7 @@ class DiffusionActor(Actor):
             kernel=kernel,
             eta=eta if kept is None else eta[kept],
             order=1 if kept is None else 2,
-            sources=batch.sources,
+            metadata=batch.metadata,
             **self.config.rollout.arguments(kept),
         )
 
@@ -77,7 +77,7 @@ class DiffusionActor(Actor):
         roots = batch[[batch.group.index(g) for g in numbers]]
         eta = eta if kept is None else eta[kept]
         trunk = self.policy.sample(
-            roots.prompts, roots.seeds, sources=roots.sources, **self.config.rollout.arguments(kept)
+            roots.prompts, roots.seeds, metadata=roots.metadata, **self.config.rollout.arguments(kept)
         )
         samples = torch.tensor([numbers.index(g) for g in batch.group], device=self.device)
         made = fork(
@@ -134,7 +134,7 @@ class DiffusionActor(Actor):
 
     def decode(self, rollout: Rollout) -> list[Image]:
         """The finished pictures of a rollout."""
-        return self.policy.decode(rollout.whole(rollout.trajectory.final), self.config.rollout.batch_size)
+        return self.policy.decode(rollout, self.config.rollout.batch_size)
 
     def cat(self, rollouts: Sequence[Rollout]) -> Rollout:
         return Rollout.cat(rollouts)
@@ -142,7 +142,7 @@ class DiffusionActor(Actor):
     def restore(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> Rollout:
         """One sample is drawn again for what the denoiser is called with, which is the same for all of a prompt."""
         one = batch[[0]]
-        again = self.policy.sample(one.prompts, one.seeds, sources=one.sources, **self.config.rollout.arguments())
+        again = self.policy.sample(one.prompts, one.seeds, metadata=one.metadata, **self.config.rollout.arguments())
         trajectory = Trajectory(**{name: value.to(self.device) for name, value in tensors.items()})
         rollout = again.branch(trajectory, torch.zeros(len(batch), dtype=torch.long, device=self.device))
         rollout.kernel = self.kernel
@@ -180,7 +180,7 @@ class DiffusionActor(Actor):
         size = self.config.rollout.batch_size
         made = completions(self.policy.at(rollout), rollout.trajectory, count, size, order)
         extra = slice(len(rollout), None)
-        images = self.policy.decode(rollout.whole(made.latents[extra], made.samples[extra]), size)
+        images = self.policy.decode_latents(rollout.whole(made.latents[extra], made.samples[extra]), size)
         scores = self.score(images, batch, made.samples[extra].tolist(), made.steps[extra].tolist())
         return torch.cat([final, scores.value])[made.index.cpu()]
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from flowalign.actors.base import Actor
 from flowalign.actors.scoring import Scoring
-from flowalign.data import Batch
+from flowalign.data.batches import Batch
 from rewards import Scores
 
 

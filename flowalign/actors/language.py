@@ -11,11 +11,12 @@ from torch import Tensor
 from flowalign.actors.base import Actor
 from flowalign.config.language import TextConfig
 from flowalign.core.record import Record
-from flowalign.data import Batch, shipped
+from flowalign.data import shipped
+from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
-from flowalign.policies.language.given import at_tokens
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
+from flowalign.policies.language.teacher_forcing import at_tokens
 from flowalign.policies.language.turns import AgentPolicy
 from flowalign.policies.language.vllm import Engine
 from rewards import Reward, Scores
@@ -50,7 +51,7 @@ class LanguageActor(Actor):
         return self.policy.decode(rollout)
 
     def cat(self, rollouts: Sequence[TextRollout]) -> TextRollout:
-        return TextRollout.cat(rollouts, self.policy.tokenizer.pad_token_id)
+        return TextRollout.cat(rollouts)
 
     def restore(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> TextRollout:
         return TextRollout.unpacked(tensors, rest, batch.prompts).to(self.device)

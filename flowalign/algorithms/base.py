@@ -10,20 +10,19 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from PIL.Image import Image
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from flowalign.actors.draw import Draw
 from flowalign.config import Data
-from flowalign.data import Batch, Prompts
-from flowalign.policies import Rollout
+from flowalign.data import Prompts
+from flowalign.data.batches import Batch
+from flowalign.policies.diffusion import Rollout
+from flowalign.settings import Section
 from rewards import Scores
 
 
-class AlgorithmSettings(BaseModel):
-    """An algorithm's own settings; unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid")
+class AlgorithmSettings(Section):
+    """An algorithm's own settings."""
 
 
 @dataclass
@@ -68,8 +67,8 @@ class Algorithm:
     """
 
     Settings: ClassVar[type[AlgorithmSettings]] = AlgorithmSettings
-    medium: ClassVar[Literal["pictures", "text"]] = "pictures"
-    """what the models that it trains make"""
+    kind: ClassVar[Literal["pictures", "text"]] = "pictures"
+    """of the samples that it learns from"""
     refills: ClassVar[bool] = False
     """it samples what it draws, group by group: groups can be replaced"""
     replays: ClassVar[bool] = False
@@ -78,6 +77,8 @@ class Algorithm:
     """the metric that the progress bar shows"""
     unit: ClassVar[str]
     """what items are, in messages"""
+    noise: ClassVar[Literal["kernel", "own", "start"]] = "kernel"
+    """what makes the samples of a group differ: noise of the configured kernel, of the algorithm, or of the start"""
 
     def __init__(self, settings: AlgorithmSettings) -> None:
         self.settings = settings

@@ -6,7 +6,7 @@ from typing import Any
 from flowalign.config import Sampling, load
 from flowalign.data import shipped
 from flowalign.errors import ConfigError
-from flowalign.policies import DiffusersPolicy
+from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.training.building import build_policy
 
 

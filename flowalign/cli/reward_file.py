@@ -4,8 +4,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from flowalign.config.sections import Section, Weighted, parse
+from flowalign.config.sections import Weighted
 from flowalign.runs.files import read_yaml
+from flowalign.settings import Section, parse
 
 
 class Serving(Section):

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from flowalign.data.files import ASSETS, folder, is_data_set, located, records
 from flowalign.errors import ConfigError
+from flowalign.settings import Section
 
 
 def shipped(path: str) -> Path | str:
@@ -34,10 +35,9 @@ class Source:
         return cls((images,) if isinstance(images, str) else tuple(images), metadata.get("mask"))
 
 
-class PromptList(BaseModel):
+class PromptList(Section):
     """The keys of a configuration that say which prompts: see `flowalign.data.files.records`."""
 
-    model_config = ConfigDict(extra="forbid")
     prompts: str | None
     """a text, JSON lines or parquet file, a data set (a folder, or owner/name of the hub), or a shipped list"""
     column: str = "prompt"
@@ -51,12 +51,21 @@ class PromptList(BaseModel):
     """use this many prompts, spread evenly over the list"""
 
 
+class Difficulty(Section):
+    """Prompts to keep by the success rate that their file gives; `flowalign difficulty` measures it."""
+
+    low: float = 0.0
+    high: float = 1.0
+    key: str = "success_rate"
+    """in the metadata"""
+
+
 @dataclass
 class Prompts:
     """A list of prompts with a metadata record each."""
 
-    called: ClassVar[str] = "prompt"
-    """one of them, for messages"""
+    noun: ClassVar[str] = "prompt"
+    """for messages"""
     texts: list[str]
     metadata: list[dict[str, Any]]
 
@@ -92,9 +101,7 @@ class Prompts:
                 texts.append(text)
                 metadata.append(record)
         if not texts:
-            raise ConfigError(
-                f"{located(source)}: no {cls.called} is left" + (f" where {dict(where)}" if where else "")
-            )
+            raise ConfigError(f"{located(source)}: no {cls.noun} is left" + (f" where {dict(where)}" if where else ""))
         return cls(texts, metadata)
 
     @classmethod
@@ -159,7 +166,7 @@ class Preferences(Prompts):
     `flowalign gallery RUN --export FILE` writes them; where={"rater": ["Ada"]} keeps the choices of one rater.
     """
 
-    called = "preference"
+    noun = "preference"
 
     @classmethod
     def check_source(cls, source: str) -> None:

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from PIL.Image import Image
 
 from flowalign.data import shipped
-from flowalign.policies import DiffusersPolicy
+from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.settings import Sampling
 from rewards import Reward, RewardError, Scores, Spec, as_reward, score, spec_of
 from rewards.compose import WeightedSum
 from rewards.vision import pick_device
@@ -62,10 +63,11 @@ class Rendered:
         self.spec = Spec(frozenset({"text", "prompt", "metadata"}), spec.kind, deterministic=spec.deterministic)
         self.judged_by = judged_by
         self.pattern = None if pattern is None else re.compile(pattern, re.DOTALL)
-        size = {"height": height, "width": width}
-        self.sampling: dict[str, Any] = {"steps": steps, "guidance": guidance, "sigmas": sigmas}
-        self.sampling |= {"batch_size": batch_size} | {k: side for k, side in size.items() if side is not None}
-        self.generator = DiffusersPolicy.from_pretrained(shipped(generator), dtype, pick_device(device), encode)
+        self.sampling = Sampling(
+            steps=steps, guidance=guidance, sigmas=sigmas, height=height, width=width, batch_size=batch_size
+        )
+        where = pick_device(device)
+        self.generator = DiffusersPolicy.from_pretrained(shipped(generator), dtype, where, encode_options=encode)
 
     def prompt(self, text: str) -> str:
         """The rewritten prompt in a text."""
@@ -79,10 +81,8 @@ class Rendered:
         wanted = [(self.prompt(text), int(record["seed"])) for text, record in zip(texts, metadata, strict=True)]
         different = list(dict.fromkeys(wanted))
         prompts, seeds = zip(*different, strict=True)
-        rollout = self.generator.sample(prompts, seeds, **self.sampling)
-        images = self.generator.decode(rollout.trajectory.final, self.sampling["batch_size"])
-        made = dict(zip(different, images, strict=True))
-        return [made[each] for each in wanted]
+        pictures = dict(zip(different, self.generator.make(prompts, seeds, self.sampling), strict=True))
+        return [pictures[each] for each in wanted]
 
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         asked = list(prompts)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from flowalign.data import Batch
+from flowalign.data.batches import Batch
 from rewards import Scores
 
 

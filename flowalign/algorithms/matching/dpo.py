@@ -23,8 +23,9 @@ from flowalign.actors.draw import Draw
 from flowalign.algorithms import base
 from flowalign.config import Config, Data
 from flowalign.core.losses import preference_loss
-from flowalign.data import Batch, Preferences, draw_batch
-from flowalign.policies import DiffusersPolicy, Noised
+from flowalign.data import Preferences
+from flowalign.data.batches import Batch, draw_batch
+from flowalign.policies.diffusion import DiffusersPolicy, NoisedSamples
 from samplers import derive_seed
 
 
@@ -39,7 +40,7 @@ class DPOSettings(base.AlgorithmSettings):
 class Experience(base.Experience):
     """B noised pairs."""
 
-    noised: Noised
+    noised: NoisedSamples
     """of 2 B pictures, the chosen ones first"""
 
 
@@ -106,7 +107,7 @@ class DPO(base.Algorithm):
         }
 
     @staticmethod
-    def _error(policy: DiffusersPolicy, noised: Noised, rows: Tensor) -> Tensor:
+    def _error(policy: DiffusersPolicy, noised: NoisedSamples, rows: Tensor) -> Tensor:
         """[N] squared errors of the velocity, the mean over elements."""
         return (policy.velocity_of(noised, rows) - noised.velocity[rows]).square().flatten(1).mean(1)
 

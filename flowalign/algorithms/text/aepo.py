@@ -13,7 +13,7 @@ from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import first_rows
 from flowalign.algorithms.text.imitating import Examples, Imitating
 from flowalign.core.entropy import regulating_temperature
-from flowalign.policies.language.given import rescored
+from flowalign.policies.language.teacher_forcing import rescored
 
 
 class AEPOSettings(language.LanguageSettings):

@@ -19,7 +19,7 @@ from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, first_rows
 from flowalign.algorithms.text.imitating import Examples, Imitating
 from flowalign.core.imitation import imitation_share
-from flowalign.policies.language.given import given
+from flowalign.policies.language.teacher_forcing import scored
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -55,7 +55,7 @@ class CHORD(Imitating):
         share = imitation_share(batch.iteration, s.warmup, s.decay, s.peak, s.valley)
         texts = demonstrations(batch, rows, s.demonstration)
         sampling = actor.config.rollout
-        rollout = given(
+        rollout = scored(
             actor.policy, [batch.prompts[row] for row in rows], texts, sampling.temperature, sampling.batch_size
         )
         return Examples(rollout, torch.ones(len(rows), dtype=torch.bool, device=actor.device), 1 - share, share)

@@ -48,7 +48,7 @@ class Imitating(language.LanguageAlgorithm):
     weighting: Literal["none", "chord"] = "none"
     """of an imitated token's loss, as in `core.imitation.imitation_loss`"""
     # imitated texts are in no group
-    shows = "row"
+    piece = "row"
 
     def items(self, config: Any) -> int:
         return super().items(config) + 1
@@ -60,7 +60,7 @@ class Imitating(language.LanguageAlgorithm):
     def extended(self, actor: LanguageActor, experience: language.Experience) -> Experience:
         examples = self.examples(actor, experience)
         rows = len(experience.rollout)
-        rollout = TextRollout.cat([experience.rollout, examples.rollout], actor.policy.tokenizer.pad_token_id)
+        rollout = TextRollout.cat([experience.rollout, examples.rollout])
         items = len(rollout)
         counted = examples.rollout.mask & examples.counts[:, None]
         # the mean over the tokens of all processes, whose losses the trainer averages

@@ -20,9 +20,9 @@ from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, last_members
 from flowalign.core.imitation import prefix_share, uncertain_prefix
-from flowalign.data import Batch
-from flowalign.policies.language.given import continued
+from flowalign.data.batches import Batch
 from flowalign.policies.language.rollout import TextRollout
+from flowalign.policies.language.teacher_forcing import continued
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

@@ -12,7 +12,7 @@ from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, first_rows
 from flowalign.algorithms.text.imitating import Examples, Imitating
 from flowalign.core.imitation import needs_demonstration
-from flowalign.policies.language.given import given
+from flowalign.policies.language.teacher_forcing import scored
 
 
 class ReLIFTSettings(language.LanguageSettings):
@@ -37,7 +37,7 @@ class ReLIFT(Imitating):
         hard = needs_demonstration(experience.reward, experience.group, s.threshold)[rows]
         texts = demonstrations(batch, rows, s.demonstration)
         sampling = actor.config.rollout
-        rollout = given(
+        rollout = scored(
             actor.policy, [batch.prompts[row] for row in rows], texts, sampling.temperature, sampling.batch_size
         )
         return Examples(rollout, hard, 1.0, s.coefficient)

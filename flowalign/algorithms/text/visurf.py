@@ -14,9 +14,9 @@ from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, last_members
 from flowalign.core.imitation import demonstrated_reward
 from flowalign.core.record import Record
-from flowalign.data import Batch
-from flowalign.policies.language.given import given
+from flowalign.data.batches import Batch
 from flowalign.policies.language.rollout import TextRollout
+from flowalign.policies.language.teacher_forcing import scored
 
 
 class ViSurfSettings(language.LanguageSettings):
@@ -40,9 +40,9 @@ class ViSurf(language.LanguageAlgorithm):
         prompts = [batch.prompts[row] for row in shown]
         parts = [
             actor.rollout(batch[others]),
-            given(actor.policy, prompts, texts, sampling.temperature, sampling.batch_size),
+            scored(actor.policy, prompts, texts, sampling.temperature, sampling.batch_size),
         ]
-        joined = TextRollout.cat(parts, actor.policy.tokenizer.pad_token_id)
+        joined = TextRollout.cat(parts)
         place = {row: i for i, row in enumerate([*others, *shown])}
         return joined[torch.tensor([place[row] for row in range(len(batch))])]
 

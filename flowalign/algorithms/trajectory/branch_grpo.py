@@ -21,9 +21,9 @@ from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.config import Config
 from flowalign.core.credit import back_up, first_of
 from flowalign.core.record import Record
-from flowalign.data import Batch
+from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
-from flowalign.policies import Rollout
+from flowalign.policies.diffusion import Rollout
 from rewards import Scores
 from samplers.plans import Tree
 
@@ -38,16 +38,13 @@ class BranchGRPO(TrajectoryAlgorithm):
 
     Settings = BranchGRPOSettings
     settings: BranchGRPOSettings
-    gives = frozenset()
+    fields = frozenset()
     dense = True
+    plan = (Tree, "{name: tree, splits: [0, 2]}")
 
     def check(self, config: Config) -> None:
+        super().check(config)
         plan = config.build_plan()
-        if not isinstance(plan, Tree):
-            raise ConfigError(
-                f"rollout.plan: branch_grpo grows trees, not the plan '{config.rollout.plan.name}'; "
-                "plan: {name: tree, splits: [0, 2]} works"
-            )
         if plan.leaves != config.training.group_size:
             raise ConfigError(
                 f"training.group_size: a tree with splits {plan.splits} has {plan.leaves} leaves, "

@@ -15,8 +15,8 @@ from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.core.credit import dense_rewards
-from flowalign.data import Batch
-from flowalign.policies import Rollout
+from flowalign.data.batches import Batch
+from flowalign.policies.diffusion import Rollout
 from rewards import Scores
 
 
@@ -30,7 +30,7 @@ class DenseGRPO(TrajectoryAlgorithm):
 
     Settings = DenseGRPOSettings
     settings: DenseGRPOSettings
-    gives = frozenset()
+    fields = frozenset()
     dense = True
 
     def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:

@@ -18,11 +18,11 @@ from torch import Tensor
 from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
-from flowalign.algorithms.trajectory.branching import branch_everywhere, places, require_single
+from flowalign.algorithms.trajectory.branching import SINGLE, branch_everywhere, places
 from flowalign.config import Config, Named
 from flowalign.core.record import Record
-from flowalign.data import Batch
-from flowalign.policies import Rollout
+from flowalign.data.batches import Batch
+from flowalign.policies.diffusion import Rollout
 from rewards import Scores
 
 
@@ -37,9 +37,7 @@ class G2RPO(TrajectoryAlgorithm):
 
     Settings = G2RPOSettings
     settings: G2RPOSettings
-
-    def check(self, config: Config) -> None:
-        require_single(config)
+    plan = SINGLE
 
     def branches(self, config: Config) -> int:
         return len(places(config))
@@ -54,7 +52,7 @@ class G2RPO(TrajectoryAlgorithm):
         rewards = [scores.value]
         for stride in self.settings.strides[1:]:
             finished = actor.finish(rollout, made.latents[rows, steps + 1], rows, steps + 1, stride)
-            images = actor.policy.decode(rollout.whole(finished, rows), actor.config.rollout.batch_size)
+            images = actor.policy.decode_latents(rollout.whole(finished, rows), actor.config.rollout.batch_size)
             rewards.append(actor.score(images, batch).value)
         return torch.stack(rewards, 1)
 

@@ -13,9 +13,10 @@ from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.core.credit import hierarchical
-from flowalign.data import Batch
-from flowalign.policies import Rollout
+from flowalign.data.batches import Batch
+from flowalign.policies.diffusion import Rollout
 from rewards import RewardError, Scores
+from samplers import Decay
 
 
 class HiCoGenSettings(trajectory.PolicySettings):
@@ -28,7 +29,8 @@ class HiCoGen(TrajectoryAlgorithm):
 
     Settings = HiCoGenSettings
     settings: HiCoGenSettings
-    gives = frozenset()
+    fields = frozenset()
+    plan = (Decay, "{name: decay, minimum: 0.1}")
 
     def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         missing = [name for name in self.settings.levels if name not in scores.parts]

@@ -28,7 +28,7 @@ class VisionLanguagePolicy(LanguagePolicy):
         system: the system's turn before a prompt.
     """
 
-    called = "image-text-to-text model"
+    noun = "image-text-to-text model"
     networks = AutoModelForImageTextToText
     readers = AutoProcessor
 
@@ -43,7 +43,7 @@ class VisionLanguagePolicy(LanguagePolicy):
 
     @property
     def lora_targets(self) -> list[str]:
-        """The attention of the language model; the eyes stay as they are."""
+        """The attention of the language model; the vision model stays as it is."""
         names = [name for name, _ in self.network.named_modules() if "language_model." in name]
         return [name for name in names if name.rpartition(".")[2] in ATTENTION_PROJECTIONS]
 

@@ -110,7 +110,7 @@ def as_rollout(
     log_prob = torch.tensor([row + [0.0] * (width - len(row)) for row in chances], device=device)
     ended = torch.tensor([row[-1] in policy.ends for row in rows], device=device)
     return TextRollout(
-        prompts, ids, prompt_mask, completion, mask, log_prob, torch.zeros_like(log_prob), ended, temperature
+        prompts, ids, prompt_mask, completion, mask, log_prob, torch.zeros_like(log_prob), ended, temperature, padding
     )
 
 

@@ -12,7 +12,8 @@ from flowalign.actors.draw import Draw
 from flowalign.actors.scoring import Scoring
 from flowalign.algorithms.trajectory.base import Experience, TrajectoryAlgorithm
 from flowalign.config import Sampling
-from flowalign.data import Batch, Prompts, draw_batch
+from flowalign.data import Prompts
+from flowalign.data.batches import Batch, draw_batch
 from flowalign.errors import ConfigError
 from flowalign.registry import ALGORITHMS, resolve
 from flowalign.training import Trainer

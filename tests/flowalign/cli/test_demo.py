@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flowalign import demo
+from flowalign.cli import demo
 
 
 def test_it_ends_on_a_gallery_of_the_pictures_that_were_measured(tmp_path: Path, monkeypatch) -> None:

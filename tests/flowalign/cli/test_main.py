@@ -10,7 +10,7 @@ import flowalign
 from flowalign import registry
 from flowalign.cli.main import main
 from flowalign.config import recipe
-from flowalign.policies import DiffusersPolicy
+from flowalign.policies.diffusion import DiffusersPolicy
 
 RECIPE = str(recipe("tiny_sd3/flow_grpo"))
 

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from flowalign.config import Config, load, recipe
-from flowalign.data import Prompts, draw_batch
+from flowalign.data import Prompts
+from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 
 RECIPE = recipe("tiny_sd3/demo")

@@ -11,7 +11,7 @@ import torch
 
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError, FlowalignError
-from flowalign.policies import DiffusersPolicy
+from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from flowalign.training import Trainer
 from flowalign.training.memory import check_precision, make_optimizer, out_of_memory
@@ -87,7 +87,7 @@ def test_a_precision_that_the_device_lacks_is_one_line(monkeypatch: pytest.Monke
 def test_the_vae_visits_tiles_and_slices(tiny_policy: Callable[..., DiffusersPolicy]) -> None:
     plain, sparing = tiny_policy(), tiny_policy()
     model = load(recipe("tiny_sd3/flow_grpo"), ["model.offload_vae=true", "model.slice_vae=true"]).model
-    sparing.spare(model)
+    sparing.save_memory(model)
     assert sparing.pipeline.vae.use_slicing and not sparing.pipeline.vae.use_tiling
     calls: list[str] = []
     hook = sparing.pipeline.vae._hf_hook
@@ -95,7 +95,7 @@ def test_the_vae_visits_tiles_and_slices(tiny_policy: Callable[..., DiffusersPol
     hook.pre_forward = lambda *args, **kwargs: (calls.append("comes"), came(*args, **kwargs))[1]
     sparing._vae_visit.offload = lambda: (calls.append("leaves"), left())[1]
     final = plain.sample(["a red circle", "a blue square"], [1, 2], steps=2).trajectory.final
-    for mine, theirs in zip(sparing.decode(final), plain.decode(final), strict=True):
+    for mine, theirs in zip(sparing.decode_latents(final), plain.decode_latents(final), strict=True):
         # a picture decoded alone may round to the next of 256 levels
         assert np.abs(np.asarray(mine, dtype=int) - np.asarray(theirs)).max() <= 1
     assert calls == ["comes", "leaves"]

@@ -10,7 +10,7 @@ import torch
 from flowalign.actors.draw import Draw
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.core.advantages import group_advantage
-from flowalign.data import draw_batch
+from flowalign.data.batches import draw_batch
 from flowalign.gallery.runs import read_run
 from flowalign.registry import ALGORITHMS, resolve
 from flowalign.training import Trainer
@@ -29,7 +29,7 @@ def trainer(name: str, folder: Path, *overrides: str) -> Trainer:
 def previewed(run: Trainer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Films and groups as the gallery reads them."""
     run.folder.mkdir(parents=True)
-    preview(run.actor, run.algorithm, run.config, run.prompts, run.folder, 0)
+    preview(run.actor, run.algorithm, run.prompts, run.folder, 0)
     read = read_run(run.folder, "run")
     (moment,) = read.previews
     assert read.notes == ["no pictures yet"]

@@ -43,11 +43,11 @@ class WanImageToVideo(Wan):
     def check(self, pipeline: DiffusionPipeline) -> None:
         self.replaces = bool(pipeline.config.expand_timesteps)
 
-    def beside(self, entering: Any, carried: Sequence[int]) -> Any:
-        return entering[:, :, :1] if self.replaces else super().beside(entering, carried)
+    def extra_input(self, first_input: Any, loop_shape: Sequence[int]) -> Any:
+        return first_input[:, :, :1] if self.replaces else super().extra_input(first_input, loop_shape)
 
-    def given(self, beside: Any) -> Tensor | None:
-        return beside if self.replaces else None
+    def first_frames(self, extra: Any) -> Tensor | None:
+        return extra if self.replaces else None
 
     def unpack(self, latents: Tensor, size: Sequence[int]) -> Tensor:
         return latents[:, :, 1:] if self.replaces else latents
@@ -55,7 +55,7 @@ class WanImageToVideo(Wan):
     def pack(self, latents: Tensor) -> Tensor:
         return torch.cat([torch.zeros_like(latents[:, :, :1]), latents], 2) if self.replaces else latents
 
-    def network_input(self, latents: Tensor, beside: Any) -> Any:
+    def network_input(self, latents: Tensor, extra: Any) -> Any:
         if self.replaces:
-            return torch.cat([beside, latents[:, :, 1:]], 2)
-        return super().network_input(latents, beside)
+            return torch.cat([extra, latents[:, :, 1:]], 2)
+        return super().network_input(latents, extra)

@@ -11,7 +11,8 @@ from PIL import Image
 
 from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
-from flowalign.data import Preferences, draw_batch
+from flowalign.data import Preferences
+from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.gallery.runs import read_run
 from flowalign.training import Trainer
@@ -46,7 +47,7 @@ def test_pictures_are_encoded_to_latents_that_decode_to_them(tiny_policy, votes:
     policy = tiny_policy()
     images = [Image.open(votes.parent / f"chosen{i}.png") for i in range(3)]
     noised = policy.noised(PROMPTS, torch.tensor([0.2, 0.5, 0.9]), images, [1, 2, 3])
-    back = policy.decode(noised.x0)
+    back = policy.decode_latents(noised.x0)
     for image, other in zip(images, back, strict=True):
         assert np.abs(np.asarray(image).astype(int) - np.asarray(other)).mean() < 6
 
@@ -145,7 +146,7 @@ def test_training_starts_at_log_two_and_turns_to_the_chosen_ones(votes: Path) ->
 
 
 def test_an_evaluation_tells_the_accuracy_and_shows_groups_without_advantages(votes: Path) -> None:
-    small = ["evaluation.prompts=shapes_heldout", "evaluation.limit=2", "evaluation.pictures_per_prompt=1"]
+    small = ["evaluation.prompts=shapes_heldout", "evaluation.limit=2", "evaluation.samples_per_prompt=1"]
     run = trainer(votes, *small, f"algorithm.heldout={votes}", "training.iterations=1", "training.previews=1")
     run.train()
     first, last = run.evaluator.lines.read()

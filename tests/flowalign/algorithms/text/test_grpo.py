@@ -19,7 +19,7 @@ from flowalign.config.language import TextConfig
 from flowalign.core.aggregation import action_weights
 from flowalign.core.losses import ppo
 from flowalign.core.record import ScoredTokens
-from flowalign.data import Batch, draw_batch
+from flowalign.data.batches import Batch, draw_batch
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.training import Trainer

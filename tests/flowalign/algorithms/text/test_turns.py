@@ -11,7 +11,8 @@ import torch
 
 from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
-from flowalign.data import ASSETS, draw_batch
+from flowalign.data import ASSETS
+from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.runs.metrics import MetricsFile
@@ -115,7 +116,7 @@ def test_ratios_are_1_on_the_first_update_and_all_is_learned_from_sampled_tokens
 def test_a_run_learns_is_looked_at_and_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     settings = [
         "evaluation.prompts=digits",
-        "evaluation.texts_per_prompt=2",
+        "evaluation.samples_per_prompt=2",
         "training.previews=2",
         "training.updates_per_iteration=2",
         "training.checkpoint_every=1",

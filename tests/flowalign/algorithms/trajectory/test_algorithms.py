@@ -11,7 +11,7 @@ from flowalign.actors.draw import Draw
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.config import load, recipe
 from flowalign.core.credit import dense_rewards
-from flowalign.data import draw_batch
+from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.registry import ALGORITHMS, resolve
 from flowalign.training import Trainer
@@ -29,7 +29,7 @@ def trainer(name: str, folder: Path, *overrides: str) -> Trainer:
 
 def test_every_algorithm_has_a_recipe_for_the_tiny_model():
     for name in ALGORITHMS:
-        model = {"pictures": "tiny_sd3", "text": "tiny_lm"}[resolve("algorithms", name).medium]
+        model = {"pictures": "tiny_sd3", "text": "tiny_lm"}[resolve("algorithms", name).kind]
         assert load(recipe(f"{model}/{name}")).algorithm.name == name
 
 

@@ -10,7 +10,8 @@ import torch
 
 from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
-from flowalign.data import ASSETS, draw_batch
+from flowalign.data import ASSETS
+from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.vllm import Engine, as_rollout, hand_over, merged_weights, request

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from flowalign.data import ASSETS
 from flowalign.errors import ConfigError
-from flowalign.policies.language.given import at_tokens, characters, continued, given, rescored
 from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.policies.language.teacher_forcing import at_tokens, characters, continued, rescored, scored
 from rewards import END
 
 PROMPTS = ["17+25=", "4-9=", "80+19=", "3+3="]
@@ -26,7 +26,7 @@ def policy() -> LanguagePolicy:
 def test_the_policys_own_texts_come_back_as_it_wrote_them(policy: LanguagePolicy) -> None:
     sampled = policy.sample(PROMPTS, [0, 1, 2, 3], **SAMPLING)
     assert sampled.ended.all()
-    again = given(policy, PROMPTS, policy.decode(sampled), temperature=0.8, batch_size=3)
+    again = scored(policy, PROMPTS, policy.decode(sampled), temperature=0.8, batch_size=3)
     assert torch.equal(again.completion_ids, sampled.completion_ids) and torch.equal(again.mask, sampled.mask)
     torch.testing.assert_close(again.log_prob, sampled.log_prob, atol=1e-5, rtol=0)
     torch.testing.assert_close(again.entropy, sampled.entropy, atol=1e-4, rtol=0)
@@ -56,11 +56,11 @@ def test_texts_go_on_from_their_prefix(policy: LanguagePolicy) -> None:
 
 def test_a_demonstration_that_does_not_fit_is_refused(policy: LanguagePolicy) -> None:
     with pytest.raises(ConfigError, match="context of 32"):
-        given(policy, PROMPTS[:1], ["1" * 40])
+        scored(policy, PROMPTS[:1], ["1" * 40])
 
 
 def test_steps_end_at_tokens_and_the_last_one_at_the_end_token(policy: LanguagePolicy) -> None:
-    rollout = given(policy, PROMPTS[:3], ["425", "", "1"])
+    rollout = scored(policy, PROMPTS[:3], ["425", "", "1"])
     made = at_tokens(policy, rollout, [[(1, 0.5), (3, 1.0), (END, 2.0)], [(0, 3.0)], [(END, 4.0)]])
     expected = [[0.5, torch.nan, torch.nan, 3.0], [3.0] + [torch.nan] * 3, [torch.nan, 4.0] + [torch.nan] * 2]
     torch.testing.assert_close(made, torch.tensor(expected), equal_nan=True)

@@ -1,4 +1,4 @@
-"""Tokens drawn row by row from seeds, by any `generate` that takes a logits processor."""
+"""Sampling of tokens by each row's own seed, for any `generate` that takes a logits processor."""
 
 from collections.abc import Sequence
 

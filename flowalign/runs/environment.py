@@ -1,4 +1,4 @@
-"""What a run says of itself: its configuration, and the versions and machine that it ran with."""
+"""What a run ran with: its configuration, the versions of packages, and the machine."""
 
 import platform
 from importlib.metadata import version
@@ -14,18 +14,18 @@ from flowalign.runs.files import write_atomically
 PACKAGES = ("flowalign", "torch", "diffusers", "transformers", "accelerate", "peft", "numpy")
 
 
-def describe(folder: Path, config: str, accelerator: Accelerator) -> None:
-    """Write config.yaml (the text `config`) and versions.yaml into a run's folder."""
+def record_environment(folder: Path, config: str, accelerator: Accelerator) -> None:
+    """Write config.yaml, which is the text `config`, and versions.yaml into a run's folder."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "config.yaml", config)
-    description = {name: version(name) for name in PACKAGES}
-    description |= {
+    versions = {name: version(name) for name in PACKAGES}
+    versions |= {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name() if accelerator.device.type == "cuda" else "cpu",
         "processes": accelerator.num_processes,
     }
-    write_atomically(folder / "versions.yaml", yaml.safe_dump(description, sort_keys=False))
+    write_atomically(folder / "versions.yaml", yaml.safe_dump(versions, sort_keys=False))
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from flowalign.policies.diffusion.conditions import Conditions
+from samplers import Rows
 
 
 @dataclass
-class Noised:
+class NoisedSamples(Rows):
     """B clean samples, each noised to a level: x = (1 - sigma) * x0 + sigma * noise."""
 
     x0: Tensor
@@ -21,9 +22,6 @@ class Noised:
     levels: Tensor
     """[B] where in the conditions each sample's level is"""
     guidance: float
-
-    def __len__(self) -> int:
-        return len(self.x0)
 
     @property
     def x(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Texts that a language policy did not write, or not all of: as rollouts, with its log-probabilities."""
+"""Teacher forcing: rollouts of texts that the policy did not sample, or not whole, with its log-probabilities."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
@@ -23,17 +23,16 @@ def rescored(
     Args:
         temperature: of the log-probabilities; default the rollout's.
     """
-    made = replace(rollout, temperature=rollout.temperature if temperature is None else temperature)
+    rollout = replace(rollout, temperature=rollout.temperature if temperature is None else temperature)
     rows = torch.arange(len(rollout), device=policy.device).split(batch_size)
-    log_prob, entropy = zip(*(policy.log_probs(made, part) for part in rows), strict=True)
-    made.log_prob, made.entropy = torch.cat(log_prob), torch.cat(entropy)
-    return made
+    log_prob, entropy = zip(*(policy.log_probs(rollout, part) for part in rows), strict=True)
+    return replace(rollout, log_prob=torch.cat(log_prob), entropy=torch.cat(entropy))
 
 
-def given(
+def scored(
     policy: LanguagePolicy, prompts: Sequence[str], texts: Sequence[str], temperature: float = 1.0, batch_size: int = 64
 ) -> TextRollout:
-    """Texts, each with an end token, as if the policy had written them; raises as `demonstrated`."""
+    """Texts as if the policy had sampled them, each with an end token; raises as `demonstrated`."""
     return rescored(policy, demonstrated(policy, prompts, texts, temperature=temperature), batch_size)
 
 
@@ -47,7 +46,7 @@ def demonstrated(
     """Texts, each with an end token, their log-probabilities still 0.
 
     Args:
-        metadata: of the prompts, for models with eyes.
+        metadata: of the prompts, for models that see pictures.
 
     Raises:
         ConfigError: a prompt and its text do not fit into the model's context.
@@ -56,8 +55,9 @@ def demonstrated(
     pictures = policy.pictures(metadata)
     inputs = policy.prompt_inputs(prompts, pictures, max(map(len, rows)))
     ids, prompt_mask = inputs["input_ids"], inputs["attention_mask"].bool()
-    made = _written(policy, prompts, ids, prompt_mask, rows, torch.ones(len(rows), dtype=torch.bool), temperature)
-    return replace(made, pictures=pictures)
+    ended = torch.ones(len(rows), dtype=torch.bool)
+    rollout = _rollout_of(policy, prompts, ids, prompt_mask, rows, ended, temperature)
+    return replace(rollout, pictures=pictures)
 
 
 def continued(
@@ -82,16 +82,16 @@ def continued(
         ids, mask = policy.padded(begun[part], prompts[part], max_new_tokens)
         inputs = {"input_ids": ids, "attention_mask": mask.long()}
         parts.append(policy.generate(prompts[part], inputs, seeds[part], max_new_tokens, temperature, []))
-    own = TextRollout.cat(parts, policy.tokenizer.pad_token_id)
+    own = TextRollout.cat(parts)
     rows = [
         prefix + row[kept].tolist() for prefix, row, kept in zip(prefixes, own.completion_ids, own.mask, strict=True)
     ]
     ids, prompt_mask = policy.encode(prompts, max(map(len, rows)))
-    made = _written(policy, prompts, ids, prompt_mask, rows, own.ended, temperature)
-    return rescored(policy, made, batch_size)
+    rollout = _rollout_of(policy, prompts, ids, prompt_mask, rows, own.ended, temperature)
+    return rescored(policy, rollout, batch_size)
 
 
-def _written(
+def _rollout_of(
     policy: LanguagePolicy,
     prompts: Sequence[str],
     ids: Tensor,
@@ -101,15 +101,15 @@ def _written(
     temperature: float,
 ) -> TextRollout:
     """A rollout of completions of these token ids, its log-probabilities still 0."""
+    padding = policy.tokenizer.pad_token_id
     lengths = torch.tensor([len(row) for row in rows], device=policy.device)
     width = int(lengths.max())
-    tokens = [row + [policy.tokenizer.pad_token_id] * (width - len(row)) for row in rows]
+    tokens = [row + [padding] * (width - len(row)) for row in rows]
     completion = torch.tensor(tokens, device=policy.device)
     mask = torch.arange(width, device=policy.device) < lengths[:, None]
     nothing = torch.zeros(mask.shape, device=policy.device)
-    return TextRollout(
-        list(prompts), ids, prompt_mask, completion, mask, nothing, nothing, ended.to(policy.device), temperature
-    )
+    ended = ended.to(policy.device)
+    return TextRollout(list(prompts), ids, prompt_mask, completion, mask, nothing, nothing, ended, temperature, padding)
 
 
 def at_tokens(policy: LanguagePolicy, rollout: TextRollout, steps: Sequence[Steps]) -> Tensor:
@@ -117,7 +117,7 @@ def at_tokens(policy: LanguagePolicy, rollout: TextRollout, steps: Sequence[Step
 
     They are sampled tokens. A step that ends with the text, or with a turn, ends with its end token if it has one.
     """
-    made = torch.full(rollout.mask.shape, torch.nan)
+    rewards = torch.full(rollout.mask.shape, torch.nan)
     for row, own in enumerate(steps):
         ends = characters(policy, rollout.completion_ids[row][rollout.present[row]].tolist())
         places = rollout.mask[row].nonzero()[:, 0].tolist()
@@ -125,8 +125,8 @@ def at_tokens(policy: LanguagePolicy, rollout: TextRollout, steps: Sequence[Step
         for end, value in own:
             first = min(bisect_left(reached, end), len(reached) - 1)
             place = places[bisect_right(reached, reached[first]) - 1]
-            made[row, place] = made[row, place].nan_to_num() + value
-    return made.to(policy.device)
+            rewards[row, place] = rewards[row, place].nan_to_num() + value
+    return rewards.to(policy.device)
 
 
 def characters(policy: LanguagePolicy, tokens: Sequence[int]) -> list[int]:
