@@ -13,6 +13,7 @@ from torch import Tensor
 from flowalign import registry
 from flowalign.actors.draw import Draw
 from flowalign.algorithms.text.prefix_rft import PrefixRFT
+from flowalign.config import load, recipe
 from flowalign.config.sections import Weighted
 from flowalign.data import ASSETS
 from flowalign.data.batches import draw_batch
