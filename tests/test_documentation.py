@@ -157,6 +157,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     votes.export(place / "votes.jsonl")
     made = {"tag": "single_object", "include": [{"class": "bench", "count": 1}], "prompt": "a photo of a bench"}
     (place / "evaluation_metadata.jsonl").write_text(json.dumps(made) + "\n")
+    for text in [text for page in PAGES for text in blocks(page, "python")]:
+        if file := re.match(r"# (\w+\.py)\n", text):
+            (place / file[1]).write_text(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.syspath_prepend(place)
@@ -223,8 +226,6 @@ def test_the_python_of_a_page_runs(page: Path, ran: dict[str, int | None], folde
     for text in blocks(page, "python"):
         for shown, run in SNIPPETS.items():
             text = text.replace(shown, run)
-        if file := re.match(r"# (\w+\.py)\n", text):
-            (folder / file[1]).write_text(text)
         exec(compile(text, page.name, "exec"), names)
 
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from flowalign.config import recipe
 HEAVY = "print(*[name for name in ('torch', 'diffusers', 'transformers') if name in sys.modules])"
 COMMAND = f"""
 import sys
+from pathlib import Path
 from flowalign.cli.main import main
 try:
     main(sys.argv[1:])
@@ -32,6 +34,12 @@ def last_line(code: str, *arguments: str, **environment: str) -> str:
 @pytest.mark.parametrize("package", ["samplers", "rewards"])
 def test_samplers_and_rewards_load_torch_alone(package: str) -> None:
     assert last_line(f"import sys, {package}; {HEAVY}") == "torch"
+
+
+def test_the_core_loads_torch_alone() -> None:
+    modules = [path.stem for path in (Path(__file__).parents[2] / "flowalign" / "core").glob("[a-z]*.py")]
+    assert len(modules) > 5
+    assert last_line(f"import sys; from flowalign.core import {', '.join(modules)}; {HEAVY}") == "torch"
 
 
 @pytest.mark.parametrize(
