@@ -69,10 +69,10 @@ REWARDS = {
     "rescaled": "rewards.compose:Rescaled",
     "scheduled": "rewards.compose:ScheduledSum",
     "per_frame": "rewards.frames:PerFrame",
-    "win_rate": "rewards.preference:WinRate",
+    "win_rate": "rewards.pairwise:WinRate",
     "cached": "rewards.cache:Cached",
-    "vlm_judge": "rewards.judges.reward:VLMJudge",
-    "vlm_pairwise": "rewards.judges.reward:PairwiseVLMJudge",
+    "vlm_judge": "rewards.judges.reward:JudgeReward",
+    "vlm_pairwise": "rewards.judges.reward:PairwiseJudgeReward",
     "remote": "rewards.remote:RemoteReward",
     "exact_match": "rewards.text.verifiers:ExactMatch",
     "maths": "rewards.text.verifiers:Maths",
@@ -91,12 +91,12 @@ REWARDS = {
     "delta_bound": "rewards.text.steps:DeltaBound",
     "gated": "rewards.text.steps:Gated",
     "trust_weighted": "rewards.text.steps:TrustWeighted",
-    "text_judge": "rewards.judges.text:TextJudge",
-    "text_pairwise": "rewards.judges.text:PairwiseTextJudge",
+    "text_judge": "rewards.judges.reward:JudgeReward",
+    "text_pairwise": "rewards.judges.reward:PairwiseJudgeReward",
     "listener": "rewards.judges.listener:Listener",
-    "thought_prm": "rewards.judges.text:ThoughtPRM",
+    "thought_prm": "rewards.judges.thoughts:ThoughtPRM",
     "environment": "rewards.text.turns:EnvironmentReward",
-    "compared": "rewards.compared:Compared",
+    "compared": "rewards.pairwise:Compared",
     "picture": "flowalign.policies.rendering:Rendered",
 }
 SELECTIONS = {
@@ -189,15 +189,32 @@ def resolve(table: str, name: str, where: str = "") -> Any:
 
 def summary(table: str, name: str) -> str:
     """First line of a registered name's docstring, read from the source: to import all of them takes a minute."""
-    module, _, attribute = TABLES[table][name].partition(":")
-    return (_docstrings(module)[attribute] or "").partition("\n")[0]
+    module, _, attribute = listed(table)[name].partition(":")
+    docstrings = {
+        part.name: ast.get_docstring(part)
+        for part in _source(module).body
+        if isinstance(part, ast.ClassDef | ast.FunctionDef)
+    }
+    return (docstrings[attribute] or "").partition("\n")[0]
+
+
+def listed(table: str) -> dict[str, str]:
+    """The paths of a table's names, without importing what they stand for."""
+    entries = TABLES[table]
+    if not isinstance(entries, str):
+        return entries
+    module, _, attribute = entries.partition(":")
+    for part in _source(module).body:
+        if isinstance(part, ast.AnnAssign) and ast.unparse(part.target) == attribute:
+            assert isinstance(part.value, ast.Dict)
+            pairs = zip(part.value.keys, part.value.values, strict=True)
+            return {ast.literal_eval(key): f"{module}:{ast.unparse(value)}" for key, value in pairs if key is not None}
+    raise KeyError(entries)
 
 
 @functools.cache
-def _docstrings(module: str) -> dict[str, str | None]:
-    source = Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py")
-    parts = ast.parse(source.read_text()).body
-    return {part.name: ast.get_docstring(part) for part in parts if isinstance(part, ast.ClassDef | ast.FunctionDef)}
+def _source(module: str) -> ast.Module:
+    return ast.parse(Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py").read_text())
 
 
 Make = Callable[[str, str, Mapping[str, Any], str], Any]
@@ -230,7 +247,7 @@ def build(table: str, name: str, arguments: Mapping[str, Any], where: str) -> An
 
 
 def rewards_within(name: str, settings: Mapping[str, Any]) -> list[Any]:
-    """What a reward's name and the names of all rewards in its settings stand for; nothing is made."""
+    """What the name of a reward stands for, and the names of all rewards in its settings; nothing is made."""
     found = []
 
     def visit(table: str, name: str, settings: Mapping[str, Any], where: str) -> None:

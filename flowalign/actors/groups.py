@@ -12,7 +12,8 @@ from flowalign.actors.base import Actor
 from flowalign.actors.draw import Draw, Sampled, joined
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch, draw_batch, draw_groups
-from flowalign.selection import Replay, Selection, Stored
+from flowalign.selection.base import Selection
+from flowalign.selection.replay import Replay, Stored
 
 
 class Groups:

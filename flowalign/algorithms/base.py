@@ -77,6 +77,8 @@ class Algorithm:
     """the metric that the progress bar shows"""
     unit: ClassVar[str]
     """what items are, in messages"""
+    noise: ClassVar[Literal["kernel", "own", "start"]] = "kernel"
+    """what makes the samples of a group differ: noise of the configured kernel, of the algorithm, or of the start"""
 
     def __init__(self, settings: AlgorithmSettings) -> None:
         self.settings = settings

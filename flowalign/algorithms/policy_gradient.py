@@ -34,6 +34,7 @@ class PolicyGradientSettings(base.AlgorithmSettings):
         "advantage_scale": "advantage: {scale: ...}",
         "advantage_clip": "advantage: {clip: ...}",
         "combine": "advantage: {name: per_reward} or {name: gdpo}",
+        "kl_estimator": "kl_estimate",
     }
 
     @field_validator("advantage", "loss", mode="before")
@@ -52,11 +53,11 @@ class PolicyGradient(base.Algorithm):
     headline = "reward/mean"
     refills = True
     replays = True
-    gives: ClassVar[frozenset[str]] = frozenset({"rewards"})
+    fields: ClassVar[frozenset[str]] = frozenset({"rewards"})
     """fields of its record that an advantage may need, of those that not every rollout has"""
     dense: ClassVar[bool] = False
     """every action has a reward of its own"""
-    shows: ClassVar[LooksAt] = "action"
+    piece: ClassVar[LooksAt] = "action"
     """the largest piece that a loss gets at once"""
 
     def __init__(self, settings: PolicyGradientSettings) -> None:
@@ -66,15 +67,17 @@ class PolicyGradient(base.Algorithm):
         self.loss_of = settings.loss.part("losses", "algorithm.loss")
         self.loss_looks_at: LooksAt = getattr(self.loss_of, "looks_at", "action")
         advantage = f"algorithm.advantage: '{settings.advantage.name}'"
-        missing: frozenset[str] = getattr(self.advantage_of, "needs", frozenset()) - self.gives
+        missing: frozenset[str] = getattr(self.advantage_of, "needs", frozenset()) - self.fields
         if missing:
-            raise ConfigError(f"{advantage} needs {', '.join(sorted(missing))}, which {own} has not; grpo works")
+            raise ConfigError(
+                f"{advantage} needs {', '.join(sorted(missing))}, which {own} does not record; grpo works"
+            )
         if self.dense and not getattr(self.advantage_of, "dense", False):
             raise ConfigError(f"{advantage} takes one reward a row, and {own} has one for every action; grpo works")
-        if LOOKS_AT.index(self.loss_looks_at) > LOOKS_AT.index(self.shows):
+        if LOOKS_AT.index(self.loss_looks_at) > LOOKS_AT.index(self.piece):
             raise ConfigError(
                 f"algorithm.loss: '{settings.loss.name}' looks at a whole {self.loss_looks_at} at once, and {own} "
-                f"shows it one {self.shows} at a time; ppo works"
+                f"shows it one {self.piece} at a time; ppo works"
             )
 
     @property

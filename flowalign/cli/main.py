@@ -12,7 +12,7 @@ from rich.table import Table
 
 import flowalign
 from flowalign.cli.gallery import gallery
-from flowalign.cli.judges import cold_start, pair_questions, sift
+from flowalign.cli.judges import cold_start, pair_questions, rejection_sampling
 from flowalign.cli.prompts import difficulty, prompts
 from flowalign.cli.rewards import reward_check, reward_server, train_reward
 from flowalign.cli.sample import sample
@@ -160,14 +160,14 @@ def list_names(
     ] = None,
 ) -> None:
     """Show what there is, one line each."""
-    from flowalign.registry import TABLES, names, summary
+    from flowalign.registry import TABLES, listed, summary
 
     if kind is not None and kind not in TABLES:
         raise ConfigError(f"there is no list of '{kind}'; {nearest(kind, TABLES)}")
     for table in [kind] if kind else TABLES:
         if kind is None:
             print(f"{table}:")
-        for name in names(table):
+        for name in listed(table):
             print(f"  {name:<24} {summary(table, name)}")
 
 
@@ -179,7 +179,7 @@ app.command()(reward_check)
 app.command()(train_reward)
 app.command()(pair_questions)
 app.command()(cold_start)
-app.command()(sift)
+app.command()(rejection_sampling)
 
 
 def main(arguments: list[str] | None = None) -> None:

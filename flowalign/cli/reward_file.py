@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from flowalign.config import Weighted
+from flowalign.config.sections import Weighted
 from flowalign.runs.files import read_yaml
 from flowalign.settings import Section, parse
 

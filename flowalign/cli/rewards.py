@@ -47,8 +47,10 @@ def reward_check(
     config: Annotated[Path, typer.Argument(help="YAML with `rewards`, or a training configuration.")],
     size: Annotated[int, typer.Option(min=32, help="Pixels of a side of the test pictures.")] = 256,
 ) -> None:
-    """Try hostile pictures and verdicts on each reward of a configuration; leaves with 1 if one pays for them."""
+    """Try hostile samples and verdicts on each reward of a configuration; leaves with 1 if one pays for them."""
     from flowalign.cli.reward_file import read
+
+    """Try hostile samples and verdicts on each reward of a configuration; leaves with 1 if one pays for them."""
     from flowalign.training.building import build_reward
     from rewards.check import check_reward
 
@@ -59,7 +61,8 @@ def reward_check(
         table = Table(title=reward.name, title_justify="left")
         for column in ("check", "", "what was found"):
             table.add_column(column)
-        for check in check_reward(reward, getattr(reward, "template", None), size):
+        template = getattr(getattr(reward, "reward", reward), "template", None)
+        for check in check_reward(reward, template, size):
             failed |= not check.passed
             table.add_row(check.name, "passed" if check.passed else "FAILED", check.detail)
         console.print(table)

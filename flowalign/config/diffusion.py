@@ -1,6 +1,6 @@
 """The configuration of a run that trains a generator of pictures or videos."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -8,6 +8,9 @@ from flowalign import registry
 from flowalign.config.sections import BaseConfig, Heldout, Named
 from flowalign.errors import ConfigError
 from flowalign.policies.settings import Model, Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class RolloutSampling(Sampling):
@@ -38,6 +41,11 @@ class Config(BaseConfig):
             etas = plan.etas(self.rollout.steps, self.rollout.eta, 0, 0)
         except ValueError as error:
             raise ConfigError(f"rollout.plan: {error}") from error
+        if etas.shape != (self.rollout.steps,) or not (etas >= 0).all():
+            raise ConfigError(
+                f"rollout.plan: '{self.rollout.plan.name}' gives {etas.tolist()}; it must give a noise level from 0 on "
+                f"for each of {self.rollout.steps} steps"
+            )
         if not (etas > 0).any():
             raise ConfigError(
                 f"rollout.plan: '{self.rollout.plan.name}' with {self.rollout.steps} steps and eta "
@@ -45,7 +53,20 @@ class Config(BaseConfig):
             )
         return plan
 
-    def check_sampling(self, groups: int) -> None:
+    def noise(self) -> "tuple[Tensor, Tensor]":
+        """[T] bool twice: steps that the plan makes stochastic, and those to which the kernel then adds noise."""
+        # here, so that configurations are read without torch
+        import torch
+
+        from samplers import step_std
+
+        sampling = self.rollout
+        etas = self.build_plan().etas(sampling.steps, sampling.eta, 0, 0)
+        # how large the noise is depends on the pipeline's schedule, whether there is any does not
+        sigmas = torch.linspace(1, 0, sampling.steps + 1)
+        return etas > 0, step_std(registry.resolve("kernels", sampling.kernel), sigmas, etas) > 0
+
+    def check_sampling(self, groups: int, algorithm: Any) -> None:
         if self.model.base_bits is not None and self.model.lora is None:
             raise ConfigError(
                 "model.base_bits: quantised weights cannot be trained themselves; model.lora: {rank: 32} works"
@@ -53,11 +74,19 @@ class Config(BaseConfig):
         from samplers import check_eta
 
         kernel = registry.resolve("kernels", self.rollout.kernel)
-        try:
-            check_eta(kernel, self.rollout.eta)
-        except ValueError as error:
-            raise ConfigError(f"rollout.eta: {error}") from error
-        self.build_plan()
+        plan = self.build_plan()
+        highest = getattr(plan, "maximum", None) or self.rollout.eta
+        for where, eta in (("rollout.eta", self.rollout.eta), ("rollout.plan.maximum", highest)):
+            try:
+                check_eta(kernel, eta)
+            except ValueError as error:
+                raise ConfigError(f"{where}: {error}") from error
+        noiseless = algorithm.noise == "start" or (algorithm.noise == "kernel" and not self.noise()[1].any())
+        if self.rollout.share_start_noise and noiseless:
+            raise ConfigError(
+                "rollout.share_start_noise: without noise on the way the samples of a group would all be the same; "
+                "share_start_noise: false works"
+            )
         for where, sampling in (("rollout", self.rollout), ("evaluation", self.evaluation)):
             if sampling.sigmas is not None and len(sampling.sigmas) != sampling.steps:
                 raise ConfigError(

@@ -1,6 +1,6 @@
 """The configuration of a run that trains a language model: `model.kind` is 'text'."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -43,7 +43,7 @@ class TextConfig(BaseConfig):
         turns = 1 if self.environment is None else self.environment.turns
         return self.rollout.max_new_tokens * turns
 
-    def check_sampling(self, groups: int) -> None:
+    def check_sampling(self, groups: int, algorithm: Any) -> None:
         if self.rollout.temperature == 0:
             raise ConfigError("rollout.temperature: at 0 the members of a group are alike; 1.0 works")
         if self.model.images and self.model.padding == "right":

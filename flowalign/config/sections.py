@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from flowalign import registry
 from flowalign.data import Difficulty, PromptList, Prompts
 from flowalign.errors import ConfigError
-from flowalign.policies.settings import Network
+from flowalign.policies.settings import Network, SamplingSettings
+from flowalign.selection.settings import DynamicSampling, ReplaySettings
 from flowalign.settings import Section, parse
 
 
@@ -35,7 +36,7 @@ class Weighted(Named):
 
 
 class Watch(Section):
-    """When evaluations look like reward hacking: see `flowalign.training.watch.judge`."""
+    """When evaluations look like reward hacking: see `flowalign.training.watch.diagnose`."""
 
     deviations: float = Field(2.0, ge=0)
     """a change must be this many standard errors"""
@@ -47,7 +48,7 @@ class Watch(Section):
     """stop ends the run with the weights of the last good evaluation"""
 
 
-class Heldout(PromptList):
+class Heldout(SamplingSettings, PromptList):
     """What is measured before, during and after training."""
 
     prompts: str | None = None
@@ -64,27 +65,6 @@ class Heldout(PromptList):
     samples_per_prompt: int = Field(1, ge=1)
     save_samples: int = Field(16, ge=0)
     """how many of the samples are kept to look at"""
-
-
-class DynamicSampling(Section):
-    """Groups that teach nothing are replaced by groups of further prompts: see `flowalign.actors.groups`."""
-
-    rounds: int = Field(10, ge=2)
-    """of drawing at most, the first included"""
-    spread: float = Field(0.0, ge=0)
-    """a group is kept whose rewards have a larger standard deviation than this"""
-    low: float | None = None
-    high: float | None = None
-    """and whose mean reward is not below and not above these"""
-
-
-class ReplaySettings(Section):
-    """Groups that teach nothing are replaced by groups of earlier iterations: see `flowalign.selection.replay`."""
-
-    groups: int = Field(64, ge=1)
-    """how many are kept at most"""
-    age: int = Field(8, ge=1)
-    """iterations after which one is forgotten"""
 
 
 class Data(PromptList):
@@ -188,7 +168,7 @@ class BaseConfig(Section):
                 f"training.prompts_per_iteration: {training.prompts_per_iteration} groups cannot be split over "
                 f"{processes} processes (groups stay whole); {up} would work"
             )
-        self.check_sampling(training.prompts_per_iteration // processes)
+        self.check_sampling(training.prompts_per_iteration // processes, algorithm)
         places: dict[str, Sequence[Named]] = {
             "rewards": self.rewards,
             "evaluation.rewards": evaluation.rewards or [],
@@ -226,7 +206,7 @@ class BaseConfig(Section):
                 f"{training.updates_per_iteration} equal updates"
             )
 
-    def check_sampling(self, groups: int) -> None:
+    def check_sampling(self, groups: int, algorithm: Any) -> None:
         """What can be wrong with the sections that say how to sample; a process has so many groups an iteration."""
         raise NotImplementedError
 

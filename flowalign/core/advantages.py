@@ -89,16 +89,17 @@ def zero_spread(reward: Tensor, group: Tensor, mask: Tensor | None = None) -> Te
 F = TypeVar("F", bound=Callable[..., Tensor])
 
 
-def declares(*needs: str, dense: bool = False) -> Callable[[F], F]:
+def declares(*needs: str, dense: bool = False, centres_steps: bool = False) -> Callable[[F], F]:
     """Decorator: what an advantage needs; without it, a reward [B] alone.
 
     Args:
         needs: fields of the record that not every rollout has: rewards, baseline, state.
         dense: it also takes a reward [B, T], one of every action, of which the mask says which were drawn.
+        centres_steps: it takes a mean off each step's reward, which undoes a bound on the sum of them.
     """
 
     def declare(advantage: F) -> F:
-        vars(advantage).update(needs=frozenset(needs), dense=dense)
+        vars(advantage).update(needs=frozenset(needs), dense=dense, centres_steps=centres_steps)
         return advantage
 
     return declare
@@ -287,7 +288,7 @@ def gigpo(
     return (episode[:, None] + weight * turns.spread(steps)).where(mask, 0)
 
 
-@declares(dense=True)
+@declares(dense=True, centres_steps=True)
 def process(
     record: Record,
     *,
@@ -429,24 +430,21 @@ def _first_rows(group: Tensor) -> tuple[Tensor, Tensor]:
 
 
 ADVANTAGES: dict[str, Callable[..., Tensor]] = {
-    function.__name__: function
-    for function in (
-        grpo,
-        dr_grpo,
-        rloo,
-        reinforce_pp,
-        remax,
-        per_reward,
-        gdpo,
-        bnpo,
-        ngrpo,
-        gigpo,
-        process,
-        process_returns,
-        pass_k,
-        max_rl,
-        best_margin,
-        psr_nsr,
-    )
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "reinforce_pp": reinforce_pp,
+    "remax": remax,
+    "per_reward": per_reward,
+    "gdpo": gdpo,
+    "bnpo": bnpo,
+    "ngrpo": ngrpo,
+    "gigpo": gigpo,
+    "process": process,
+    "process_returns": process_returns,
+    "pass_k": pass_k,
+    "max_rl": max_rl,
+    "best_margin": best_margin,
+    "psr_nsr": psr_nsr,
 }
 """by the names that configurations use"""

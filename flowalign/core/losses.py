@@ -235,6 +235,11 @@ def pacs(scored: ScoredTokens, *, beta: Positive = 1.0, weighting: Literal["none
 
 
 LOSSES: dict[str, Callable[..., Losses]] = {
-    function.__name__: function for function in (ppo, reinforce, gspo, cispo, reg_grpo, pacs)
+    "ppo": ppo,
+    "reinforce": reinforce,
+    "gspo": gspo,
+    "cispo": cispo,
+    "reg_grpo": reg_grpo,
+    "pacs": pacs,
 }
 """by the names that configurations use"""

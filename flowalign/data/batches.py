@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from flowalign.data.prompts import Prompts
-from samplers import Rows, derive_seed
+from samplers import derive_seed
+from samplers.rows import Rows
 
 
 @dataclass
@@ -89,6 +90,7 @@ def draw_groups(
         picks: number of each group's prompt.
         round: how often these groups were drawn before in this iteration.
     """
+
     samples = [(g, member) for g in picks for member in range(group_size)]
     again = [round] if round else []
     return Batch(

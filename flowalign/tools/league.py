@@ -12,6 +12,7 @@ import torch
 
 from flowalign import registry
 from flowalign.config import load
+from flowalign.config.diffusion import Evaluation
 from flowalign.core.divergences import gaussian_kl
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError
@@ -80,7 +81,8 @@ def kl_from_base(policy: DiffusersPolicy, prompts: Sequence[str], arguments: dic
 
 def judge(trainer: Trainer, panel: Reward | None, pictures: int) -> dict[str, float]:
     """The held-out figures of the present weights."""
-    settings = trainer.config.evaluation
+    settings, policy = trainer.config.evaluation, trainer.policy
+    assert isinstance(settings, Evaluation) and isinstance(policy, DiffusersPolicy), "a league is of pictures"
     prompts = Prompts.of(settings.model_copy(update={"limit": None}))
     with trainer.learner.averaged():
         result = evaluate(trainer.policy, trainer.evaluator.reward, prompts, settings, pictures, SEED)
@@ -88,7 +90,7 @@ def judge(trainer: Trainer, panel: Reward | None, pictures: int) -> dict[str, fl
         if panel is not None:
             figures["panel"] = score(panel, result.samples, result.prompts, result.metadata).value.mean().item()
         figures["diversity"] = diversity(result)
-        figures["kl"] = kl_from_base(trainer.policy, prompts.spread(32).texts, settings.arguments())
+        figures["kl"] = kl_from_base(policy, prompts.spread(32).texts, settings.arguments())
     return figures
 
 

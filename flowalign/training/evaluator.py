@@ -15,7 +15,7 @@ from flowalign.training.building import build_reward, build_rewards
 from flowalign.training.evaluation import Evaluated, evaluate
 from flowalign.training.learner import Learner
 from flowalign.training.previews import preview, shown
-from flowalign.training.watch import NOTHING_SEEN, Panel, judge, watched
+from flowalign.training.watch import NOTHING_SEEN, Panel, diagnose, watched
 from rewards import Reward, advance
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Evaluator:
         Args:
             done: share of the training that came before, for rewards that follow it.
         """
-        settings: Any = self.settings
+        settings = self.settings
         if settings.prompts is None:
             return None
         prompts = Prompts.of(settings)
@@ -99,4 +99,4 @@ class Evaluator:
         self.lines.keep_before(iteration)
         lines = [line for line in self.lines.read() if "watch" in line]
         if lines:
-            self.verdict = judge([line["watch"] for line in lines], self.settings.watch)
+            self.verdict = diagnose([line["watch"] for line in lines], self.settings.watch)

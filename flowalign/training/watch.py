@@ -1,7 +1,7 @@
 """A watch on reward hacking: the trained reward rises while rewards that were never trained on fall.
 
 `Panel` scores the pictures of each evaluation with further rewards and image statistics; `watched` adds to the line of
-an evaluation what `judge` makes of it and all lines before. Nothing is kept that a resumed run would miss.
+an evaluation what `diagnose` makes of it and all lines before. Nothing is kept that a resumed run would miss.
 """
 
 import math
@@ -135,13 +135,13 @@ def watched(
     """
     now = record(line["iteration"], value, parts)
     records = [entry["watch"] for entry in earlier if "watch" in entry]
-    verdict = judge([*records, now], rule)
+    verdict = diagnose([*records, now], rule)
     warnings = {"warnings": [verdict.message]} if verdict.status != "good" else {}
     return {**line, "watch": now, "verdict": verdict.status, **warnings}, verdict
 
 
 def record(iteration: int, value: Sequence[float], parts: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """What `judge` needs of one evaluation: mean and standard error of the reward evaluated, of the one trained on
+    """What `diagnose` needs of one evaluation: mean and standard error of the reward evaluated, of the one trained on
     where that is another, and of each of the panel's.
 
     Args:
@@ -158,7 +158,7 @@ def record(iteration: int, value: Sequence[float], parts: Mapping[str, Sequence[
 NOTHING_SEEN = Verdict("good", "", 0)
 
 
-def judge(records: Sequence[Mapping[str, Any]], rule: Watch) -> Verdict:
+def diagnose(records: Sequence[Mapping[str, Any]], rule: Watch) -> Verdict:
     """Tell whether the run is hacking its reward.
 
     An evaluation looks hacked when at least `rule.share` of the panel's rewards are each below their best earlier

@@ -188,6 +188,9 @@ class ClipBound(OfSteps):
         reward: of steps.
     """
 
+    bounds_sum = True
+    """advantages that centre each step would undo it"""
+
     def __init__(self, reward: Reward, threshold: float = 0.0) -> None:
         super().__init__([reward], "clip")
         self.threshold = threshold
@@ -202,6 +205,9 @@ class DeltaBound(OfSteps):
     Args:
         reward: of steps.
     """
+
+    bounds_sum = True
+    """advantages that centre each step would undo it"""
 
     def __init__(self, reward: Reward) -> None:
         super().__init__([reward], "delta")

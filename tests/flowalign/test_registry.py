@@ -15,7 +15,7 @@ from flowalign.errors import ConfigError
 from flowalign.training.building import build_reward
 from rewards import Reward, Scores, score
 from rewards.compose import Gate, ScheduledSum, WeightedSum
-from rewards.preference import WinRate
+from rewards.pairwise import WinRate
 from rewards.rules import ImageStatistic
 from rewards.shapes.reward import ShapesReward
 

@@ -33,7 +33,7 @@ from rewards.compose import (
     WorstCase,
 )
 from rewards.frames import PerFrame
-from rewards.preference import WinRate
+from rewards.pairwise import WinRate, all_pairs
 
 PROMPTS = ["x", "x", "x", "y", "y"]
 NO_METADATA = [{}] * 5
@@ -239,7 +239,7 @@ def test_win_rate_keeps_the_parts_of_the_verdicts():
 @pytest.mark.parametrize("count", range(2, 8))
 @pytest.mark.parametrize("opponents", [1, 2, 3, None])
 def test_win_rate_asks_each_pair_once_and_everyone_as_often(count, opponents):
-    pairs = list(WinRate(BradleyTerry(a), opponents)._pairs(list(range(count))))
+    pairs = all_pairs([0] * count, opponents)
     reach = min(opponents or count, count - 1)
     wanted = {frozenset((i, (i + step) % count)) for i in range(count) for step in range(1, reach + 1)}
     assert len(pairs) == len(wanted) and {frozenset(pair) for pair in pairs} == wanted

@@ -332,7 +332,7 @@ def test_a_share_of_the_noise_is_at_most_one() -> None:
         with pytest.raises(ValueError, match="at least 0"):
             check_eta(kernel, -0.1)
         if name in ("cps", "cps_published", "ddim"):
-            with pytest.raises(ValueError, match=f"'{name}'.*from 0 to 1"):
+            with pytest.raises(ValueError, match="at most 1"):
                 check_eta(kernel, 1.2)
         else:
             check_eta(kernel, 1.2)

@@ -14,13 +14,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from flowalign import registry
 from flowalign.actors.draw import Draw
 from flowalign.actors.language import LanguageActor
 from flowalign.algorithms import base
 from flowalign.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
 from flowalign.config import Named
 from flowalign.core.aggregation import Aggregation, action_weights
-from flowalign.core.divergences import Estimator, sampled_kl
+from flowalign.core.divergences import KLEstimate, sampled_kl
 from flowalign.core.entropy import entropy_modulated, uncertain, unlikeliness
 from flowalign.core.losses import LooksAt
 from flowalign.core.off_policy import Level, Rule, correction
@@ -55,7 +56,7 @@ class LanguageSettings(PolicyGradientSettings):
     loss: Named = Named(name="ppo")
     aggregation: Aggregation = "token"
     """mean over all tokens, over each text's ('sequence'), over texts of sums ('sum'), that over max_new_tokens"""
-    kl_estimator: Estimator = "k3"
+    kl_estimate: KLEstimate = "k3"
     mask_truncated: bool = False
     """texts that were cut at max_new_tokens teach nothing (DAPO's overlong filtering)"""
     unlikeliness: float = Field(0.0, ge=0, le=1)
@@ -102,8 +103,8 @@ class LanguageAlgorithm(PolicyGradient):
     Settings: ClassVar[type[LanguageSettings]] = LanguageSettings
     settings: LanguageSettings
     kind = "text"
-    gives = frozenset({"rewards", "baseline", "state"})
-    shows: ClassVar[LooksAt] = "group"
+    fields = frozenset({"rewards", "baseline", "state"})
+    piece: ClassVar[LooksAt] = "group"
     takes_turns: ClassVar[bool] = True
     """every text is sampled, so that it may be an episode with an environment"""
     unit = "texts"
@@ -114,6 +115,14 @@ class LanguageAlgorithm(PolicyGradient):
                 f"algorithm: '{config.algorithm.name}' learns from demonstrations, which are texts without turns; with "
                 "an environment grpo works"
             )
+        if getattr(self.advantage_of, "centres_steps", False):
+            for i, reward in enumerate(config.rewards):
+                kinds = registry.rewards_within(reward.name, reward.settings)
+                if any(getattr(kind, "bounds_sum", False) for kind in kinds):
+                    raise ConfigError(
+                        f"algorithm.advantage: '{self.settings.advantage.name}' takes a mean off every step's reward, "
+                        f"so that the bound in rewards.{i} no longer holds; process_returns works"
+                    )
         if self.settings.off_policy is not None and (config.data.dynamic_sampling or config.data.replay):
             raise ConfigError("algorithm.off_policy: weighs one rollout; data.dynamic_sampling and replay go without")
         if config.rollout.engine == "vllm" and self.settings.off_policy is None:
@@ -247,5 +256,5 @@ class LanguageAlgorithm(PolicyGradient):
             return {}
         with torch.no_grad(), policy.reference():
             reference, _ = policy.log_probs(experience.rollout, rows)
-        divergence = sampled_kl(log_prob, reference, self.settings.kl_estimator)
+        divergence = sampled_kl(log_prob, reference, self.settings.kl_estimate)
         return {"policy/kl": (self.settings.kl_weight, divergence)}

@@ -1,8 +1,9 @@
 """G-OPD: on-policy distillation as a reward of every token, as far as the teacher and beyond (arXiv 2602.12125).
 
 Credit: lambda (log teacher - log ref) - (log pi - log ref) of each token under the weights that sampled it; lambda 1 is
-plain on-policy distillation, above 1 extrapolates away from the reference, the start weights. `reward_weight` adds the
-advantage of the rewards, which the authors do without. Loss: GRPO's.
+plain on-policy distillation, above 1 extrapolates away from the reference: the start weights, or another model, such as
+the one that the teacher was trained from, which corrects the reward where the student is smaller. `reward_weight` adds
+the advantage of the rewards, which the authors do without. Loss: GRPO's.
 """
 
 import torch
@@ -20,6 +21,8 @@ class GOPDSettings(language.LanguageSettings):
     """folder or hub name of a model of the same tokens"""
     extrapolation: float = Field(1.0, gt=0)
     """lambda"""
+    reference: str | None = None
+    """folder or hub name of a model of the same tokens; default the start weights"""
     reward_weight: float = Field(0.0, ge=0)
 
 
@@ -29,17 +32,22 @@ class GOPD(language.LanguageAlgorithm):
     Settings = GOPDSettings
     settings: GOPDSettings
     teacher: Teacher | None = None
+    reference: Teacher | None = None
 
     @property
     def uses_reference(self) -> bool:
-        return super().uses_reference or self.settings.extrapolation != 1
+        s = self.settings
+        return super().uses_reference or (s.extrapolation != 1 and s.reference is None)
 
     def extended(self, actor: LanguageActor, experience: language.Experience) -> language.Experience:
         s, rollout, size = self.settings, experience.rollout, actor.config.rollout.batch_size
         self.teacher = self.teacher or Teacher(s.teacher, actor.policy)
         teacher = self.teacher.log_probs(rollout, size)
         reference = None
-        if s.extrapolation != 1:
+        if s.extrapolation != 1 and s.reference is not None:
+            self.reference = self.reference or Teacher(s.reference, actor.policy)
+            reference = self.reference.log_probs(rollout, size)
+        elif s.extrapolation != 1:
             rows = torch.arange(len(rollout), device=actor.device).split(size)
             with torch.no_grad(), actor.policy.reference():
                 reference = torch.cat([actor.policy.log_probs(rollout, part)[0] for part in rows])

@@ -48,7 +48,7 @@ class Imitating(language.LanguageAlgorithm):
     weighting: Literal["none", "chord"] = "none"
     """of an imitated token's loss, as in `core.imitation.imitation_loss`"""
     # imitated texts are in no group
-    shows = "row"
+    piece = "row"
 
     def items(self, config: Any) -> int:
         return super().items(config) + 1

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.text import base as language
-from flowalign.core.divergences import Estimator
+from flowalign.core.divergences import KLEstimate
 from flowalign.core.imitation import annealed, distillation_loss
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.teacher import Teacher
@@ -27,7 +27,7 @@ class KDRLSettings(language.LanguageSettings):
     """coefficient of the divergence, at the beginning"""
     final_distillation: float | None = Field(None, ge=0)
     """at the end of training; default the same"""
-    estimator: Estimator = "k2"
+    distillation_estimate: KLEstimate = "k2"
     reward_guided: bool = False
     """no distillation of texts whose reward is above 1/2"""
 
@@ -60,6 +60,6 @@ class KDRL(language.LanguageAlgorithm):
     ) -> dict[str, tuple[float, Tensor]]:
         assert experience.teacher is not None
         reward = experience.reward[rows] if self.settings.reward_guided else None
-        divergence = distillation_loss(log_prob, experience.teacher[rows], reward, self.settings.estimator)
+        divergence = distillation_loss(log_prob, experience.teacher[rows], reward, self.settings.distillation_estimate)
         own = super().penalties(policy, experience, rows, log_prob)
         return own | {"policy/teacher_kl": (self.coefficient, divergence)}

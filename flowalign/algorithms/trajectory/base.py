@@ -24,6 +24,7 @@ from flowalign.config import Config, Named
 from flowalign.core.divergences import gaussian_kl, velocity_mse
 from flowalign.core.record import Scored
 from flowalign.data.batches import Batch
+from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from rewards import Scores
 from samplers import Transition
@@ -117,6 +118,24 @@ class TrajectoryAlgorithm(PolicyGradient):
     Settings: ClassVar[type[base.AlgorithmSettings]] = PolicySettings
     settings: PolicySettings
     unit = "stochastic steps"
+    plan: ClassVar[tuple[type, str] | None] = None
+    """the kind of plan that it needs, and an example"""
+
+    def check(self, config: Config) -> None:
+        plan, rollout = config.build_plan(), config.rollout
+        if self.plan is not None and not isinstance(plan, self.plan[0]):
+            raise ConfigError(
+                f"rollout.plan: {config.algorithm.name} does not work with the plan '{rollout.plan.name}'; "
+                f"plan: {self.plan[1]} works"
+            )
+        if self.noise == "kernel":
+            wanted, made = config.noise()
+            silent = (wanted & ~made).nonzero().flatten().tolist()
+            if silent:
+                raise ConfigError(
+                    f"rollout.kernel: '{rollout.kernel}' adds no noise at step {silent[0]} of {rollout.steps}, where "
+                    "the plan wants an action to learn from; flow_sde works"
+                )
 
     def items(self, config: Config) -> int:
         etas = config.build_plan().etas(config.rollout.steps, config.rollout.eta, 0, 0)

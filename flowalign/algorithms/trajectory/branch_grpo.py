@@ -38,16 +38,13 @@ class BranchGRPO(TrajectoryAlgorithm):
 
     Settings = BranchGRPOSettings
     settings: BranchGRPOSettings
-    gives = frozenset()
+    fields = frozenset()
     dense = True
+    plan = (Tree, "{name: tree, splits: [0, 2]}")
 
     def check(self, config: Config) -> None:
+        super().check(config)
         plan = config.build_plan()
-        if not isinstance(plan, Tree):
-            raise ConfigError(
-                f"rollout.plan: branch_grpo grows trees, not the plan '{config.rollout.plan.name}'; "
-                "plan: {name: tree, splits: [0, 2]} works"
-            )
         if plan.leaves != config.training.group_size:
             raise ConfigError(
                 f"training.group_size: a tree with splits {plan.splits} has {plan.leaves} leaves, "

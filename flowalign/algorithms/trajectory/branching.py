@@ -5,19 +5,12 @@ import torch
 from flowalign.actors.diffusion import DiffusionActor
 from flowalign.config import Config
 from flowalign.data.batches import Batch
-from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import Rollout
 from samplers import derive_seed
 from samplers.plans import Single
 
-
-def require_single(config: Config) -> None:
-    """Branches leave by one stochastic step, so the plan must be `single`; its range says where they leave."""
-    if config.rollout.plan.name != "single":
-        raise ConfigError(
-            f"rollout.plan: {config.algorithm.name} branches at single steps, not by the plan "
-            f"'{config.rollout.plan.name}'; plan: {{name: single, start: 0}} works"
-        )
+SINGLE = (Single, "{name: single, start: 0}")
+"""the plan of branches that leave by one stochastic step; its range says where"""
 
 
 def places(config: Config) -> range:

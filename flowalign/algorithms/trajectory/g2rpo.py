@@ -18,7 +18,7 @@ from torch import Tensor
 from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
-from flowalign.algorithms.trajectory.branching import branch_everywhere, places, require_single
+from flowalign.algorithms.trajectory.branching import SINGLE, branch_everywhere, places
 from flowalign.config import Config, Named
 from flowalign.core.record import Record
 from flowalign.data.batches import Batch
@@ -37,9 +37,7 @@ class G2RPO(TrajectoryAlgorithm):
 
     Settings = G2RPOSettings
     settings: G2RPOSettings
-
-    def check(self, config: Config) -> None:
-        require_single(config)
+    plan = SINGLE
 
     def branches(self, config: Config) -> int:
         return len(places(config))

@@ -8,11 +8,14 @@ which evens out their gradients. The clip range is far smaller than Flow-GRPO's:
 import torch
 from torch import Tensor
 
+from flowalign import registry
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import Actions, TrajectoryAlgorithm
-from flowalign.config import Named
+from flowalign.config import Config, Named
 from flowalign.core.losses import guard_log_ratio
 from flowalign.core.record import ScoredActions
+from flowalign.errors import ConfigError
+from samplers.kernels import gaussian_log_prob, traits_of
 
 
 class GRPOGuardSettings(trajectory.PolicySettings):
@@ -23,6 +26,15 @@ class GRPOGuard(TrajectoryAlgorithm):
     """GRPO-Guard: normalised ratios and evened-out step gradients against over-optimisation (arXiv 2510.22319)."""
 
     Settings = GRPOGuardSettings
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        kernel = registry.resolve("kernels", config.rollout.kernel)
+        if traits_of(kernel).log_prob is not gaussian_log_prob:
+            raise ConfigError(
+                f"rollout.kernel: grpo_guard corrects Gaussian log-probabilities, and '{config.rollout.kernel}' has "
+                "others; cps and flow_sde work"
+            )
 
     def loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
         made = actions.transition

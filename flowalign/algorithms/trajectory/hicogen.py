@@ -16,6 +16,7 @@ from flowalign.core.credit import hierarchical
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
 from rewards import RewardError, Scores
+from samplers import Decay
 
 
 class HiCoGenSettings(trajectory.PolicySettings):
@@ -28,7 +29,8 @@ class HiCoGen(TrajectoryAlgorithm):
 
     Settings = HiCoGenSettings
     settings: HiCoGenSettings
-    gives = frozenset()
+    fields = frozenset()
+    plan = (Decay, "{name: decay, minimum: 0.1}")
 
     def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         missing = [name for name in self.settings.levels if name not in scores.parts]

@@ -18,6 +18,7 @@ from flowalign.config import Config, Named
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import Rollout
+from samplers import Window
 from samplers.completion import path
 
 
@@ -32,19 +33,15 @@ class MixGRPO(TrajectoryAlgorithm):
 
     Settings = MixGRPOSettings
     settings: MixGRPOSettings
+    plan = (Window, "{name: window, size: 4, order: progressive, every: 25}")
 
     def check(self, config: Config) -> None:
-        if config.rollout.plan.name != "window":
-            raise ConfigError(
-                f"rollout.plan: mix_grpo slides a window, not the plan '{config.rollout.plan.name}'; "
-                "plan: {name: window, size: 4, order: progressive, every: 25} works"
-            )
+        super().check(config)
         if self.settings.flash is not None and config.rollout.sigmas is None:
             raise ConfigError(
                 "algorithm.flash: leaves out steps of a schedule that must be given; "
                 "rollout.sigmas: [1.0, 0.9, ...], one a step and before the pipeline's own shift, works"
             )
-
         if self.settings.flash is not None and config.data.replay is not None:
             raise ConfigError(
                 "data.replay: with algorithm.flash every place of the window has a schedule of its own, and groups of "

@@ -35,17 +35,18 @@ class ReinFlow(TrajectoryAlgorithm):
 
     Settings = ReinFlowSettings
     settings: ReinFlowSettings
-    noise: LearnedNoise
+    noise = "own"
+    network: LearnedNoise
 
     def modules(self, policy: DiffusersPolicy) -> Mapping[str, nn.Module]:
         s = self.settings
         size = policy.prompt_vectors([""]).shape[1]
         shape = (policy.latent_channels, 1, 1)
-        self.noise = LearnedNoise(shape, s.noise_low, s.noise_high, size).to(policy.device)
-        return {"noise": self.noise}
+        self.network = LearnedNoise(shape, s.noise_low, s.noise_high, size).to(policy.device)
+        return {"noise": self.network}
 
     def progress(self, done: float) -> None:
-        self.noise.anneal(done)
+        self.network.anneal(done)
 
     def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
         # the kernel knows the prompts of one network batch
@@ -57,7 +58,7 @@ class ReinFlow(TrajectoryAlgorithm):
         return Rollout.cat(parts), batch
 
     def _kernel(self, policy: DiffusersPolicy, prompts: Sequence[str]) -> Kernel:
-        return self.noise.given(policy.prompt_vectors(prompts).to(policy.device))
+        return self.network.given(policy.prompt_vectors(prompts).to(policy.device))
 
     def actions(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Actions:
         samples = items[:, 0].tolist()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory.base import Actions, TrajectoryAlgorithm
-from flowalign.algorithms.trajectory.branching import branch_everywhere, places, require_single
+from flowalign.algorithms.trajectory.branching import SINGLE, branch_everywhere, places
 from flowalign.config import Config
 from flowalign.core.losses import noise_weight
 from flowalign.data.batches import Batch
@@ -21,8 +21,7 @@ from samplers import step_std
 class TempFlowGRPO(TrajectoryAlgorithm):
     """TempFlow-GRPO: single-step branches at every step, weighted by their noise (arXiv 2508.04324)."""
 
-    def check(self, config: Config) -> None:
-        require_single(config)
+    plan = SINGLE
 
     def branches(self, config: Config) -> int:
         return len(places(config))

@@ -30,7 +30,7 @@ class TPGRPO(TrajectoryAlgorithm):
 
     Settings = TPGRPOSettings
     settings: TPGRPOSettings
-    gives = frozenset()
+    fields = frozenset()
     dense = True
 
     def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:

@@ -41,7 +41,7 @@ def votes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_margins_are_differences_of_the_rewards_scores(votes: Path) -> None:
     pairs = Preferences.read(str(votes)).take(range(6))
     with torch.no_grad():
-        margins = Scorer(TINY, device="cpu")(pairs, [3, 0, 5])
+        margins = Scorer(TINY, device="cpu").margins(pairs, [3, 0, 5])[0]
     reward = PickScore(TINY, processor=None, device="cpu")
     sides = [
         score(reward, [Image.open(record[key]) for record in pairs.metadata], pairs.texts, [{}] * 6).value

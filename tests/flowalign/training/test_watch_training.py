@@ -14,7 +14,7 @@ from flowalign.config import Watch, load, recipe
 from flowalign.errors import ConfigError
 from flowalign.gallery.runs import read_run
 from flowalign.training import Trainer
-from flowalign.training.watch import judge
+from flowalign.training.watch import diagnose
 
 HACKABLE = "[{name: image_statistic, statistic: saturation}]"
 HONEST = "[{name: shapes}]"
@@ -89,7 +89,7 @@ def test_a_recorded_honest_run_that_learned_raises_no_alarm():
     first, last = records[0]["reward"], records[-1]["reward"]
     assert last["mean"] - first["mean"] > 2 * math.hypot(first["error"], last["error"])
     for i in range(len(records)):
-        assert judge(records[: i + 1], Watch()).status == "good"
+        assert diagnose(records[: i + 1], Watch()).status == "good"
 
 
 @pytest.mark.slow

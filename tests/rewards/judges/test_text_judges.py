@@ -1,23 +1,35 @@
 """Judges of texts: the tiny VLM without pictures, and judges that follow a rule."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from rewards import score
+from rewards import RewardError, as_reward, score
 from rewards.judges.base import Question
 from rewards.judges.local import Local
-from rewards.judges.text import PairwiseTextJudge, TextJudge, ThoughtPRM
-from rewards.preference import WinRate
+from rewards.judges.reward import JudgeReward, PairwiseJudgeReward
+from rewards.judges.template import load_template
+from rewards.judges.thoughts import ThoughtPRM
+from rewards.pairwise import WinRate
 
 
 class Rule:
     """Answers by looking at the question's text."""
 
     def choose(self, questions: Sequence[Question], labels: Sequence[str]) -> list[list[float] | None]:
-        shown = [question.text.split("step: ")[1].split(". Is")[0] for question in questions]
-        return [[1.0, 0.0] if "+" in step else [0.0, 1.0] for step in shown]
+        return [[1.0, 0.0] if self.agrees(question.text) else [0.0, 1.0] for question in questions]
+
+    def agrees(self, text: str) -> bool:
+        """About thoughts: 'wait' takes back what has its last word in it, and an answer has what it adopts."""
+        others = r"(?:A later step: (.*?)\. |The answer in the end: (.*?)\. )?"
+        found = re.match(rf"A step of a reasoning: (.*?)\. {others}", text)
+        assert found is not None
+        step, reflection, answer = found.groups()
+        if reflection is not None:
+            return reflection.split()[-1] in step
+        return "wait" in step if answer is None else step.split()[-1] in answer
 
     def echo(self, questions: Sequence[Question], answers: Sequence[str]) -> list[float]:
         raise NotImplementedError
@@ -41,9 +53,9 @@ def judged(judge: Any) -> Any:
 
 def test_a_rubric_is_the_mean_of_the_judges_probabilities(tiny_vlm: str) -> None:
     local = Local(tiny_vlm)
-    reward = TextJudge("text_rubric", local)
+    reward = JudgeReward("text_rubric", local)
     texts, prompts = ["a red circle", "a blue square"], ["two shapes", "two shapes"]
-    made = score(reward, texts, prompts, [{"criterion": "short"}, {}])  # type: ignore[arg-type]
+    made = score(reward, texts, prompts, [{"criterion": "short"}, {}])
     questions = [
         Question((), f"The task was: two shapes. The answer was: {text}. Is it {how}? Answer with yes or no.")
         for text, how in zip(texts, ("short", "correct"), strict=True)
@@ -55,34 +67,65 @@ def test_a_rubric_is_the_mean_of_the_judges_probabilities(tiny_vlm: str) -> None
 
 
 def test_principles_come_before_a_score_that_is_read_from_the_end() -> None:
-    reward = TextJudge("text_principles", judged(Rule()))
-    made = score(reward, ["1", "12345", "", "12345678"], ["p"] * 4, [{"group": 0}] * 4)  # type: ignore[arg-type]
+    reward = JudgeReward("text_principles", judged(Rule()))
+    made = score(reward, ["1", "12345", "", "12345678"], ["p"] * 4, [{"group": 0}] * 4)
     known = [0, 4 / 9, 7 / 9]
     assert made.value.tolist() == pytest.approx([*known[:2], sum(known) / 3, known[2]])
     assert made.parts["unparsed"].tolist() == [0, 0, 1, 0]
 
 
 def test_texts_are_compared_and_ranked() -> None:
-    reward = WinRate(PairwiseTextJudge("text_pair", judged(Rule())))
-    made = score(reward, ["a", "bb", "ccc", "dd"], ["p"] * 4, [{}] * 4)  # type: ignore[arg-type]
+    reward = WinRate(PairwiseJudgeReward("text_pair", judged(Rule())))
+    made = score(reward, ["a", "bb", "ccc", "dd"], ["p"] * 4, [{}] * 4)
     assert made.value.tolist() == pytest.approx([0, 1.5 / 3, 2 / 3, 2.5 / 3])
 
 
-def test_runs_of_steps_of_one_verdict_are_thoughts() -> None:
-    reward = ThoughtPRM(judged(Rule()))
-    text = "1+1\n2+2\nno\nno\n3+3"
-    made = score(reward, [text, "no"], ["p"] * 2, [{}] * 2)  # type: ignore[arg-type]
-    assert made.steps is not None
-    assert made.steps[0] == [
-        (4, 0),
-        (8, pytest.approx(1 / 3)),
-        (11, 0),
-        (14, pytest.approx(-1 / 3)),
-        (17, pytest.approx(1 / 3)),
+def test_thoughts_are_judged_by_what_the_reasoning_says_of_itself() -> None:
+    """Three texts of a group, two right: by hand, outcomes normalised to +-0.7071 and -1.4142, r = 3 * 2/3 = 2."""
+    texts = [
+        "first 1\ntry 5\nwith 5\nwait, not 5\nso 7</think>\nit is 7",
+        "it is 7",
+        "first 1\nmaybe 9\nthen 4\n</think>so 4\nit is 4",
     ]
-    assert made.value.tolist() == pytest.approx([1 / 3, -1])
+    outcome = as_reward(lambda texts, prompts: [float(text.endswith("7")) for text in texts])
+    reward = ThoughtPRM(outcome, judged(Rule()), strength=3.0)
+    made = score(reward, texts, ["p"] * 3, [{}] * 3)
+    assert made.steps is not None
+    high, low = 2**-0.5, -(2**0.5)
+    ends = [
+        [text.index("\n", text.index(word)) + 1 for word in words]
+        for text, words in ((texts[0], ("first", "with")), (texts[2], ("maybe",)))
+    ]
+    assert [end for end, _ in made.steps[0]] == [*ends[0], len(texts[0])]
+    assert [value for _, value in made.steps[0]] == pytest.approx([2, -2, high], abs=1e-4)
+    assert made.steps[1] == [(len(texts[1]), pytest.approx(high, abs=1e-4))]
+    # what a wrong text did not adopt is not punished: from there to the end the rewards add up to 0
+    assert [end for end, _ in made.steps[2]] == [*ends[1], len(texts[2])]
+    assert [value for _, value in made.steps[2]] == pytest.approx([-low, low], abs=1e-4)
+    assert made.value.tolist() == pytest.approx([high, high, 0], abs=1e-4)
+    assert made.parts["thoughts"].tolist() == [3, 1, 2]
 
 
-def test_a_template_of_pictures_is_refused(tiny_vlm: str) -> None:
-    with pytest.raises(ValueError, match="judges pictures"):
-        TextJudge("rubric", Local(tiny_vlm))
+def test_a_judge_of_thoughts_need_not_solve_the_problem() -> None:
+    """The questions never show the task."""
+
+    class Spy(Rule):
+        def choose(self, questions: Sequence[Question], labels: Sequence[str]) -> list[list[float] | None]:
+            assert all("17 * 3" not in question.text for question in questions)
+            return super().choose(questions, labels)
+
+    reward = ThoughtPRM(as_reward(lambda texts, prompts: [1.0, 0.0]), judged(Spy()))
+    assert len(score(reward, ["a 1\nwait 1\nso 2"] * 2, ["17 * 3?"] * 2, [{}] * 2).value) == 2
+
+
+@pytest.mark.parametrize("template", ["text_pair", "text_better"])
+def test_templates_of_texts_and_of_pictures_are_one_judges(template: str) -> None:
+    assert load_template(template).texts and not load_template("shapes_better").texts
+    assert PairwiseJudgeReward(template, judged(Rule())).spec.needs == {"text", "prompt", "metadata"}
+    with pytest.raises(ValueError, match="compares two samples; the reward 'text_pairwise' takes it"):
+        JudgeReward(template, judged(Rule()))
+
+
+def test_texts_are_not_judged_by_a_template_of_pictures(tiny_vlm: str) -> None:
+    with pytest.raises(RewardError, match="scores pictures, but got a text"):
+        score(JudgeReward("rubric", Local(tiny_vlm)), ["a text"], ["p"], [{}])

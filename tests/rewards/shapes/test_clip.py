@@ -7,7 +7,7 @@ from PIL import Image
 
 from flowalign.data import ASSETS
 from flowalign.embedded import TinyCLIP
-from rewards.preference import as_judge
+from rewards.pairwise import as_judge
 from rewards.shapes import Request, Thing, draw
 from rewards.shapes.grammar import COLOURS, SHAPES
 

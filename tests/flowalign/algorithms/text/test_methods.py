@@ -121,7 +121,12 @@ def other_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "outcome": {"name": "exact_match"},
             "thought": {"name": "text_judge", "template": "text_rubric", "judge": {"model": str(ASSETS / "tiny_vlm")}},
         },
-        {"name": "thought_prm", "judge": {"model": str(ASSETS / "tiny_vlm")}, "separator": "(?<=.)"},
+        {
+            "name": "thought_prm",
+            "outcome": {"name": "exact_match"},
+            "judge": {"model": str(ASSETS / "tiny_vlm")},
+            "separator": "(?<=.)",
+        },
     ],
     ids=lambda reward: reward["name"],
 )
@@ -130,7 +135,8 @@ def test_every_other_reward_trains_a_step(reward: dict[str, Any], other_lm: Path
     inner = reward.get("reward", reward)
     if inner["name"] == "implicit_prm":
         reward = {**reward, "reward": {**inner, **models}} if "reward" in reward else {**reward, **models}
-    chosen = (f"rewards={json.dumps([reward])}", "algorithm.advantage={name: process}")
+    advantage = "process_returns" if reward["name"] == "delta_bound" else "process"
+    chosen = (f"rewards={json.dumps([reward])}", f"algorithm.advantage={{name: {advantage}}}")
     run = trainer(tmp_path, "grpo", *chosen)
     run.train()
     (metrics,) = run.metrics.read()
@@ -277,6 +283,35 @@ def test_g_opd_rewards_tokens_that_the_teacher_finds_more_probable(
     expected = (distilled + 0.5 * outcome).where(rollout.mask, 0)
     torch.testing.assert_close(experience.advantage, expected, atol=1e-5, rtol=0)
     assert distilled.abs().max() > 0.1
+
+
+def test_g_opd_extrapolates_away_from_the_reference_it_is_given(other_lm: Path, tmp_path: Path) -> None:
+    """The teacher as its own reference has nothing to add beyond what the policy lost of it."""
+    settings = (f"algorithm.teacher={other_lm}", f"algorithm.reference={other_lm}", "algorithm.reward_weight=0")
+    run = trainer(tmp_path, "g_opd", *settings, "algorithm.extrapolation=3")
+    assert not run.algorithm.uses_reference
+    experience = collected(run)
+    with torch.no_grad():
+        taught, _ = LanguagePolicy.from_pretrained(other_lm).log_probs(experience.rollout, torch.arange(32))
+    expected = (taught - experience.rollout.log_prob).where(experience.rollout.mask, 0)
+    torch.testing.assert_close(experience.advantage, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        "{name: clip_bound, reward: {name: path_faithfulness, key: answer}}",
+        "{name: gated, outcome: {name: exact_match}, reward: {name: delta_bound, reward: {name: path_faithfulness}}}",
+    ],
+)
+def test_a_bound_on_the_sum_is_not_undone_by_centring_each_step(reward: str) -> None:
+    def config(advantage: str) -> Any:
+        return load(recipe("tiny_lm/grpo"), [f"rewards=[{reward}]", f"algorithm.advantage={advantage}"])
+
+    for name in ("process", "'flowalign.core.advantages:process'"):
+        with pytest.raises(ConfigError, match=r"the bound in rewards\.0 no longer holds; process_returns works"):
+            config(f"{{name: {name}}}").check(processes=1)
+    config("{name: process_returns}").check(processes=1)
 
 
 @pytest.mark.parametrize(("level", "rule"), [("token", "truncate"), ("sequence", "mask")])

@@ -50,10 +50,13 @@ def test_chosen_parts_give_what_the_family_gives(tmp_path: Path) -> None:
     [
         ("{name: flow_grpo, loss: {name: gspo}}", "looks at a whole row at once, and FlowGRPO shows it one action"),
         ("{name: flow_grpo, loss: {name: 'flowalign.core.losses:pacs'}}", "looks at a whole group at once"),
-        ("{name: flow_grpo, advantage: {name: remax}}", "needs baseline, which FlowGRPO has not"),
+        ("{name: flow_grpo, advantage: {name: remax}}", "needs baseline, which FlowGRPO does not record"),
         ("{name: flow_grpo, advantage: {name: 'flowalign.core.advantages:gigpo'}}", "needs state"),
         ("{name: dense_grpo, advantage: {name: pass_k}}", "takes one reward a row, and DenseGRPO has one for every"),
-        ("{name: pref_grpo, judge: {name: shapes}, advantage: {name: gdpo}}", "needs rewards, which PrefGRPO has not"),
+        (
+            "{name: pref_grpo, judge: {name: shapes}, advantage: {name: gdpo}}",
+            "needs rewards, which PrefGRPO does not",
+        ),
         ("{name: flow_grpo, advantage: {name: rlo}}", "did you mean 'rloo'"),
         ("{name: flow_grpo, advantage: {name: pass_k, kk: 2}}", "'pass_k' has no setting 'kk'; did you mean 'k'"),
         ("{name: flow_grpo, advantage: {name: pass_k, k: 0}}", "algorithm.advantage.k: Input should be greater"),

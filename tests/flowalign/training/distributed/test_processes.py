@@ -24,11 +24,23 @@ from flowalign.errors import ConfigError
 from flowalign.training import Trainer
 from flowalign.training.distributed.sharding import Sharding, check_settings, zero_settings
 from rewards.shapes import draw, parse
+from tests.flowalign.training.small_run import settings
 
 HERE = Path(__file__).parents[1]
 LAUNCH = sorted((HERE.parents[2] / "configs" / "accelerate").glob("*.yaml"))
 ZERO = {stage: {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": str(stage)} for stage in (2, 3)}
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+SPLIT = {
+    "rewards": [{"name": "recording:brightness"}],
+    # three prompts cannot be shared evenly by two or four processes
+    "evaluation": {"prompts": "shapes_heldout", "limit": 3, "every": 2, "steps": 2, "save_samples": 2},
+    "training.iterations": 2,
+    "training.prompts_per_iteration": 4,
+    "training.micro_batch_size": 1,
+    "training.previews": 1,
+    "training.ema_decay": 0.9,
+}
+"""what makes a small run one that processes can share"""
 QUICK = {"evaluation": {}, "training.previews": 0}
 RUNS: dict[str, dict[str, Any]] = {
     "lora": {},
@@ -90,34 +102,7 @@ def named_by_dotted_path() -> Iterator[None]:
 
 def prepare(folder: Path, launch: dict[str, str] | None = None, **changes: Any) -> Path:
     """A folder with the configuration of a small run; changes are 'section.key': value."""
-    values: dict[str, Any] = {
-        "model": {"path": "tiny_sd3", "lora": {"rank": 2, "alpha": 8}, "encode": {"max_sequence_length": 0}},
-        "data": {"prompts": "shapes_train", "where": {"category": ["counting"]}},
-        "rewards": [{"name": "recording:brightness"}],
-        "algorithm": {"name": "flow_grpo", "loss": {"clip_range": 0.01}},
-        "rollout": {"steps": 3, "sigmas": [1.0, 0.6, 0.3], "plan": {"name": "window", "start": 1, "size": 1}},
-        # three prompts cannot be shared evenly by two or four processes
-        "evaluation": {"prompts": "shapes_heldout", "limit": 3, "every": 2, "steps": 2, "save_samples": 2},
-        "training": {
-            "iterations": 2,
-            "prompts_per_iteration": 4,
-            "group_size": 4,
-            "updates_per_iteration": 2,
-            "micro_batch_size": 1,
-            "checkpoint_every": 1,
-            "previews": 1,
-            "ema_decay": 0.9,
-            "optimizer": {"learning_rate": 1e-3, "schedule": "linear"},
-        },
-        "output": str(folder),
-        "name": "run",
-    }
-    for key, value in changes.items():
-        *sections, last = key.split(".")
-        place = values
-        for section in sections:
-            place = place[section]
-        place[last] = value
+    values = settings(folder, **(SPLIT | changes))
     folder.mkdir(parents=True)
     if values["algorithm"]["name"] == "dpo":
         values["data"] = {"prompts": str(preferences(folder))}
@@ -148,7 +133,7 @@ def alone(folder: Path) -> Path:
 
 def together(processes: int, *folders: Path) -> str:
     """Train, or go on, one folder after the other on several processes; returns what they told on stderr."""
-    command = [sys.executable, str(HERE / "spread.py"), str(processes), *map(str, folders)]
+    command = [sys.executable, str(HERE / "run_processes.py"), str(processes), *map(str, folders)]
     run = subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, timeout=900, text=True)
     return run.stderr
 

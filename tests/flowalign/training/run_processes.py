@@ -1,6 +1,6 @@
 """Runs of a few seconds on several processes of this machine's CPU, forked from one that has imported everything.
 
-    python spread.py PROCESSES [FOLDER]...
+    python run_processes.py PROCESSES [FOLDER]...
 
 Each folder has a `config.yaml`, and in `launch.yaml` environment variables as a launcher would set them; a folder with
 a checkpoint is gone on with.
