@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from flowalign.config import load, recipe
+from flowalign.config import Config, load, recipe
 from flowalign.data import Prompts
 from flowalign.gallery import build, save_samples
 from flowalign.runs.files import write_atomically
@@ -81,6 +81,7 @@ class Measured:
 
 def measure(trainer: Trainer) -> Measured:
     """Score the present weights: always the same prompts, start noises, steps and guidance."""
+    assert isinstance(trainer.config, Config)
     settings = trainer.config.evaluation
     trained = trainer.config.data.where["category"]
     heldout = Prompts.read(settings.prompts or "")

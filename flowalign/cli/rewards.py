@@ -49,8 +49,6 @@ def reward_check(
 ) -> None:
     """Try hostile samples and verdicts on each reward of a configuration; leaves with 1 if one pays for them."""
     from flowalign.cli.reward_file import read
-
-    """Try hostile samples and verdicts on each reward of a configuration; leaves with 1 if one pays for them."""
     from flowalign.training.building import build_reward
     from rewards.check import check_reward
 

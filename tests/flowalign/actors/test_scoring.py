@@ -11,7 +11,7 @@ import torch
 from flowalign.actors.draw import Draw
 from flowalign.actors.scoring import Scoring
 from flowalign.algorithms.trajectory.base import Experience, TrajectoryAlgorithm
-from flowalign.config import Sampling, load, recipe
+from flowalign.config import Sampling
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch, draw_batch
 from flowalign.errors import ConfigError
@@ -19,6 +19,7 @@ from flowalign.registry import ALGORITHMS, resolve
 from flowalign.training import Trainer
 from flowalign.training.evaluation import evaluate
 from rewards import FunctionReward, Scores, Spec, groups
+from tests.flowalign.small_run import small_run
 
 
 class Parts(Draw):
@@ -88,11 +89,10 @@ def test_errors_of_either_side_come_through():
 
 def collected(folder: Path, name: str, overlap: int, *overrides: str) -> tuple[Experience, Trainer]:
     """The experience of the first iteration, four groups of four or as the recipe's tree has it."""
-    small = ["training.prompts_per_iteration=4", "rollout.batch_size=8", "evaluation.prompts=null"]
+    own = ["rollout.batch_size=8", f"rollout.overlap={overlap}"]
     if name != "branch_grpo":
-        small.append("training.group_size=4")
-    config = load(recipe(f"tiny_sd3/{name}"), [*small, f"rollout.overlap={overlap}", f"output={folder}", *overrides])
-    run = Trainer(config, progress=False)
+        own.append("training.group_size=4")
+    run = small_run(f"tiny_sd3/{name}", folder, *own, *overrides)
     torch.manual_seed(0)
     rollout = run.config.rollout
     batch = draw_batch(run.prompts, 0, 4, run.config.training.group_size, 0, rollout.share_start_noise)
@@ -145,15 +145,9 @@ def test_two_groups_of_one_prompt_stay_apart(tmp_path: Path):
             return Scores(torch.zeros(len(samples)))
 
     (tmp_path / "prompts.txt").write_text("a red circle\n")
-    config = load(
-        recipe("tiny_sd3/dense_grpo"),
-        [
-            *("training.prompts_per_iteration=2", "training.group_size=4", "evaluation.prompts=null"),
-            *(f"data.prompts={tmp_path / 'prompts.txt'}", "data.where={}", f"output={tmp_path}"),
-        ],
-    )
-    run = Trainer(config, reward=Seen(), progress=False)
-    batch = draw_batch(run.prompts, 0, 2, 4, 0, config.rollout.share_start_noise)
+    one = f"data.prompts={tmp_path / 'prompts.txt'}", "data.where={}", "training.group_size=4"
+    run = small_run("tiny_sd3/dense_grpo", tmp_path, *one, reward=Seen())
+    batch = draw_batch(run.prompts, 0, 2, 4, 0, run.config.rollout.share_start_noise)
     assert len(set(batch.prompts)) == 1
     run.algorithm.collect(run.actor, Draw(run.actor, batch))
     final, completed = seen

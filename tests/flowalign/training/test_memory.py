@@ -16,22 +16,19 @@ from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from flowalign.training import Trainer
 from flowalign.training.memory import check_precision, make_optimizer, out_of_memory
 from samplers import All, flow_sde
+from tests.flowalign.small_run import small_run
 
 CUDA = torch.device("cuda", 0)
-SMALL = [
-    "training.iterations=1",
+FEWER = [
     "training.prompts_per_iteration=2",
     "training.group_size=4",
-    "training.updates_per_iteration=1",
-    "evaluation.prompts=null",
     "rollout.steps=3",
     "rollout.sigmas=[1.0, 0.6, 0.3]",
 ]
 
 
 def trainer(folder: Path, *overrides: str) -> Trainer:
-    config = load(recipe("tiny_sd3/flow_grpo"), [*SMALL, f"output={folder}", *overrides])
-    return Trainer(config, progress=False)
+    return small_run("tiny_sd3/flow_grpo", folder, *FEWER, *overrides)
 
 
 def crowded(policy: DiffusersPolicy, most: int) -> None:

@@ -9,22 +9,21 @@ import torch
 
 from flowalign.actors.draw import Draw
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
-from flowalign.config import load, recipe
 from flowalign.core.advantages import group_advantage
 from flowalign.data.batches import draw_batch
 from flowalign.gallery.runs import read_run
 from flowalign.registry import ALGORITHMS, resolve
 from flowalign.training import Trainer
 from flowalign.training.previews import preview
+from tests.flowalign.small_run import small_run
 
 TRAJECTORY = [name for name in ALGORITHMS if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)]
 
 
 def trainer(name: str, folder: Path, *overrides: str) -> Trainer:
     members = 8 if name == "branch_grpo" else 4
-    small = ["training.iterations=1", "training.prompts_per_iteration=2", f"training.group_size={members}"]
-    small += ["training.updates_per_iteration=1", "training.previews=2", f"output={folder}", "name=run"]
-    return Trainer(load(recipe(f"tiny_sd3/{name}"), [*small, *overrides]), progress=False)
+    own = f"training.group_size={members}", "training.previews=2"
+    return small_run(f"tiny_sd3/{name}", folder, *own, *overrides)
 
 
 def previewed(run: Trainer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

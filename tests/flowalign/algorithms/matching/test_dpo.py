@@ -17,6 +17,7 @@ from flowalign.errors import ConfigError
 from flowalign.gallery.runs import read_run
 from flowalign.training import Trainer
 from rewards.shapes import draw, parse
+from tests.flowalign.small_run import small_run
 
 PROMPTS = ["a red circle", "a blue square", "two green triangles"]
 
@@ -35,12 +36,11 @@ def votes(tmp_path: Path) -> Path:
 
 
 def trainer(votes: Path, *overrides: str, resume: bool = False) -> Trainer:
-    small = [
-        *(f"data.prompts={votes}", f"output={votes.parent}", "name=run", "evaluation.prompts=null"),
+    own = [
         *("training.iterations=2", "training.prompts_per_iteration=2", "training.group_size=2"),
-        "algorithm.beta=1000",
+        *(f"data.prompts={votes}", "algorithm.beta=1000"),
     ]
-    return Trainer(load(recipe("tiny_sd3/dpo"), [*small, *overrides]), resume=resume, progress=False)
+    return small_run("tiny_sd3/dpo", votes.parent, *own, *overrides, resume=resume)
 
 
 def test_pictures_are_encoded_to_latents_that_decode_to_them(tiny_policy, votes: Path) -> None:

@@ -24,6 +24,7 @@ from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.training import Trainer
 from rewards import as_reward
+from tests.flowalign.small_run import small_run
 
 ORIGINALS = Path(__file__).parents[2] / "core" / "originals"
 RECIPES = sorted(path.stem for path in recipe("tiny_lm/grpo").parent.glob("*.yaml"))
@@ -56,20 +57,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainer(
     world: Path, folder: Path, *overrides: str, name: str = "grpo", reward: Any = first_is_even, **more: Any
 ) -> Trainer:
-    small = [
+    own = [
         f"model.path={world / 'lm'}",
         f"data.prompts={world / 'sums.jsonl'}",
-        "evaluation.prompts=null",
-        "training.iterations=1",
-        "training.prompts_per_iteration=4",
-        "training.updates_per_iteration=1",
         "training.micro_batch_size=16",
-        # a first update of rate 0 would show nothing
-        "training.optimizer.warmup_updates=0",
-        f"output={folder}",
-        "name=run",
     ]
-    return Trainer(load(recipe(f"tiny_lm/{name}"), [*small, *overrides]), reward=reward, progress=False, **more)
+    return small_run(f"tiny_lm/{name}", folder, *own, *overrides, reward=reward, **more)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -21,21 +21,13 @@ from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.teacher_forcing import scored
 from flowalign.training import Trainer
+from tests.flowalign.small_run import small_run
 
 OWN_REWARDS = ["p2s", "igpo", "rlpr", "self_certainty", "tournament"]
 
 
 def trainer(folder: Path, name: str, *overrides: str, **more: Any) -> Trainer:
-    small = [
-        "evaluation.prompts=null",
-        "training.iterations=1",
-        "training.prompts_per_iteration=4",
-        "training.micro_batch_size=16",
-        "training.optimizer.warmup_updates=0",
-        f"output={folder}",
-        "name=run",
-    ]
-    return Trainer(load(recipe(f"tiny_lm/{name}"), [*small, *overrides]), progress=False, **more)
+    return small_run(f"tiny_lm/{name}", folder, "training.micro_batch_size=16", *overrides, **more)
 
 
 def collected(run: Trainer, done: float = 0.0, iteration: int = 0) -> Any:

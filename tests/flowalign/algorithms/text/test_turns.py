@@ -17,15 +17,7 @@ from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.runs.metrics import MetricsFile
 from flowalign.training import Trainer
-
-SMALL = [
-    "evaluation.prompts=null",
-    "training.iterations=1",
-    "training.prompts_per_iteration=4",
-    "training.micro_batch_size=16",
-    "training.optimizer.warmup_updates=0",
-    "name=run",
-]
+from tests.flowalign.small_run import SMALL, small_run
 
 
 class Broken:
@@ -44,7 +36,7 @@ class Broken:
 
 
 def trainer(folder: Path, name: str, *overrides: str, **more: Any) -> Trainer:
-    return Trainer(load(recipe(f"tiny_lm/{name}"), [*SMALL, f"output={folder}", *overrides]), progress=False, **more)
+    return small_run(f"tiny_lm/{name}", folder, "training.micro_batch_size=16", *overrides, **more)
 
 
 def collected(run: Trainer) -> Any:

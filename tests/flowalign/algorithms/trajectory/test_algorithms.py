@@ -17,21 +17,14 @@ from flowalign.registry import ALGORITHMS, resolve
 from flowalign.training import Trainer
 from rewards import Scores, Spec
 from samplers.completion import completions
-
-SMALL = [
-    "training.iterations=1",
-    "training.prompts_per_iteration=4",
-    "training.group_size=4",
-    "training.updates_per_iteration=1",
-    "evaluation.prompts=null",
-]
+from tests.flowalign.small_run import small_run
 
 TRAJECTORY = [name for name in ALGORITHMS if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)]
 
 
 def trainer(name: str, folder: Path, *overrides: str) -> Trainer:
-    small = [s.replace("=4", "=8") if name == "branch_grpo" and "group_size" in s else s for s in SMALL]
-    return Trainer(load(recipe(f"tiny_sd3/{name}"), [*small, *overrides, f"output={folder}"]), progress=False)
+    members = 8 if name == "branch_grpo" else 4
+    return small_run(f"tiny_sd3/{name}", folder, f"training.group_size={members}", *overrides)
 
 
 def test_every_algorithm_has_a_recipe_for_the_tiny_model():

@@ -10,21 +10,14 @@ from flowalign import registry
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
 from flowalign.training import Trainer
+from tests.flowalign.small_run import small_run
 
 STEPS = ("{name: ppo, clip_range: 0.01}", "{name: cispo}", "{name: reinforce}")
 
 
 def trainer(folder: Path, algorithm: str) -> Trainer:
-    overrides = [
-        f"algorithm={algorithm}",
-        "training.iterations=1",
-        "training.prompts_per_iteration=2",
-        "training.group_size=4",
-        "training.updates_per_iteration=1",
-        "evaluation.prompts=null",
-        f"output={folder}",
-    ]
-    return Trainer(load(recipe("tiny_sd3/flow_grpo"), overrides), progress=False)
+    fewer = "training.prompts_per_iteration=2", "training.group_size=4"
+    return small_run("tiny_sd3/flow_grpo", folder, f"algorithm={algorithm}", *fewer)
 
 
 def gradient(folder: Path, algorithm: str) -> torch.Tensor:

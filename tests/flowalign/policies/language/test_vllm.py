@@ -15,7 +15,7 @@ from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.vllm import Engine, as_rollout, hand_over, merged_weights, request
-from flowalign.training import Trainer
+from tests.flowalign.small_run import small_run
 
 PROMPTS = ["17+25=", "4-9=", "80+19=", "3+3="]
 # fields of vllm.SamplingParams, as vLLM documents them
@@ -110,15 +110,7 @@ def test_every_rollout_has_the_weights_of_now(policy: LanguagePolicy) -> None:
 
 
 def test_training_weighs_what_the_engine_thought_otherwise_of(tmp_path: Path) -> None:
-    settings = [
-        "evaluation.prompts=null",
-        "training.iterations=2",
-        "training.prompts_per_iteration=4",
-        "training.optimizer.warmup_updates=0",
-        f"output={tmp_path}",
-        "name=run",
-    ]
-    run = Trainer(load(recipe("tiny_lm/off_policy"), settings), progress=False)
+    run = small_run("tiny_lm/off_policy", tmp_path, "training.iterations=2")
     run.config.rollout.engine = "vllm"
     run.actor._engine = engine_of(run.policy, off=0.1)
     experience = run.algorithm.collect(run.actor, Draw(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False)))
