@@ -45,6 +45,14 @@ class Actor:
 
     # Samples
 
+    def rollout(self, batch: Batch) -> Any:
+        """A trajectory of every sample of the batch."""
+        raise NotImplementedError
+
+    def decode(self, rollout: Any) -> list[Any]:
+        """The finished samples of a rollout."""
+        raise NotImplementedError
+
     def cat(self, rollouts: Sequence[Any]) -> Any:
         """Several rollouts as one."""
         raise NotImplementedError
@@ -110,6 +118,10 @@ class Actor:
         else:
             rewards, weights = scores.value[None], torch.ones(1, device=self.device)
         return self.gather(rewards.T.to(self.device)).T, weights
+
+    def advantage_weight(self, scores: Scores) -> Tensor | None:
+        """[B] of all processes: by which the scores weigh the advantages; None where they do not."""
+        return None if scores.weight is None else self.gather(scores.weight.to(self.device))
 
     # Other processes
 

@@ -236,6 +236,7 @@ class DiffusionActor(Actor):
             rewards=rewards,
             weights=weights,
             seed=derive_seed(self.config.training.seed, batch.iteration, 3),
+            weight=self.advantage_weight(scores),
         )
 
     def calibrate(self, step_reward: Tensor, mask: Tensor) -> None:

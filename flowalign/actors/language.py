@@ -85,6 +85,8 @@ class LanguageActor(Actor):
             entropy=everyone(rollout.entropy),
             steps=None if scores.steps is None else everyone(at_tokens(self.policy, rollout, scores.steps)),
             turn=everyone(rollout.turn) if rollout.episodes else None,
+            ended=self.gather(rollout.ended),
+            weight=self.advantage_weight(scores),
         )
 
     def states(self, rollout: TextRollout, batch: Batch) -> Tensor:

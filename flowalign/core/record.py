@@ -1,7 +1,6 @@
 """The one record of what happened, and the stored actions under the weights of now."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ class Record:
     log_prob: Tensor
     """[B, T] when they were drawn"""
     rewards: Tensor
-    """[L, B] the rewards behind a sum, apart"""
+    """[L, B] each of the rewards that are summed"""
     weights: Tensor
     """[L] their weights"""
     seed: int = 0
@@ -35,40 +34,32 @@ class Record:
     """[B, T] rewards of the steps that end with these actions, NaN elsewhere, where rewards know of steps"""
     turn: Tensor | None = None
     """[B, T] integers from 0: actions of one number in a row are one turn; None: each is one of its own"""
-
-
-class Scored(Protocol):
-    """Stored actions under the weights of now, of any one shape; gradients flow through `log_prob`."""
-
-    @property
-    def log_prob(self) -> Tensor: ...
-
-    @property
-    def old_log_prob(self) -> Tensor: ...
-
-    @property
-    def advantage(self) -> Tensor: ...
+    ended: Tensor | None = None
+    """[B] bool: the trajectory came to its end, was not cut"""
+    weight: Tensor | None = None
+    """[B] by which the rewards weigh the advantages"""
 
 
 @dataclass
-class ScoredActions:
-    """`Scored` by three arrays of one shape."""
+class Actions:
+    """Stored actions under the present weights, N steps or [N, T] tokens; gradients flow through `log_prob`."""
 
     log_prob: Tensor
+    """[N] or [N, T]"""
     old_log_prob: Tensor
+    """of the weights that the ratio refers to"""
     advantage: Tensor
-
-
-@dataclass
-class ScoredTokens(ScoredActions):
-    """B rows of T tokens under the weights of now, with what losses of whole rows and groups look at."""
-
     mask: Tensor
-    """[B, T] bool"""
+    """bool: those that were drawn"""
     group: Tensor
-    """[B] integers"""
+    """[N] integers"""
     reward: Tensor
-    """[B]"""
+    """[N] of the trajectory"""
+
+    @property
+    def ratio(self) -> Tensor:
+        """How much more probable an action is under the present weights."""
+        return torch.exp(self.log_prob - self.old_log_prob)
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

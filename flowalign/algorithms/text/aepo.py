@@ -9,6 +9,7 @@ right ones take the place of other texts.
 from pydantic import Field
 
 from flowalign.actors.language import LanguageActor
+from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import first_rows
 from flowalign.algorithms.text.imitating import Examples, Imitating
@@ -32,7 +33,7 @@ class AEPO(Imitating):
     Settings = AEPOSettings
     settings: AEPOSettings
 
-    def examples(self, actor: LanguageActor, experience: language.Experience) -> Examples:
+    def examples(self, actor: LanguageActor, experience: Experience) -> Examples:
         s, batch, sampling = self.settings, experience.batch, actor.config.rollout
         rows = first_rows(batch)
         temperature = regulating_temperature(experience.metrics["text/entropy"], s.entropy, s.high, s.low)

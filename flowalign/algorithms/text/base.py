@@ -7,7 +7,7 @@ engine of other numerics drew. A method that adds to this, a teacher or demonstr
 own file.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -18,14 +18,14 @@ from flowalign import registry
 from flowalign.actors.draw import Draw
 from flowalign.actors.language import LanguageActor
 from flowalign.algorithms import base
-from flowalign.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
+from flowalign.algorithms.policy_gradient import Experience, PolicyGradient, PolicyGradientSettings
 from flowalign.config import Named
 from flowalign.core.aggregation import Aggregation, action_weights
 from flowalign.core.divergences import KLEstimate, sampled_kl
 from flowalign.core.entropy import entropy_modulated, uncertain, unlikeliness
 from flowalign.core.losses import LooksAt
 from flowalign.core.off_policy import Level, Rule, correction
-from flowalign.core.record import Record, ScoredTokens, masked_mean
+from flowalign.core.record import Actions, Record, masked_mean
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
@@ -67,34 +67,6 @@ class LanguageSettings(PolicyGradientSettings):
     """modulate advantages by entropy (arXiv 2509.09265)"""
     off_policy: OffPolicy | None = None
     """weigh tokens by how probable a forward pass finds them, over how probable sampling did"""
-
-
-@dataclass
-class Experience(base.Experience):
-    """One process's part of an iteration."""
-
-    rollout: TextRollout
-    scores: Scores
-    reward: Tensor
-    """[B] that the advantages came from"""
-    group: Tensor
-    """[B]"""
-    advantage: Tensor
-    """[B, T]"""
-    weight: Tensor
-    """[B, T] of each token's loss: the mean over B of a row's weighted sum is the aggregated loss"""
-    every: bool = False
-    """the loss is not one of advantages alone, so that all rows teach"""
-    teacher: Tensor | None = None
-    """[B, T] log-probabilities under a teacher, where there is one"""
-
-    def outcome(self) -> tuple[Tensor, Tensor]:
-        return self.scores.value, masked_mean(self.advantage.abs(), self.rollout.mask)
-
-    def useful(self, items: Tensor) -> Tensor | None:
-        if self.every:
-            return None
-        return ((self.advantage * self.weight) != 0).any(1)[items[:, 0]]
 
 
 class LanguageAlgorithm(PolicyGradient):
@@ -141,62 +113,63 @@ class LanguageAlgorithm(PolicyGradient):
         return config.training.group_size
 
     def collect(self, actor: LanguageActor, draw: Draw) -> Experience:
-        off_policy = self.settings.off_policy
-        with draw.scoring as scoring:
-            for batch in draw:
-                rollout = self.rollout(actor, batch)
-                texts = actor.decode(rollout)
-                draw.put(rollout, batch, scoring.submit(actor.score, texts, batch))
-            rollout, batch, scores = draw.whole()
-        sampled = rollout
-        if off_policy is not None:
-            rollout = rescored(actor.policy, sampled, actor.config.rollout.batch_size)
+        experience = super().collect(actor, draw)
+        if self.settings.off_policy is not None:
+            self._correct(actor, experience)
+        return self.extended(actor, experience)
 
-        record = actor.record(rollout, batch, scores, scores.value)
+    def _correct(self, actor: LanguageActor, experience: Experience) -> None:
+        """Weigh tokens that were drawn by other numerics than their log-probabilities are of."""
+        assert self.settings.off_policy is not None
+        rollout = experience.rollout
+        weight = correction(
+            rollout.log_prob, rollout.sampler_log_prob, rollout.mask, **self.settings.off_policy.model_dump()
+        )
+        experience.weight = experience.weight * weight
+        mean = masked_mean(weight.expand_as(rollout.mask), rollout.mask)
+        experience.metrics["text/off_policy_weight"] = actor.gather(mean).mean().item()
+
+    def rollout(self, actor: LanguageActor, batch: Batch) -> tuple[TextRollout, Batch]:
+        """A text of every sample of the batch; `sampled`, scored again where off_policy asks for it."""
+        rollout = self.sampled(actor, batch)
+        if self.settings.off_policy is not None:
+            again = rescored(actor.policy, rollout, actor.config.rollout.batch_size)
+            rollout = replace(again, sampler_log_prob=rollout.log_prob)
+        return rollout, batch
+
+    def sampled(self, actor: LanguageActor, batch: Batch) -> TextRollout:
+        """A text of every sample of the batch."""
+        return actor.rollout(batch)
+
+    def record(self, actor: LanguageActor, rollout: TextRollout, batch: Batch, scores: Scores) -> Record:
+        record = super().record(actor, rollout, batch, scores)
         if self.needs("baseline"):
             record.baseline = actor.gather(actor.baseline(batch).to(actor.device))
         if self.needs("state"):
             record.state = actor.states(rollout, batch)
-        assert record.entropy is not None
         record.reward = self.rewards(actor, batch, record)
-        ended = actor.gather(rollout.ended)
-        counted = record.mask & ended[:, None] if self.settings.mask_truncated else record.mask
-        weight = action_weights(counted, self.settings.aggregation, actor.config.most_tokens)
-        weight = weight * len(record.group)
+        return record
+
+    def weights(self, actor: LanguageActor, record: Record) -> Tensor:
+        """[B, T] whose product with the losses has the aggregated loss as its mean over B of sums over T."""
+        assert record.entropy is not None and record.ended is not None
+        counted = record.mask & record.ended[:, None] if self.settings.mask_truncated else record.mask
+        weight = action_weights(counted, self.settings.aggregation, actor.config.most_tokens) * len(record.group)
         if self.settings.entropy_share < 1:
             weight = weight * uncertain(record.entropy, counted, self.settings.entropy_share)
-        advantage = self.advantages(record)
+        return weight
 
-        rows, length = len(batch), rollout.mask.shape[1]
-        metrics = actor.score_metrics(scores, record.group) | {
+    def record_metrics(self, record: Record) -> dict[str, float]:
+        assert record.entropy is not None and record.ended is not None
+        return {
             "text/tokens": record.mask.sum(1).float().mean().item(),
-            "text/cut": 1 - ended.float().mean().item(),
+            "text/cut": 1 - record.ended.float().mean().item(),
             "text/entropy": record.entropy[record.mask].mean().item(),
         }
-        metrics |= actor.metrics
-        actor.metrics = {}
-        experience = Experience(
-            batch,
-            metrics,
-            torch.arange(len(rollout), device=rollout.mask.device)[:, None],
-            rollout,
-            scores,
-            actor.own(record.reward, rows),
-            actor.own(record.group, rows),
-            actor.own(advantage, rows)[:, :length],
-            actor.own(weight, rows)[:, :length],
-            self.loss_looks_at == "group",
-        )
-        if off_policy is not None:
-            own = correction(rollout.log_prob, sampled.log_prob, rollout.mask, **off_policy.model_dump())
-            experience.weight = experience.weight * own
-            each = masked_mean(own.expand_as(rollout.mask), rollout.mask)
-            metrics["text/off_policy_weight"] = actor.gather(each).mean().item()
-        return self.extended(actor, experience)
 
-    def rollout(self, actor: LanguageActor, batch: Batch) -> TextRollout:
-        """A text of every sample of the batch."""
-        return actor.rollout(batch)
+    def items_of(self, rollout: TextRollout) -> Tensor:
+        """[N, 1] the rows."""
+        return torch.arange(len(rollout), device=rollout.mask.device)[:, None]
 
     def rewards(self, actor: LanguageActor, batch: Batch, record: Record) -> Tensor:
         """[B] what advantages come from, of all processes."""
@@ -218,14 +191,11 @@ class LanguageAlgorithm(PolicyGradient):
             advantage = entropy_modulated(advantage, record.entropy, record.mask, **settings, turn=record.turn)
         return advantage
 
-    def verify(self, policy: LanguagePolicy, experience: Experience) -> None:
-        policy.verify(experience.rollout)
-
     def losses(self, policy: LanguagePolicy, experience: Experience, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         rows, rollout = items[:, 0], experience.rollout
         mask = rollout.mask[rows]
         log_prob, entropy = policy.log_probs(rollout, rows)
-        tokens = ScoredTokens(
+        tokens = Actions(
             log_prob,
             rollout.log_prob[rows],
             experience.advantage[rows],
@@ -234,16 +204,14 @@ class LanguageAlgorithm(PolicyGradient):
             experience.reward[rows],
         )
         losses, values = self.token_losses(experience, rows, tokens)
-        values |= {"policy/ratio": (log_prob - tokens.old_log_prob).exp(), "policy/entropy": entropy}
+        values |= {"policy/ratio": tokens.ratio, "policy/entropy": entropy}
         for name, (coefficient, divergence) in self.penalties(policy, experience, rows, log_prob).items():
             losses = losses + coefficient * divergence
             values[name] = divergence
         metrics = {name: masked_mean(each, mask) for name, each in values.items()}
         return (losses.where(mask, 0) * experience.weight[rows]).sum(1), metrics
 
-    def token_losses(
-        self, experience: Experience, rows: Tensor, tokens: ScoredTokens
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def token_losses(self, experience: Experience, rows: Tensor, tokens: Actions) -> tuple[Tensor, dict[str, Tensor]]:
         """[N, T] losses of these rows' tokens, and values for the metrics by name."""
         losses: tuple[Tensor, dict[str, Tensor]] = self.loss_of(tokens)
         return losses

@@ -15,6 +15,7 @@ import torch
 from pydantic import Field
 
 from flowalign.actors.language import LanguageActor
+from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, first_rows
 from flowalign.algorithms.text.imitating import Examples, Imitating
@@ -49,7 +50,7 @@ class CHORD(Imitating):
         super().__init__(settings)
         self.weighting = settings.weighting
 
-    def examples(self, actor: LanguageActor, experience: language.Experience) -> Examples:
+    def examples(self, actor: LanguageActor, experience: Experience) -> Examples:
         s, batch = self.settings, experience.batch
         rows = first_rows(batch)
         share = imitation_share(batch.iteration, s.warmup, s.decay, s.peak, s.valley)

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 
 from flowalign.actors.language import LanguageActor
+from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.core.imitation import distillation_advantage
 from flowalign.core.record import masked_mean
@@ -39,7 +40,7 @@ class GOPD(language.LanguageAlgorithm):
         s = self.settings
         return super().uses_reference or (s.extrapolation != 1 and s.reference is None)
 
-    def extended(self, actor: LanguageActor, experience: language.Experience) -> language.Experience:
+    def extended(self, actor: LanguageActor, experience: Experience) -> Experience:
         s, rollout, size = self.settings, experience.rollout, actor.config.rollout.batch_size
         self.teacher = self.teacher or Teacher(s.teacher, actor.policy)
         teacher = self.teacher.log_probs(rollout, size)

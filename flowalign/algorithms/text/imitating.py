@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from flowalign.actors.language import LanguageActor
+from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import first_rows
 from flowalign.core.imitation import imitation_loss
-from flowalign.core.record import ScoredTokens, masked_mean
+from flowalign.core.record import Actions
 from flowalign.policies.language.rollout import TextRollout
 
 
@@ -33,15 +34,6 @@ class Examples:
     """coefficient of the loss of these"""
 
 
-@dataclass
-class Experience(language.Experience):
-    """Rows of the samples, then one row of an imitated text a group."""
-
-    def outcome(self) -> tuple[Tensor, Tensor]:
-        rows = len(self.batch)
-        return self.scores.value, masked_mean(self.advantage.abs(), self.rollout.mask)[:rows]
-
-
 class Imitating(language.LanguageAlgorithm):
     """Base: a subclass says what is imitated, and how much."""
 
@@ -53,14 +45,15 @@ class Imitating(language.LanguageAlgorithm):
     def items(self, config: Any) -> int:
         return super().items(config) + 1
 
-    def examples(self, actor: LanguageActor, experience: language.Experience) -> Examples:
+    def examples(self, actor: LanguageActor, experience: Experience) -> Examples:
         """What is imitated in this iteration."""
         raise NotImplementedError
 
-    def extended(self, actor: LanguageActor, experience: language.Experience) -> Experience:
+    def extended(self, actor: LanguageActor, experience: Experience) -> Experience:
         examples = self.examples(actor, experience)
         rows = len(experience.rollout)
-        rollout = TextRollout.cat([experience.rollout, examples.rollout])
+        own = replace(experience.rollout, sampler_log_prob=None)
+        rollout = TextRollout.cat([own, examples.rollout])
         items = len(rollout)
         counted = examples.rollout.mask & examples.counts[:, None]
         # the mean over the tokens of all processes, whose losses the trainer averages
@@ -74,7 +67,7 @@ class Imitating(language.LanguageAlgorithm):
         firsts = first_rows(experience.batch)
         samples = torch.arange(rows).view(len(firsts), -1)
         extra = torch.arange(rows, items)[:, None]
-        whole = replace(
+        return replace(
             experience,
             items=torch.cat([samples, extra], 1).flatten()[:, None].to(actor.device),
             rollout=rollout,
@@ -88,11 +81,8 @@ class Imitating(language.LanguageAlgorithm):
                 "imitation/coefficient": examples.imitated,
             },
         )
-        return Experience(**vars(whole))
 
-    def token_losses(
-        self, experience: language.Experience, rows: Tensor, tokens: ScoredTokens
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def token_losses(self, experience: Experience, rows: Tensor, tokens: Actions) -> tuple[Tensor, dict[str, Tensor]]:
         imitated = (rows >= len(experience.batch))[:, None]
         losses, values = super().token_losses(experience, rows, tokens)
         return torch.where(imitated, imitation_loss(tokens.log_prob, self.weighting), losses), values

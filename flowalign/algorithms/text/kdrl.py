@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from flowalign.actors.language import LanguageActor
+from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.core.divergences import KLEstimate
 from flowalign.core.imitation import annealed, distillation_loss
@@ -49,14 +50,14 @@ class KDRL(language.LanguageAlgorithm):
         first, last = self.settings.distillation, self.settings.final_distillation
         return first if last is None else annealed(self.done, first, last)
 
-    def extended(self, actor: LanguageActor, experience: language.Experience) -> language.Experience:
+    def extended(self, actor: LanguageActor, experience: Experience) -> Experience:
         self.teacher = self.teacher or Teacher(self.settings.teacher, actor.policy)
         experience.teacher = self.teacher.log_probs(experience.rollout, actor.config.rollout.batch_size)
-        experience.every = True
+        experience.all_teach = True
         return experience
 
     def penalties(
-        self, policy: LanguagePolicy, experience: language.Experience, rows: Tensor, log_prob: Tensor
+        self, policy: LanguagePolicy, experience: Experience, rows: Tensor, log_prob: Tensor
     ) -> dict[str, tuple[float, Tensor]]:
         assert experience.teacher is not None
         reward = experience.reward[rows] if self.settings.reward_guided else None

@@ -17,6 +17,7 @@ import torch
 from pydantic import Field
 
 from flowalign.actors.language import LanguageActor
+from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, last_members
 from flowalign.core.imitation import prefix_share, uncertain_prefix
@@ -59,11 +60,11 @@ class PrefixRFT(language.LanguageAlgorithm):
             made[row] = list(tokens[: min(int(share * len(tokens)), len(tokens) - 1)])
         return made
 
-    def rollout(self, actor: LanguageActor, batch: Batch) -> TextRollout:
+    def sampled(self, actor: LanguageActor, batch: Batch) -> TextRollout:
         arguments = actor.config.rollout.arguments()
         return continued(actor.policy, batch.prompts, self.prefixes(actor, batch), batch.noise_seeds, **arguments)
 
-    def extended(self, actor: LanguageActor, experience: language.Experience) -> language.Experience:
+    def extended(self, actor: LanguageActor, experience: Experience) -> Experience:
         rollout = experience.rollout
         count = torch.tensor([len(own) for own in self.prefixes(actor, experience.batch)], device=actor.device)
         prefix = (torch.arange(rollout.mask.shape[1], device=actor.device) < count[:, None]) & rollout.mask

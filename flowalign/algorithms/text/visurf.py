@@ -31,7 +31,7 @@ class ViSurf(language.LanguageAlgorithm):
     settings: ViSurfSettings
     takes_turns = False
 
-    def rollout(self, actor: LanguageActor, batch: Batch) -> TextRollout:
+    def sampled(self, actor: LanguageActor, batch: Batch) -> TextRollout:
         last = last_members(batch)
         others = [row for row in range(len(batch)) if not last[row]]
         shown = [row for row in range(len(batch)) if last[row]]

@@ -6,23 +6,20 @@ the pictures are worth (`scores`), which reward every step gets (`step_reward`),
 the settings name.
 """
 
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
-from PIL.Image import Image
 from torch import Tensor
 
 from flowalign.actors.diffusion import DiffusionActor
 from flowalign.actors.draw import Draw
 from flowalign.algorithms import base
-from flowalign.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
+from flowalign.algorithms.policy_gradient import Experience, PolicyGradient, PolicyGradientSettings
 from flowalign.config import Config, Named
 from flowalign.core.divergences import gaussian_kl, velocity_mse
-from flowalign.core.record import Scored
+from flowalign.core.record import Actions, Record
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
@@ -40,36 +37,19 @@ class PolicySettings(PolicyGradientSettings):
 
 
 @dataclass
-class Actions:
-    """N stored actions under the present weights; gradients flow through log_prob, mean and velocity."""
+class Steps(Actions):
+    """N stored denoising steps under the present weights; gradients flow through mean and velocity too."""
 
     rollout: Rollout
     samples: Tensor
     """[N]"""
     steps: Tensor
     """[N]"""
-    advantage: Tensor
-    """[N]"""
     velocity: Tensor
     """[N, ...]"""
     transition: Transition
     velocity_reference: Tensor | None
     """[N, ...], None where the loss does not use the reference"""
-
-    @property
-    def log_prob(self) -> Tensor:
-        """[N]"""
-        return self.transition.log_prob
-
-    @property
-    def old_log_prob(self) -> Tensor:
-        """[N]"""
-        return self.rollout.trajectory.log_prob[self.samples, self.steps]
-
-    @property
-    def ratio(self) -> Tensor:
-        """[N] how much more probable the action is under the present weights than when it was drawn."""
-        return torch.exp(self.log_prob - self.old_log_prob)
 
     @cached_property
     def mean_old(self) -> Tensor:
@@ -92,24 +72,6 @@ class Actions:
         """[N] change of sigma over the step, negative."""
         sigmas = self.rollout.trajectory.sigmas
         return sigmas[self.steps + 1] - sigmas[self.steps]
-
-
-@dataclass
-class Experience(base.Experience):
-    """One process's part of an iteration: its rollout, its scores and what each action earned."""
-
-    rollout: Rollout
-    scores: Scores
-    reward: Tensor
-    """[B] that the advantages came from: the score, where every step has a reward of its own"""
-    advantage: Tensor
-    """[B, T]"""
-
-    def outcome(self) -> tuple[Tensor, Tensor]:
-        return self.scores.value, self.advantage.abs().mean(1)
-
-    def useful(self, items: Tensor) -> Tensor:
-        return self.advantage[items[:, 0], items[:, 1]] != 0
 
 
 class TrajectoryAlgorithm(PolicyGradient):
@@ -141,64 +103,33 @@ class TrajectoryAlgorithm(PolicyGradient):
         etas = config.build_plan().etas(config.rollout.steps, config.rollout.eta, 0, 0)
         return config.training.group_size * int((etas > 0).sum())
 
-    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
-        """The trajectories to learn from and the samples they are of; one group's stand side by side."""
-        return actor.rollout(batch), batch
+    def record(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Record:
+        record = super().record(actor, rollout, batch, scores)
+        if record.reward.dim() == 2:
+            actor.calibrate(record.reward, record.mask)
+        return record
 
-    def scores(self, actor: DiffusionActor, images: Sequence[Image], batch: Batch) -> Scores:
-        """Scores of the finished pictures.
+    def items_of(self, rollout: Rollout) -> Tensor:
+        """[N, 2] (sample, step) of every stochastic step, group after group."""
+        return rollout.mask.nonzero()
 
-        May run in a thread of its own while the policy samples further groups, and so leaves the policy alone.
-        """
-        return actor.score(images, batch)
-
-    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
-        """[B] or [B, T] rewards; here the finished sample's, one a trajectory."""
-        return scores.value
-
-    def loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
         """[N] loss of each action, and named [N] values for the metrics: the named loss and the divergence."""
-        return self.penalised(actions, actions)
-
-    def penalised(self, actions: Actions, scored: Scored) -> tuple[Tensor, dict[str, Tensor]]:
-        """The named loss of these log-probabilities and advantages, plus the actions' divergence."""
-        loss, metrics = self.loss_of(scored)
+        loss, metrics = self.loss_of(actions)
         penalty, more = self.penalty(actions)
         return loss + penalty, metrics | more
 
-    def penalty(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
+    def penalty(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
         """[N] weighted divergence from the start weights, 0 where it has no weight."""
         if not self.uses_reference:
             return torch.zeros_like(actions.log_prob), {}
         assert actions.velocity_reference is not None
         if self.settings.divergence == "kl":
-            made = actions.transition
-            divergence = gaussian_kl(made.mean, actions.mean_reference, made.std)
+            step = actions.transition
+            divergence = gaussian_kl(step.mean, actions.mean_reference, step.std)
         else:
             divergence = velocity_mse(actions.velocity, actions.velocity_reference)
         return self.settings.kl_weight * divergence, {"policy/kl": divergence}
-
-    def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
-        """Roll out, score, and give credit."""
-        with draw.scoring as scoring:
-            for batch in draw:
-                rollout, batch = self.rollout(actor, batch)
-                pictures = actor.decode(rollout)
-                draw.put(rollout, batch, scoring.submit(self.scores, actor, pictures, batch))
-            rollout, batch, scores = draw.whole()
-        begin = time.perf_counter()
-        reward = self.step_reward(actor, rollout, batch, scores)
-        actor.add_seconds("reward", time.perf_counter() - begin)
-
-        record = actor.record(rollout, batch, scores, reward)
-        if record.reward.dim() == 2:
-            actor.calibrate(record.reward, record.mask)
-        advantage = self.advantages(record)
-        metrics = actor.score_metrics(scores, record.group) | actor.metrics
-        actor.metrics = {}
-        items = rollout.trajectory.mask.nonzero()
-        reward = reward if reward.dim() == 1 else scores.value
-        return Experience(batch, metrics, items, rollout, scores, reward, actor.own(advantage, len(batch)))
 
     def show(self, actor: DiffusionActor, batch: Batch) -> base.Seen:
         seen = self.collect(actor, Draw(actor, batch))
@@ -212,9 +143,6 @@ class TrajectoryAlgorithm(PolicyGradient):
         """[B, B] verdicts of the comparisons that the last rewards came from, as in `Seen`; None without any."""
         return None
 
-    def verify(self, policy: DiffusersPolicy, experience: Experience) -> None:
-        policy.verify(experience.rollout)
-
     def losses(
         self, policy: DiffusersPolicy, experience: Experience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -222,7 +150,7 @@ class TrajectoryAlgorithm(PolicyGradient):
         loss, values = self.loss(actions)
         return loss, {**values, "policy/ratio": actions.ratio}
 
-    def actions(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Actions:
+    def actions(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Steps:
         """The stored actions of [N, 2] (sample, step) pairs, scored under the present weights."""
         samples, steps = items.unbind(1)
         rollout = experience.rollout
@@ -231,6 +159,18 @@ class TrajectoryAlgorithm(PolicyGradient):
         if self.uses_reference:
             with torch.no_grad(), policy.reference():
                 reference = policy.velocity(rollout, samples, steps)
-        made = rollout.trajectory.score(rollout.kernel, velocity, samples, steps)
-        advantage = experience.advantage[samples, steps]
-        return Actions(rollout, samples, steps, advantage, velocity, made, reference)
+        transition = rollout.trajectory.score(rollout.kernel, velocity, samples, steps)
+        return Steps(
+            transition.log_prob,
+            rollout.trajectory.log_prob[samples, steps],
+            experience.advantage[samples, steps],
+            rollout.mask[samples, steps],
+            experience.group[samples],
+            experience.reward[samples],
+            rollout,
+            samples,
+            steps,
+            velocity,
+            transition,
+            reference,
+        )

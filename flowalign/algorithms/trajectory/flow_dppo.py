@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms.trajectory import base as trajectory
-from flowalign.algorithms.trajectory.base import Actions, TrajectoryAlgorithm
+from flowalign.algorithms.trajectory.base import Steps, TrajectoryAlgorithm
 from flowalign.config import Named
 from flowalign.core.divergences import gaussian_kl
 from flowalign.core.losses import dppo_mask
@@ -27,7 +27,7 @@ class FlowDPPO(TrajectoryAlgorithm):
     Settings = FlowDPPOSettings
     settings: FlowDPPOSettings
 
-    def loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
         made = actions.transition
         divergence = gaussian_kl(made.mean, actions.mean_old, made.std)
         keep = dppo_mask(actions.ratio, actions.advantage, divergence, self.settings.threshold)

@@ -5,15 +5,16 @@ and multiplied by std (RatioNorm), so that one clip range serves all steps, and 
 which evens out their gradients. The clip range is far smaller than Flow-GRPO's: about 2e-6.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from flowalign import registry
 from flowalign.algorithms.trajectory import base as trajectory
-from flowalign.algorithms.trajectory.base import Actions, TrajectoryAlgorithm
+from flowalign.algorithms.trajectory.base import Steps, TrajectoryAlgorithm
 from flowalign.config import Config, Named
 from flowalign.core.losses import guard_log_ratio
-from flowalign.core.record import ScoredActions
 from flowalign.errors import ConfigError
 from samplers.kernels import gaussian_log_prob, traits_of
 
@@ -36,9 +37,8 @@ class GRPOGuard(TrajectoryAlgorithm):
                 "others; cps and flow_sde work"
             )
 
-    def loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
         made = actions.transition
         log_ratio = guard_log_ratio(made.log_prob, actions.old_log_prob, made.mean, actions.mean_old, made.std)
-        scored = ScoredActions(log_ratio, torch.zeros_like(log_ratio), actions.advantage)
-        loss, metrics = self.penalised(actions, scored)
+        loss, metrics = super().loss(replace(actions, log_prob=log_ratio, old_log_prob=torch.zeros_like(log_ratio)))
         return loss / -actions.dt, metrics

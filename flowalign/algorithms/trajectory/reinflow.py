@@ -14,8 +14,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from flowalign.actors.diffusion import DiffusionActor
+from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.trajectory import base as trajectory
-from flowalign.algorithms.trajectory.base import Actions, Experience, TrajectoryAlgorithm
+from flowalign.algorithms.trajectory.base import Steps, TrajectoryAlgorithm
 from flowalign.core.divergences import gaussian_entropy
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
@@ -60,12 +61,12 @@ class ReinFlow(TrajectoryAlgorithm):
     def _kernel(self, policy: DiffusersPolicy, prompts: Sequence[str]) -> Kernel:
         return self.network.given(policy.prompt_vectors(prompts).to(policy.device))
 
-    def actions(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Actions:
+    def actions(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Steps:
         samples = items[:, 0].tolist()
         experience.rollout.kernel = self._kernel(policy, [experience.batch.prompts[i] for i in samples])
         return super().actions(policy, experience, items)
 
-    def loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
         loss, metrics = super().loss(actions)
         std = actions.transition.std
         entropy = gaussian_entropy(std)

@@ -9,7 +9,7 @@ over the steps; the divergence is not weighted.
 from torch import Tensor
 
 from flowalign.actors.diffusion import DiffusionActor
-from flowalign.algorithms.trajectory.base import Actions, TrajectoryAlgorithm
+from flowalign.algorithms.trajectory.base import Steps, TrajectoryAlgorithm
 from flowalign.algorithms.trajectory.branching import SINGLE, branch_everywhere, places
 from flowalign.config import Config
 from flowalign.core.losses import noise_weight
@@ -29,7 +29,7 @@ class TempFlowGRPO(TrajectoryAlgorithm):
     def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
         return branch_everywhere(actor, batch)
 
-    def loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
         trajectory = actions.rollout.trajectory
         trained = trajectory.mask.any(0)
         std = step_std(actions.rollout.kernel, trajectory.sigmas, trajectory.eta.amax(0))

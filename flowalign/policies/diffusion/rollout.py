@@ -27,6 +27,11 @@ class Rollout(Rows):
     first_frames: Tensor | None = None
     """[B, C, F, H, W] latents that were not sampled but come from a picture; None where all were sampled"""
 
+    @property
+    def mask(self) -> Tensor:
+        """[B, T] bool: the stochastic steps."""
+        return self.trajectory.mask
+
     def branch(self, trajectory: Trajectory, samples: Tensor) -> "Rollout":
         """A rollout of other trajectories under the conditions of these samples, [N] indices."""
         return self.take(samples, trajectory=trajectory)

@@ -10,7 +10,8 @@ import torch
 
 from flowalign.actors.draw import Draw
 from flowalign.actors.scoring import Scoring
-from flowalign.algorithms.trajectory.base import Experience, TrajectoryAlgorithm
+from flowalign.algorithms.policy_gradient import Experience
+from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.config import Sampling
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch, draw_batch

@@ -10,7 +10,7 @@ from torch import Tensor
 from flowalign.core import losses
 from flowalign.core.aggregation import Aggregation, action_weights
 from flowalign.core.losses import clip_fraction, clipped_policy_loss, dppo_mask, guard_log_ratio, noise_weight
-from flowalign.core.record import ScoredTokens
+from flowalign.core.record import Actions
 from samplers import flow_sde, step_std
 from samplers.kernels import gaussian_log_prob
 
@@ -170,10 +170,10 @@ GROUP = torch.tensor([0, 0, 0, 1, 1, 1])
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0]]).bool()
 
 
-def scored(on_policy: bool = False) -> ScoredTokens:
+def scored(on_policy: bool = False) -> Actions:
     old = -torch.rand(6, 4)
     log_prob = old.clone() if on_policy else old + 0.2 * torch.randn(6, 4)
-    return ScoredTokens(
+    return Actions(
         log_prob=log_prob.requires_grad_(),
         old_log_prob=old,
         advantage=torch.randn(6, 1).expand(6, 4),
@@ -207,7 +207,7 @@ def test_cispo_never_loses_a_gradient() -> None:
     assert (actions.log_prob.grad != 0).all()
 
 
-def literal_rho(actions: ScoredTokens) -> Tensor:
+def literal_rho(actions: Actions) -> Tensor:
     return torch.stack([(actions.log_prob - actions.old_log_prob)[b][MASK[b]].sum() for b in range(6)])
 
 

@@ -12,7 +12,7 @@ from flowalign.core import advantages
 from flowalign.core.aggregation import Aggregation, action_weights
 from flowalign.core.divergences import sampled_kl
 from flowalign.core.losses import cispo, gspo, ppo
-from flowalign.core.record import Record, ScoredTokens
+from flowalign.core.record import Actions, Record
 
 NUMBERS = json.loads((Path(__file__).parent / "originals" / "numbers.json").read_text())
 GIVEN = {name: torch.tensor(values) for name, values in NUMBERS["inputs"].items()}
@@ -63,8 +63,8 @@ def test_advantages_are_verls(name: str, advantage: Any) -> None:
     close(made * MASK, NUMBERS["verl"]["advantages"][name])
 
 
-def scored() -> ScoredTokens:
-    return ScoredTokens(
+def scored() -> Actions:
+    return Actions(
         log_prob=GIVEN["log_prob"].clone().requires_grad_(),
         old_log_prob=GIVEN["old_log_prob"],
         advantage=GIVEN["advantage"],

@@ -12,13 +12,14 @@ from safetensors.torch import load_file
 
 from flowalign.actors.draw import Draw
 from flowalign.actors.language import LanguageActor
-from flowalign.algorithms.text.base import Experience, LanguageSettings
+from flowalign.algorithms.policy_gradient import Experience
+from flowalign.algorithms.text.base import LanguageSettings
 from flowalign.algorithms.text.grpo import GRPO
 from flowalign.config import load, recipe
 from flowalign.config.language import TextConfig
 from flowalign.core.aggregation import action_weights
 from flowalign.core.losses import ppo
-from flowalign.core.record import ScoredTokens
+from flowalign.core.record import Actions
 from flowalign.data.batches import Batch, draw_batch
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
@@ -123,7 +124,7 @@ def test_micro_batches_add_up_to_the_aggregated_loss(aggregation: Any, world: Pa
     parts = [run.algorithm.losses(run.policy, experience, items)[0] for items in experience.items.split(5)]
     rollout = experience.rollout
     log_prob, _ = run.policy.log_probs(rollout, torch.arange(32))
-    tokens = ScoredTokens(
+    tokens = Actions(
         log_prob, rollout.log_prob, experience.advantage, rollout.mask, experience.group, experience.reward
     )
     weights = action_weights(rollout.mask, aggregation, length=5)
