@@ -106,7 +106,7 @@ class Recorder:
         """Make the next transition and return the new sample, [B, ...] float32."""
         k, batch = len(self.velocities), len(self.x)
         noise = normal(self.x.shape[1:], self.sources, self.x.device) if self.stochastic[k] else None
-        made = transition(
+        transitioned = transition(
             self.kernel,
             self.x,
             velocity,
@@ -115,15 +115,15 @@ class Recorder:
             self.eta[:, k],
             noise=noise,
         )
-        x = made.next
+        x = transitioned.next
         if self.solver is not None and k >= self.last:
             solved = self.solver.step(self.x, velocity)
             x = solved if k > self.last else x
         self.x = x
         self.latents.append(x)
         self.velocities.append(velocity.float())
-        self.log_probs.append(made.log_prob)
-        self.etas.append(self.eta[:, k] * made.stochastic)
+        self.log_probs.append(transitioned.log_prob)
+        self.etas.append(self.eta[:, k] * transitioned.stochastic)
         return x
 
     def trajectory(self) -> Trajectory:

@@ -8,13 +8,13 @@ from flowalign.data import shipped
 from flowalign.errors import ConfigError
 from flowalign.policies.base import Policy
 from flowalign.policies.diffusion import DiffusersPolicy
-from flowalign.policies.settings import Sampling, TextSampling
+from flowalign.policies.settings import Sampling, SamplingSettings
 from flowalign.training.building import build_policy
 
 
 def load_for_sampling(
     model: str, lora: Path | None, dtype: str, trained: bool = True
-) -> tuple[Policy[Any], Sampling | TextSampling]:
+) -> tuple[Policy[Any], SamplingSettings]:
     """A policy ready to sample, and the section of a configuration that says how.
 
     Args:
@@ -29,7 +29,7 @@ def load_for_sampling(
     if (folder / "config.yaml").is_file():
         config = load(folder / "config.yaml")
         policy: Policy[Any] = build_policy(config, device)
-        sampling: Sampling | TextSampling = config.evaluation
+        sampling: SamplingSettings = config.evaluation
         if trained and weights is None:
             weights = trained_weights(folder)
     else:

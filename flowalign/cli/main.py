@@ -116,7 +116,7 @@ def evaluate_run(
         reward,
         Prompts.of(settings),
         settings,
-        pictures or settings.per_prompt,
+        pictures or settings.samples_per_prompt,
         settings.seed if seed is None else seed,
     )
     print_means(result.means(by="category"))

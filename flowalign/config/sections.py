@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from flowalign import registry
 from flowalign.data import Difficulty, PromptList, Prompts
 from flowalign.errors import ConfigError
-from flowalign.policies.settings import Network
+from flowalign.policies.settings import Network, SamplingSettings
 from flowalign.selection.settings import DynamicSampling, ReplaySettings
 from flowalign.settings import Section, parse
 
@@ -48,7 +48,7 @@ class Watch(Section):
     """stop ends the run with the weights of the last good evaluation"""
 
 
-class Heldout(PromptList):
+class Heldout(SamplingSettings, PromptList):
     """What is measured before, during and after training."""
 
     prompts: str | None = None

@@ -12,7 +12,7 @@ from peft import LoraConfig
 from torch import Tensor, nn
 
 from flowalign.errors import ConfigError, FlowalignError
-from flowalign.policies.settings import Sampling, TextSampling
+from flowalign.policies.settings import SamplingSettings
 
 
 def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
@@ -181,7 +181,7 @@ class Policy(Generic[R]):
         self,
         prompts: Sequence[str],
         seeds: Sequence[int],
-        sampling: Sampling | TextSampling,
+        sampling: SamplingSettings,
         metadata: Sequence[Mapping[str, Any]] = (),
     ) -> list[Any]:
         """A finished sample of every prompt."""

@@ -64,7 +64,18 @@ class TextModel(Network):
     """an image-text-to-text model: a prompt is a user's turn that shows the pictures under 'image' in its metadata"""
 
 
-class Sampling(Section):
+class SamplingSettings(Section):
+    """What all sampling has."""
+
+    batch_size: int = Field(16, ge=1)
+    """samples a network call, each process"""
+
+    def arguments(self) -> dict[str, Any]:
+        """As keyword arguments of a policy's `sample`."""
+        raise NotImplementedError
+
+
+class Sampling(SamplingSettings):
     """How a pipeline is sampled."""
 
     steps: int = Field(10, ge=1)
@@ -76,11 +87,9 @@ class Sampling(Section):
     width: int | None = Field(None, ge=8)
     num_frames: int | None = Field(None, ge=1)
     """of a video"""
-    batch_size: int = Field(16, ge=1)
-    """samples a network call, each process"""
 
     def arguments(self, kept: Sequence[int] | None = None) -> dict[str, Any]:
-        """As keyword arguments of `DiffusersPolicy.sample`.
+        """As keyword arguments of a policy's `sample`.
 
         Args:
             kept: only these steps of the schedule; needs `sigmas`.
@@ -94,7 +103,7 @@ class Sampling(Section):
         return base | {"batch_size": self.batch_size} | size
 
 
-class TextSampling(Section):
+class TextSampling(SamplingSettings):
     """How a language model is sampled."""
 
     max_new_tokens: int = Field(256, ge=1)
@@ -105,5 +114,4 @@ class TextSampling(Section):
     """texts a network call, each process"""
 
     def arguments(self) -> dict[str, Any]:
-        """As keyword arguments of `LanguagePolicy.sample`."""
         return {key: getattr(self, key) for key in ("max_new_tokens", "temperature", "batch_size")}

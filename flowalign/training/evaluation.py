@@ -8,7 +8,7 @@ from accelerate.utils import gather_object
 
 from flowalign.data import Prompts
 from flowalign.policies.base import Policy
-from flowalign.policies.settings import Sampling, TextSampling
+from flowalign.policies.settings import SamplingSettings
 from rewards import Reward, score
 
 
@@ -55,7 +55,7 @@ def evaluate(
     policy: Policy[Any],
     reward: Reward,
     prompts: Prompts,
-    sampling: Sampling | TextSampling,
+    sampling: SamplingSettings,
     per_prompt: int,
     seed: int,
     accelerator: Accelerator | None = None,

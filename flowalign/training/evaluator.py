@@ -46,7 +46,7 @@ class Evaluator:
         Args:
             done: share of the training that came before, for rewards that follow it.
         """
-        settings: Any = self.settings
+        settings = self.settings
         if settings.prompts is None:
             return None
         prompts = Prompts.of(settings)

@@ -20,6 +20,12 @@ class TurnTaken(NamedTuple):
     """of the environment before the turn"""
 
 
+def right_padded(rows: Sequence[Sequence[Any]], padding: Any, device: torch.device) -> Tensor:
+    """[B, T] rows of different lengths, padded on the right."""
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[padding] * (width - len(row))] for row in rows], device=device)
+
+
 @dataclass
 class TextRollout(Rows):
     """B prompts and their sampled completions. A completion's end token belongs to it.

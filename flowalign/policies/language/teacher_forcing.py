@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flowalign.policies.language.policy import LanguagePolicy
-from flowalign.policies.language.rollout import TextRollout
+from flowalign.policies.language.rollout import TextRollout, right_padded
 from rewards.base import Steps
 
 
@@ -102,11 +102,8 @@ def _rollout_of(
 ) -> TextRollout:
     """A rollout of completions of these token ids, its log-probabilities still 0."""
     padding = policy.tokenizer.pad_token_id
-    lengths = torch.tensor([len(row) for row in rows], device=policy.device)
-    width = int(lengths.max())
-    tokens = [row + [padding] * (width - len(row)) for row in rows]
-    completion = torch.tensor(tokens, device=policy.device)
-    mask = torch.arange(width, device=policy.device) < lengths[:, None]
+    completion = right_padded(rows, padding, policy.device)
+    mask = right_padded([[True] * len(row) for row in rows], False, policy.device)
     nothing = torch.zeros(mask.shape, device=policy.device)
     ended = ended.to(policy.device)
     return TextRollout(list(prompts), ids, prompt_mask, completion, mask, nothing, nothing, ended, temperature, padding)

@@ -12,7 +12,7 @@ from torch import Tensor
 from flowalign.environments import Answer, Environment
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.language.policy import LanguagePolicy
-from flowalign.policies.language.rollout import TextRollout, TurnTaken
+from flowalign.policies.language.rollout import TextRollout, TurnTaken, right_padded
 from flowalign.policies.language.teacher_forcing import characters
 from rewards.base import told
 from rewards.text.turns import Transcript, Turn
@@ -161,11 +161,9 @@ class AgentPolicy(LanguagePolicy):
 
     def _rollout(self, episodes: Sequence[Episode], temperature: float) -> TextRollout:
         ids, prompt_mask = self.padded([each.begun for each in episodes], [each.prompt for each in episodes], 0)
-        width = max(len(each.tokens) for each in episodes)
 
         def rows(name: str, padding: Any) -> Tensor:
-            lists = [getattr(each, name) for each in episodes]
-            return torch.tensor([row + [padding] * (width - len(row)) for row in lists], device=self.device)
+            return right_padded([getattr(each, name) for each in episodes], padding, self.device)
 
         return TextRollout(
             [each.prompt for each in episodes],
