@@ -167,7 +167,7 @@ class Around:
         bind(self.reward, model)
 
 
-def told(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """An error of somebody's code in one line, with its place."""
     where = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {' '.join(str(error).split())} ({where.filename}, line {where.lineno})"
@@ -186,7 +186,7 @@ def score(reward: Reward, samples: Sequence[Any], prompts: Sequence[str], metada
     except RewardError:
         raise
     except Exception as error:
-        raise RewardFailed(f"reward '{reward.name}' failed: {told(error)}; first prompt: {prompts[0]!r}") from error
+        raise RewardFailed(f"reward '{reward.name}' failed: {one_line(error)}; first prompt: {prompts[0]!r}") from error
     if scores.value.shape != (len(samples),):
         raise RewardError(
             f"reward '{reward.name}' returned {scores.value.numel()} values for {len(samples)} samples "

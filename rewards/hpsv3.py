@@ -186,11 +186,11 @@ class HPSv3:
             texts.append(
                 chat.replace(self.processor.image_token, self.processor.image_token * (rows * columns // merged))
             )
-        told = self.processor.tokenizer(texts, padding=True, return_tensors="pt").to(self.device)
+        inputs = self.processor.tokenizer(texts, padding=True, return_tensors="pt").to(self.device)
         reward_token = self.processor.tokenizer.convert_tokens_to_ids(REWARD_TOKEN)
         made = self.network(
-            told["input_ids"],
-            told["attention_mask"],
+            inputs["input_ids"],
+            inputs["attention_mask"],
             torch.cat(patches).to(self.dtype),
             torch.tensor(grids, device=self.device),
             reward_token,

@@ -73,18 +73,18 @@ class LanguageActor(Actor):
             reward: [B] of this process's samples.
         """
         rewards, weights = self.separate(scores)
-        everyone = partial(self._everyone, length=self.maximum(rollout.mask.shape[1]))
+        gathered = partial(self._gather_padded, length=self.maximum(rollout.mask.shape[1]))
         return Record(
             reward=self.gather(reward.to(self.device)),
             group=self.gather(torch.tensor(batch.group, device=self.device)),
-            mask=everyone(rollout.mask),
-            log_prob=everyone(rollout.log_prob),
+            mask=gathered(rollout.mask),
+            log_prob=gathered(rollout.log_prob),
             rewards=rewards,
             weights=weights,
             seed=derive_seed(self.config.training.seed, batch.iteration, 3),
-            entropy=everyone(rollout.entropy),
-            steps=None if scores.steps is None else everyone(at_tokens(self.policy, rollout, scores.steps)),
-            turn=everyone(rollout.turn) if rollout.episodes else None,
+            entropy=gathered(rollout.entropy),
+            steps=None if scores.steps is None else gathered(at_tokens(self.policy, rollout, scores.steps)),
+            turn=gathered(rollout.turn) if rollout.episodes else None,
             ended=self.gather(rollout.ended),
             weight=self.advantage_weight(scores),
         )
@@ -92,9 +92,9 @@ class LanguageActor(Actor):
     def states(self, rollout: TextRollout, batch: Batch) -> Tensor:
         """`states`, or those of turns, of all processes; a group is on one, so that its numbers belong together."""
         made = (states_of_turns if rollout.episodes else states)(rollout, batch.group)
-        return self._everyone(made, self.maximum(made.shape[1]))
+        return self._gather_padded(made, self.maximum(made.shape[1]))
 
-    def _everyone(self, values: Tensor, length: int) -> Tensor:
+    def _gather_padded(self, values: Tensor, length: int) -> Tensor:
         """Rows [B, T] of all processes, made `length` wide."""
         return self.gather(torch.nn.functional.pad(values, (0, length - values.shape[1])))
 

@@ -1,8 +1,8 @@
 """What the trainer knows of an algorithm: it collects experience, and gives the loss of the experience's items.
 
 An item is what is learned from in one piece: a step of a trajectory, a noised pair of pictures. The families are
-subclasses: `trajectory.py` learns from stochastic steps that were recorded, `dpo.py` from pairs of pictures,
-`language.py` from tokens.
+subclasses: `trajectory/` learns from stochastic steps that were recorded, `text/` from tokens (both by
+`policy_gradient.py`), `matching/` from noised clean samples.
 """
 
 from collections.abc import Mapping

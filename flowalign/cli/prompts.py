@@ -43,8 +43,8 @@ def geneval(
         kept_clear = [asked(record) for record in Prompts.read(str(avoid)).metadata] if avoid else []
     except (KeyError, IndexError) as error:
         raise ConfigError(f"{avoid}: not GenEval's metadata, which have 'tag' and 'include'") from error
-    train, held = generate(count, heldout, seed, parse_shares(shares), kept_clear)
-    for path, records in ((output, train), (output.with_name(f"{output.stem}_heldout{output.suffix}"), held)):
+    train, test = generate(count, heldout, seed, parse_shares(shares), kept_clear)
+    for path, records in ((output, train), (output.with_name(f"{output.stem}_heldout{output.suffix}"), test)):
         if records:
             write_atomically(path, "".join(json.dumps(record) + "\n" for record in records))
             distinct = len({asked(record) for record in records})

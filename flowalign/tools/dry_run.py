@@ -57,11 +57,11 @@ class Report:
 
     def lines(self) -> list[str]:
         """For people."""
-        spent = ", ".join(f"{name} {value:.2f} s" for name, value in self.seconds.items())
+        seconds = ", ".join(f"{name} {value:.2f} s" for name, value in self.seconds.items())
         where = "of the process" if self.device == "cpu" else f"on {self.device}"
         return [
             f"{self.model}: {self.parameters / 1e6:.4g}M random weights, {self.trained / 1e6:.4g}M trained",
-            f"one iteration of {self.samples} samples of {self.length}: {spent}",
+            f"one iteration of {self.samples} samples of {self.length}: {seconds}",
             f"peak memory {self.peak_memory / 2**30:.2f} GiB {where}",
         ]
 

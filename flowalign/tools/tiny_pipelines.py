@@ -53,7 +53,7 @@ class Tiny:
     sources: list[Source] | None = None
     """the picture files of each prompt of a test"""
 
-    def given(self, images: list[Image], mask: Image | None) -> dict[str, Any]:
+    def source_inputs(self, images: list[Image], mask: Image | None) -> dict[str, Any]:
         """The arguments of the pipeline's call that hold its pictures and mask."""
         pictures = {"first": images[0], "all": images, "mask": mask}
         return {name: pictures[value] if isinstance(value, str) else value for name, value in self.inputs.items()}

@@ -56,10 +56,10 @@ class Listener:
         rows, questions, right = [], [], []
         for i, (text, prompt, record) in enumerate(zip(samples, prompts, metadata, strict=True)):
             if found := self.pattern.search(text):
-                told = self.template.text(asked, prompt, dict(record) | {"text": found[1].strip()})
+                text = self.template.text(asked, prompt, dict(record) | {"text": found[1].strip()})
                 pictures = source_images([record])[0] if "image" in record else []
                 rows.append(i)
-                questions.append(Question(tuple(pictures), told, asked.system))
+                questions.append(Question(tuple(pictures), text, asked.system))
                 right.append(self._label(prompt, record, asked.labels))
         for i, label, chances in zip(rows, right, self.judge.choose(questions, asked.labels), strict=True):
             # a served listener that begins with none of the labels is sure of none

@@ -105,5 +105,7 @@ class ThoughtPRM:
     def _ask(self, name: str, prompts: Sequence[str], asked: Sequence[tuple[int, Mapping[str, str]]]) -> list[bool]:
         """Whether the judge says yes, of (row, fields of the question)."""
         question = self.questions[name]
-        told = [Question((), self.template.text(question, prompts[row], own), question.system) for row, own in asked]
-        return [bool(chance and chance[0] >= 0.5) for chance in self.judge.choose(told, question.labels)]
+        questions = [
+            Question((), self.template.text(question, prompts[row], own), question.system) for row, own in asked
+        ]
+        return [bool(chance and chance[0] >= 0.5) for chance in self.judge.choose(questions, question.labels)]

@@ -91,17 +91,17 @@ class Majority:
         self.pattern = re.compile(pattern, re.DOTALL) if pattern else None
 
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
-        given = [self._given(text) for text in samples]
+        answers = [self._answer(text) for text in samples]
         value = torch.zeros(len(samples))
         for members in groups(prompts, metadata):
-            votes = Counter(given[i] for i in members if given[i])
+            votes = Counter(answers[i] for i in members if answers[i])
             if votes:
                 ((most, _),) = votes.most_common(1)
                 for i in members:
-                    value[i] = float(given[i] == most)
+                    value[i] = float(answers[i] == most)
         return Scores(value)
 
-    def _given(self, text: str) -> str:
+    def _answer(self, text: str) -> str:
         if self.pattern is None:
             return text.strip()
         found = self.pattern.findall(text)

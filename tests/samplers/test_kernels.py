@@ -379,10 +379,10 @@ def test_the_gradient_widens_the_noise_when_far_samples_are_good() -> None:
 def test_learned_noise_knows_its_condition() -> None:
     net, s = trained_noise(condition_size=3), state(eta=1.0)
     condition = torch.randn(6, 3)
-    both = transition(net.given(condition), **s)
-    alone = transition(net.given(condition[5:]), **{k: v[5:] for k, v in s.items()})
+    both = transition(net.kernel(condition), **s)
+    alone = transition(net.kernel(condition[5:]), **{k: v[5:] for k, v in s.items()})
     torch.testing.assert_close(both.std[5:], alone.std)
-    assert (transition(net.given(condition.flip(0)), **s).std - both.std).abs().max() > 0.01
+    assert (transition(net.kernel(condition.flip(0)), **s).std - both.std).abs().max() > 0.01
     with pytest.raises(ValueError, match=r"use given\(condition\)"):
         transition(net, **s)
 

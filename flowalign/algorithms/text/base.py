@@ -116,7 +116,7 @@ class LanguageAlgorithm(PolicyGradient):
         experience = super().collect(actor, draw)
         if self.settings.off_policy is not None:
             self._correct(actor, experience)
-        return self.extended(actor, experience)
+        return self.augmented(actor, experience)
 
     def _correct(self, actor: LanguageActor, experience: Experience) -> None:
         """Weigh tokens that were drawn by other numerics than their log-probabilities are of."""
@@ -178,7 +178,7 @@ class LanguageAlgorithm(PolicyGradient):
         likelihood = masked_mean(record.log_prob, record.mask)
         return unlikeliness(record.reward, likelihood, record.group, self.settings.unlikeliness)
 
-    def extended(self, actor: LanguageActor, experience: Experience) -> Experience:
+    def augmented(self, actor: LanguageActor, experience: Experience) -> Experience:
         """The experience with what a subclass adds to it."""
         return experience
 

@@ -40,7 +40,7 @@ class GOPD(language.LanguageAlgorithm):
         s = self.settings
         return super().uses_reference or (s.extrapolation != 1 and s.reference is None)
 
-    def extended(self, actor: LanguageActor, experience: Experience) -> Experience:
+    def augmented(self, actor: LanguageActor, experience: Experience) -> Experience:
         s, rollout, size = self.settings, experience.rollout, actor.config.rollout.batch_size
         self.teacher = self.teacher or Teacher(s.teacher, actor.policy)
         teacher = self.teacher.log_probs(rollout, size)

@@ -49,7 +49,7 @@ class Imitating(language.LanguageAlgorithm):
         """What is imitated in this iteration."""
         raise NotImplementedError
 
-    def extended(self, actor: LanguageActor, experience: Experience) -> Experience:
+    def augmented(self, actor: LanguageActor, experience: Experience) -> Experience:
         examples = self.examples(actor, experience)
         rows = len(experience.rollout)
         own = replace(experience.rollout, sampler_log_prob=None)

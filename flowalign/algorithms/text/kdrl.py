@@ -50,7 +50,7 @@ class KDRL(language.LanguageAlgorithm):
         first, last = self.settings.distillation, self.settings.final_distillation
         return first if last is None else annealed(self.done, first, last)
 
-    def extended(self, actor: LanguageActor, experience: Experience) -> Experience:
+    def augmented(self, actor: LanguageActor, experience: Experience) -> Experience:
         self.teacher = self.teacher or Teacher(self.settings.teacher, actor.policy)
         experience.teacher = self.teacher.log_probs(experience.rollout, actor.config.rollout.batch_size)
         experience.all_teach = True

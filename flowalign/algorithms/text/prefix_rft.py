@@ -64,7 +64,7 @@ class PrefixRFT(language.LanguageAlgorithm):
         arguments = actor.config.rollout.arguments()
         return continued(actor.policy, batch.prompts, self.prefixes(actor, batch), batch.noise_seeds, **arguments)
 
-    def extended(self, actor: LanguageActor, experience: Experience) -> Experience:
+    def augmented(self, actor: LanguageActor, experience: Experience) -> Experience:
         rollout = experience.rollout
         count = torch.tensor([len(own) for own in self.prefixes(actor, experience.batch)], device=actor.device)
         prefix = (torch.arange(rollout.mask.shape[1], device=actor.device) < count[:, None]) & rollout.mask

@@ -59,7 +59,7 @@ class ReinFlow(TrajectoryAlgorithm):
         return Rollout.cat(parts), batch
 
     def _kernel(self, policy: DiffusersPolicy, prompts: Sequence[str]) -> Kernel:
-        return self.network.given(policy.prompt_vectors(prompts).to(policy.device))
+        return self.network.kernel(policy.prompt_vectors(prompts).to(policy.device))
 
     def actions(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Steps:
         samples = items[:, 0].tolist()

@@ -49,7 +49,7 @@ class Rollout(Rows):
         Raises:
             ConfigError: it differs between samples, which are of one prompt.
         """
-        first, last = (self._called_with(row) for row in (0, len(self) - 1))
+        first, last = (self._denoiser_inputs(row) for row in (0, len(self) - 1))
         if not all(torch.allclose(own, other) for own, other in zip(first, last, strict=True)):
             raise ConfigError(
                 "data.replay: this pipeline calls its denoiser with more of each sample's own than its latents, which "
@@ -57,7 +57,7 @@ class Rollout(Rows):
             )
         return self.trajectory.tensors(), {}
 
-    def _called_with(self, row: int) -> list[Tensor]:
+    def _denoiser_inputs(self, row: int) -> list[Tensor]:
         """The tensors that the denoiser got for a sample at the last step, without the latents."""
         device = self.trajectory.latents.device
         rows = torch.tensor([row], device=device)

@@ -14,7 +14,7 @@ from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout, TurnTaken, right_padded
 from flowalign.policies.language.teacher_forcing import characters
-from rewards.base import told
+from rewards.base import one_line
 from rewards.text.turns import Transcript, Turn
 from samplers import derive_seed
 
@@ -205,4 +205,4 @@ def _named(environment: Environment, prompt: str) -> Iterator[None]:
         raise
     except Exception as error:
         name = type(environment).__name__
-        raise FlowalignError(f"environment '{name}' failed: {told(error)}; prompt: {prompt!r}") from error
+        raise FlowalignError(f"environment '{name}' failed: {one_line(error)}; prompt: {prompt!r}") from error

@@ -28,7 +28,7 @@ def test_the_same_name_gives_the_same_weights() -> None:
 
 def test_a_call_takes_the_pictures_it_is_said_to() -> None:
     pictures, mask = [object(), object()], object()
-    assert PIPELINES["flux2_reference"].given(pictures, None) == {"image": pictures}
+    assert PIPELINES["flux2_reference"].source_inputs(pictures, None) == {"image": pictures}
     fills = {"image": pictures[0], "mask_image": mask, "strength": 1.0}
-    assert PIPELINES["sd15_inpaint"].given(pictures, mask) == fills
-    assert PIPELINES["ltx_i2v"].given(pictures, None) == {"image": pictures[0]}
+    assert PIPELINES["sd15_inpaint"].source_inputs(pictures, mask) == fills
+    assert PIPELINES["ltx_i2v"].source_inputs(pictures, None) == {"image": pictures[0]}

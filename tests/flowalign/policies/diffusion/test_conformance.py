@@ -103,7 +103,7 @@ def plain(pipe: DiffusionPipeline, policy: DiffusersPolicy, tiny: Tiny, guidance
             guided |= {"negative_prompt": [""] * len(rows)} if guidance > 1 else {}
         given = {}
         if tiny.sources:
-            given = tiny.given(*opened(tiny.sources[rows[0]], (tiny.call["width"], tiny.call["height"])))
+            given = tiny.source_inputs(*opened(tiny.sources[rows[0]], (tiny.call["width"], tiny.call["height"])))
         made += pipe(
             prompt=[PROMPTS[i] for i in rows],
             generator=[torch.Generator().manual_seed(SEEDS[i]) for i in rows],
