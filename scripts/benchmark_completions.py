@@ -68,7 +68,10 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
     shipped = ASSETS / arguments.model
     encode = {"max_sequence_length": 0} if arguments.model == "tiny_sd3" else {}
     policy = DiffusersPolicy.from_pretrained(
-        shipped if shipped.is_dir() else arguments.model, arguments.dtype, torch.device(arguments.device), encode_options=encode
+        shipped if shipped.is_dir() else arguments.model,
+        arguments.dtype,
+        torch.device(arguments.device),
+        encode_options=encode,
     )
     plan = All() if arguments.window is None else Window(arguments.window, start=1)
     size = {} if arguments.size is None else {"height": arguments.size, "width": arguments.size}
