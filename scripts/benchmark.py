@@ -17,6 +17,9 @@ trajectory to the optimizer's step, over every stochastic step of the rollout in
 (sample, step) pairs. The measurements take turns, and each figure is the median over --repeats turns.
 """
 
+import flowalign  # noqa: F401  before torch: it lets threads that wait sleep
+
+# isort: split
 import argparse
 import json
 import os

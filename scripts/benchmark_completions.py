@@ -10,6 +10,9 @@ every state of every sample; the largest difference between their latents is rep
 is the median over --repeats turns.
 """
 
+import flowalign  # noqa: F401  before torch: it lets threads that wait sleep
+
+# isort: split
 import argparse
 import json
 import os

@@ -17,6 +17,9 @@ too, so no text encoder is loaded. Defaults: 512 pixels, 10 steps, guidance 4.5,
   checkpointing computes again is not counted.
 """
 
+import flowalign  # noqa: F401  before torch: it lets threads that wait sleep
+
+# isort: split
 import argparse
 import json
 import math

@@ -12,6 +12,9 @@ picture as sampling it takes, as a model on another device would. Hidden is the 
 iteration does not wait for, with the groups in --parts parts (`rollout.overlap`); 1 - 1/parts is the most that can be.
 """
 
+import flowalign  # noqa: F401  before torch: it lets threads that wait sleep
+
+# isort: split
 import argparse
 import contextlib
 import json

@@ -8,6 +8,9 @@ is measured on the held-out prompts and written as float16 safetensors with its 
 quality.json. It loads with AutoModel, AutoTokenizer and AutoImageProcessor, so also as `pick_score`.
 """
 
+import flowalign  # noqa: F401  before torch: it lets threads that wait sleep
+
+# isort: split
 import argparse
 import json
 import time

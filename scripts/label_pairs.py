@@ -7,6 +7,9 @@ as the gallery exports votes, and the pictures beside it. Both pictures of a pai
 alike are left out.
 """
 
+import flowalign  # noqa: F401  before torch: it lets threads that wait sleep
+
+# isort: split
 import argparse
 import json
 from pathlib import Path
