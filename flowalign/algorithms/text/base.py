@@ -8,7 +8,7 @@ own file.
 """
 
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -19,7 +19,7 @@ from flowalign.actors.draw import Draw
 from flowalign.actors.language import LanguageActor
 from flowalign.algorithms import base
 from flowalign.algorithms.policy_gradient import Experience, PolicyGradient, PolicyGradientSettings
-from flowalign.config import Named
+from flowalign.config import Named, TextConfig
 from flowalign.core.aggregation import Aggregation, action_weights
 from flowalign.core.divergences import KLEstimate, sampled_kl
 from flowalign.core.entropy import entropy_modulated, uncertain, unlikeliness
@@ -81,7 +81,7 @@ class LanguageAlgorithm(PolicyGradient):
     """every text is sampled, so that it may be an episode with an environment"""
     unit = "texts"
 
-    def check(self, config: Any) -> None:
+    def check(self, config: TextConfig) -> None:
         if config.environment is not None and not self.takes_turns:
             raise ConfigError(
                 f"algorithm: '{config.algorithm.name}' learns from demonstrations, which are texts without turns; with "
@@ -109,7 +109,7 @@ class LanguageAlgorithm(PolicyGradient):
                 f"updates_per_iteration=1 and micro_batch_size={size} work"
             )
 
-    def items(self, config: Any) -> int:
+    def items(self, config: TextConfig) -> int:
         return config.training.group_size
 
     def collect(self, actor: LanguageActor, draw: Draw) -> Experience:

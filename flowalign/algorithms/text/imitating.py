@@ -6,7 +6,7 @@ several updates and several processes are the trainer's business.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import first_rows
+from flowalign.config import TextConfig
 from flowalign.core.imitation import imitation_loss
 from flowalign.core.record import Actions
 from flowalign.policies.language.rollout import TextRollout
@@ -42,7 +43,7 @@ class Imitating(language.LanguageAlgorithm):
     # imitated texts are in no group
     piece = "row"
 
-    def items(self, config: Any) -> int:
+    def items(self, config: TextConfig) -> int:
         return super().items(config) + 1
 
     def examples(self, actor: LanguageActor, experience: Experience) -> Examples:
