@@ -17,13 +17,11 @@ import torch.distributed.run
 import typer
 import yaml
 from accelerate.commands.launch import launch_command_parser
-from diffusers import StableDiffusion3Pipeline
 from PIL import Image
 
 from flowalign.cli.main import app, main
 from flowalign.cli.reward_file import read
 from flowalign.config import load, recipe
-from flowalign.data import ASSETS
 from flowalign.gallery.votes import Pair, Votes
 from flowalign.training import Trainer
 from rewards.rules import JPEGSize
@@ -141,6 +139,21 @@ def test_commands_and_their_options_exist(name: str, tmp_path: Path, monkeypatch
             raise AssertionError(f"{told}: {error}") from error
 
 
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("sample RUN prompt --cout 8", "--cout"),
+        ("smaple RUN prompt", "smaple"),
+        ("train configs/tiny_sd3/nowhere.yaml", "nowhere"),
+        ("train configs/tiny_sd3/demo.yaml training.iteratons=3", "iteratons"),
+        ("league configs/tiny_sd3/demo.yaml --budget seconds=9 --set evaluation.limt=4", "limt"),
+    ],
+)
+def test_what_does_not_exist_is_noticed(line: str, complaint: str) -> None:
+    with pytest.raises(Exception, match=complaint):
+        check_flowalign(line.split())
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where the documented commands run: with the recipes, and files as they name them."""
@@ -215,10 +228,12 @@ SNIPPETS = {
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
-def test_the_python_of_a_page_runs(page: Path, ran: dict[str, int | None], folder: Path) -> None:
+def test_the_python_of_a_page_runs(
+    page: Path, ran: dict[str, int | None], folder: Path, tiny_policy: Callable[..., Any]
+) -> None:
     names: dict[str, Any] = {
         "__name__": "snippet",
-        "pipe": StableDiffusion3Pipeline.from_pretrained(ASSETS / "tiny_sd3"),
+        "pipe": tiny_policy().pipeline,
         "config": load(recipe("tiny_sd3/demo"), SETTINGS),
         "Trainer": Trainer,
         "JPEGSize": JPEGSize,
@@ -246,5 +261,6 @@ def check_settings(values: dict[str, Any], folder: Path) -> None:
     text = {"environment", "model"} & values.keys() or "selection" in values.get("data", {})
     base = recipe("tiny_lm/grpo" if text else "tiny_sd3/flow_grpo")
     load(base, [f"{key}={json.dumps(value)}" for key, value in values.items()])
+    # whether they go together, with models and prompts that are here
     shipped = [f"{key}={json.dumps(value)}" for key, value in values.items() if key not in ("data", "model")]
-    load(base, [*shipped, "evaluation.prompts=null"]).check(processes=1)
+    load(base, [*shipped, f"evaluation.prompts={load(base).evaluation.prompts}"]).check(processes=1)
