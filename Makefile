@@ -6,6 +6,10 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS  :=
+# A process a core; the tests of a file share what it has trained.
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
+# Threads that wait for others sleep in the place of spinning (flowalign sets it too); one of your own wins.
+export OMP_WAIT_POLICY ?= PASSIVE
 # Tried in this order; the first that is new enough and can make a virtual environment is taken.
 PYTHON := python3.14 python3.13 python3.12 python3.11 python3
 
@@ -19,10 +23,10 @@ demo: $(STAMP)  ## align the tiny Stable Diffusion 3 that ships with flowalign; 
 	@$(BIN)/flowalign demo $(ARGS)
 
 test: lint  ## everything CI runs: lint, then all tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(PARALLEL)
 
 fast-test: $(STAMP)  ## the unit tests only
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 lint: $(STAMP)  ## ruff (lint and format) and mypy
 	@$(BIN)/ruff check .
@@ -47,5 +51,5 @@ $(STAMP): pyproject.toml constraints.txt
 	  $$found -m venv --clear $(VENV); \
 	fi
 	@echo "Installing flowalign into $(VENV) (once; torch is large, so this takes minutes)."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev,serve]' -c constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]' -c constraints.txt
 	@touch $@

@@ -19,5 +19,5 @@ class ConfigError(FlowalignError):
 def nearest(word: str, choices: Iterable[str]) -> str:
     """'did you mean X?' when a choice is close, else the list of choices."""
     choices = sorted(choices)
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(choices) or 'nothing'}"

@@ -1,17 +1,20 @@
 """Names in configurations to code. Imports happen when a name is used; a dotted path needs no registration."""
 
+import ast
 import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
-from torch import Tensor
 
 from flowalign.errors import ConfigError, nearest
-from rewards import PairwiseReward, Reward
+
+if TYPE_CHECKING:
+    pass
 
 ALGORITHMS = {
     "flow_grpo": "flowalign.algorithms.trajectory.flow_grpo:FlowGRPO",
@@ -40,7 +43,7 @@ ALGORITHMS = {
 }
 REWARDS = {
     "shapes": "rewards.shapes.reward:ShapesReward",
-    "tiny_clip": "flowalign.embedded:TinyCLIP",
+    "tiny_clip": "rewards.shapes.clip:TinyCLIP",
     "clip_score": "rewards.clip:CLIPScore",
     "pick_score": "rewards.clip:PickScore",
     "hpsv2": "rewards.clip:HPSv2",
@@ -66,10 +69,10 @@ REWARDS = {
     "rescaled": "rewards.compose:Rescaled",
     "scheduled": "rewards.compose:ScheduledSum",
     "per_frame": "rewards.frames:PerFrame",
-    "win_rate": "rewards.preference:WinRate",
+    "win_rate": "rewards.pairwise:WinRate",
     "cached": "rewards.cache:Cached",
-    "vlm_judge": "rewards.judges.reward:VLMJudge",
-    "vlm_pairwise": "rewards.judges.reward:PairwiseVLMJudge",
+    "vlm_judge": "rewards.judges.reward:JudgeReward",
+    "vlm_pairwise": "rewards.judges.reward:PairwiseJudgeReward",
     "remote": "rewards.remote:RemoteReward",
     "exact_match": "rewards.text.verifiers:ExactMatch",
     "maths": "rewards.text.verifiers:Maths",
@@ -88,46 +91,13 @@ REWARDS = {
     "delta_bound": "rewards.text.steps:DeltaBound",
     "gated": "rewards.text.steps:Gated",
     "trust_weighted": "rewards.text.steps:TrustWeighted",
-    "text_judge": "rewards.judges.text:TextJudge",
-    "text_pairwise": "rewards.judges.text:PairwiseTextJudge",
+    "text_judge": "rewards.judges.reward:JudgeReward",
+    "text_pairwise": "rewards.judges.reward:PairwiseJudgeReward",
     "listener": "rewards.judges.listener:Listener",
-    "thought_prm": "rewards.judges.text:ThoughtPRM",
+    "thought_prm": "rewards.judges.thoughts:ThoughtPRM",
     "environment": "rewards.text.turns:EnvironmentReward",
-    "compared": "rewards.compared:Compared",
+    "compared": "rewards.pairwise:Compared",
     "picture": "flowalign.policies.rendering:Rendered",
-}
-KERNELS = {
-    name: f"samplers.kernels:{name}" for name in ("ode", "flow_sde", "dance_sde", "cps", "cps_published", "ddim")
-}
-PLANS = {
-    "all": "samplers.plans:All",
-    "window": "samplers.plans:Window",
-    "single": "samplers.plans:Single",
-    "decay": "samplers.plans:Decay",
-    "calibrated": "samplers.plans:Calibrated",
-    "tree": "samplers.plans:Tree",
-}
-ADVANTAGES = {
-    name: f"flowalign.core.estimators:{name}"
-    for name in (
-        "grpo",
-        "dr_grpo",
-        "rloo",
-        "reinforce_pp",
-        "remax",
-        "gdpo",
-        "bnpo",
-        "ngrpo",
-        "gigpo",
-        "process",
-        "pass_k",
-        "max_rl",
-        "best_margin",
-        "psr_nsr",
-    )
-}
-LOSSES = {
-    name: f"flowalign.core.policy_losses:{name}" for name in ("ppo", "reinforce", "gspo", "cispo", "reg_grpo", "pacs")
 }
 SELECTIONS = {
     "shuffled": "flowalign.selection.shuffled:Shuffled",
@@ -174,17 +144,29 @@ MODELS = {
     "sdxl_inpaint": "flowalign.policies.diffusion.families.inpaint:SDXLInpaint",
 }
 
-TABLES: dict[str, dict[str, str]] = {
+TABLES: dict[str, dict[str, str] | str] = {
     "algorithms": ALGORITHMS,
-    "kernels": KERNELS,
-    "plans": PLANS,
+    "kernels": "samplers.kernels:KERNELS",
+    "plans": "samplers.plans:PLANS",
     "rewards": REWARDS,
     "models": MODELS,
-    "advantages": ADVANTAGES,
-    "losses": LOSSES,
+    "advantages": "flowalign.core.advantages:ADVANTAGES",
+    "losses": "flowalign.core.losses:LOSSES",
     "selections": SELECTIONS,
     "environments": ENVIRONMENTS,
 }
+"""names to paths, or the path of a table that stands with what it names"""
+
+
+def names(table: str) -> Mapping[str, Any]:
+    """The names of a table, each with its path or with what it stands for."""
+    entries = TABLES[table]
+    return _imported(entries) if isinstance(entries, str) else entries
+
+
+def _imported(path: str) -> Any:
+    module, _, attribute = path.rpartition(":" if ":" in path else ".")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def resolve(table: str, name: str, where: str = "") -> Any:
@@ -193,20 +175,46 @@ def resolve(table: str, name: str, where: str = "") -> Any:
     Args:
         where: the name stands in the configuration, for messages.
     """
-    place = f"{where}: " if where else ""
-    path = TABLES[table].get(name, name)
-    module, _, attribute = path.rpartition(":" if ":" in path else ".")
-    if not module:
-        raise ConfigError(f"{place}no {table[:-1]} is called '{name}'; {nearest(name, TABLES[table])}")
+    place, kind = f"{where}: " if where else "", "loss" if table == "losses" else table[:-1]
+    found = names(table).get(name, name)
+    if not isinstance(found, str):
+        return found
+    if ":" not in found and "." not in found:
+        raise ConfigError(f"{place}no {kind} is called '{name}'; {nearest(name, names(table))}")
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{place}{table[:-1]} '{name}' cannot be imported: {error}") from error
+        return _imported(found)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{place}{kind} '{name}' cannot be imported: {error}") from error
 
 
 def summary(table: str, name: str) -> str:
-    """First line of what a name stands for."""
-    return (inspect.getdoc(resolve(table, name)) or "").partition("\n")[0]
+    """First line of a registered name's docstring, read from the source: to import all of them takes a minute."""
+    module, _, attribute = listed(table)[name].partition(":")
+    docstrings = {
+        part.name: ast.get_docstring(part)
+        for part in _source(module).body
+        if isinstance(part, ast.ClassDef | ast.FunctionDef)
+    }
+    return (docstrings[attribute] or "").partition("\n")[0]
+
+
+def listed(table: str) -> dict[str, str]:
+    """The paths of a table's names, without importing what they stand for."""
+    entries = TABLES[table]
+    if not isinstance(entries, str):
+        return entries
+    module, _, attribute = entries.partition(":")
+    for part in _source(module).body:
+        if isinstance(part, ast.AnnAssign) and ast.unparse(part.target) == attribute:
+            assert isinstance(part.value, ast.Dict)
+            pairs = zip(part.value.keys, part.value.values, strict=True)
+            return {ast.literal_eval(key): f"{module}:{ast.unparse(value)}" for key, value in pairs if key is not None}
+    raise KeyError(entries)
+
+
+@functools.cache
+def _source(module: str) -> ast.Module:
+    return ast.parse(Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py").read_text())
 
 
 Make = Callable[[str, str, Mapping[str, Any], str], Any]
@@ -238,6 +246,18 @@ def build(table: str, name: str, arguments: Mapping[str, Any], where: str) -> An
         raise ConfigError(f"{where}: {' '.join(str(error).split())}") from error
 
 
+def rewards_within(name: str, settings: Mapping[str, Any]) -> list[Any]:
+    """What the name of a reward stands for, and the names of all rewards in its settings; nothing is made."""
+    found = []
+
+    def visit(table: str, name: str, settings: Mapping[str, Any], where: str) -> None:
+        found.append(resolve(table, name, where))
+        _checked(table, name, settings, where, nested=visit)
+
+    visit("rewards", name, settings, "")
+    return found
+
+
 def _checked(table: str, name: str, arguments: Mapping[str, Any], where: str, nested: Make) -> dict[str, Any]:
     """Checked arguments; `nested` says what becomes of the rewards among them."""
     target = resolve(table, name, where)
@@ -262,7 +282,7 @@ def _checked(table: str, name: str, arguments: Mapping[str, Any], where: str, ne
     return checked
 
 
-def part(table: str, name: str, settings: Mapping[str, Any], where: str) -> Callable[[Any], Tensor]:
+def part(table: str, name: str, settings: Mapping[str, Any], where: str) -> Callable[[Any], Any]:
     """A function of one argument with settings as keywords (an advantage, a loss), its settings checked and bound.
 
     Raises:
@@ -276,7 +296,8 @@ def part(table: str, name: str, settings: Mapping[str, Any], where: str) -> Call
         if key not in known:
             raise ConfigError(f"{where}: '{name}' has no setting '{key}'; {nearest(key, known)}")
         bound[key] = _value(hints.get(key, Any), value, f"{where}.{key}")
-    return functools.partial(target, **bound)
+    # what the function declares is to be read from the part too
+    return functools.update_wrapper(functools.partial(target, **bound), target)
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
@@ -300,11 +321,15 @@ def _settings(target: type) -> dict[str, Any]:
 
 
 def _holds_rewards(hint: Any) -> bool:
+    from rewards import PairwiseReward, Reward
+
     return hint in (Reward, PairwiseReward) or any(_holds_rewards(inner) for inner in get_args(hint))
 
 
 def _rewards(hint: Any, value: Any, where: str, nested: Make) -> Any:
     """A setting that is a reward, or a list or mapping of rewards: each is written as its name and settings."""
+    from rewards import PairwiseReward, Reward
+
     kind, inner = get_origin(hint), get_args(hint)
     if hint in (Reward, PairwiseReward):
         if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):

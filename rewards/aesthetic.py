@@ -1,13 +1,13 @@
 """LAION's aesthetic predictor v2: a small head on CLIP's picture embedding (github.com/christophschuhmann/
 improved-aesthetic-predictor)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Unpack
 
 from torch import Tensor, nn
 
-from rewards.base import Scores, Spec
+from rewards.base import Metadata, Scores, Spec
 from rewards.clip import DualEncoderReward, EncoderSettings
 from rewards.vision import load_weights
 
@@ -54,5 +54,5 @@ class Aesthetic(DualEncoderReward):
         self.head.load_state_dict(tensors)
         self.head.to(self.device).eval().requires_grad_(False)
 
-    def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         return Scores(self.head(self.encoder.images(pixels)))

@@ -12,7 +12,11 @@ from PIL import Image as PIL
 from PIL.Image import Image
 from torch import Tensor
 
+from samplers.rows import Rows
+
 Kind = Literal["pointwise", "pairwise", "group", "set"]
+Metadata = Sequence[Mapping[str, Any]]
+"""what is known of each sample besides its prompt"""
 Steps = list[tuple[int, float]]
 """(how many characters of the text it ends after, reward) of each step, in order; a text's last step may say END"""
 END = 2**31
@@ -20,7 +24,7 @@ END = 2**31
 
 
 @dataclass
-class Scores:
+class Scores(Rows):
     """Scores of B samples."""
 
     value: Tensor
@@ -29,19 +33,8 @@ class Scores:
     """named [B] float32 values for the metrics and the gallery"""
     steps: list[Steps] | None = None
     """of texts: what the steps of each one earned, where a reward knows; they add up to `value`"""
-
-    def __getitem__(self, rows: Tensor) -> "Scores":
-        """Those of some samples, [N] indices."""
-        steps = None if self.steps is None else [self.steps[row] for row in rows.tolist()]
-        return Scores(self.value[rows], {name: values[rows] for name, values in self.parts.items()}, steps)
-
-    @staticmethod
-    def cat(parts: "Sequence[Scores]") -> "Scores":
-        """Join the scores of one reward."""
-        names = parts[0].parts
-        value = torch.cat([own.value for own in parts])
-        steps = None if parts[0].steps is None else [row for own in parts for row in own.steps or []]
-        return Scores(value, {name: torch.cat([own.parts[name] for own in parts]) for name in names}, steps)
+    weight: Tensor | None = None
+    """[B] how far each value is trusted, in [0, 1]: advantages are multiplied by it; None: all alike"""
 
 
 @dataclass(frozen=True)
@@ -50,8 +43,8 @@ class Spec:
 
     needs: frozenset[str] = frozenset({"image", "prompt"})
     """of "image", "text", "prompt", "metadata", "reference" (a picture or its file in metadata["reference"]), and
-    "frames" (`images` holds videos, each a sequence of frames). With "text", `images` may hold a language model's
-    texts, and nothing else where there is no "image"."""
+    "frames". They say what `samples` may hold: pictures ("image"), videos as sequences of pictures ("frames"), a
+    language model's texts ("text"), or pictures and texts (both)."""
     kind: Kind = "pointwise"
     """pointwise: each value depends on its own sample only. group: on the samples of its group (see `groups`), which
     come whole. set: on all samples of the call. pairwise: there is a `compare` instead of a call; `WinRate` makes a
@@ -65,13 +58,11 @@ class Spec:
 
 
 class Reward(Protocol):
-    """A reward. Any function (images, prompts) -> list of floats becomes one with `as_reward`."""
+    """A reward of pictures, videos or texts. `as_reward` makes one of any function (samples, prompts) -> floats."""
 
     name: str
 
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores: ...
+    def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores: ...
 
 
 @runtime_checkable
@@ -80,7 +71,7 @@ class DifferentiableReward(Protocol):
 
     name: str
 
-    def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Scores of pictures [B, 3, H, W] in [0, 1], on their device; `value` carries the gradient."""
 
 
@@ -91,10 +82,10 @@ class PairwiseReward(Protocol):
 
     def compare(
         self,
-        first: Sequence[Image],
-        second: Sequence[Image],
+        first: Sequence[Any],
+        second: Sequence[Any],
         prompts: Sequence[str],
-        metadata: Sequence[Mapping[str, Any]],
+        metadata: Metadata,
     ) -> Scores:
         """The probability that `first` is better, in [0, 1]; 0.5 is a tie.
 
@@ -115,7 +106,7 @@ class FunctionReward:
     """A plain function as a reward.
 
     Args:
-        function: (images, prompts) -> one float a picture; a third parameter, if it has one, gets the metadata.
+        function: (samples, prompts) -> one float a sample; a third parameter, if it has one, gets the metadata.
         name: for metrics and messages; default the function's own.
     """
 
@@ -125,10 +116,8 @@ class FunctionReward:
         self.takes_metadata = len(inspect.signature(function).parameters) > 2
         self.spec = Spec(frozenset({"image", "text", "prompt"} | ({"metadata"} if self.takes_metadata else set())))
 
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
-        values = self.function(images, prompts, *([metadata] if self.takes_metadata else []))
+    def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        values = self.function(samples, prompts, *([metadata] if self.takes_metadata else []))
         return Scores(torch.as_tensor(values, dtype=torch.float32).cpu())
 
 
@@ -164,31 +153,43 @@ def bind(reward: Any, model: Any) -> None:
         reward.bind(model)
 
 
-def told(error: Exception) -> str:
+class Around:
+    """Base of a reward around another, `reward`: what it is told, it passes on."""
+
+    reward: Any
+
+    def advance(self, progress: float) -> None:
+        """Pass on how far training is, in [0, 1]."""
+        advance(self.reward, progress)
+
+    def bind(self, model: Any) -> None:
+        """Pass on the language model in training."""
+        bind(self.reward, model)
+
+
+def one_line(error: Exception) -> str:
     """An error of somebody's code in one line, with its place."""
     where = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {' '.join(str(error).split())} ({where.filename}, line {where.lineno})"
 
 
-def score(
-    reward: Reward, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-) -> Scores:
+def score(reward: Reward, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
     """Call a reward and check its answer.
 
     Raises:
         RewardError: a sample lacks what the reward needs, a wrong number of values, NaN or infinity; names the reward
             and the prompt. `RewardFailed` where the reward's own code failed.
     """
-    _check_needs(reward, images, prompts, metadata)
+    _check_needs(reward, samples, prompts, metadata)
     try:
-        scores = reward(images, prompts, metadata)
+        scores = reward(samples, prompts, metadata)
     except RewardError:
         raise
     except Exception as error:
-        raise RewardFailed(f"reward '{reward.name}' failed: {told(error)}; first prompt: {prompts[0]!r}") from error
-    if scores.value.shape != (len(images),):
+        raise RewardFailed(f"reward '{reward.name}' failed: {one_line(error)}; first prompt: {prompts[0]!r}") from error
+    if scores.value.shape != (len(samples),):
         raise RewardError(
-            f"reward '{reward.name}' returned {scores.value.numel()} values for {len(images)} pictures "
+            f"reward '{reward.name}' returned {scores.value.numel()} values for {len(samples)} samples "
             f"(first prompt: {prompts[0]!r})"
         )
     for value, prompt in zip(scores.value.tolist(), prompts, strict=True):
@@ -197,24 +198,21 @@ def score(
     return scores
 
 
-def _check_needs(
-    reward: Reward, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-) -> None:
+def _check_needs(reward: Reward, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> None:
     spec = spec_of(reward)
     if spec.kind == "pairwise":
         raise RewardError(f"reward '{reward.name}' compares pairs; wrap it in 'win_rate' to get one value a sample")
-    samples = cast(Sequence[Any], images)
-    for image, prompt, record in zip(samples, prompts, metadata, strict=True):
-        if isinstance(image, str) != ("text" in spec.needs) and not {"text", "image"} <= spec.needs:
+    for sample, prompt, record in zip(samples, prompts, metadata, strict=True):
+        if isinstance(sample, str) != ("text" in spec.needs) and not {"text", "image"} <= spec.needs:
             own, got = ("texts", "picture") if "text" in spec.needs else ("pictures", "text")
             raise RewardError(f"reward '{reward.name}' scores {own}, but got a {got} for the prompt {prompt!r}")
-        if isinstance(image, str):
+        if isinstance(sample, str):
             continue
-        if "frames" in spec.needs and isinstance(image, Image):
+        if "frames" in spec.needs and isinstance(sample, Image):
             raise RewardError(f"reward '{reward.name}' needs frames, but got a picture for the prompt {prompt!r}")
-        if "frames" not in spec.needs and "image" in spec.needs and not isinstance(image, Image):
+        if "frames" not in spec.needs and "image" in spec.needs and not isinstance(sample, Image):
             raise RewardError(
-                f"reward '{reward.name}' scores pictures, but got a {type(image).__name__} for the prompt {prompt!r}; "
+                f"reward '{reward.name}' scores pictures, but got a {type(sample).__name__} for the prompt {prompt!r}; "
                 "'per_frame' applies it to the frames of a video"
             )
         if "reference" in spec.needs and "reference" not in record:
@@ -224,7 +222,7 @@ def _check_needs(
             )
 
 
-def groups(prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+def groups(prompts: Sequence[str], metadata: Metadata) -> list[list[int]]:
     """The samples of each group, in order of appearance.
 
     The members of a group share their prompt; where one prompt makes several groups, metadata["group"] tells them
@@ -236,13 +234,13 @@ def groups(prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> lis
     return list(members.values())
 
 
-def source_images(metadata: Sequence[Mapping[str, Any]]) -> list[list[Image]]:
+def source_images(metadata: Metadata) -> list[list[Image]]:
     """The pictures each sample was made from, as they are in their files: metadata["image"], a file or several."""
     files = [[record["image"]] if isinstance(record["image"], str) else record["image"] for record in metadata]
     return [[PIL.open(file).convert("RGB") for file in own] for own in files]
 
 
-def reference_images(metadata: Sequence[Mapping[str, Any]]) -> list[Image]:
+def reference_images(metadata: Metadata) -> list[Image]:
     """The reference picture of each sample: metadata["reference"], a picture or its file."""
     references = [record["reference"] for record in metadata]
     return [r if isinstance(r, Image) else PIL.open(r).convert("RGB") for r in references]

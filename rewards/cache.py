@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from PIL.Image import Image
 
-from rewards.base import Reward, Scores, as_reward, score, spec_of
+from rewards.base import Metadata, Reward, Scores, as_reward, score, spec_of
 
 
 class Cached:
@@ -26,22 +26,19 @@ class Cached:
         self.name, self.spec = self.reward.name, spec_of(self.reward)
         if self.spec.kind != "pointwise" or not self.spec.deterministic or self.spec.scheduled:
             raise ValueError(f"'{self.name}' cannot be cached: its value depends on more than the sample itself")
-        self.scores: OrderedDict[bytes, tuple[float, dict[str, float]]] = OrderedDict()
+        self.scores: OrderedDict[bytes, Scores] = OrderedDict()
         self.hits = self.misses = 0
 
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
-        keys = [self._key(*sample) for sample in zip(images, prompts, metadata, strict=True)]
+    def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        keys = [self._key(*sample) for sample in zip(samples, prompts, metadata, strict=True)]
         new = {key: i for i, key in reversed(list(enumerate(keys))) if key not in self.scores}
         known = {key: self.scores[key] for key in keys if key not in new}
         if new:
             ask = sorted(new.values())
-            scores = score(self.reward, [images[i] for i in ask], [prompts[i] for i in ask], [metadata[i] for i in ask])
-            values = scores.value.tolist()
-            parts = {name: part.tolist() for name, part in scores.parts.items()}
-            for row, i in enumerate(ask):
-                known[keys[i]] = (values[row], {name: part[row] for name, part in parts.items()})
+            scores = score(
+                self.reward, [samples[i] for i in ask], [prompts[i] for i in ask], [metadata[i] for i in ask]
+            )
+            known |= {keys[i]: scores[torch.tensor([row])] for row, i in enumerate(ask)}
         for key in keys:
             self.scores[key] = known[key]
             self.scores.move_to_end(key)
@@ -49,12 +46,7 @@ class Cached:
             self.scores.popitem(last=False)
         self.misses += len(new)
         self.hits += len(keys) - len(new)
-        answers = [known[key] for key in keys]
-        names = answers[0][1] if answers else {}
-        return Scores(
-            torch.tensor([value for value, _ in answers]),
-            {name: torch.tensor([parts[name] for _, parts in answers]) for name in names},
-        )
+        return Scores.cat([known[key] for key in keys])
 
     def _key(self, image: Image | Sequence[Image], prompt: str, record: Mapping[str, Any]) -> bytes:
         needs, content = self.spec.needs, hashlib.sha256()

@@ -15,7 +15,7 @@ from PIL.Image import Resampling
 from torch import Tensor
 from torch.nn import functional as F
 
-from rewards.base import Scores, Spec, reference_images
+from rewards.base import Metadata, Scores, Spec, reference_images
 from rewards.vision import Dtype, ModelReward, Preprocess, load_weights, pick_device
 
 Backend = Literal["transformers", "open_clip"]
@@ -185,7 +185,7 @@ class CLIPScore(DualEncoderReward):
 
     name = "clip_score"
 
-    def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         return Scores(self.encoder.scale * self.match(pixels, prompts))
 
 
@@ -231,7 +231,7 @@ class HPSv2(DualEncoderReward):
         super().__init__(model, "open_clip", weights or f"xswu/HPSv2/{file}", None, batch_size, device, dtype)
         self.preprocess = replace(self.preprocess, fit="pad")
 
-    def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         return Scores(self.match(pixels, prompts))
 
 
@@ -256,7 +256,7 @@ class GoalBaseline(DualEncoderReward):
         super().__init__(**encoder)
         self.baseline, self.alpha = baseline, alpha
 
-    def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         goal = self.encoder.texts(prompts)
         start = self.encoder.texts([str(record.get("baseline", self.baseline)) for record in metadata])
         direction = F.normalize(goal - start, dim=-1)
@@ -272,14 +272,14 @@ class CLIPImage(DualEncoderReward):
     name = "clip_i"
     spec = Spec(frozenset({"image", "reference"}), differentiable=True)
 
-    def likeness(self, pixels: Tensor, metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def likeness(self, pixels: Tensor, metadata: Metadata) -> Tensor:
         """[B] cosines of pictures and their references."""
         references = self.preprocess.images(reference_images(metadata)).to(self.device, self.dtype)
         with torch.no_grad():
             goal = self.encoder.images(references)
         return (self.encoder.images(pixels) * goal).sum(dim=-1)
 
-    def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         return Scores(self.likeness(pixels, metadata))
 
 
@@ -302,7 +302,7 @@ class LambdaHarmonic(CLIPImage):
         super().__init__(**encoder)
         self.identity_weight = identity_weight
 
-    def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         identity, prompt = self.likeness(pixels, metadata), self.match(pixels, prompts)
         weight = self.identity_weight
         value = 1 / (weight / identity.clamp(min=1e-3) + (1 - weight) / prompt.clamp(min=1e-3))

@@ -1,19 +1,19 @@
 """Rewards made of rewards. Each class is one formula over the values of its parts, which all stay visible."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL.Image import Image
 from torch import Tensor
 
 from rewards.base import (
     END,
     DifferentiableReward,
     Kind,
+    Metadata,
     Reward,
     RewardError,
     Scores,
@@ -31,9 +31,10 @@ _EPS = 1e-6
 
 
 class Composition(ABC):
-    """Base: `rewards` are scored on the same samples and `combine` makes one value of theirs.
+    """Base: `rewards` are scored on the same samples, and `combine` makes one value of their values.
 
-    A part is named after its reward; where two have one name, the second gets a number.
+    A part is named after its reward; where two have one name, the second gets a number. The weights of rewards that
+    have any are multiplied: exp(-a) exp(-b) = exp(-(a + b)), a sample's disagreements add up.
     """
 
     kind: Kind = "pointwise"
@@ -61,15 +62,13 @@ class Composition(ABC):
         )
 
     @abstractmethod
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         """[B] from the values [rewards, B] of the parts."""
 
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
-        return self._collect([score(reward, images, prompts, metadata) for reward in self.rewards], prompts, metadata)
+    def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        return self._collect([score(reward, samples, prompts, metadata) for reward in self.rewards], prompts, metadata)
 
-    def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """As `DifferentiableReward.score_pixels`; every part must be differentiable."""
         scores = []
         for reward in self.rewards:
@@ -88,14 +87,14 @@ class Composition(ABC):
         for reward in self.rewards:
             bind(reward, model)
 
-    def _collect(
-        self, scores: Sequence[Scores], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
+    def _collect(self, scores: Sequence[Scores], prompts: Sequence[str], metadata: Metadata) -> Scores:
         parts = {}
         for label, own in zip(self.labels, scores, strict=True):
             parts[label] = own.value.detach()
             parts |= {f"{label}/{part}": values for part, values in own.parts.items()}
-        return Scores(self.combine(torch.stack([own.value for own in scores]), prompts, metadata), parts)
+        weights = [own.weight for own in scores if own.weight is not None]
+        weight = torch.stack(weights).prod(dim=0) if weights else None
+        return Scores(self.combine(torch.stack([own.value for own in scores]), prompts, metadata), parts, None, weight)
 
 
 def labels(rewards: Sequence[Reward]) -> list[str]:
@@ -117,12 +116,10 @@ class WeightedSum(Composition):
         self.weights = _weights(weights, self.rewards)
         self.name = "+".join(reward.name for reward in self.rewards)
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         return torch.tensor(self.weights).to(values) @ values
 
-    def _collect(
-        self, scores: Sequence[Scores], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
+    def _collect(self, scores: Sequence[Scores], prompts: Sequence[str], metadata: Metadata) -> Scores:
         made = super()._collect(scores, prompts, metadata)
         if any(own.steps is not None for own in scores):
             # a reward without steps pays at the end
@@ -154,7 +151,7 @@ class Normalized(Composition):
         self.weights, self.over = _weights(weights, self.rewards), over
         self.kind = "group" if over == "group" else "set"
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         normal = torch.zeros_like(values)
         for members in groups(prompts, metadata) if self.over == "group" else [list(range(len(prompts)))]:
             own = values[:, members]
@@ -169,7 +166,7 @@ class Product(Composition):
     def __init__(self, rewards: Sequence[Reward]) -> None:
         super().__init__(rewards, "product")
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         return values.prod(dim=0)
 
 
@@ -179,7 +176,7 @@ class WorstCase(Composition):
     def __init__(self, rewards: Sequence[Reward]) -> None:
         super().__init__(rewards, "worst")
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         return values.amin(dim=0)
 
 
@@ -197,18 +194,22 @@ class MeanMinusSpread(Composition):
             raise ValueError("mean_minus_spread of one reward has no spread; name at least two")
         self.coefficient = coefficient
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         return values.mean(dim=0) - self.coefficient * values.std(dim=0, correction=0)
 
 
 class Agreement(Composition):
-    """Ctrl-U (arXiv 2410.11236): a reward times exp(-its disagreement over the generations of one condition).
+    """Ctrl-U (arXiv 2410.11236): learn less from a sample the less its reward agrees with the others of its group.
 
-    The disagreement of a group is the mean absolute difference of its pairs of members, for two the |r1 - r2| of
-    the paper. A reward that does not know what it thinks of a prompt teaches little about it.
+    The value is the reward itself; the weight, by which advantages are multiplied, is exp(-disagreement). A sample's
+    disagreement is the mean absolute difference of its reward and those of the other generations of its condition,
+    the same for both of two. It acts after normalisation within the group, which would divide a group's factor out.
+
+    Departures: the paper weights the loss of a differentiable reward, takes the KL divergence of the reward model's
+    outputs, and adds the disagreement to the loss, where its gradient makes generations alike.
 
     Args:
-        reward: of which the disagreement is taken, too.
+        reward: learned from, and asked for the disagreement.
         temperature: the disagreement is divided by it.
     """
 
@@ -218,15 +219,19 @@ class Agreement(Composition):
         super().__init__([reward], "agreement")
         self.temperature = temperature
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
-        value = values[0]
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
+        return values[0]
+
+    def _collect(self, scores: Sequence[Scores], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        made = super()._collect(scores, prompts, metadata)
+        value = made.value.detach()
         weight = torch.ones_like(value)
         for members in groups(prompts, metadata):
-            own, count = value[members].detach(), len(members)
-            pairs = max(count * (count - 1), 1)
-            disagreement = (own[:, None] - own[None, :]).abs().sum() / pairs
+            own = value[members]
+            disagreement = (own[:, None] - own).abs().sum(1) / max(len(members) - 1, 1)
             weight[members] = (-disagreement / self.temperature).exp()
-        return weight * value
+        made.weight = weight if made.weight is None else weight * made.weight
+        return made
 
 
 class BoundedCentred(Composition):
@@ -252,7 +257,7 @@ class BoundedCentred(Composition):
         inner = super().spec
         return replace(inner, needs=inner.needs | {"metadata"})
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         gaps = []
         for value, prompt, record in zip(values[0], prompts, metadata, strict=True):
             reference = record.get(self.key, self.reference)
@@ -278,7 +283,7 @@ class Gate(Composition):
         super().__init__([then, passes], "gate")
         self.threshold, self.otherwise = threshold, otherwise
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         then, passes = values
         return torch.where(passes >= self.threshold, then, self.otherwise)
 
@@ -296,7 +301,7 @@ class Rescaled(Composition):
             raise ValueError(f"rescaled: low {low} is not below high {high}")
         self.low, self.high, self.clip = low, high, clip
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         value = (values[0] - self.low) / (self.high - self.low)
         return value.clamp(0, 1) if self.clip else value
 
@@ -332,7 +337,7 @@ class ScheduledSum(Composition):
         """Present weights of the rewards."""
         return [float(np.interp(self.progress, *points)) for points in self.schedules]
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         return torch.tensor(self.weights).to(values) @ values
 
 

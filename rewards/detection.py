@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL.Image import Image
 
-from rewards.base import RewardError, Scores, Spec
+from rewards.base import Metadata, RewardError, Scores, Spec
 from rewards.clip import load_dual_encoder
 from rewards.vision import pick_device
 
@@ -86,16 +86,14 @@ class Detection:
         self.processor, self.network = load_detector(model, device)
         self.colour_model = load_dual_encoder(colour_model, device=device) if colour_model else None
 
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
+    def __call__(self, samples: Sequence[Image], prompts: Sequence[str], metadata: Metadata) -> Scores:
         found = [
             objects
-            for i in range(0, len(images), self.batch_size)
-            for objects in self.detect(images[i : i + self.batch_size])
+            for i in range(0, len(samples), self.batch_size)
+            for objects in self.detect(samples[i : i + self.batch_size])
         ]
         soft, strict = [], []
-        for image, prompt, record, objects in zip(images, prompts, metadata, found, strict=True):
+        for image, prompt, record, objects in zip(samples, prompts, metadata, found, strict=True):
             least = self.counting_threshold if record.get("tag") == "counting" else self.threshold
             met = self.requirements(image, prompt, record, [o for o in objects if o.score > least])
             soft.append(sum(met) / len(met))

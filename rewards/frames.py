@@ -1,16 +1,16 @@
 """Rewards of pictures on videos."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from PIL.Image import Image
+from torch import Tensor
 
-from rewards.base import Reward, Scores, advance, as_reward, score, spec_of
+from rewards.base import Around, Metadata, Reward, Scores, as_reward, score, spec_of
 
 
-class PerFrame:
+class PerFrame(Around):
     """A reward of pictures on videos: the mean over frames.
 
     Args:
@@ -23,18 +23,14 @@ class PerFrame:
         inner = spec_of(self.reward)
         self.spec = replace(inner, needs=inner.needs - {"image", "text"} | {"frames"}, differentiable=False)
 
-    def advance(self, progress: float) -> None:
-        """As `Composition.advance`."""
-        advance(self.reward, progress)
-
-    def __call__(
-        self, images: Sequence[Sequence[Image]], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
-        picks = [np.linspace(0, len(video) - 1, self.frames).round().astype(int) for video in images]
-        pictures = [video[i] for video, own in zip(images, picks, strict=True) for i in own]
-        owners = [i for i in range(len(images)) for _ in range(self.frames)]
+    def __call__(self, samples: Sequence[Sequence[Image]], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        picks = [np.linspace(0, len(video) - 1, self.frames).round().astype(int) for video in samples]
+        pictures = [video[i] for video, own in zip(samples, picks, strict=True) for i in own]
+        owners = [i for i in range(len(samples)) for _ in range(self.frames)]
         scores = score(self.reward, pictures, [prompts[i] for i in owners], [metadata[i] for i in owners])
-        return Scores(
-            scores.value.unflatten(0, (-1, self.frames)).mean(dim=1),
-            {name: part.unflatten(0, (-1, self.frames)).mean(dim=1) for name, part in scores.parts.items()},
-        )
+
+        def mean(values: Tensor) -> Tensor:
+            return values.unflatten(0, (-1, self.frames)).mean(dim=1)
+
+        weight = None if scores.weight is None else mean(scores.weight)
+        return Scores(mean(scores.value), {name: mean(part) for name, part in scores.parts.items()}, None, weight)

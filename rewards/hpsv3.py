@@ -17,7 +17,7 @@ from PIL.Image import Image, Resampling
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rewards.base import Scores, Spec
+from rewards.base import Metadata, Scores, Spec
 from rewards.vision import Dtype, load_weights, pick_device
 
 PIXELS = 448 * 448  # about which a picture is resized to, its shape kept
@@ -152,20 +152,18 @@ class HPSv3:
         self.network, self.processor = load_hpsv3(weights, base, device, dtype)
         self.batch_size, self.device, self.dtype = batch_size, pick_device(device), getattr(torch, dtype)
 
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
+    def __call__(self, samples: Sequence[Image], prompts: Sequence[str], metadata: Metadata) -> Scores:
         batches = []
-        for i in range(0, len(images), self.batch_size):
+        for i in range(0, len(samples), self.batch_size):
             rows = slice(i, i + self.batch_size)
             # resized by PIL in 8 bits, as in training
-            pixels = [self._resized(image) for image in images[rows]]
+            pixels = [self._resized(image) for image in samples[rows]]
             with torch.no_grad():
                 batches.append(self._scores(pixels, prompts[rows]))
         scores = Scores.cat(batches)
         return Scores(scores.value.cpu(), {name: part.cpu() for name, part in scores.parts.items()})
 
-    def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """As `DifferentiableReward.score_pixels`; the resize is torch's, not PIL's in 8 bits."""
         size = self._size(*pixels.shape[-2:])
         pixels = pixels.to(self.device, torch.float32)
@@ -188,11 +186,11 @@ class HPSv3:
             texts.append(
                 chat.replace(self.processor.image_token, self.processor.image_token * (rows * columns // merged))
             )
-        told = self.processor.tokenizer(texts, padding=True, return_tensors="pt").to(self.device)
+        inputs = self.processor.tokenizer(texts, padding=True, return_tensors="pt").to(self.device)
         reward_token = self.processor.tokenizer.convert_tokens_to_ids(REWARD_TOKEN)
         made = self.network(
-            told["input_ids"],
-            told["attention_mask"],
+            inputs["input_ids"],
+            inputs["attention_mask"],
             torch.cat(patches).to(self.dtype),
             torch.tensor(grids, device=self.device),
             reward_token,

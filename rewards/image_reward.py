@@ -6,13 +6,12 @@ The published checkpoint's tensors go into transformers' BLIP.
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rewards.aesthetic import LinearHead
-from rewards.base import Scores
+from rewards.base import Metadata, Scores
 from rewards.vision import Dtype, ModelReward, Preprocess, load_weights, pick_device
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the head's output over the authors' validation pictures
@@ -131,7 +130,7 @@ class ImageReward(ModelReward):
         self.preprocess = Preprocess((self.network.size, self.network.size))
         self.device, self.dtype = pick_device(device), getattr(torch, dtype)
 
-    def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         text = self.tokenizer(
             list(prompts), padding="max_length", truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
         ).to(self.device)

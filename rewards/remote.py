@@ -1,14 +1,13 @@
 """The client of a reward that another process, environment or host serves."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import httpx2
 import torch
-from PIL.Image import Image
 
-from rewards.base import RewardError, Scores, Spec
+from rewards.base import Metadata, RewardError, Scores, Spec
 from rewards.http import Asker
 from rewards.wire import Encoding, encode
 
@@ -49,23 +48,21 @@ class RemoteReward:
             self._spec = self.asker.get("/version", _read_spec)
         return self._spec
 
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
-        split = self.batch_size if self.batch_size and self.spec.kind == "pointwise" else len(images)
-        starts = range(0, len(images), max(1, split))
+    def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        split = self.batch_size if self.batch_size and self.spec.kind == "pointwise" else len(samples)
+        starts = range(0, len(samples), max(1, split))
 
         def ask(start: int) -> Scores:
             rows = slice(start, start + split)
-            count = len(images[rows])
+            count = len(samples[rows])
             try:
-                body, kind = encode(images[rows], prompts[rows], metadata[rows], self.images)
+                body, kind = encode(samples[rows], prompts[rows], metadata[rows], self.images)
             except TypeError as error:
                 raise RewardError(f"reward '{self.name}': the metadata cannot be sent: {error}") from error
             scores = self.asker.post("/score", body, kind, _read_scores)
             if {count} != {len(values) for values in (scores.value, *scores.parts.values())}:
                 raise RewardError(
-                    f"reward '{self.name}': {self.asker.url} returned {len(scores.value)} values for {count} pictures "
+                    f"reward '{self.name}': {self.asker.url} returned {len(scores.value)} values for {count} samples "
                     f"(first prompt: {prompts[start]!r})"
                 )
             return scores
@@ -81,7 +78,8 @@ def _read_spec(response: httpx2.Response) -> Spec:
 def _read_scores(response: httpx2.Response) -> Scores:
     answer = response.json()
     parts = {str(name): _tensor(values) for name, values in answer["parts"].items()}
-    return Scores(_tensor(answer["value"]), parts)
+    steps = answer.get("steps") and [[(int(end), float(value)) for end, value in row] for row in answer["steps"]]
+    return Scores(_tensor(answer["value"]), parts, steps, answer.get("weight") and _tensor(answer["weight"]))
 
 
 def _tensor(values: Sequence[float | None]) -> torch.Tensor:

@@ -12,7 +12,7 @@ from PIL.Image import Image, Resampling
 from scipy import ndimage
 from torch import Tensor
 
-from rewards.base import RewardError, Scores, Spec, groups
+from rewards.base import Metadata, RewardError, Scores, Spec, groups
 from rewards.clip import load_dual_encoder
 
 
@@ -38,11 +38,9 @@ class OCR:
         self.measure, self.case_sensitive = measure, case_sensitive
         self.engine = RapidOCR(params={"Global.log_level": "error"})
 
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
+    def __call__(self, samples: Sequence[Image], prompts: Sequence[str], metadata: Metadata) -> Scores:
         wanted = [self._plain(wanted_text(p, m)) for p, m in zip(prompts, metadata, strict=True)]
-        found = [self._plain(self.read(image)) for image in images]
+        found = [self._plain(self.read(image)) for image in samples]
         parts = {
             "similarity": torch.tensor([similarity(a, b) for a, b in zip(found, wanted, strict=True)]),
             "exact": torch.tensor([float(a == b) for a, b in zip(found, wanted, strict=True)]),
@@ -101,11 +99,9 @@ class JPEGSize:
     def __init__(self, quality: int = 95, prefer: Literal["small", "large"] = "small") -> None:
         self.quality, self.sign = quality, -1 if prefer == "small" else 1
 
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
+    def __call__(self, samples: Sequence[Image], prompts: Sequence[str], metadata: Metadata) -> Scores:
         sizes = []
-        for image in images:
+        for image in samples:
             file = io.BytesIO()
             image.convert("RGB").save(file, format="JPEG", quality=self.quality)
             sizes.append(file.tell() / 1000)
@@ -156,10 +152,8 @@ class ImageStatistic:
         self.statistic, self.target = statistic, target
         self.name = statistic
 
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
-        values = torch.tensor([image_statistics(image)[self.statistic] for image in images])
+    def __call__(self, samples: Sequence[Image], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        values = torch.tensor([image_statistics(image)[self.statistic] for image in samples])
         return Scores(values if self.target is None else -(values - self.target).abs())
 
 
@@ -178,13 +172,11 @@ class GroupDiversity:
         self.encoder = load_dual_encoder(model, device=device) if model else None
         self.batch_size = batch_size
 
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
-        values = torch.zeros(len(images))
+    def __call__(self, samples: Sequence[Image], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        values = torch.zeros(len(samples))
         for members in groups(prompts, metadata):
             if len(members) > 1:
-                distance = self._distances([images[i] for i in members])
+                distance = self._distances([samples[i] for i in members])
                 values[members] = distance.sum(dim=1) / (len(members) - 1)
         return Scores(values)
 

@@ -1,6 +1,6 @@
 """Any reward over HTTP: batched, one scoring thread, nothing kept between requests.
 
-    POST /score      rewards.wire request -> {"value": [...], "parts": {name: [...]}}
+    POST /score      rewards.wire request -> {"value": [...], "parts": {name: [...]}, "steps": ..., "weight": ...}
     GET  /health     {"status": "ok"}; open to all, for load balancers
     GET  /version    versions, the reward's name and its spec
     GET  /metrics    queue and work in Prometheus' text format
@@ -41,7 +41,7 @@ LARGEST_BODY = 2**31  # bytes
 class Job:
     """A request that waits for its scores."""
 
-    images: list[Any]
+    samples: list[Any]
     prompts: list[str]
     metadata: list[dict[str, Any]]
     done: asyncio.Future[Scores]
@@ -110,29 +110,27 @@ class RewardServer:
         while self.waiting:
             job = self.waiting[0]
             if not job.done.cancelled():
-                if jobs and size + len(job.images) > self.merge:
+                if jobs and size + len(job.samples) > self.merge:
                     break
                 jobs.append(job)
-                size += len(job.images)
+                size += len(job.samples)
             self.waiting.popleft()
         return jobs
 
     def _score(self, jobs: list[Job]) -> list[Scores | Exception]:
         self.counts["calls"] += 1
-        images = [image for job in jobs for image in job.images]
+        samples = [sample for job in jobs for sample in job.samples]
         prompts = [prompt for job in jobs for prompt in job.prompts]
         metadata = [record for job in jobs for record in job.metadata]
         try:
-            scores = score(self.reward, images, prompts, metadata)
+            scores = score(self.reward, samples, prompts, metadata)
         except Exception as error:
             if len(jobs) > 1:  # find out whose fault it is
                 return [answer for job in jobs for answer in self._score([job])]
             logger.warning("%s: %s", type(error).__name__, error)
             return [error]
-        sizes = [len(job.images) for job in jobs]
-        values = scores.value.split(sizes)
-        parts = {name: rows.split(sizes) for name, rows in scores.parts.items()}
-        return [Scores(value, {name: rows[i] for name, rows in parts.items()}) for i, value in enumerate(values)]
+        rows = torch.arange(len(samples)).split([len(job.samples) for job in jobs])
+        return [scores[own] for own in rows]
 
     async def score(self, request: Request) -> Response:
         if not self._allowed(request):
@@ -147,13 +145,13 @@ class RewardServer:
                 return JSONResponse({"error": f"more than {LARGEST_BODY} bytes"}, 413)
         try:
             kind = request.headers.get("content-type", "")
-            samples = await asyncio.to_thread(decode, bytes(body), kind)
+            decoded = await asyncio.to_thread(decode, bytes(body), kind)
         except ValueError as error:
             self.counts["errors"] += 1
             return JSONResponse({"error": str(error)}, 400)
-        if not samples[0]:
+        if not decoded[0]:
             return JSONResponse({"value": [], "parts": {}})
-        job = Job(*samples, asyncio.get_running_loop().create_future())
+        job = Job(*decoded, asyncio.get_running_loop().create_future())
         self.waiting.append(job)
         self.arrived.set()
         while not job.done.done():
@@ -166,11 +164,13 @@ class RewardServer:
             self.counts["errors"] += 1
             return JSONResponse({"error": f"{type(failure).__name__}: {failure}"}, 422)
         scores = job.done.result()
-        self.counts["samples"] += len(job.images)
+        self.counts["samples"] += len(job.samples)
         return JSONResponse(
             {
                 "value": _numbers(scores.value),
                 "parts": {name: _numbers(values) for name, values in scores.parts.items()},
+                "steps": scores.steps,
+                "weight": None if scores.weight is None else _numbers(scores.weight),
             }
         )
 
@@ -194,7 +194,7 @@ class RewardServer:
         values = {f"{name}_total": value for name, value in self.counts.items()} | {
             "busy_seconds_total": self.busy_seconds,
             "queue_requests": len(self.waiting),
-            "queue_samples": sum(len(job.images) for job in self.waiting),
+            "queue_samples": sum(len(job.samples) for job in self.waiting),
         }
         return PlainTextResponse("".join(f"flowalign_reward_{name} {value}\n" for name, value in values.items()))
 

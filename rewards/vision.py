@@ -1,10 +1,10 @@
 """What the model rewards share: pictures to normalised tensors, and batches through a frozen model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from PIL.Image import Image, Resampling
 from torch import Tensor
 from torch.nn import functional as F
 
-from rewards.base import Scores, Spec
+from rewards.base import Metadata, Scores, Spec
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -113,22 +113,20 @@ class ModelReward(ABC):
         self.batch_size = batch_size
 
     @abstractmethod
-    def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Scores of preprocessed pictures [B, 3, H, W] on the model's device."""
 
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
+    def __call__(self, samples: Sequence[Image], prompts: Sequence[str], metadata: Metadata) -> Scores:
         batches = []
-        for i in range(0, len(images), self.batch_size):
+        for i in range(0, len(samples), self.batch_size):
             rows = slice(i, i + self.batch_size)
-            pixels = self.preprocess.images(images[rows]).to(self.device, self.dtype)
+            pixels = self.preprocess.images(samples[rows]).to(self.device, self.dtype)
             with torch.no_grad():
                 batches.append(self.model_scores(pixels, prompts[rows], metadata[rows]))
         scores = Scores.cat(batches)
         return Scores(scores.value.float().cpu(), {name: part.float().cpu() for name, part in scores.parts.items()})
 
-    def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """As `DifferentiableReward.score_pixels`. The resize is torch's, not PIL's in 8 bits: values differ a little
         from those of the same pictures, except at the model's own size."""
         prepared = self.preprocess.pixels(pixels.to(self.device, torch.float32)).to(self.dtype)

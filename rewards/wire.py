@@ -1,7 +1,7 @@
 """Samples as bytes: what the reward server and its client send each other. Nothing is pickled.
 
-A request is the JSON object {"images": [...], "prompts": [...], "metadata": [...]} with pictures anywhere in images
-(one each, or a list of frames) and metadata. Two encodings:
+A request is the JSON object {"samples": [...], "prompts": [...], "metadata": [...]} with pictures anywhere in samples
+(a picture each, a list of frames, or a text) and metadata. Two encodings:
 
     application/json               pictures as {"$png": base64}
     application/x-safetensors      the JSON as the uint8 tensor "request", pictures as {"$image": n} that point to the
@@ -19,19 +19,19 @@ from PIL import Image
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from rewards.base import Metadata
+
 Encoding = Literal["safetensors", "png"]
 JSON, SAFETENSORS = "application/json", "application/x-safetensors"
 
 
-def encode(
-    images: Sequence[Any], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], encoding: Encoding
-) -> tuple[bytes, str]:
+def encode(samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata, encoding: Encoding) -> tuple[bytes, str]:
     """The body of a request and its content type.
 
     Raises:
         TypeError: metadata that is neither JSON nor a picture.
     """
-    request = {"images": list(images), "prompts": list(prompts), "metadata": [dict(record) for record in metadata]}
+    request = {"samples": list(samples), "prompts": list(prompts), "metadata": [dict(record) for record in metadata]}
     if encoding == "png":
         return json.dumps(_replace(request, lambda image: {"$png": png(image)})).encode(), JSON
     tensors: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def encode(
 
 
 def decode(body: bytes, content_type: str) -> tuple[list[Any], list[str], list[dict[str, Any]]]:
-    """Images, prompts and metadata of a request.
+    """Samples, prompts and metadata of a request.
 
     Raises:
         ValueError: bytes that are no such request.
@@ -59,12 +59,12 @@ def decode(body: bytes, content_type: str) -> tuple[list[Any], list[str], list[d
             tensors = {}
             request = json.loads(body)
         restored = _restore(request, tensors)
-        images, prompts, metadata = restored["images"], restored["prompts"], restored["metadata"]
+        samples, prompts, metadata = restored["samples"], restored["prompts"], restored["metadata"]
     except (SafetensorError, KeyError, TypeError, OSError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"not a request for a reward: {type(error).__name__}: {error}") from error
-    if not (len(images) == len(prompts) == len(metadata)):
-        raise ValueError(f"{len(images)} images, {len(prompts)} prompts and {len(metadata)} records of metadata")
-    return images, prompts, metadata
+    if not (len(samples) == len(prompts) == len(metadata)):
+        raise ValueError(f"{len(samples)} samples, {len(prompts)} prompts and {len(metadata)} records of metadata")
+    return samples, prompts, metadata
 
 
 def png(image: Image.Image) -> str:

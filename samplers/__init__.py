@@ -19,6 +19,7 @@ from samplers.learned import LearnedNoise
 from samplers.noise import derive_seed, generators, normal
 from samplers.plans import PLANS, All, Calibrated, Decay, Plan, Single, Tree, Window
 from samplers.rollout import rollout, sample_ode
+from samplers.rows import Rows
 from samplers.trajectory import Recorder, Trajectory
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "LearnedNoise",
     "Plan",
     "Recorder",
+    "Rows",
     "Single",
     "Trajectory",
     "Transition",

@@ -226,5 +226,5 @@ def perturb(
     )
     branches.latents[rows, steps + 1] = made.next
     branches.log_prob[rows, steps] = made.log_prob
-    branches.eta[rows, steps] = eta
+    branches.eta[rows, steps] = eta * made.stochastic
     return branches

@@ -2,7 +2,8 @@
 
 Notation: sigma in [0, 1] is the noise level, x = (1 - sigma) * x0 + sigma * noise, the velocity is
 v = noise - x0, and dt = sigma_next - sigma < 0. A kernel maps (x, v, sigma, sigma_next, eta) to the mean and
-standard deviation of the next sample; its arguments broadcast against x, and eta = 0 gives the ODE step.
+standard deviation of the next sample; its arguments broadcast against x, and eta = 0 gives the ODE step. What is
+special about a kernel is declared where it is defined, by `declares`.
 """
 
 import math
@@ -13,6 +14,46 @@ import torch
 from torch import Tensor
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def gaussian_log_prob(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Mean over the elements of a sample of log N(value; mean, std): [B, ...] -> [B]; 0 where std is 0."""
+    stochastic = std > 0
+    std = torch.where(stochastic, std, torch.ones_like(std))
+    log_prob = -((value - mean) ** 2) / (2 * std**2) - torch.log(std) - 0.5 * math.log(2 * math.pi)
+    return torch.where(stochastic, log_prob, torch.zeros_like(log_prob)).flatten(1).mean(1)
+
+
+def squared_error_log_prob(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Mean over the elements of a sample of -(value - mean)^2: [B, ...] -> [B]; 0 where std is 0 (2509.05952)."""
+    log_prob = -((value - mean) ** 2)
+    return torch.where(std > 0, log_prob, torch.zeros_like(log_prob)).flatten(1).mean(1)
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a kernel declares; one that declares nothing is a Gaussian with any eta from 0."""
+
+    largest_eta: float = math.inf
+    """1 where eta is the share of the noise that a step replaces"""
+    log_prob: Callable[[Tensor, Tensor, Tensor], Tensor] = gaussian_log_prob
+    """of (value, mean, std)"""
+
+
+def declares(traits: Traits) -> Callable[[Kernel], Kernel]:
+    """Decorator: the kernel has these traits."""
+
+    def declare(kernel: Kernel) -> Kernel:
+        vars(kernel).update(traits=traits)
+        return kernel
+
+    return declare
+
+
+def traits_of(kernel: Kernel) -> Traits:
+    """What a kernel declares."""
+    traits: Traits = getattr(kernel, "traits", Traits())
+    return traits
 
 
 def ode(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,6 +89,7 @@ def _sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, g2: Tensor) ->
     return mean, torch.sqrt(g2 * -dt)
 
 
+@declares(Traits(largest_eta=1))
 def cps(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
     """Coefficients-preserving sampling (arXiv 2509.05952): part of the predicted noise is replaced by fresh noise.
 
@@ -60,6 +102,7 @@ def cps(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) ->
     return (1 - sigma_next) * x0 + sigma_next * torch.cos(angle) * noise, sigma_next * torch.sin(angle)
 
 
+@declares(Traits(largest_eta=1, log_prob=squared_error_log_prob))
 def cps_published(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
     """`cps` with its authors' log-probability -(next - mean)^2, the Gaussian one times 2 std^2 without constants.
 
@@ -68,6 +111,7 @@ def cps_published(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: 
     return cps(x, v, sigma, sigma_next, eta)
 
 
+@declares(Traits(largest_eta=1))
 def ddim(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
     """DDIM with noise (arXiv 2010.02502, eq. 12 and 16), whose steps DDPO trains (2305.13301).
 
@@ -96,24 +140,20 @@ KERNELS: dict[str, Kernel] = {
     "cps_published": cps_published,
     "ddim": ddim,
 }
-
-AT_MOST_ONE: tuple[Kernel, ...] = (cps, cps_published, ddim)
-"""kernels whose eta is a share of the noise"""
+"""by the names that configurations use"""
 
 
 def check_eta(kernel: Kernel, eta: float) -> None:
     """Refuse a noise level the kernel has no meaning for.
 
     Raises:
-        ValueError: eta is negative, or above 1 where it is the share of the noise that a step replaces.
+        ValueError: eta is negative or above the largest that the kernel declares.
     """
     if eta < 0:
         raise ValueError(f"eta is {eta:g}; it is at least 0")
-    if kernel in AT_MOST_ONE and eta > 1:
-        name = next(name for name, value in KERNELS.items() if value is kernel)
-        raise ValueError(
-            f"eta is {eta:g}, but the kernel '{name}' replaces a share of the noise: choose eta from 0 to 1"
-        )
+    largest = traits_of(kernel).largest_eta
+    if eta > largest:
+        raise ValueError(f"eta is {eta:g}; with this kernel it is at most {largest:g}")
 
 
 def step_std(kernel: Kernel, sigmas: Tensor, eta: Tensor) -> Tensor:
@@ -137,6 +177,11 @@ class Transition:
     """[B, ...]"""
     log_prob: Tensor
     """[B], the mean over the elements of a sample; 0 where the step is deterministic"""
+
+    @property
+    def stochastic(self) -> Tensor:
+        """[B] bool."""
+        return self.std.flatten(1).amax(1) > 0
 
 
 def transition(
@@ -163,19 +208,4 @@ def transition(
     mean, std = kernel(x, v, sigma, sigma_next, eta)
     if next is None:
         next = mean if noise is None else mean + std * noise
-    log_prob = squared_error_log_prob if kernel is cps_published else gaussian_log_prob
-    return Transition(mean, std, next, log_prob(next.float(), mean, std))
-
-
-def gaussian_log_prob(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Mean over the elements of a sample of log N(value; mean, std): [B, ...] -> [B]; 0 where std is 0."""
-    stochastic = std > 0
-    std = torch.where(stochastic, std, torch.ones_like(std))
-    log_prob = -((value - mean) ** 2) / (2 * std**2) - torch.log(std) - 0.5 * math.log(2 * math.pi)
-    return torch.where(stochastic, log_prob, torch.zeros_like(log_prob)).flatten(1).mean(1)
-
-
-def squared_error_log_prob(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Mean over the elements of a sample of -(value - mean)^2: [B, ...] -> [B]; 0 where std is 0 (2509.05952)."""
-    log_prob = -((value - mean) ** 2)
-    return torch.where(std > 0, log_prob, torch.zeros_like(log_prob)).flatten(1).mean(1)
+    return Transition(mean, std, next, traits_of(kernel).log_prob(next.float(), mean, std))

@@ -91,7 +91,7 @@ class LearnedNoise(nn.Module):
         """The transition's mean and std, as every kernel; sigma and eta are [B, 1, ...]."""
         return x + v * (sigma_next - sigma), eta * self.std(sigma.flatten(), condition)
 
-    def given(self, condition: Tensor) -> Kernel:
+    def kernel(self, condition: Tensor) -> Kernel:
         """The kernel for B samples with these conditions, [B, condition_size]."""
 
         def learned(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,5 @@
 """Higher-order solvers of the probability-flow ODE: diffusers' own, on any schedule."""
 
-from diffusers import DPMSolverMultistepScheduler
 from torch import Tensor
 
 
@@ -14,6 +13,9 @@ class DPMSolver:
     """
 
     def __init__(self, sigmas: Tensor) -> None:
+        # only here: it takes as long to import as torch
+        from diffusers import DPMSolverMultistepScheduler
+
         self.scheduler = DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)
         self.scheduler.set_timesteps(len(sigmas) - 1)
         # the schedule is the rollout's, not the one that set_timesteps makes; begin index 0 spares the look-up by time

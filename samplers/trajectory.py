@@ -1,19 +1,20 @@
 """What one rollout of a batch went through, and the recorder that walks it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
 from samplers.kernels import Kernel, Transition, transition
 from samplers.noise import generators, normal
+from samplers.rows import SHARED, Rows
 from samplers.solvers import DPMSolver
 
 
 @dataclass
-class Trajectory:
+class Trajectory(Rows):
     """B samples of T steps, float32."""
 
     latents: Tensor
@@ -23,8 +24,8 @@ class Trajectory:
     log_prob: Tensor
     """[B, T]: 0 at deterministic steps"""
     eta: Tensor
-    """[B, T]: noise level of each step, 0 where it is deterministic"""
-    sigmas: Tensor
+    """[B, T]: noise level of each step, 0 where it is deterministic, be it by the plan or by the kernel"""
+    sigmas: Tensor = field(metadata=SHARED)
     """[T + 1]: the schedule, ending in 0"""
     nodes: Tensor | None = None
     """[B, T + 1] integers: samples of equal number at a depth are at one and the same state there, because they share
@@ -40,29 +41,17 @@ class Trajectory:
         """[B, ...]: the finished samples."""
         return self.latents[:, -1]
 
-    def __len__(self) -> int:
-        return len(self.latents)
-
-    def __getitem__(self, samples: slice | Tensor) -> "Trajectory":
-        """Some of the samples."""
-        rows = {name: getattr(self, name)[samples] for name in _BY_SAMPLE}
-        return Trajectory(**rows, sigmas=self.sigmas, nodes=None if self.nodes is None else self.nodes[samples])
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All it is made of, by name."""
-        made = {name: getattr(self, name) for name in (*_BY_SAMPLE, "sigmas", "nodes")}
-        return {name: value for name, value in made.items() if value is not None}
-
-    @staticmethod
-    def cat(parts: Sequence["Trajectory"]) -> "Trajectory":
+    @classmethod
+    def cat(cls, parts: Sequence[Self]) -> Self:
         """Join trajectories that share one schedule and, from part to part, no state."""
-        rows = {name: torch.cat([getattr(p, name) for p in parts]) for name in _BY_SAMPLE}
-        nodes, count = [], 0
-        for part in parts:
-            nodes.append(part.numbered() + count)
-            count = int(nodes[-1].max()) + 1
-        shared = any(part.nodes is not None for part in parts)
-        return Trajectory(**rows, sigmas=parts[0].sigmas, nodes=torch.cat(nodes) if shared else None)
+        if any(part.nodes is not None for part in parts):
+            apart, count = [], 0
+            for part in parts:
+                nodes = part.numbered() + count
+                apart.append(replace(part, nodes=nodes))
+                count = int(nodes.max()) + 1
+            parts = apart
+        return super().cat(parts)
 
     def numbered(self) -> Tensor:
         """[B, T + 1] `nodes`, and where no state is shared, a number for each sample."""
@@ -82,9 +71,6 @@ class Trajectory:
             self.eta[samples, steps],
             next=self.latents[samples, steps + 1],
         )
-
-
-_BY_SAMPLE = ("latents", "velocity", "log_prob", "eta")
 
 
 class Recorder:
@@ -114,12 +100,13 @@ class Recorder:
         self.latents = [self.x]
         self.velocities: list[Tensor] = []
         self.log_probs: list[Tensor] = []
+        self.etas: list[Tensor] = []
 
     def step(self, velocity: Tensor) -> Tensor:
         """Make the next transition and return the new sample, [B, ...] float32."""
         k, batch = len(self.velocities), len(self.x)
         noise = normal(self.x.shape[1:], self.sources, self.x.device) if self.stochastic[k] else None
-        made = transition(
+        transitioned = transition(
             self.kernel,
             self.x,
             velocity,
@@ -128,14 +115,15 @@ class Recorder:
             self.eta[:, k],
             noise=noise,
         )
-        x = made.next
+        x = transitioned.next
         if self.solver is not None and k >= self.last:
             solved = self.solver.step(self.x, velocity)
             x = solved if k > self.last else x
         self.x = x
         self.latents.append(x)
         self.velocities.append(velocity.float())
-        self.log_probs.append(made.log_prob)
+        self.log_probs.append(transitioned.log_prob)
+        self.etas.append(self.eta[:, k] * transitioned.stochastic)
         return x
 
     def trajectory(self) -> Trajectory:
@@ -144,6 +132,6 @@ class Recorder:
             torch.stack(self.latents, 1),
             torch.stack(self.velocities, 1),
             torch.stack(self.log_probs, 1),
-            self.eta,
+            torch.stack(self.etas, 1),
             self.sigmas,
         )

@@ -41,7 +41,7 @@ def grow(
     widths = plan.widths(steps)
     x, v = trunk.latents[:, 0], trunk.velocity[:, 0]
     # per depth, all nodes of all trees, tree after tree
-    states, velocities, log_probs = [x], [], []
+    states, velocities, log_probs, etas = [x], [], [], []
     for k in range(steps):
         trees = torch.arange(batch, device=device).repeat_interleave(widths[k])
         if k > 0:
@@ -67,13 +67,14 @@ def grow(
         x = made.next
         states.append(x)
         log_probs.append(made.log_prob)
+        etas.append(eta[k].to(device) * made.stochastic)
     trees = torch.arange(batch, device=device).repeat_interleave(plan.leaves)
     nodes = own.repeat(batch, 1) + trees[:, None] * torch.tensor(widths, device=device)
     leaves = Trajectory(
         torch.stack([state[nodes[:, k]] for k, state in enumerate(states)], 1),
         torch.stack([v[nodes[:, k]] for k, v in enumerate(velocities)], 1),
         torch.stack([log_prob[nodes[:, k + 1]] for k, log_prob in enumerate(log_probs)], 1),
-        eta.to(device).expand(len(trees), -1).clone(),
+        torch.stack([own[nodes[:, k + 1]] for k, own in enumerate(etas)], 1),
         trunk.sigmas,
         nodes,
     )

@@ -17,6 +17,9 @@ trajectory to the optimizer's step, over every stochastic step of the rollout in
 (sample, step) pairs. The measurements take turns, and each figure is the median over --repeats turns.
 """
 
+import flowalign  # noqa: F401  before torch: it lets threads that wait sleep
+
+# isort: split
 import argparse
 import json
 import os
@@ -44,10 +47,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from flowalign.actors.draw import Draw
 from flowalign.config import Config, load, recipe
-from flowalign.data import ASSETS, draw_batch
+from flowalign.data import ASSETS
+from flowalign.data.batches import draw_batch
 from flowalign.errors import FlowalignError
-from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.runs.files import write_atomically
 from flowalign.training import Trainer
 from flowalign.training.building import build_policy
@@ -132,7 +137,7 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
     batch = draw_batch(trainer.prompts, 0, config.training.prompts_per_iteration, config.training.group_size, 0, False)
     if arguments.config:
         encode_at_random(policy, TEXT_TOKENS)
-    experience = trainer.algorithm.collect(trainer.actor, batch)
+    experience = trainer.algorithm.collect(trainer.actor, Draw(trainer.actor, batch))
     rollout, images = experience.rollout, trainer.actor.decode(experience.rollout)
     policy.verify(rollout)
     # no advantage is zero, or the update would leave the action out

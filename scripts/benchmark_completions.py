@@ -10,6 +10,9 @@ every state of every sample; the largest difference between their latents is rep
 is the median over --repeats turns.
 """
 
+import flowalign  # noqa: F401  before torch: it lets threads that wait sleep
+
+# isort: split
 import argparse
 import json
 import os
@@ -24,7 +27,7 @@ from torch import Tensor
 
 from flowalign.data import ASSETS, Prompts
 from flowalign.errors import FlowalignError
-from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.runs.files import write_atomically
 from samplers import KERNELS, All, Window
 from samplers.completion import completions
@@ -68,7 +71,10 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
     shipped = ASSETS / arguments.model
     encode = {"max_sequence_length": 0} if arguments.model == "tiny_sd3" else {}
     policy = DiffusersPolicy.from_pretrained(
-        shipped if shipped.is_dir() else arguments.model, arguments.dtype, torch.device(arguments.device), encode
+        shipped if shipped.is_dir() else arguments.model,
+        arguments.dtype,
+        torch.device(arguments.device),
+        encode_options=encode,
     )
     plan = All() if arguments.window is None else Window(arguments.window, start=1)
     size = {} if arguments.size is None else {"height": arguments.size, "width": arguments.size}
@@ -85,7 +91,7 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
         "one step after another": lambda: loop(policy, rollout, len(rollout)),
         "engine": lambda: [engine(policy, rollout)[0]],
     }
-    seconds = measure(ways, lambda latents: [policy.decode(x, 64) for x in latents], arguments.repeats)
+    seconds = measure(ways, lambda latents: [policy.decode_latents(x, 64) for x in latents], arguments.repeats)
     distinct, index = engine(policy, rollout)
     literal = torch.cat(ways["one state after another"]()).unflatten(0, (-1, len(rollout))).transpose(0, 1)
     on_gpu = arguments.device == "cuda"

@@ -17,6 +17,9 @@ too, so no text encoder is loaded. Defaults: 512 pixels, 10 steps, guidance 4.5,
   checkpointing computes again is not counted.
 """
 
+import flowalign  # noqa: F401  before torch: it lets threads that wait sleep
+
+# isort: split
 import argparse
 import json
 import math
@@ -44,8 +47,9 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from flowalign.data import draw_batch
-from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.actors.draw import Draw
+from flowalign.data.batches import draw_batch
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.runs.files import write_atomically
 from flowalign.training import Trainer
 
@@ -179,7 +183,7 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
     training = config.training
     batch = draw_batch(trainer.prompts, 0, training.prompts_per_iteration, training.group_size, 0, False)
     encode_at_random(policy, SIZES[arguments.model].clip_tokens + TEXT_TOKENS)
-    experience = trainer.algorithm.collect(trainer.actor, batch)
+    experience = trainer.algorithm.collect(trainer.actor, Draw(trainer.actor, batch))
     rollout = experience.rollout
     experience = replace(experience, advantage=torch.ones_like(experience.advantage))
     pairs = next(trainer.learner.chunks(experience, 0))

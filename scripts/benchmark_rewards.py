@@ -12,6 +12,9 @@ picture as sampling it takes, as a model on another device would. Hidden is the 
 iteration does not wait for, with the groups in --parts parts (`rollout.overlap`); 1 - 1/parts is the most that can be.
 """
 
+import flowalign  # noqa: F401  before torch: it lets threads that wait sleep
+
+# isort: split
 import argparse
 import contextlib
 import json
@@ -35,14 +38,16 @@ import yaml
 from PIL import Image
 
 from flowalign import registry
+from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
-from flowalign.data import ASSETS, draw_batch
+from flowalign.data.batches import draw_batch
 from flowalign.errors import FlowalignError
 from flowalign.runs.files import write_atomically
 from flowalign.training import Trainer
 from rewards import FunctionReward, RewardError
 from rewards.remote import RemoteReward
 from rewards.server import RewardServer
+from rewards.shapes.clip import TINY_CLIP
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -135,7 +140,7 @@ def overlap(arguments: argparse.Namespace) -> dict[str, Any]:
 
     def collect(i: int, parts: int, reward: Any) -> tuple[dict[str, float], list[float]]:
         trainer.actor.reward, trainer.config.rollout.overlap = reward, parts
-        experience = trainer.algorithm.collect(trainer.actor, batches[i])
+        experience = trainer.algorithm.collect(trainer.actor, Draw(trainer.actor, batches[i]))
         return experience.metrics, experience.scores.value.tolist()
 
     nothing = FunctionReward(lambda images, prompts: [0.0] * len(images), "nothing")
@@ -166,7 +171,7 @@ def random_clip(folder: Path) -> dict[str, Any]:
     from transformers import AutoImageProcessor, AutoTokenizer, CLIPConfig, CLIPModel
 
     torch.manual_seed(0)
-    tiny = str(ASSETS / "tiny_clip")
+    tiny = str(TINY_CLIP)
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     text = {"vocab_size": len(tokenizer), "bos_token_id": tokenizer.bos_token_id}
     text |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
@@ -183,10 +188,10 @@ def serve_waiting(port: int) -> None:
     """Serve the pictures' brightness, after waiting metadata["seconds"] for each."""
 
     def brightness(
-        images: Sequence[Image.Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+        samples: Sequence[Image.Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> list[float]:
         time.sleep(sum(record["seconds"] for record in metadata))
-        return [float(np.asarray(image).mean()) for image in images]
+        return [float(np.asarray(image).mean()) for image in samples]
 
     uvicorn.run(RewardServer(FunctionReward(brightness)).app, port=port, log_level="warning")
 

@@ -6,6 +6,9 @@ batch; the learning rate is so small that the model, and so the length of its te
 is generation alone; its update is everything after texts, rewards and advantages are there.
 """
 
+import flowalign  # noqa: F401  before torch: it lets threads that wait sleep
+
+# isort: split
 import argparse
 import contextlib
 import importlib.util

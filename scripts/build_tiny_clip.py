@@ -1,6 +1,6 @@
 """Make a tiny but real CLIP preference model of the shapes world.
 
-    python scripts/build_tiny_clip.py --out flowalign/assets/tiny_clip
+    python scripts/build_tiny_clip.py --out rewards/shapes/tiny_clip
 
 A `CLIPModel` trained from nothing on drawn pictures and prompts of `rewards.shapes`: to tell a prompt's picture from
 those of other prompts, and from one that is wrong in a single thing (a colour, a shape, the number, the places). It
@@ -8,6 +8,9 @@ is measured on the held-out prompts and written as float16 safetensors with its 
 quality.json. It loads with AutoModel, AutoTokenizer and AutoImageProcessor, so also as `pick_score`.
 """
 
+import flowalign  # noqa: F401  before torch: it lets threads that wait sleep
+
+# isort: split
 import argparse
 import json
 import time

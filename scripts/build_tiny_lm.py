@@ -7,6 +7,9 @@ It writes the model and its tokenizer to flowalign/assets/tiny_lm, and the sums 
 the two lists) are disjoint. Teaching ends when the model samples the right answer to half of the held-out sums.
 """
 
+import flowalign  # noqa: F401  before torch: it lets threads that wait sleep
+
+# isort: split
 import json
 import random
 from functools import partial

@@ -13,6 +13,9 @@ otherwise. That is the first stage of PromptEnhancer (arXiv 2509.04545). The sec
 has to find out which words make the right picture. Model and tokenizer go to flowalign/assets/tiny_rewriter.
 """
 
+import flowalign  # noqa: F401  before torch: it lets threads that wait sleep
+
+# isort: split
 import json
 import random
 from collections.abc import Sequence

@@ -13,6 +13,9 @@ Where other programs compete for the processors, OMP_WAIT_POLICY=passive in the 
 times faster.
 """
 
+import flowalign  # noqa: F401  before torch: it lets threads that wait sleep
+
+# isort: split
 import argparse
 import json
 import math

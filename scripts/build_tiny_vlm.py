@@ -13,6 +13,9 @@ It is measured on the held-out prompts of `rewards.shapes` and written as float1
 It loads with AutoProcessor and AutoModelForImageTextToText, and reads 32x32 pictures (others are resized).
 """
 
+import flowalign  # noqa: F401  before torch: it lets threads that wait sleep
+
+# isort: split
 import argparse
 import json
 import tempfile

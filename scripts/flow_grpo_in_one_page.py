@@ -10,9 +10,11 @@ shows what its prompt asks for. Settings, random numbers and updates are those o
 import argparse
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads: threads that wait sleep
 import numpy as np
 import torch
 from diffusers import StableDiffusion3Pipeline
@@ -24,17 +26,11 @@ from rewards.shapes.reward import ShapesReward
 from samplers import Trajectory, derive_seed, flow_sde, generators, normal, rollout
 
 ASSETS = Path(__file__).parents[1] / "flowalign" / "assets"
-SIGMAS = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.2, 0.0])
-"""[T + 1] noise levels, from noise to picture"""
-ETA = torch.tensor([0.7, 0.7, 0.7, 0.7, 0.0])
-"""[T] how much noise each denoising step adds"""
-GROUP_SIZE = 8
-CLIP_RANGE = 0.01
-"""of the ratio; a step's log-probability is a mean over its elements, so that the ratio stays close to 1"""
-LEARNING_RATE = 2e-3
-BATCH_SIZE = 64
+SIGMAS = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.2, 0.0])  # [T + 1] noise levels, from noise to picture
+ETA = torch.tensor([0.7, 0.7, 0.7, 0.7, 0.0])  # [T] how much noise each denoising step adds
+GROUP_SIZE, BATCH_SIZE, LEARNING_RATE = 8, 64, 2e-3
+CLIP_RANGE = 0.01  # of the ratio: a step's log-probability is a mean over its elements, so the ratio stays close to 1
 ATTENTION = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
-"""layers that LoRA goes on"""
 
 
 def load(seed: int) -> StableDiffusion3Pipeline:
@@ -43,8 +39,8 @@ def load(seed: int) -> StableDiffusion3Pipeline:
     pipeline = StableDiffusion3Pipeline.from_pretrained(ASSETS / "tiny_sd3", **absent)
     pipeline.transformer.requires_grad_(False)
     torch.manual_seed(seed)
-    targets = [f"attn.{name}" for name in ATTENTION]
-    pipeline.transformer.add_adapter(LoraConfig(r=8, lora_alpha=16, target_modules=targets))
+    layers = [f"attn.{name}" for name in ATTENTION]
+    pipeline.transformer.add_adapter(LoraConfig(r=8, lora_alpha=16, target_modules=layers))
     return pipeline
 
 
@@ -58,7 +54,7 @@ def read_prompts(seed: int) -> Iterator[str]:
 
 @torch.no_grad()
 def encode(pipeline: StableDiffusion3Pipeline, prompt: str) -> tuple[Tensor, Tensor]:
-    """What the transformer is told of a prompt: [1, L, D] a vector a token, and [1, D] one of the whole."""
+    """A prompt as the transformer reads it: [1, L, D] a vector a token, and [1, D] one of the whole."""
     options = {"do_classifier_free_guidance": False, "max_sequence_length": 0}
     tokens, _, pooled, _ = pipeline.encode_prompt(prompt, None, None, **options)
     return tokens, pooled
@@ -97,17 +93,14 @@ def sample(transformer: nn.Module, tokens: Tensor, pooled: Tensor, group: Tensor
 
 def shuffled(actions: Tensor, seed: tuple[int, int]) -> Tensor:
     """[G, N, 2] (sample, step) of G groups, in a random order within each."""
-    orders = [
-        torch.randperm(actions.shape[1], generator=own)
-        for own in generators([derive_seed(*seed, g, 2) for g in range(len(actions))])
-    ]
-    return torch.stack([own[order] for own, order in zip(actions, orders, strict=True)])
+    draws = generators([derive_seed(*seed, g, 2) for g in range(len(actions))])
+    return torch.stack([own[torch.randperm(len(own), generator=draw)] for own, draw in zip(actions, draws)])
 
 
 def train(
     pipeline: StableDiffusion3Pipeline, iterations: int, prompts_per_iteration: int, updates: int, seed: int
 ) -> Iterator[Tensor]:
-    """Train the pipeline's transformer; yields the rewards [B] of each iteration."""
+    """Train the transformer, `updates` times an iteration; yields the rewards [B] of each iteration."""
     transformer = pipeline.transformer
     trained = [p for p in transformer.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=1e-4)
@@ -132,8 +125,8 @@ def train(
         actions = shuffled(made.mask.nonzero().unflatten(0, (prompts_per_iteration, -1)), (seed, iteration))
         for share in actions.chunk(updates, dim=1):
             samples, steps = share.flatten(0, 1)[advantage[share.flatten(0, 1)[:, 0]] != 0].unbind(1)
-            told = tokens[group[samples]], pooled[group[samples]]
-            v = velocity(transformer, made.latents[samples, steps], made.sigmas[steps], *told)
+            prompt = tokens[group[samples]], pooled[group[samples]]
+            v = velocity(transformer, made.latents[samples, steps], made.sigmas[steps], *prompt)
 
             # how much more probable the same step is now, and PPO's clipped loss
             ratio = torch.exp(made.score(flow_sde, v, samples, steps).log_prob - made.log_prob[samples, steps])
@@ -148,17 +141,10 @@ def train(
         yield rewards
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--iterations", type=int, default=110)
-    parser.add_argument("--prompts", type=int, default=24, help="per iteration")
-    parser.add_argument("--updates", type=int, default=4, help="per iteration")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    run = train(load(given.seed), given.iterations, given.prompts, given.updates, given.seed)
-    for iteration, rewards in enumerate(run):
-        print(f"iteration {iteration}: mean reward {rewards.mean():.3f}", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, default in (("iterations", 110), ("prompts", 24), ("updates", 4), ("seed", 0)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    own = parser.parse_args()
+    for iteration, rewards in enumerate(train(load(own.seed), own.iterations, own.prompts, own.updates, own.seed)):
+        print(f"iteration {iteration}: mean reward {rewards.mean():.3f}", flush=True)

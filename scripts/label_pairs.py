@@ -7,6 +7,9 @@ as the gallery exports votes, and the pictures beside it. Both pictures of a pai
 alike are left out.
 """
 
+import flowalign  # noqa: F401  before torch: it lets threads that wait sleep
+
+# isort: split
 import argparse
 import json
 from pathlib import Path
@@ -15,7 +18,8 @@ import torch
 from tqdm import tqdm
 
 from flowalign.config import Config, load
-from flowalign.data import Prompts, draw_batch
+from flowalign.data import Prompts
+from flowalign.data.batches import draw_batch
 from flowalign.runs.files import write_atomically
 from flowalign.training.building import build_policy, build_reward
 from rewards import score
@@ -33,7 +37,7 @@ def label_pairs(config: Config, pairs: int, output: Path, seed: int = 0) -> Path
     while len(lines) < pairs:
         batch = draw_batch(prompts, iteration, groups, 2, seed, share_start_noise=False)
         rollout = policy.sample(batch.prompts, batch.seeds, **config.evaluation.arguments())
-        images = policy.decode(rollout.trajectory.final, config.evaluation.batch_size)
+        images = policy.decode(rollout, config.evaluation.batch_size)
         value = score(reward, images, batch.prompts, batch.metadata).value.tolist()
         for one in range(0, len(batch), 2):
             chosen, rejected = sorted((one, one + 1), key=lambda row: -value[row])

@@ -12,15 +12,15 @@ from pathlib import Path
 import PIL.Image
 
 from flowalign.data import Preferences, shipped
-from rewards.judges import Local, PairwiseVLMJudge, VLMJudge, load_template
-from rewards.preference import as_judge
+from rewards.judges import JudgeReward, Local, PairwiseJudgeReward, load_template
+from rewards.pairwise import as_judge
 
 
 def measure(preferences: str, template: str, judges: list[str], max_tokens: int = 64) -> dict[str, float]:
     """The share of each judge: a shipped model, a model's folder, or a run's."""
     pairs = Preferences.read(preferences)
     chosen, rejected = ([PIL.Image.open(record[key]) for record in pairs.metadata] for key in ("chosen", "rejected"))
-    kind = PairwiseVLMJudge if load_template(template).pairwise else VLMJudge
+    kind = PairwiseJudgeReward if load_template(template).pairwise else JudgeReward
     shares = {}
     for name in judges:
         folder = Path(name, "model")

@@ -3,7 +3,7 @@
 import os
 
 # Networks this small gain nothing from a second thread, which mostly waits; processes inherit it.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"
 # Before anything imports the Hugging Face libraries, which read these once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -19,6 +19,12 @@ import pytest
 import torch
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, so that no process works on them alone at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Each test starts from the same global seeds, whichever tests ran before it."""
@@ -32,7 +38,7 @@ def tiny_policy() -> Callable[..., Any]:
     """Makes fresh policies over the shipped pipeline: tiny_policy(dtype=..., encode_options=...)."""
     # here, so that tests of samplers and rewards do without these imports
     from flowalign.data import ASSETS
-    from flowalign.policies import DiffusersPolicy
+    from flowalign.policies.diffusion import DiffusersPolicy
 
     def make(**settings: Any) -> DiffusersPolicy:
         settings = {"encode_options": {"max_sequence_length": 0}} | settings

@@ -1,9 +1,7 @@
-"""What an algorithm acts through: the policy, the reward, the rollout settings and the other processes."""
+"""What an algorithm for pictures and videos acts through: policy, reward, rollout settings, the other processes."""
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,14 +10,13 @@ from PIL.Image import Image
 from torch import Tensor
 
 from flowalign import registry
+from flowalign.actors.base import Actor
 from flowalign.actors.dense import Estimator, ValueHead, agreement, persistence
-from flowalign.actors.overlap import in_turn, overlapped
-from flowalign.actors.worker import Worker
 from flowalign.config import Config
 from flowalign.core.record import Record
-from flowalign.data import Batch
+from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
-from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from rewards import Reward, Scores
 from samplers import Trajectory, derive_seed
@@ -28,7 +25,7 @@ from samplers.plans import Tree
 from samplers.tree import grow
 
 
-class Actor(Worker):
+class DiffusionActor(Actor):
     """Samples and scores one process's pictures, and keeps what adapts while it does."""
 
     config: Config
@@ -77,7 +74,7 @@ class Actor(Worker):
             kernel=kernel,
             eta=eta if kept is None else eta[kept],
             order=1 if kept is None else 2,
-            sources=batch.sources,
+            metadata=batch.metadata,
             **self.config.rollout.arguments(kept),
         )
 
@@ -87,7 +84,7 @@ class Actor(Worker):
         roots = batch[[batch.group.index(g) for g in numbers]]
         eta = eta if kept is None else eta[kept]
         trunk = self.policy.sample(
-            roots.prompts, roots.seeds, sources=roots.sources, **self.config.rollout.arguments(kept)
+            roots.prompts, roots.seeds, metadata=roots.metadata, **self.config.rollout.arguments(kept)
         )
         samples = torch.tensor([numbers.index(g) for g in batch.group], device=self.device)
         made = fork(
@@ -144,66 +141,15 @@ class Actor(Worker):
 
     def decode(self, rollout: Rollout) -> list[Image]:
         """The finished pictures of a rollout."""
-        return self.policy.decode(rollout.whole(rollout.trajectory.final), self.config.rollout.batch_size)
+        return self.policy.decode(rollout, self.config.rollout.batch_size)
 
-    def sample_and_score(
-        self,
-        batch: Batch,
-        sample: Callable[[Batch], tuple[Rollout, Batch]],
-        score: Callable[[Sequence[Image], Batch], Scores],
-    ) -> tuple[Rollout, Batch, Scores]:
-        """Roll out and score a batch, in as many parts as `rollout.overlap` says: while one is scored, in a thread of
-        its own, the next is sampled. Groups are replaced as configured.
-
-        Args:
-            sample: rollout of a part, and the samples it is of.
-            score: scores of the finished pictures of these samples.
-        """
-        once = partial(self._sample_and_score, sample=sample, score=score)
-        return self.refilled(once(batch), once)
-
-    def _sample_and_score(
-        self,
-        batch: Batch,
-        sample: Callable[[Batch], tuple[Rollout, Batch]],
-        score: Callable[[Sequence[Image], Batch], Scores],
-    ) -> tuple[Rollout, Batch, Scores]:
-        begin = time.perf_counter()
-        seconds = {"rollout": 0.0, "reward": 0.0}
-
-        def sampled() -> Iterator[tuple[Rollout, Batch, list[Image]]]:
-            for part in batch.split(min(self.config.rollout.overlap, len(set(batch.group)))):
-                start = time.perf_counter()
-                rollout, own = sample(part)
-                images = self.decode(rollout)
-                seconds["rollout"] += time.perf_counter() - start
-                yield rollout, own, images
-
-        def scored(made: tuple[Rollout, Batch, list[Image]]) -> Scores:
-            start = time.perf_counter()
-            scores = score(made[2], made[1])
-            seconds["reward"] += time.perf_counter() - start
-            return scores
-
-        walk = overlapped if self.config.rollout.overlap > 1 else in_turn
-        parts = walk(sampled(), scored)
-        waited = time.perf_counter() - begin - seconds["rollout"]
-        self.spent("rollout", seconds["rollout"])
-        self.spent("reward", waited)
-        if len(parts) == 1:
-            ((rollout, batch, _), scores) = parts[0]
-            return rollout, batch, scores
-        self.spent("reward_hidden", seconds["reward"] - waited)
-        rollouts, batches, _ = zip(*(made for made, _ in parts), strict=True)
-        return Rollout.cat(rollouts), Batch.cat(batches), Scores.cat([scores for _, scores in parts])
-
-    def joined(self, rollouts: Sequence[Rollout]) -> Rollout:
+    def cat(self, rollouts: Sequence[Rollout]) -> Rollout:
         return Rollout.cat(rollouts)
 
-    def unpacked(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> Rollout:
-        """One sample is walked again for what the denoiser is called with; it is the same for all of a prompt."""
+    def restore(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> Rollout:
+        """One sample is drawn again for what the denoiser is called with, which is the same for all of a prompt."""
         one = batch[[0]]
-        again = self.policy.sample(one.prompts, one.seeds, sources=one.sources, **self.config.rollout.arguments())
+        again = self.policy.sample(one.prompts, one.seeds, metadata=one.metadata, **self.config.rollout.arguments())
         trajectory = Trajectory(**{name: value.to(self.device) for name, value in tensors.items()})
         rollout = again.branch(trajectory, torch.zeros(len(batch), dtype=torch.long, device=self.device))
         rollout.kernel = self.kernel
@@ -241,7 +187,7 @@ class Actor(Worker):
         size = self.config.rollout.batch_size
         made = completions(self.policy.at(rollout), rollout.trajectory, count, size, order)
         extra = slice(len(rollout), None)
-        images = self.policy.decode(rollout.whole(made.latents[extra], made.samples[extra]), size)
+        images = self.policy.decode_latents(rollout.whole(made.latents[extra], made.samples[extra]), size)
         scores = self.score(images, batch, made.samples[extra].tolist(), made.steps[extra].tolist())
         return torch.cat([final, scores.value])[made.index.cpu()]
 
@@ -282,9 +228,13 @@ class Actor(Worker):
     # Other processes
 
     def record(self, rollout: Rollout, batch: Batch, scores: Scores, reward: Tensor) -> Record:
-        """The record of all processes."""
+        """The record of all processes.
+
+        Args:
+            reward: [B] or [B, T] of this process's samples.
+        """
         trajectory = rollout.trajectory
-        rewards, weights = self.apart(scores)
+        rewards, weights = self.separate(scores)
         return Record(
             log_prob=self.gather(trajectory.log_prob),
             mask=self.gather(trajectory.mask),
@@ -293,11 +243,12 @@ class Actor(Worker):
             rewards=rewards,
             weights=weights,
             seed=derive_seed(self.config.training.seed, batch.iteration, 3),
+            weight=self.advantage_weight(scores),
         )
 
     def calibrate(self, step_reward: Tensor, mask: Tensor) -> None:
         """Let an adaptive plan learn from the step rewards [B, T] of all processes."""
-        if hasattr(self.plan, "update"):
+        if hasattr(self.plan, "update") and not self._alone:
             self.plan.update(step_reward.cpu(), mask.cpu())
             etas = self.plan.etas(self.config.rollout.steps, self.config.rollout.eta, 0, 0)
             self.metrics |= {f"plan/eta/{k}": value for k, value in enumerate(etas.tolist())}

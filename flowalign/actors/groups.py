@@ -1,185 +1,70 @@
-"""The groups of an iteration: which are drawn, and what stands in for those that teach nothing."""
+"""The groups of a run's iterations: which are drawn, and what stands in for those that teach nothing."""
 
 import itertools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from flowalign.algorithms.base import Experience
-from flowalign.config import BaseConfig
-from flowalign.data import Batch, Prompts, draw_batch, draw_groups
-from flowalign.selection import Replay, Selection, Stored
-from rewards import Scores
-
-if TYPE_CHECKING:
-    from flowalign.actors.worker import Worker
-
-Made = tuple[Any, Batch, Scores]
-"""a rollout, the samples it is of, and their scores"""
+from flowalign.actors.base import Actor
+from flowalign.actors.draw import Draw, Sampled, joined
+from flowalign.data import Prompts
+from flowalign.data.batches import Batch, draw_batch, draw_groups
+from flowalign.selection.base import Selection
+from flowalign.selection.replay import Replay, Stored
 
 
 class Groups:
-    """Draws groups, and replaces those without spread, whose advantages are all 0.
-
-    Dynamic sampling (DAPO, arXiv 2503.14476): the place of a group without spread, or of one whose mean reward lies
-    outside given bounds (arXiv 2504.03380), is drawn again with a further prompt, until every place has one to learn
-    from or the rounds are used up. Replay: what is left then gets a group of an earlier iteration. Which prompts and
-    seeds a place gets does not depend on the number of processes.
+    """Draws the groups of every iteration, and tells the selection how they fared.
 
     Args:
         selection: picks prompts, and is told how every group fared that was drawn, whether kept or not.
-        worker: this process's, among the others.
+        actor: this process's, among the others.
         branches: groups that an iteration makes of a prompt. They are replaced together: a place is a prompt's, and
             teaches where one of its groups has spread.
     """
 
-    def __init__(
-        self, config: BaseConfig, prompts: Prompts, selection: Selection, worker: "Worker", branches: int = 1
-    ) -> None:
-        self.config, self.prompts, self.selection, self.worker = config, prompts, selection, worker
-        self.seed, self.size, self.branches = config.training.seed, config.training.group_size, branches
+    def __init__(self, prompts: Prompts, selection: Selection, actor: Actor, branches: int = 1) -> None:
+        self.prompts, self.selection, self.actor, self.branches = prompts, selection, actor, branches
+        config = actor.config
+        self.seed, self.size = config.training.seed, config.training.group_size
         # a text draws from its noise seed alone; the start noise is that of a picture made of it
         self.shares_start_noise = getattr(config.rollout, "share_start_noise", True)
+        self.dynamic = config.data.dynamic_sampling
         settings = config.data.replay
         self.replay = Replay(settings.groups, settings.age) if settings is not None else None
-        self.picks: list[int] = []
-        """number of the prompt of every group of this iteration, over all processes"""
 
-    def draw(self, iteration: int) -> Batch:
+    def draw(self, iteration: int) -> Draw:
         """This process's part of an iteration's groups."""
-        count = self.config.training.prompts_per_iteration
-        self.picks = self.selection.picks(self.prompts, iteration, count, self.seed)
-        return draw_batch(
+        count, processes = self.actor.config.training.prompts_per_iteration, self.actor.accelerator
+        picks = self.selection.picks(self.prompts, iteration, count, self.seed)
+        batch = draw_batch(
             self.prompts,
             iteration,
             count,
             self.size,
             self.seed,
             self.shares_start_noise,
-            self.worker.accelerator.process_index,
-            self.worker.accelerator.num_processes,
-            self.picks,
+            processes.process_index,
+            processes.num_processes,
+            picks,
         )
+        if self.dynamic is None and self.replay is None:
+            return Draw(self.actor, batch)
+        return RefilledDraw(self, batch, picks)
 
-    def refilled(self, made: Made, again: Callable[[Batch], Made]) -> Made:
-        """The groups of this iteration, replaced where they teach nothing and something else can be had.
+    def learn(self, batch: Batch, reward: Tensor, gain: Tensor) -> None:
+        """Tell the selection how an iteration's prompts fared, over all processes.
 
         Args:
-            made: whole groups, as drawn.
-            again: samples and scores a batch.
+            batch: this process's samples.
+            reward: [B] of each.
+            gain: [B] mean sizes of their advantages.
         """
-        dynamic = self.config.data.dynamic_sampling
-        if dynamic is None and self.replay is None:
-            return made
-        iteration = made[1].iteration
-        slots = dict.fromkeys(number // self.branches for number in made[1].group)
-        current = {slot: (made, i) for i, slot in enumerate(slots)}
-        """of each place its groups: what they were made with, and as those of which prompt of that"""
-        drawn, rewards = 0, 0.0
-        poor = list(range(self.config.training.prompts_per_iteration))
-        for round in itertools.count(1):
-            mean, spread = self._outcomes(current)
-            drawn, rewards = drawn + len(poor), rewards + float(mean[poor].sum())
-            poor = [slot for slot, teaches in enumerate(self._teach(mean, spread)) if not teaches]
-            if not poor or dynamic is None or round == dynamic.rounds:
-                break
-            self._tell(poor, mean)
-            picks = self.selection.picks(self.prompts, iteration, len(poor), self.seed, round)
-            for slot, pick in zip(poor, picks, strict=True):
-                self.picks[slot] = pick
-            own = {slot: self.picks[slot] for slot in poor if slot in current}
-            if own:
-                batch = draw_groups(self.prompts, iteration, own, self.size, self.seed, self.shares_start_noise, round)
-                part = again(batch)
-                current |= {slot: (part, i) for i, slot in enumerate(own)}
-        self.worker.metrics |= {"groups/drawn": float(drawn), "groups/reward": rewards / drawn}
-        if self.replay is not None:
-            poor = self._replayed(current, poor, mean, spread, iteration)
-        self.worker.metrics["groups/poor"] = float(len(poor))
-        return self._joined(current)
-
-    def _outcomes(self, current: dict[int, tuple[Made, int]]) -> tuple[Tensor, Tensor]:
-        """[N] mean rewards and [N] their standard deviations, of all processes; of several groups the largest."""
-        rewards = torch.stack([made[2].value.view(-1, self.branches, self.size)[i] for made, i in current.values()])
-        rewards = self.worker.gather(rewards.to(self.worker.device)).cpu()
-        # equal rewards may have a mean that rounding sets apart from them
-        alike = rewards.amax(2) == rewards.amin(2)
-        return rewards.mean((1, 2)), rewards.std(2, correction=0).masked_fill(alike, 0.0).amax(1)
-
-    def _teach(self, mean: Tensor, spread: Tensor) -> list[bool]:
-        """Of each place, whether what it has is worth keeping."""
-        dynamic = self.config.data.dynamic_sampling
-        kept = spread > (dynamic.spread if dynamic else 0.0)
-        if dynamic is not None and dynamic.low is not None:
-            kept &= mean >= dynamic.low
-        if dynamic is not None and dynamic.high is not None:
-            kept &= mean <= dynamic.high
-        return kept.tolist()
-
-    def _tell(self, slots: list[int], mean: Tensor) -> None:
-        """Tell the selection of groups that are replaced, and so taught nothing."""
-        picks = [self.picks[slot] for slot in slots]
-        self.selection.learn(picks, self.prompts, mean[slots].tolist(), [0.0] * len(slots))
-
-    def _replayed(
-        self, current: dict[int, tuple[Made, int]], poor: list[int], mean: Tensor, spread: Tensor, iteration: int
-    ) -> list[int]:
-        """Put stored groups in these places, as many as there are, then store the new ones that teach.
-
-        Returns:
-            the places that are left.
-        """
-        assert self.replay is not None
-        taken = self.replay.take(len(poor), iteration, self.seed)
-        fresh = [self._stored(made, i, float(spread[slot])) for slot, (made, i) in current.items() if slot not in poor]
-        self.replay.put(gather_object(fresh))
-        filled, left = poor[: len(taken)], poor[len(taken) :]
-        self._tell(filled, mean)
-        for slot, stored in zip(filled, taken, strict=True):
-            if slot in current:
-                batch = stored.at(slot, iteration, self.branches)
-                current[slot] = ((self.worker.unpacked(stored.tensors, stored.rest, batch), batch, stored.scores), 0)
-        self.worker.metrics["groups/replayed"] = float(len(filled))
-        return left
-
-    def _stored(self, made: Made, place: int, spread: float) -> Stored:
-        """What an iteration made of one prompt, to be kept."""
-        rollout, batch, scores = made
-        rows = self._rows(place)
-        members = torch.tensor(rows)
-        tensors, rest = rollout[members.to(self.worker.device)].packed()
-        tensors = {name: value.to("cpu", copy=True) for name, value in tensors.items()}
-        return Stored(tensors, rest, batch[rows], scores[members], spread)
-
-    def _rows(self, place: int) -> list[int]:
-        """Of the samples of that prompt."""
-        block = self.branches * self.size
-        return list(range(place * block, (place + 1) * block))
-
-    def _joined(self, current: dict[int, tuple[Made, int]]) -> Made:
-        """One rollout of the groups, in the order of their places."""
-        parts = list({id(made): made for made, _ in current.values()}.values())
-        if len(parts) == 1:
-            return parts[0]
-        firsts, rows = {}, 0
-        for part in parts:
-            firsts[id(part)] = rows
-            rows += len(part[1])
-        order = [firsts[id(made)] + row for made, i in current.values() for row in self._rows(i)]
-        rollouts, batches, scores = zip(*parts, strict=True)
-        rollout = self.worker.joined(rollouts)[torch.tensor(order, device=self.worker.device)]
-        return rollout, Batch.cat(batches)[order], Scores.cat(scores)[torch.tensor(order)]
-
-    def learn(self, experience: Experience) -> None:
-        """Tell the selection how this iteration's prompts fared, over all processes."""
-        outcome = experience.outcome()
-        if outcome is None:
-            return
-        value, gain = (self.worker.gather(column.to(self.worker.device)) for column in outcome)
-        picks = self.worker.gather(torch.tensor(experience.batch.picks, device=self.worker.device))
+        value, gain = (self.actor.gather(column.to(self.actor.device)) for column in (reward, gain))
+        picks = self.actor.gather(torch.tensor(batch.picks, device=self.actor.device))
         # what was replayed says nothing of the weights of now
         numbers, index = picks[picks >= 0].unique(return_inverse=True)
         count = index.bincount()
@@ -202,3 +87,131 @@ class Groups:
         self.selection.load_state_dict(rest["selection"])
         if self.replay is not None and "replay" in rest:
             self.replay.load_state(tensors["replay"], rest["replay"])
+
+
+class RefilledDraw(Draw):
+    """The groups of an iteration, of which those without spread, whose advantages are all 0, are replaced.
+
+    Dynamic sampling (DAPO, arXiv 2503.14476): the place of a group without spread, or of one whose mean reward lies
+    outside given bounds (arXiv 2504.03380), is drawn again with a further prompt, until every place has one to learn
+    from or the rounds are used up. Replay: what is left then gets a group of an earlier iteration. Which prompts and
+    seeds a place gets does not depend on the number of processes.
+
+    Args:
+        picks: number of the prompt of every place, over all processes.
+    """
+
+    def __init__(self, groups: Groups, batch: Batch, picks: list[int]) -> None:
+        super().__init__(groups.actor, batch)
+        self.groups, self.picks = groups, picks
+        self.current: dict[int, tuple[Sampled, int]] = {}
+        """of each place of this process its groups: what they were sampled with, and the number of its prompt there"""
+
+    def __iter__(self) -> Iterator[Batch]:
+        groups, dynamic, iteration = self.groups, self.groups.dynamic, self.batch.iteration
+        yield from super().__iter__()
+        self._fill(list(dict.fromkeys(self.batch.group)))
+        drawn, rewards = 0, 0.0
+        poor = list(range(len(self.picks)))
+        for round in itertools.count(1):
+            mean, spread = self._outcomes()
+            drawn, rewards = drawn + len(poor), rewards + float(mean[poor].sum())
+            poor = [place for place, teaches in enumerate(self._teach(mean, spread)) if not teaches]
+            if not poor or dynamic is None or round == dynamic.rounds:
+                break
+            self._report(poor, mean)
+            picks = groups.selection.picks(groups.prompts, iteration, len(poor), groups.seed, round)
+            for place, pick in zip(poor, picks, strict=True):
+                self.picks[place] = pick
+            own = {place: self.picks[place] for place in poor if place in self.current}
+            if own:
+                yield from self._split(
+                    draw_groups(
+                        groups.prompts, iteration, own, groups.size, groups.seed, groups.shares_start_noise, round
+                    )
+                )
+                self._fill(list(own))
+        self.actor.metrics |= {"groups/drawn": float(drawn), "groups/reward": rewards / drawn}
+        if groups.replay is not None:
+            poor = self._replay(poor, mean, spread)
+        self.actor.metrics["groups/poor"] = float(len(poor))
+
+    def _fill(self, places: list[int]) -> None:
+        """Put what was just sampled into these places."""
+        sampled = super().whole()
+        self.current |= {place: (sampled, i) for i, place in enumerate(places)}
+
+    def _outcomes(self) -> tuple[Tensor, Tensor]:
+        """[N] mean rewards and [N] their standard deviations, of all processes; of several groups the largest."""
+        shape = (-1, self.groups.branches, self.groups.size)
+        rewards = torch.stack([sampled.scores.value.view(shape)[i] for sampled, i in self.current.values()])
+        rewards = self.actor.gather(rewards.to(self.actor.device)).cpu()
+        # equal rewards may have a mean that rounding sets apart from them
+        alike = rewards.amax(2) == rewards.amin(2)
+        return rewards.mean((1, 2)), rewards.std(2, correction=0).masked_fill(alike, 0.0).amax(1)
+
+    def _teach(self, mean: Tensor, spread: Tensor) -> list[bool]:
+        """Of each place, whether what it has is worth keeping."""
+        dynamic = self.groups.dynamic
+        kept = spread > (dynamic.spread if dynamic else 0.0)
+        if dynamic is not None and dynamic.low is not None:
+            kept &= mean >= dynamic.low
+        if dynamic is not None and dynamic.high is not None:
+            kept &= mean <= dynamic.high
+        return kept.tolist()
+
+    def _report(self, places: list[int], mean: Tensor) -> None:
+        """Tell the selection of groups that are replaced, and so taught nothing."""
+        picks = [self.picks[place] for place in places]
+        self.groups.selection.learn(picks, self.groups.prompts, mean[places].tolist(), [0.0] * len(places))
+
+    def _replay(self, poor: list[int], mean: Tensor, spread: Tensor) -> list[int]:
+        """Put stored groups in these places, as many as there are, then store the new ones that teach.
+
+        Returns:
+            the places that are left.
+        """
+        replay, iteration, branches = self.groups.replay, self.batch.iteration, self.groups.branches
+        assert replay is not None
+        stored = replay.take(len(poor), iteration, self.groups.seed)
+        new = {place: sampled for place, sampled in self.current.items() if place not in poor}
+        fresh = [self._stored(*sampled, float(spread[place])) for place, sampled in new.items()]
+        replay.put(gather_object(fresh))
+        filled, left = poor[: len(stored)], poor[len(stored) :]
+        self._report(filled, mean)
+        for place, group in zip(filled, stored, strict=True):
+            if place in self.current:
+                batch = group.at(place, iteration, branches)
+                rollout = self.actor.restore(group.tensors, group.rest, batch)
+                self.current[place] = (Sampled(rollout, batch, group.scores), 0)
+        self.actor.metrics["groups/replayed"] = float(len(filled))
+        return left
+
+    def _stored(self, sampled: Sampled, number: int, spread: float) -> Stored:
+        """The groups of one prompt, to be kept."""
+        rollout, batch, scores = sampled
+        rows = self._rows(number)
+        members = torch.tensor(rows)
+        tensors, rest = rollout[members.to(self.actor.device)].packed()
+        tensors = {name: value.to("cpu", copy=True) for name, value in tensors.items()}
+        return Stored(tensors, rest, batch[rows], scores[members], spread)
+
+    def _rows(self, number: int) -> list[int]:
+        """Of the samples of a prompt."""
+        block = self.groups.branches * self.groups.size
+        return list(range(number * block, (number + 1) * block))
+
+    def whole(self) -> Sampled:
+        """The groups in the order of their places."""
+        parts = list({id(sampled): sampled for sampled, _ in self.current.values()}.values())
+        if len(parts) == 1:
+            return parts[0]
+        firsts, rows = {}, 0
+        for part in parts:
+            firsts[id(part)] = rows
+            rows += len(part.batch)
+        order = [firsts[id(sampled)] + row for sampled, i in self.current.values() for row in self._rows(i)]
+        rollout, batch, scores = joined(self.actor, parts)
+        return Sampled(
+            rollout[torch.tensor(order, device=self.actor.device)], batch[order], scores[torch.tensor(order)]
+        )

@@ -1,7 +1,6 @@
 """What an algorithm for language models acts through."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -9,21 +8,22 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from flowalign.actors.worker import Worker
+from flowalign.actors.base import Actor
 from flowalign.config.language import TextConfig
 from flowalign.core.record import Record
-from flowalign.data import Batch, shipped
+from flowalign.data import shipped
+from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
-from flowalign.policies.language.given import at_tokens
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
+from flowalign.policies.language.teacher_forcing import at_tokens
 from flowalign.policies.language.turns import AgentPolicy
 from flowalign.policies.language.vllm import Engine
 from rewards import Reward, Scores
 from samplers import derive_seed
 
 
-class TextActor(Worker):
+class LanguageActor(Actor):
     """Samples and scores one process's texts."""
 
     config: TextConfig
@@ -46,26 +46,14 @@ class TextActor(Worker):
             self._engine = Engine(self.policy, path, self.config.rollout.engine_memory)
         return self._engine.sample(batch.prompts, batch.noise_seeds, **arguments)
 
-    def sample_and_score(
-        self, batch: Batch, sample: Callable[[Batch], TextRollout]
-    ) -> tuple[TextRollout, Batch, Scores]:
-        """What `sample` makes of the batch, with its scores; groups are replaced as configured."""
+    def decode(self, rollout: TextRollout) -> list[str]:
+        """The completions as texts."""
+        return self.policy.decode(rollout)
 
-        def once(batch: Batch) -> tuple[TextRollout, Batch, Scores]:
-            begin = time.perf_counter()
-            rollout = sample(batch)
-            rolled = time.perf_counter()
-            scores = self.score(self.policy.decode(rollout), batch)
-            self.spent("rollout", rolled - begin)
-            self.spent("reward", time.perf_counter() - rolled)
-            return rollout, batch, scores
+    def cat(self, rollouts: Sequence[TextRollout]) -> TextRollout:
+        return TextRollout.cat(rollouts)
 
-        return self.refilled(once(batch), once)
-
-    def joined(self, rollouts: Sequence[TextRollout]) -> TextRollout:
-        return TextRollout.cat(rollouts, self.policy.tokenizer.pad_token_id)
-
-    def unpacked(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> TextRollout:
+    def restore(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> TextRollout:
         return TextRollout.unpacked(tensors, rest, batch.prompts).to(self.device)
 
     def baseline(self, batch: Batch) -> Tensor:
@@ -78,34 +66,35 @@ class TextActor(Worker):
         value = self.score(self.policy.decode(greedy), batch, rows).value
         return value[[numbers.index(group) for group in batch.group]]
 
-    def record(self, rollout: TextRollout, batch: Batch, scores: Scores, baseline: Tensor | None = None) -> Record:
+    def record(self, rollout: TextRollout, batch: Batch, scores: Scores, reward: Tensor) -> Record:
         """The record of all processes.
 
         Args:
-            baseline: [B] of this process's rows, as of `baseline`.
+            reward: [B] of this process's samples.
         """
-        rewards, weights = self.apart(scores)
-        everyone = partial(self._everyone, length=self.largest(rollout.mask.shape[1]))
+        rewards, weights = self.separate(scores)
+        gathered = partial(self._gather_padded, length=self.maximum(rollout.mask.shape[1]))
         return Record(
-            reward=self.gather(scores.value.to(self.device)),
+            reward=self.gather(reward.to(self.device)),
             group=self.gather(torch.tensor(batch.group, device=self.device)),
-            mask=everyone(rollout.mask),
-            log_prob=everyone(rollout.log_prob),
+            mask=gathered(rollout.mask),
+            log_prob=gathered(rollout.log_prob),
             rewards=rewards,
             weights=weights,
             seed=derive_seed(self.config.training.seed, batch.iteration, 3),
-            entropy=everyone(rollout.entropy),
-            baseline=None if baseline is None else self.gather(baseline.to(self.device)),
-            steps=None if scores.steps is None else everyone(at_tokens(self.policy, rollout, scores.steps)),
-            turn=everyone(rollout.turn) if rollout.episodes else None,
+            entropy=gathered(rollout.entropy),
+            steps=None if scores.steps is None else gathered(at_tokens(self.policy, rollout, scores.steps)),
+            turn=gathered(rollout.turn) if rollout.episodes else None,
+            ended=self.gather(rollout.ended),
+            weight=self.advantage_weight(scores),
         )
 
     def states(self, rollout: TextRollout, batch: Batch) -> Tensor:
         """`states`, or those of turns, of all processes; a group is on one, so that its numbers belong together."""
         made = (states_of_turns if rollout.episodes else states)(rollout, batch.group)
-        return self._everyone(made, self.largest(made.shape[1]))
+        return self._gather_padded(made, self.maximum(made.shape[1]))
 
-    def _everyone(self, values: Tensor, length: int) -> Tensor:
+    def _gather_padded(self, values: Tensor, length: int) -> Tensor:
         """Rows [B, T] of all processes, made `length` wide."""
         return self.gather(torch.nn.functional.pad(values, (0, length - values.shape[1])))
 

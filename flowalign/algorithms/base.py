@@ -1,30 +1,28 @@
 """What the trainer knows of an algorithm: it collects experience, and gives the loss of the experience's items.
 
 An item is what is learned from in one piece: a step of a trajectory, a noised pair of pictures. The families are
-subclasses: `trajectory.py` learns from stochastic steps that were recorded, `dpo.py` from pairs of pictures,
-`language.py` from tokens.
+subclasses: `trajectory/` learns from stochastic steps that were recorded, `text/` from tokens (both by
+`policy_gradient.py`), `matching/` from noised clean samples.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from PIL.Image import Image
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
-from flowalign.data import Batch, Prompts
-from flowalign.policies import Rollout
+from flowalign.actors.draw import Draw
+from flowalign.config import Data
+from flowalign.data import Prompts
+from flowalign.data.batches import Batch
+from flowalign.policies.diffusion import Rollout
+from flowalign.settings import Section
 from rewards import Scores
 
-if TYPE_CHECKING:
-    from flowalign.config import Data
 
-
-class AlgorithmSettings(BaseModel):
-    """An algorithm's own settings; unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid")
+class AlgorithmSettings(Section):
+    """An algorithm's own settings."""
 
 
 @dataclass
@@ -33,10 +31,8 @@ class Experience:
 
     batch: Batch
     metrics: dict[str, float]
-
-    def items(self) -> Tensor:
-        """[N, ...] integers that name what is learned from, as many for every group, group after group."""
-        raise NotImplementedError
+    items: Tensor
+    """[N, ...] integers that name what is learned from, as many for every group, group after group"""
 
     def outcome(self) -> tuple[Tensor, Tensor] | None:
         """[B] rewards of the batch's samples and [B] mean sizes of their advantages; None where there are none."""
@@ -63,10 +59,7 @@ class Seen:
     """[B, B] share of the row's wins over the column, NaN for pairs that did not meet; None without comparisons"""
 
 
-E = TypeVar("E", bound=Experience)
-
-
-class Algorithm(Generic[E]):
+class Algorithm:
     """Base of all families.
 
     Args:
@@ -74,16 +67,18 @@ class Algorithm(Generic[E]):
     """
 
     Settings: ClassVar[type[AlgorithmSettings]] = AlgorithmSettings
-    medium: ClassVar[Literal["pictures", "text"]] = "pictures"
-    """what the models that it trains make"""
+    kind: ClassVar[Literal["pictures", "text"]] = "pictures"
+    """of the samples that it learns from"""
     refills: ClassVar[bool] = False
-    """it learns from samples that come in groups, got by the actor's `sample_and_score`: groups can be replaced"""
+    """it samples what it draws, group by group: groups can be replaced"""
     replays: ClassVar[bool] = False
     """and a group of an earlier iteration can stand in for one"""
     headline: ClassVar[str]
     """the metric that the progress bar shows"""
     unit: ClassVar[str]
     """what items are, in messages"""
+    noise: ClassVar[Literal["kernel", "own", "start"]] = "kernel"
+    """what makes the samples of a group differ: noise of the configured kernel, of the algorithm, or of the start"""
 
     def __init__(self, settings: AlgorithmSettings) -> None:
         self.settings = settings
@@ -96,7 +91,7 @@ class Algorithm(Generic[E]):
     def check(self, config: Any) -> None:
         """Refuse configurations that cannot work with this algorithm, saying what would."""
 
-    def read(self, data: "Data") -> Prompts:
+    def read(self, data: Data) -> Prompts:
         """What batches are drawn from."""
         return Prompts.of(data)
 
@@ -115,15 +110,15 @@ class Algorithm(Generic[E]):
     def progress(self, done: float) -> None:
         """Told before each iteration what share of training is done, in [0, 1]."""
 
-    def collect(self, actor: Any, batch: Batch) -> E:
-        """The experience of this iteration, with what it measured."""
+    def collect(self, actor: Any, draw: Draw) -> Any:
+        """The experience of the groups drawn, with what it measured."""
         raise NotImplementedError
 
-    def verify(self, policy: Any, experience: E) -> None:
+    def verify(self, policy: Any, experience: Any) -> None:
         """Before the first update: refuse a pipeline that replay does not reproduce."""
         raise NotImplementedError
 
-    def losses(self, policy: Any, experience: E, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def losses(self, policy: Any, experience: Any, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """[N] losses of items under the present weights, and named [N] values for the metrics."""
         raise NotImplementedError
 

@@ -1,7 +1,8 @@
-"""`flowalign demo`: align the shipped tiny Stable Diffusion 3, measure it on held-out prompts, end on the gallery."""
+"""`flowalign demo`: align a shipped tiny model, measure it on held-out prompts, end on the gallery."""
 
 import json
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from flowalign.config import load, recipe
+from flowalign.config import Config, load, recipe
 from flowalign.data import Prompts
 from flowalign.gallery import build, save_samples
 from flowalign.runs.files import write_atomically
@@ -20,6 +21,39 @@ EVALUATION_SEED = 700_000_000
 """of the start noises that the figures are measured on; nothing was tuned on them"""
 PICTURES = 600
 """at least, for the trained categories and again for the others: a standard error of about 2 points"""
+
+
+def run_demo(
+    seeds: int,
+    json_path: Path | None,
+    output: Path | None,
+    iterations: int | None,
+    console: Console,
+    text: bool = False,
+) -> None:
+    """Train once a seed; print how the scores of held-out prompts change, write the figures and the gallery.
+
+    Args:
+        text: the language model learns sums, in the place of Stable Diffusion 3 its prompts.
+    """
+    folder = output or Path("runs") / time.strftime("demo-text-%Y%m%d-%H%M%S" if text else "demo-%Y%m%d-%H%M%S")
+    runs: list[dict[str, Any]] = []
+    for seed in range(seeds):
+        begin, worked = time.perf_counter(), time.process_time()
+        overrides = [f"training.seed={seed}", f"output={folder}", f"name=seed{seed}"]
+        overrides += [f"training.iterations={iterations}"] if iterations is not None else []
+        trainer = Trainer(load(recipe("tiny_lm/demo" if text else "tiny_sd3/demo"), overrides))
+        figures = _train_on_sums(trainer) if text else _train_on_pictures(trainer, console)
+        seconds = {"seconds": time.perf_counter() - begin, "processor_seconds": time.process_time() - worked}
+        runs.append({"seed": seed} | figures | seconds)
+        (_print_sums if text else _print_pictures)(console, runs[-1])
+    if json_path is not None:
+        write_atomically(json_path, json.dumps({"runs": runs}, indent=2) + "\n")
+    page = build([folder / f"seed{run['seed']}" for run in runs], folder / "gallery")
+    console.print(f"before and after: {page.resolve()}", soft_wrap=True)
+
+
+# Pictures
 
 
 @dataclass
@@ -36,10 +70,10 @@ class Measured:
         return {**trained, **others, **totals}
 
     def save(self, run: Path, iteration: int) -> None:
-        """Put the pictures that were measured into the run's folder, in the place of those the trainer saved."""
+        """Put the pictures that were measured into the run's folder, in the place of what the trainer saved."""
         samples = []
         for part in (self.trained, self.others):
-            listed, of_one = part.samples(), part.prompts.count(part.prompts[0])
+            listed, of_one = part.lines(), part.prompts.count(part.prompts[0])
             # the first picture of every prompt, then the second of every prompt
             samples += [sample for first in range(of_one) for sample in listed[first::of_one]]
         save_samples(run, iteration, samples)
@@ -47,6 +81,7 @@ class Measured:
 
 def measure(trainer: Trainer) -> Measured:
     """Score the present weights: always the same prompts, start noises, steps and guidance."""
+    assert isinstance(trainer.config, Config)
     settings = trainer.config.evaluation
     trained = trainer.config.data.where["category"]
     heldout = Prompts.read(settings.prompts or "")
@@ -54,75 +89,75 @@ def measure(trainer: Trainer) -> Measured:
     results = []
     for part, keep in enumerate((trained, [name for name in categories if name not in trained])):
         prompts = Prompts.read(settings.prompts or "", {"category": keep})
-        pictures = -(-PICTURES // len(prompts))
-        results.append(
-            evaluate(
-                trainer.policy,
-                trainer.evaluator.reward,
-                prompts,
-                settings,
-                pictures,
-                EVALUATION_SEED + part * 10_000_000,
-            )
-        )
+        pictures, seed = -(-PICTURES // len(prompts)), EVALUATION_SEED + part * 10_000_000
+        results.append(evaluate(trainer.policy, trainer.evaluator.reward, prompts, settings, pictures, seed))
     return Measured(*results)
 
 
-def run_demo(seeds: int, json_path: Path | None, output: Path | None, iterations: int | None, console: Console) -> None:
-    """Train once a seed; print the table, write the figures and the gallery."""
-    folder = output or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
-    runs: list[dict[str, Any]] = []
-    for seed in range(seeds):
-        begin = time.perf_counter()
-        overrides = [f"training.seed={seed}", f"output={folder}", f"name=seed{seed}"]
-        overrides += [f"training.iterations={iterations}"] if iterations is not None else []
-        trainer = Trainer(load(recipe("tiny_sd3/demo"), overrides))
-        console.print(f"[bold]Seed {seed}[/bold]: measuring the base model on held-out prompts")
-        before = measure(trainer)
-        trainer.train()
-        after = measure(trainer)
-        seconds = time.perf_counter() - begin
-        before.save(trainer.folder, 0)
-        after.save(trainer.folder, trainer.iteration)
-        runs.append(_figures(seed, before.means(), after.means(), seconds))
-        _print(console, runs[-1])
-    if json_path is not None:
-        write_atomically(json_path, json.dumps({"runs": runs}, indent=2) + "\n")
-    page = build([folder / f"seed{run['seed']}" for run in runs], folder / "gallery")
-    console.print(f"before and after: {page.resolve()}", soft_wrap=True)
-
-
-def _figures(
-    seed: int, before: dict[str, dict[str, float]], after: dict[str, dict[str, float]], seconds: float
-) -> dict[str, Any]:
-    figures: dict[str, Any] = {"seed": seed}
+def _train_on_pictures(trainer: Trainer, console: Console) -> dict[str, Any]:
+    console.print("measuring the base model on held-out prompts")
+    first = measure(trainer)
+    trainer.train()
+    last = measure(trainer)
+    first.save(trainer.folder, 0)
+    last.save(trainer.folder, trainer.iteration)
+    before, after = first.means(), last.means()
+    figures: dict[str, Any] = {}
     for score in ("strict", "soft"):
         for label, prefix in (("trained", ""), ("others", "others_")):
             figures[f"{prefix}{score}_before"] = before[label][score]
             figures[f"{prefix}{score}_after"] = after[label][score]
     figures["pictures"] = before["trained"]["samples"]
     figures["others_pictures"] = before["others"]["samples"]
-    figures["seconds"] = seconds
     figures["categories"] = {name: {"before": before[name], "after": after[name]} for name in before}
     return figures
 
 
-def _print(console: Console, run: dict[str, Any]) -> None:
-    table = Table(title=f"Held-out prompts, seed {run['seed']}, {run['seconds']:.0f} s")
-    table.add_column("prompts")
-    for name in ("pictures", "strict before", "strict after", "gain", "soft before", "soft after"):
-        table.add_column(name, justify="right")
+def _print_pictures(console: Console, run: dict[str, Any]) -> None:
+    rows = []
     for name, row in run["categories"].items():
         before, after = row["before"], row["after"]
-        if name == "trained":
-            table.add_section()
-        table.add_row(
-            {"trained": "all trained on", "others": "all others"}.get(name, name),
-            str(before["samples"]),
-            f"{before['strict']:.1%}",
-            f"{after['strict']:.1%}",
-            f"{100 * (after['strict'] - before['strict']):+.1f}",
-            f"{before['soft']:.3f}",
-            f"{after['soft']:.3f}",
-        )
+        label = {"trained": "all trained on", "others": "all others"}.get(name, name)
+        soft = [f"{before['soft']:.3f}", f"{after['soft']:.3f}"]
+        rows.append([label, str(before["samples"]), *_gain(before["strict"], after["strict"]), *soft])
+    names = ("prompts", "pictures", "strict before", "strict after", "gain", "soft before", "soft after")
+    _print(console, f"Held-out prompts, seed {run['seed']}, {run['seconds']:.0f} s", names, rows)
+
+
+# Texts
+
+
+def _train_on_sums(trainer: Trainer) -> dict[str, Any]:
+    trainer.train()
+    evaluations = trainer.evaluator.lines.read()
+    first, last = evaluations[0], evaluations[-1]
+    names = [key.removesuffix("/reward") for key in first if key.endswith("/reward")]
+    return {
+        "exact_match_before": first["all/reward"],
+        "exact_match_after": last["all/reward"],
+        "texts": first["all/samples"],
+        "curve": [[record["iteration"], record["all/reward"]] for record in evaluations],
+        "categories": {n: {"before": first[f"{n}/reward"], "after": last[f"{n}/reward"]} for n in names},
+    }
+
+
+def _print_sums(console: Console, run: dict[str, Any]) -> None:
+    took = f"{run['seconds']:.0f} s, {run['processor_seconds']:.0f} s of them computing"
+    rows = [[name, *_gain(row["before"], row["after"])] for name, row in run["categories"].items()]
+    title = f"Exact match on {run['texts']} held-out sums, seed {run['seed']}, {took}"
+    _print(console, title, ("sums", "before", "after", "gain"), rows)
+    steps = "  ".join(f"{iteration}: {share:.1%}" for iteration, share in run["curve"])
+    console.print(f"by iteration  {steps}", soft_wrap=True)
+
+
+def _gain(before: float, after: float) -> list[str]:
+    return [f"{before:.1%}", f"{after:.1%}", f"{100 * (after - before):+.1f}"]
+
+
+def _print(console: Console, title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = Table(title=title)
+    for number, name in enumerate(names):
+        table.add_column(name, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
     console.print(table)

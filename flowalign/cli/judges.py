@@ -17,7 +17,7 @@ def pair_questions(
     preferences: Annotated[str, typer.Argument(help="JSON lines, as `flowalign gallery RUN --export FILE` writes.")],
     output: Annotated[Path, typer.Option("--out", "-o", help="File of the questions.")],
     template: Annotated[
-        str, typer.Option(help="Of a judge that compares two pictures; of texts text_better.")
+        str, typer.Option(help="Of a judge that compares two pictures; of texts text_better or text_pair.")
     ] = "reward_dance_pair",
 ) -> None:
     """Write votes as questions with answers, each pair in both orders, to train a judge on by GRPO."""
@@ -41,14 +41,14 @@ def cold_start(
 
     report = stage.cold_start(_settings(config, overrides, output), output, epochs, learning_rate)
     print(f"{report['demonstrations']} demonstrations imitated, loss {report['loss']:.3f} a token at the end")
-    print(f"next: flowalign sift {config} model.path={output / 'model'} data.prompts=questions.jsonl")
+    print(f"next: flowalign rejection-sampling {config} model.path={output / 'model'} data.prompts=questions.jsonl")
 
 
-def sift(
+def rejection_sampling(
     config: Annotated[Path, typer.Argument(help="YAML of the GRPO run that follows.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
     output: Annotated[Path, typer.Option("--out", "-o", help="New folder for the model and what is left.")] = Path(
-        "runs/sifted"
+        "runs/imitated"
     ),
     samples: Annotated[int, typer.Option(min=1, help="Replies a prompt.")] = 1,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the right replies.")] = 1,
@@ -57,7 +57,7 @@ def sift(
     """Let a model reply, imitate its right replies, and keep the prompts that it got wrong for GRPO."""
     from flowalign.reward_training import rejection as stage
 
-    report = stage.sift(_settings(config, overrides, output), output, samples, epochs, learning_rate)
+    report = stage.rejection_sampling(_settings(config, overrides, output), output, samples, epochs, learning_rate)
     print(
         f"{report['right_replies']:.1%} of the replies are right; {report['imitated']} prompts imitated, "
         f"{report['left']} left"

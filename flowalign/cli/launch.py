@@ -3,14 +3,18 @@
 from pathlib import Path
 from typing import Any
 
-from flowalign.config import Sampling, load
+from flowalign.config import load
 from flowalign.data import shipped
 from flowalign.errors import ConfigError
-from flowalign.policies import DiffusersPolicy
+from flowalign.policies.base import Policy
+from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.settings import Sampling, SamplingSettings
 from flowalign.training.building import build_policy
 
 
-def load_for_sampling(model: str, lora: Path | None, dtype: str, trained: bool = True) -> tuple[Any, Any]:
+def load_for_sampling(
+    model: str, lora: Path | None, dtype: str, trained: bool = True
+) -> tuple[Policy[Any], SamplingSettings]:
     """A policy ready to sample, and the section of a configuration that says how.
 
     Args:
@@ -24,8 +28,8 @@ def load_for_sampling(model: str, lora: Path | None, dtype: str, trained: bool =
     folder, weights = Path(model), lora
     if (folder / "config.yaml").is_file():
         config = load(folder / "config.yaml")
-        policy: Any = build_policy(config, device)
-        sampling: Any = config.evaluation
+        policy: Policy[Any] = build_policy(config, device)
+        sampling: SamplingSettings = config.evaluation
         if trained and weights is None:
             weights = trained_weights(folder)
     else:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 import flowalign
 from flowalign.cli.gallery import gallery
-from flowalign.cli.judges import cold_start, pair_questions, sift
+from flowalign.cli.judges import cold_start, pair_questions, rejection_sampling
 from flowalign.cli.prompts import difficulty, prompts
 from flowalign.cli.rewards import reward_check, reward_server, train_reward
 from flowalign.cli.sample import sample
@@ -49,14 +49,9 @@ def demo(
     ] = False,
 ) -> None:
     """Align the shipped tiny Stable Diffusion 3 in minutes on a laptop, and write the gallery of it."""
-    if text:
-        from flowalign.cli.demo_text import run_text_demo
-
-        run_text_demo(seeds=seeds, json_path=json_path, output=output, iterations=iterations, console=console)
-        return
     from flowalign.cli.demo import run_demo
 
-    run_demo(seeds=seeds, json_path=json_path, output=output, iterations=iterations, console=console)
+    run_demo(seeds, json_path, output, iterations, console, text)
 
 
 @app.command()
@@ -121,7 +116,7 @@ def evaluate_run(
         reward,
         Prompts.of(settings),
         settings,
-        pictures or settings.per_prompt,
+        pictures or settings.samples_per_prompt,
         settings.seed if seed is None else seed,
     )
     print_means(result.means(by="category"))
@@ -165,14 +160,14 @@ def list_names(
     ] = None,
 ) -> None:
     """Show what there is, one line each."""
-    from flowalign.registry import TABLES, summary
+    from flowalign.registry import TABLES, listed, summary
 
     if kind is not None and kind not in TABLES:
         raise ConfigError(f"there is no list of '{kind}'; {nearest(kind, TABLES)}")
     for table in [kind] if kind else TABLES:
         if kind is None:
             print(f"{table}:")
-        for name in TABLES[table]:
+        for name in listed(table):
             print(f"  {name:<24} {summary(table, name)}")
 
 
@@ -184,13 +179,11 @@ app.command()(reward_check)
 app.command()(train_reward)
 app.command()(pair_questions)
 app.command()(cold_start)
-app.command()(sift)
+app.command()(rejection_sampling)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: errors that people can mend are one line, without a traceback."""
-    from rewards import RewardError
-
     handler: Any = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     try:
@@ -198,6 +191,10 @@ def main(arguments: list[str] | None = None) -> None:
     except FlowalignError as error:
         print(f"flowalign: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except RewardError as error:
+    except Exception as error:
+        from rewards import RewardError
+
+        if not isinstance(error, RewardError):
+            raise
         print(f"flowalign: {error}; the last checkpoint stays usable (--resume)", file=sys.stderr)
         sys.exit(1)

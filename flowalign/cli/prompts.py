@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from flowalign.data.geneval import TASKS, asked, generate, parse_shares
 from flowalign.errors import ConfigError
 from flowalign.runs.files import write_atomically
 
@@ -26,7 +25,10 @@ def geneval(
         int, typer.Option(min=0, help="Prompts that ask for something else, written beside as NAME_heldout.jsonl.")
     ] = 0,
     shares: Annotated[
-        str, typer.Option(help=f"Of {', '.join(TASKS)}; 0:1:5:1:7:3 are those that Flow-GRPO trained on.")
+        str,
+        typer.Option(
+            help="Of single_object, two_object, counting, colors, position, color_attr; Flow-GRPO takes 0:1:5:1:7:3."
+        ),
     ] = "1:1:1:1:1:1",
     avoid: Annotated[
         Path | None, typer.Option(help="GenEval's evaluation_metadata.jsonl, or another such file to keep clear of.")
@@ -35,13 +37,14 @@ def geneval(
 ) -> None:
     """Make prompts in the manner of GenEval, which the reward `detection` scores."""
     from flowalign.data import Prompts
+    from flowalign.data.geneval import TASKS, asked, generate, parse_shares
 
     try:
         kept_clear = [asked(record) for record in Prompts.read(str(avoid)).metadata] if avoid else []
     except (KeyError, IndexError) as error:
         raise ConfigError(f"{avoid}: not GenEval's metadata, which have 'tag' and 'include'") from error
-    train, held = generate(count, heldout, seed, parse_shares(shares), kept_clear)
-    for path, records in ((output, train), (output.with_name(f"{output.stem}_heldout{output.suffix}"), held)):
+    train, test = generate(count, heldout, seed, parse_shares(shares), kept_clear)
+    for path, records in ((output, train), (output.with_name(f"{output.stem}_heldout{output.suffix}"), test)):
         if records:
             write_atomically(path, "".join(json.dumps(record) + "\n" for record in records))
             distinct = len({asked(record) for record in records})

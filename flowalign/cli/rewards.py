@@ -7,45 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from flowalign.config.sections import Section, Weighted, parse
 from flowalign.errors import ConfigError
-from flowalign.runs.files import read_yaml
-from rewards.clip import PICK_SCORE, PICK_SCORE_PROCESSOR
 
 logger = logging.getLogger(__name__)
-
-
-class Serving(Section):
-    """The `server` section."""
-
-    host: str = "127.0.0.1"
-    port: int = Field(8300, ge=1, le=65535)
-    merge: int = Field(0, ge=0)
-    """join waiting requests up to this many samples; pointwise rewards only"""
-    queue: int = Field(64, ge=1)
-    """requests that may wait; more are told to come back"""
-    token_variable: str | None = None
-    """environment variable with the token that clients must send"""
-
-
-class RewardFile(Section):
-    """What the reward commands read: `rewards` as in a training configuration, and `server`."""
-
-    rewards: list[Weighted] = Field(min_length=1)
-    server: Serving = Serving()
-
-
-def read(path: Path) -> RewardFile:
-    """The rewards of a file; of a training configuration, only its `rewards` and `server` are read."""
-    values = read_yaml(path)
-    if "model" in values:
-        values = {key: values[key] for key in ("rewards", "server") if key in values}
-    settings: RewardFile = parse(RewardFile, values)
-    return settings
 
 
 def reward_server(
@@ -54,6 +21,7 @@ def reward_server(
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on.")] = None,
 ) -> None:
     """Serve rewards over HTTP, for the reward 'remote' of training runs elsewhere."""
+    from flowalign.cli.reward_file import read
     from flowalign.training.building import build_reward
     from rewards.server import serve
 
@@ -79,7 +47,8 @@ def reward_check(
     config: Annotated[Path, typer.Argument(help="YAML with `rewards`, or a training configuration.")],
     size: Annotated[int, typer.Option(min=32, help="Pixels of a side of the test pictures.")] = 256,
 ) -> None:
-    """Try hostile pictures and verdicts on each reward of a configuration; leaves with 1 if one pays for them."""
+    """Try hostile samples and verdicts on each reward of a configuration; leaves with 1 if one pays for them."""
+    from flowalign.cli.reward_file import read
     from flowalign.training.building import build_reward
     from rewards.check import check_reward
 
@@ -90,7 +59,8 @@ def reward_check(
         table = Table(title=reward.name, title_justify="left")
         for column in ("check", "", "what was found"):
             table.add_column(column)
-        for check in check_reward(reward, getattr(reward, "template", None), size):
+        template = getattr(getattr(reward, "reward", reward), "template", None)
+        for check in check_reward(reward, template, size):
             failed |= not check.passed
             table.add_row(check.name, "passed" if check.passed else "FAILED", check.detail)
         console.print(table)
@@ -102,8 +72,11 @@ def train_reward(
     preferences: Annotated[str, typer.Argument(help="JSON lines, as `flowalign gallery RUN --export FILE` writes.")],
     output: Annotated[Path, typer.Option("--out", "-o", help="Folder for the trained model; must not exist.")],
     model: Annotated[
-        str, typer.Option(help="CLIP, or VLM with --template, of transformers: folder, hub name or a shipped one.")
-    ] = PICK_SCORE,
+        str | None,
+        typer.Option(
+            help="CLIP, or VLM with --template, of transformers: folder, hub name or a shipped one; default PickScore."
+        ),
+    ] = None,
     template: Annotated[
         str | None,
         typer.Option(help="Train a VLM as a judge asked with this template, e.g. reward_dance_pair."),
@@ -122,13 +95,16 @@ def train_reward(
     from flowalign.reward_training.judge import JudgeScorer
     from flowalign.reward_training.scorer import Scorer, split
     from flowalign.reward_training.scorer import train_reward as fit
+    from rewards.clip import PICK_SCORE, PICK_SCORE_PROCESSOR
+    from rewards.shapes.clip import TINY_CLIP, TinyCLIP
 
     pairs = Preferences.read(preferences).of_pictures()
     if output.exists():
         raise ConfigError(f"{output} is there already; --out names a new folder")
     train, test = (pairs, Preferences.read(heldout).of_pictures()) if heldout else split(pairs, 0.1, seed)
+    model = model or PICK_SCORE
     processor = PICK_SCORE_PROCESSOR if model == PICK_SCORE and processor is None else processor
-    path = str(shipped(model))
+    path = str(TINY_CLIP if model == TinyCLIP.name else shipped(model))
     scorer = Scorer(path, processor) if template is None else JudgeScorer(path, template)
     report = fit(scorer, train, test, output, epochs, learning_rate, batch_size, seed)
     print(

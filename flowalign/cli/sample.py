@@ -28,30 +28,32 @@ def sample(
 ) -> None:
     """Sample pictures, or a text run's texts, from a model or from what a run trained."""
     from flowalign.cli.launch import load_for_sampling
+    from flowalign.policies.diffusion import DiffusersPolicy
     from flowalign.policies.language.policy import LanguagePolicy
     from flowalign.runs.samples import save_picture
 
-    given = pictures(image, mask)
+    source = pictures(image, mask)
     policy, sampling = load_for_sampling(model, lora, dtype)
     asked = {"steps": steps, "guidance": guidance, "height": height, "width": width, "num_frames": num_frames}
     asked = {name: value for name, value in asked.items() if value is not None}
     texts = [prompt for prompt in prompts for _ in range(count)]
     seeds = list(range(seed, seed + len(texts)))
     if isinstance(policy, LanguagePolicy):
-        if asked or given:
-            told = ", ".join(f"--{name.replace('_', '-')}" for name in [*asked, *given])
-            raise ConfigError(f"{told}: of pictures, and this run trained a language model")
+        if asked or source:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in [*asked, *source])
+            raise ConfigError(f"{options}: of pictures, and this run trained a language model")
         for prompt, completion in zip(texts, policy.make(texts, seeds, sampling), strict=True):
             print(f"{prompt!r} -> {completion!r}")
         return
-    if given and not policy.family.images[1]:
+    assert isinstance(policy, DiffusersPolicy)
+    if source and not policy.family.images[1]:
         raise ConfigError(f"--image: {type(policy.pipeline).__name__} makes samples from prompts alone")
     # levels of another number of steps do not fit
     asked |= {"sigmas": None} if steps is not None else {}
     wanted = sampling.model_copy(update=asked)
     output.mkdir(parents=True, exist_ok=True)
-    for i, made in enumerate(policy.make(texts, seeds, wanted, [given] * len(texts))):
-        path = save_picture(made, output / f"{i:05d}-seed{seeds[i]}", "png")
+    for i, picture in enumerate(policy.make(texts, seeds, wanted, [source] * len(texts))):
+        path = save_picture(picture, output / f"{i:05d}-seed{seeds[i]}", "png")
         print(f"{path}  {texts[i]}")
 
 

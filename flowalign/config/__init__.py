@@ -1,20 +1,20 @@
 """Configurations: what can be set, and how it is read."""
 
-from flowalign.config.diffusion import Config, Evaluation, Model, RolloutSampling, Sampling
+from flowalign.config.diffusion import Config, Evaluation, RolloutSampling
 from flowalign.config.language import TextConfig
 from flowalign.config.loader import kind_of, load, recipe
 from flowalign.config.sections import (
     BaseConfig,
     Budget,
     Data,
-    Lora,
     Named,
     Optimizer,
     Training,
     Watch,
     Weighted,
-    parse,
 )
+from flowalign.policies.settings import Lora, Model, Sampling
+from flowalign.settings import parse
 
 __all__ = [
     "BaseConfig",

@@ -1,60 +1,16 @@
 """The configuration of a run that trains a generator of pictures or videos."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from flowalign import registry
-from flowalign.config.sections import BaseConfig, Heldout, Named, Network, Section
+from flowalign.config.sections import BaseConfig, Heldout, Named
 from flowalign.errors import ConfigError
-from samplers import check_eta
+from flowalign.policies.settings import Model, Sampling
 
-
-class Model(Network):
-    kind: Literal["pictures"] = "pictures"
-    attention: str | None = None
-    """diffusers attention backend: native (default), xformers, flash, ..."""
-    encode: dict[str, Any] = {}
-    """arguments of the pipeline's prompt encoding, e.g. max_sequence_length"""
-    base_bits: Literal[4, 8] | None = None
-    """of the frozen weights under a LoRA, by bitsandbytes (an extra; GPUs only)"""
-    offload_vae: bool = False
-    """the VAE stays in the CPU's memory and visits the device to decode, as the text encoders always do to encode"""
-    tile_vae: bool = False
-    """decode large pictures tile by tile; neighbours blend, which changes pixels a little"""
-    slice_vae: bool = False
-    """decode one picture at a time"""
-    compile: bool = False
-    """torch.compile the denoiser's repeated blocks: minutes once, then faster steps"""
-
-
-class Sampling(Section):
-    steps: int = Field(10, ge=1)
-    guidance: float = Field(1.0, ge=1)
-    """1 samples without classifier-free guidance"""
-    sigmas: list[float] | None = None
-    """noise levels before the pipeline's own shift; default its scheduler's"""
-    height: int | None = Field(None, ge=8)
-    width: int | None = Field(None, ge=8)
-    num_frames: int | None = Field(None, ge=1)
-    """of a video"""
-    batch_size: int = Field(16, ge=1)
-    """samples a network call, each process"""
-
-    def arguments(self, kept: Sequence[int] | None = None) -> dict[str, Any]:
-        """As keyword arguments of `DiffusersPolicy.sample`.
-
-        Args:
-            kept: only these steps of the schedule; needs `sigmas`.
-        """
-        sides = {"height": self.height, "width": self.width, "num_frames": self.num_frames}
-        size = {name: side for name, side in sides.items() if side is not None}
-        base = {"steps": self.steps, "guidance": self.guidance, "sigmas": self.sigmas}
-        if kept is not None:
-            assert self.sigmas is not None
-            base |= {"steps": len(kept), "sigmas": [self.sigmas[k] for k in kept]}
-        return base | {"batch_size": self.batch_size} | size
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class RolloutSampling(Sampling):
@@ -70,22 +26,12 @@ class RolloutSampling(Sampling):
 
 
 class Evaluation(Sampling, Heldout):
-    pictures_per_prompt: int = Field(1, ge=1)
-    save_pictures: int = Field(16, ge=0)
-
-    @property
-    def per_prompt(self) -> int:
-        return self.pictures_per_prompt
-
-    @property
-    def saved(self) -> int:
-        return self.save_pictures
+    """How held-out prompts are sampled, and scored."""
 
 
 class Config(BaseConfig):
     """Of a model that makes pictures."""
 
-    medium = "pictures"
     model: Model
     rollout: RolloutSampling = RolloutSampling()
     evaluation: Evaluation = Evaluation()
@@ -97,6 +43,11 @@ class Config(BaseConfig):
             etas = plan.etas(self.rollout.steps, self.rollout.eta, 0, 0)
         except ValueError as error:
             raise ConfigError(f"rollout.plan: {error}") from error
+        if etas.shape != (self.rollout.steps,) or not (etas >= 0).all():
+            raise ConfigError(
+                f"rollout.plan: '{self.rollout.plan.name}' gives {etas.tolist()}; it must give a noise level from 0 on "
+                f"for each of {self.rollout.steps} steps"
+            )
         if not (etas > 0).any():
             raise ConfigError(
                 f"rollout.plan: '{self.rollout.plan.name}' with {self.rollout.steps} steps and eta "
@@ -104,17 +55,40 @@ class Config(BaseConfig):
             )
         return plan
 
-    def check_sampling(self, groups: int) -> None:
+    def noise(self) -> "tuple[Tensor, Tensor]":
+        """[T] bool twice: steps that the plan makes stochastic, and those to which the kernel then adds noise."""
+        # here, so that configurations are read without torch
+        import torch
+
+        from samplers import step_std
+
+        sampling = self.rollout
+        etas = self.build_plan().etas(sampling.steps, sampling.eta, 0, 0)
+        # how large the noise is depends on the pipeline's schedule, whether there is any does not
+        sigmas = torch.linspace(1, 0, sampling.steps + 1)
+        return etas > 0, step_std(registry.resolve("kernels", sampling.kernel), sigmas, etas) > 0
+
+    def check_sampling(self, groups: int, algorithm: Any) -> None:
         if self.model.base_bits is not None and self.model.lora is None:
             raise ConfigError(
                 "model.base_bits: quantised weights cannot be trained themselves; model.lora: {rank: 32} works"
             )
+        from samplers import check_eta
+
         kernel = registry.resolve("kernels", self.rollout.kernel)
-        try:
-            check_eta(kernel, self.rollout.eta)
-        except ValueError as error:
-            raise ConfigError(f"rollout.eta: {error}") from error
-        self.build_plan()
+        plan = self.build_plan()
+        highest = getattr(plan, "maximum", None) or self.rollout.eta
+        for where, eta in (("rollout.eta", self.rollout.eta), ("rollout.plan.maximum", highest)):
+            try:
+                check_eta(kernel, eta)
+            except ValueError as error:
+                raise ConfigError(f"{where}: {error}") from error
+        noiseless = algorithm.noise == "start" or (algorithm.noise == "kernel" and not self.noise()[1].any())
+        if self.rollout.share_start_noise and noiseless:
+            raise ConfigError(
+                "rollout.share_start_noise: without noise on the way the samples of a group would all be the same; "
+                "share_start_noise: false works"
+            )
         if self.rollout.guidance_gradient == "conditional" and self.rollout.guidance == 1:
             raise ConfigError(
                 "rollout.guidance_gradient: without guidance (rollout.guidance: 1) there is no unconditional branch; "

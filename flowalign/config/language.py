@@ -5,35 +5,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from flowalign import registry
-from flowalign.config.sections import BaseConfig, Heldout, Named, Network, Section
+from flowalign.config.sections import BaseConfig, Heldout, Named
 from flowalign.errors import ConfigError
-
-
-class TextModel(Network):
-    kind: Literal["text"]
-    path: str
-    """a folder, a hub name of a causal language model, or 'tiny_lm', which is shipped with flowalign"""
-    padding: Literal["left", "right"] = "left"
-    """side of the padding when log-probabilities are computed; sampling always pads on the left"""
-    chat: bool = False
-    """prompts are a user's turn, put into the tokenizer's chat template"""
-    system: str | None = None
-    """the system's turn before it"""
-    images: bool = False
-    """an image-text-to-text model: a prompt is a user's turn that shows the pictures under 'image' in its metadata"""
-
-
-class TextSampling(Section):
-    max_new_tokens: int = Field(256, ge=1)
-    """where a text without an end is cut; with an environment, a turn"""
-    temperature: float = Field(1.0, ge=0)
-    """0 takes the most probable token"""
-    batch_size: int = Field(64, ge=1)
-    """texts a network call, each process"""
-
-    def arguments(self) -> dict[str, Any]:
-        """As keyword arguments of `LanguagePolicy.sample`."""
-        return {key: getattr(self, key) for key in ("max_new_tokens", "temperature", "batch_size")}
+from flowalign.policies.settings import TextModel, TextSampling
 
 
 class TextRollouts(TextSampling):
@@ -51,22 +25,12 @@ class Turns(Named):
 
 
 class TextEvaluation(TextSampling, Heldout):
-    texts_per_prompt: int = Field(1, ge=1)
-    save_texts: int = Field(64, ge=0)
-
-    @property
-    def per_prompt(self) -> int:
-        return self.texts_per_prompt
-
-    @property
-    def saved(self) -> int:
-        return self.save_texts
+    save_samples: int = Field(64, ge=0)
 
 
 class TextConfig(BaseConfig):
     """Of a language model."""
 
-    medium = "text"
     model: TextModel
     environment: Turns | None = None
     """`flowalign list environments`; a dotted path names your own"""
@@ -74,12 +38,12 @@ class TextConfig(BaseConfig):
     evaluation: TextEvaluation = TextEvaluation()
 
     @property
-    def longest(self) -> int:
-        """Tokens that a sample may have, at most."""
+    def most_tokens(self) -> int:
+        """Tokens that a sample may have."""
         turns = 1 if self.environment is None else self.environment.turns
         return self.rollout.max_new_tokens * turns
 
-    def check_sampling(self, groups: int) -> None:
+    def check_sampling(self, groups: int, algorithm: Any) -> None:
         if self.rollout.temperature == 0:
             raise ConfigError("rollout.temperature: at 0 the members of a group are alike; 1.0 works")
         if self.model.images and self.model.padding == "right":

@@ -9,9 +9,10 @@ import yaml
 
 from flowalign.config.diffusion import Config
 from flowalign.config.language import TextConfig
-from flowalign.config.sections import BaseConfig, parse
+from flowalign.config.sections import BaseConfig
 from flowalign.errors import ConfigError
 from flowalign.runs.files import read_yaml
+from flowalign.settings import parse
 
 
 def world_size() -> int:
@@ -28,7 +29,7 @@ def recipe(name: str) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The keys and values of a YAML file, on top of those of the file it `extends`."""
+    """The keys and values of a YAML file, merged into the file that it `extends`."""
     values = read_yaml(path)
     base = values.pop("extends", None)
     return values if base is None else _merge(_read(path.parent / str(base)), values)
@@ -44,7 +45,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def kind_of(values: Mapping[str, Any]) -> type[BaseConfig]:
-    """The class of configuration that these keys and values are, by model.kind."""
+    """`TextConfig` where these keys and values have model.kind 'text', else `Config`."""
     model = values.get("model")
     return TextConfig if isinstance(model, dict) and model.get("kind") == "text" else Config
 
@@ -58,20 +59,25 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Any:
     path = Path(path)
     values = _read(path)
     for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals:
-            raise ConfigError(f"'{override}' is not of the form section.key=value")
-        *parents, last = key.split(".")
-        place = values
-        for parent in parents:
-            place = place.setdefault(parent, {})
-            if not isinstance(place, dict):
-                raise ConfigError(f"{key}: '{parent}' is not a section")
-        try:
-            place[last] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{key}: '{text}' is not readable YAML: {' '.join(str(error).split())}") from error
+        _override(values, override)
     config = parse(kind_of(values), values)
     if config.name is None:
         config.name = f"{path.parent.name}-{path.stem}-seed{config.training.seed}"
     return config
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    """Set what a `section.key=value` says."""
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise ConfigError(f"'{override}' is not of the form section.key=value")
+    *parents, last = key.split(".")
+    section = values
+    for parent in parents:
+        section = section.setdefault(parent, {})
+        if not isinstance(section, dict):
+            raise ConfigError(f"{key}: '{parent}' is not a section")
+    try:
+        section[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{key}: '{text}' is not readable YAML: {' '.join(str(error).split())}") from error

@@ -1,21 +1,17 @@
-"""The sections that all configurations share, and how values become sections."""
+"""The sections that all configurations share."""
 
-import typing
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from flowalign import registry
-from flowalign.data import PromptList, Prompts
-from flowalign.errors import ConfigError, nearest
-
-
-class Section(BaseModel):
-    """A part of the configuration; unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid")
+from flowalign.data import Difficulty, PromptList, Prompts
+from flowalign.errors import ConfigError
+from flowalign.policies.settings import Network, SamplingSettings
+from flowalign.selection.settings import DynamicSampling, ReplaySettings
+from flowalign.settings import Section, parse
 
 
 class Named(BaseModel):
@@ -39,17 +35,8 @@ class Weighted(Named):
     weight: float = 1.0
 
 
-class Lora(Section):
-    rank: int = Field(32, ge=1)
-    alpha: float = Field(64, gt=0)
-    targets: list[str] | None = None
-    """module names; default the model family's"""
-    init: bool | str = True
-    """peft's init_lora_weights"""
-
-
 class Watch(Section):
-    """When evaluations look like reward hacking: see `flowalign.training.watch.judge`."""
+    """When evaluations look like reward hacking: see `flowalign.training.watch.diagnose`."""
 
     deviations: float = Field(2.0, ge=0)
     """a change must be this many standard errors"""
@@ -61,7 +48,7 @@ class Watch(Section):
     """stop ends the run with the weights of the last good evaluation"""
 
 
-class Heldout(PromptList):
+class Heldout(SamplingSettings, PromptList):
     """What is measured before, during and after training."""
 
     prompts: str | None = None
@@ -71,50 +58,13 @@ class Heldout(PromptList):
     seed: int = 1_000_000
     """of the first sample"""
     rewards: list[Weighted] | None = None
-    """default: those trained on"""
+    """default: the rewards trained on"""
     panel: list[Named] = []
     """rewards that are never trained on, to notice reward hacking by"""
     watch: Watch = Watch()
-
-    @property
-    def per_prompt(self) -> int:
-        """Samples a prompt."""
-        raise NotImplementedError
-
-    @property
-    def saved(self) -> int:
-        """How many of the samples are kept to look at."""
-        raise NotImplementedError
-
-
-class Difficulty(Section):
-    """Prompts to keep by the success rate that their file gives; `flowalign difficulty` measures it."""
-
-    low: float = 0.0
-    high: float = 1.0
-    key: str = "success_rate"
-    """in the metadata"""
-
-
-class DynamicSampling(Section):
-    """Groups that teach nothing are replaced by groups of further prompts: see `flowalign.actors.groups`."""
-
-    rounds: int = Field(10, ge=2)
-    """of drawing at most, the first included"""
-    spread: float = Field(0.0, ge=0)
-    """a group is kept whose rewards have a larger standard deviation than this"""
-    low: float | None = None
-    high: float | None = None
-    """and whose mean reward is not below and not above these"""
-
-
-class ReplaySettings(Section):
-    """Groups that teach nothing are replaced by groups of earlier iterations: see `flowalign.selection.replay`."""
-
-    groups: int = Field(64, ge=1)
-    """how many are kept at most"""
-    age: int = Field(8, ge=1)
-    """iterations after which one is forgotten"""
+    samples_per_prompt: int = Field(1, ge=1)
+    save_samples: int = Field(16, ge=0)
+    """how many of the samples are kept to look at"""
 
 
 class Data(PromptList):
@@ -179,21 +129,9 @@ class Training(Section):
     """seconds without a sign of life after which a process is given up, and the run with it"""
 
 
-class Network(Section):
-    path: str
-    """a folder, a hub name, or a model shipped with flowalign"""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """of the frozen weights and the forward pass; what is trained stays float32"""
-    lora: Lora | None = Lora()
-    """null trains every weight"""
-    gradient_checkpointing: bool = False
-    """compute activations again in the backward pass: a third more time, a fraction of the memory"""
-
-
 class BaseConfig(Section):
-    """What all configurations have; `medium` is what the model makes."""
+    """What all configurations have."""
 
-    medium: ClassVar[Literal["pictures", "text"]]
     model: Network
     data: Data
     rewards: list[Weighted] = Field(min_length=1)
@@ -217,10 +155,10 @@ class BaseConfig(Section):
     def check(self, processes: int) -> None:
         """Everything that can be known to be wrong before a model loads."""
         algorithm = self.build_algorithm()
-        if algorithm.medium != self.medium:
+        if algorithm.kind != self.model.kind:
             raise ConfigError(
-                f"algorithm: '{self.algorithm.name}' trains models of {algorithm.medium}, "
-                f"and model.kind here makes {self.medium}"
+                f"algorithm: '{self.algorithm.name}' trains models of {algorithm.kind}, "
+                f"and model.kind here is {self.model.kind}"
             )
         algorithm.check(self)
         training, evaluation = self.training, self.evaluation
@@ -230,7 +168,7 @@ class BaseConfig(Section):
                 f"training.prompts_per_iteration: {training.prompts_per_iteration} groups cannot be split over "
                 f"{processes} processes (groups stay whole); {up} would work"
             )
-        self.check_sampling(training.prompts_per_iteration // processes)
+        self.check_sampling(training.prompts_per_iteration // processes, algorithm)
         places: dict[str, Sequence[Named]] = {
             "rewards": self.rewards,
             "evaluation.rewards": evaluation.rewards or [],
@@ -268,35 +206,10 @@ class BaseConfig(Section):
                 f"{training.updates_per_iteration} equal updates"
             )
 
-    def check_sampling(self, groups: int) -> None:
+    def check_sampling(self, groups: int, algorithm: Any) -> None:
         """What can be wrong with the sections that say how to sample; a process has so many groups an iteration."""
         raise NotImplementedError
 
     def dump(self) -> str:
         """The full configuration as YAML."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
-
-
-def parse(section: type[BaseModel], values: Any, where: str = "") -> Any:
-    """Validate values as a section, turning pydantic's report into one line for people."""
-    try:
-        return section.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(str(part) for part in ([where] if where else []) + list(first["loc"]))
-        if first["type"] == "extra_forbidden":
-            key = str(first["loc"][-1])
-            known = _fields(section, [p for p in first["loc"][:-1] if isinstance(p, str)])
-            raise ConfigError(f"{path}: unknown key '{key}'; {nearest(key, known)}") from error
-        if first["type"] == "missing":
-            raise ConfigError(f"{path}: this key is required") from error
-        raise ConfigError(f"{path}: {first['msg']} (got {first['input']!r})") from error
-
-
-def _fields(section: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """Field names of the (sub)section that a path of keys leads to."""
-    for key in path:
-        annotation = section.model_fields[key].annotation
-        options = [annotation, *typing.get_args(annotation)]
-        section = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
-    return list(section.model_fields)

@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 Aggregation = Literal["token", "sequence", "sum", "constant"]
@@ -30,8 +29,3 @@ def action_weights(mask: Tensor, aggregation: Aggregation, length: int | None = 
     if aggregation == "sum":
         return weights / rows
     return weights / (rows * (length or mask.shape[1]))
-
-
-def aggregate(losses: Tensor, mask: Tensor, aggregation: Aggregation, length: int | None = None) -> Tensor:
-    """The aggregated loss of [B, T] losses: a scalar."""
-    return (torch.where(mask, losses, 0) * action_weights(mask, aggregation, length)).sum()

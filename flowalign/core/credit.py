@@ -11,8 +11,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flowalign.core.advantages import Scale, group_advantage
-
 TurningPointVariant = Literal["aggregate", "total", "released"]
 
 
@@ -55,7 +53,7 @@ def turning_point_rewards(
             and, of the turning points of all rows, as many of rising as of falling trajectories, those with the
             largest |D| (all, if one kind is missing).
             'total', the authors' configuration file, which no launch script leaves as it is: D + d_k; others D.
-        mask: [B, T] bool, the stochastic steps, as of `turning_points`.
+        mask: [B, T] bool, the stochastic steps, as in `turning_points`.
     """
     gains, turns = dense_rewards(values), turning_points(values, mask)
     total = values[:, -1:] - values[:, :1]
@@ -80,24 +78,6 @@ def _balanced(turns: Tensor, total: Tensor) -> Tensor:
     return torch.where(count > 0, largest(rising) | largest(falling), turns)
 
 
-def single_step(reward: Tensor, mask: Tensor) -> Tensor:
-    """The whole reward [B] to the one stochastic step of mask [B, T]: [B, T] (G2RPO, arXiv 2510.01982)."""
-    return reward[:, None] * mask
-
-
-def multi_granularity(advantages: Tensor, reduce: Literal["sum", "mean"] = "sum") -> Tensor:
-    """G2RPO's integration of the advantages from L completions of different step counts (arXiv 2510.01982).
-
-    Args:
-        advantages: [L, B] or [L, B, T], each of the L normalised by itself.
-        reduce: 'sum' as in the authors' code; 'mean' keeps the scale whatever L is. Clip afterwards.
-
-    Returns:
-        [B] or [B, T].
-    """
-    return advantages.sum(0) if reduce == "sum" else advantages.mean(0)
-
-
 def hierarchical(scores: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
     """Weighted sum of the scores of a picture's levels: global, subject, relation (HiCoGen, arXiv 2511.19965).
 
@@ -115,55 +95,6 @@ def hierarchical(scores: Mapping[str, Tensor], weights: Mapping[str, float]) -> 
     weight = torch.tensor(list(weights.values()), dtype=values.dtype, device=values.device)[:, None]
     present = ~values.isnan()
     return (values.nan_to_num() * weight).sum(0) * weight.sum() / (weight * present).sum(0)
-
-
-def per_reward(
-    rewards: Tensor,
-    weights: Tensor,
-    group: Tensor,
-    *,
-    normalise: bool = True,
-    scale: Scale = "group",
-    clip: float | None = None,
-    eps: float = 1e-4,
-    mask: Tensor | None = None,
-    unbiased: bool = False,
-) -> Tensor:
-    """Group-normalise each reward by itself, then add them up: A = sum_i w_i A_i (GDPO, arXiv 2601.05242).
-
-    Rewards of different spread keep their say, which the spread of a weighted sum of rewards takes from them.
-
-    Args:
-        rewards: [L, B] or [L, B, T].
-        weights: [L].
-        group: [B] integers.
-        normalise: bring the sum to mean 0 and standard deviation 1 over the batch, as GDPO does; False is the
-            plain sum of DanceGRPO and MixGRPO.
-        scale, eps, mask, unbiased: as in `group_advantage`.
-        clip: bound on the result.
-
-    Returns:
-        Advantages shaped like rewards[0].
-    """
-    parts = [
-        w * group_advantage(reward, group, scale, eps=eps, mask=mask, unbiased=unbiased)
-        for w, reward in zip(weights, rewards)
-    ]
-    total = torch.stack(parts).sum(0)
-    if normalise:
-        total = group_advantage(total, torch.zeros_like(group), eps=eps, mask=mask, unbiased=unbiased)
-    return total if clip is None else total.clamp(-clip, clip)
-
-
-def ranks(reward: Tensor, group: Tensor) -> Tensor:
-    """Share of a trajectory's group that it beats, ties half: [B] or [B, T] -> the same shape, in [0, 1].
-
-    Used in place of the reward it takes outliers and the reward's scale out of the advantages.
-    """
-    same = _same_group(group).view(len(group), len(group), *[1] * (reward.dim() - 1))
-    beaten = (reward[:, None] > reward) + 0.5 * (reward[:, None] == reward)
-    # a trajectory ties with itself
-    return ((beaten * same).sum(1) - 0.5) / (same.sum(1) - 1).clamp(min=1)
 
 
 def best_and_worst(advantage: Tensor, group: Tensor, k: int) -> Tensor:

@@ -32,10 +32,10 @@ def gaussian_entropy(std: Tensor) -> Tensor:
     return std.log().flatten(1).mean(1) + 0.5 * math.log(2 * math.pi * math.e)
 
 
-Estimator = Literal["k1", "k2", "k3"]
+KLEstimate = Literal["k1", "k2", "k3"]
 
 
-def sampled_kl(log_prob: Tensor, log_prob_reference: Tensor, estimator: Estimator = "k3") -> Tensor:
+def sampled_kl(log_prob: Tensor, log_prob_reference: Tensor, estimate: KLEstimate = "k3") -> Tensor:
     """Estimates of KL(policy || reference) from actions that the policy drew, one an action (Schulman's k1, k2, k3).
 
     With d = log pi_ref - log pi: k1 = -d is unbiased but of zero expected gradient as a loss; k2 = d^2 / 2 has the KL's
@@ -45,8 +45,8 @@ def sampled_kl(log_prob: Tensor, log_prob_reference: Tensor, estimator: Estimato
         log_prob, log_prob_reference: of one shape.
     """
     difference = log_prob_reference - log_prob
-    if estimator == "k1":
+    if estimate == "k1":
         return -difference
-    if estimator == "k2":
+    if estimate == "k2":
         return 0.5 * difference**2
     return difference.exp() - difference - 1

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from flowalign.core.divergences import Estimator, sampled_kl
+from flowalign.core.divergences import KLEstimate, sampled_kl
 
 
 def distillation_advantage(
@@ -26,7 +26,7 @@ def distillation_advantage(
 
 
 def distillation_loss(
-    log_prob: Tensor, teacher: Tensor, reward: Tensor | None = None, estimator: Estimator = "k2"
+    log_prob: Tensor, teacher: Tensor, reward: Tensor | None = None, estimate: KLEstimate = "k2"
 ) -> Tensor:
     """KDRL's divergence from the teacher, added to the policy loss with a coefficient (arXiv 2506.02208).
 
@@ -36,7 +36,7 @@ def distillation_loss(
         log_prob, teacher: [B, T].
         reward: [B]; given, right rows (above 1/2) are left to the reward alone (reward-guided distillation).
     """
-    divergence = sampled_kl(log_prob, teacher, estimator)
+    divergence = sampled_kl(log_prob, teacher, estimate)
     return divergence if reward is None else divergence * (reward <= 0.5)[:, None]
 
 

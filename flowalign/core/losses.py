@@ -1,10 +1,25 @@
-"""Policy losses, one value an action: pure functions on arrays of any one shape, usually [B, T] or [N]."""
+"""Policy losses, one value an action: the arithmetic, then the losses that a configuration chooses by name.
+
+A named loss takes `Actions`, and its settings as keywords: -> the losses, and values of the same shape for the
+metrics, by their names. Most look at one action at a time, so that they serve denoising steps too, whose losses are
+computed in any order; the others say so by `declares`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Literal, TypeVar, get_args
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from flowalign.core.advantages import group_mean_std
 from flowalign.core.divergences import gaussian_kl
+from flowalign.core.record import Actions, masked_mean, masked_sum
+
+Positive = Annotated[float, Field(gt=0)]
+Losses = tuple[Tensor, dict[str, Tensor]]
 
 
 def clipped_policy_loss(
@@ -109,3 +124,122 @@ def preference_loss(logit: Tensor) -> Tensor:
             for a generator that of its implicit rewards (Diffusion-DPO, arXiv 2311.12908, eq. 14).
     """
     return -F.logsigmoid(logit)
+
+
+LooksAt = Literal["action", "row", "group"]
+LOOKS_AT: tuple[LooksAt, ...] = get_args(LooksAt)
+N = TypeVar("N", bound=Callable[..., Losses])
+
+
+def declares(looks_at: LooksAt) -> Callable[[N], N]:
+    """Decorator: what a loss looks at in one piece; without it, one action.
+
+    Args:
+        looks_at: 'row', all actions of a row; 'group', all rows of a group too.
+    """
+
+    def declare(loss: N) -> N:
+        vars(loss).update(looks_at=looks_at)
+        return loss
+
+    return declare
+
+
+def ppo(
+    actions: Actions,
+    *,
+    clip_range: Positive | None = 0.2,
+    clip_range_high: Positive | None = None,
+    dual_clip: Annotated[float, Field(gt=1)] | None = None,
+) -> Losses:
+    """PPO's clip (arXiv 1707.06347), with DAPO's clip-higher (2503.14476) and the dual clip (1912.09729).
+
+    Args:
+        clip_range: None: no clip.
+        clip_range_high: upper clip; default clip_range.
+        dual_clip: bound on the ratio of actions with a negative advantage.
+    """
+    low = math.inf if clip_range is None else clip_range
+    inputs = actions.log_prob, actions.old_log_prob, actions.advantage, low, clip_range_high or low, dual_clip
+    return clipped_policy_loss(*inputs), {"policy/clip_fraction": clip_fraction(*inputs)}
+
+
+def reinforce(actions: Actions) -> Losses:
+    """REINFORCE: -A log pi. On the weights that sampled it has the gradient of every loss with a ratio."""
+    return -actions.advantage * actions.log_prob, {}
+
+
+@declares("row")
+def gspo(actions: Actions, *, clip_range: Positive = 3e-4, clip_range_high: Positive | None = 4e-4) -> Losses:
+    """GSPO (arXiv 2507.18071): PPO's clip with the geometric mean of a row's ratios in the place of each one.
+
+    In the token form of the paper's section 4.3: every action's gradient is scaled by the row's ratio, and the loss
+    is to be averaged over a row first (aggregation 'sequence').
+    """
+    row = masked_mean(actions.log_prob - actions.old_log_prob, actions.mask).detach()[:, None]
+    log_ratio = row + actions.log_prob - actions.log_prob.detach()
+    inputs = log_ratio, torch.zeros_like(log_ratio), actions.advantage, clip_range, clip_range_high or clip_range
+    return clipped_policy_loss(*inputs), {"policy/clip_fraction": clip_fraction(*inputs)}
+
+
+def cispo(actions: Actions, *, clip_range: Positive | None = None, clip_range_high: Positive = 4.0) -> Losses:
+    """CISPO (arXiv 2506.13585): -sg(clip(r)) A log pi: the weight is clipped, never the gradient of an action.
+
+    Args:
+        clip_range: the weight's lower bound is 1 - clip_range; None: none, as published.
+    """
+    ratio = (actions.log_prob - actions.old_log_prob).exp().detach()
+    ratio = ratio.clamp(None if clip_range is None else 1 - clip_range, 1 + clip_range_high)
+    return -ratio * actions.advantage * actions.log_prob, {}
+
+
+@declares("group")
+def reg_grpo(actions: Actions, *, scale: Positive = 1.0) -> Losses:
+    """Reg-GRPO (arXiv 2506.07464): regress the advantage from the row's log-ratio, without clip or minimum.
+
+    The prediction is scale * (rho - mean_g rho), rho = log pi / pi_old of the row: what the closed form of the
+    KL-regularised optimum says of a reward that is centred in its group. One loss a row, on each of its actions.
+
+    Departure, from what summaries of the paper say (its text was not at hand): there the prediction is normalised in
+    the group; here it is centred and `scale` takes the place of the division by rho's standard deviation, which is 0 on
+    the weights that sampled.
+    """
+    rho = masked_sum(actions.log_prob - actions.old_log_prob, actions.mask)
+    mean, _ = group_mean_std(rho, actions.group)
+    target = masked_mean(actions.advantage, actions.mask)
+    return ((target - scale * (rho - mean)) ** 2)[:, None].expand_as(actions.log_prob), {}
+
+
+@declares("group")
+def pacs(actions: Actions, *, beta: Positive = 1.0, weighting: Literal["none", "balanced"] = "none") -> Losses:
+    """PACS (arXiv 2509.02522): the verdict is a label, and the row's score is fitted to it by cross-entropy.
+
+    The score is the leave-one-out advantage of beta * log pi / pi_old within the group. One loss a row, on each of its
+    actions. Rewards are labels in [0, 1]; the advantages are not used.
+
+    Args:
+        weighting: 'balanced' gives right and wrong members of a group the same total weight.
+    """
+    rho = beta * masked_sum(actions.log_prob - actions.old_log_prob, actions.mask)
+    mean, _ = group_mean_std(rho, actions.group)
+    count = (actions.group[:, None] == actions.group).sum(1).to(rho.dtype)
+    score = (rho - mean) * count / (count - 1).clamp(min=1)
+    label = actions.reward.to(rho.dtype)
+    weight = torch.ones_like(rho)
+    if weighting == "balanced":
+        right, _ = group_mean_std(label, actions.group)
+        own = torch.where(label > 0.5, right, 1 - right)
+        weight = torch.where((right > 0) & (right < 1), 0.5 / own.clamp(min=1e-6), weight)
+    loss = F.binary_cross_entropy_with_logits(score, label, weight, reduction="none")
+    return loss[:, None].expand_as(actions.log_prob), {}
+
+
+LOSSES: dict[str, Callable[..., Losses]] = {
+    "ppo": ppo,
+    "reinforce": reinforce,
+    "gspo": gspo,
+    "cispo": cispo,
+    "reg_grpo": reg_grpo,
+    "pacs": pacs,
+}
+"""by the names that configurations use"""

@@ -1,7 +1,6 @@
 """The one record of what happened, and the stored actions under the weights of now."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ class Record:
     log_prob: Tensor
     """[B, T] when they were drawn"""
     rewards: Tensor
-    """[L, B] the rewards behind a sum, apart"""
+    """[L, B] each of the rewards that are summed"""
     weights: Tensor
     """[L] their weights"""
     seed: int = 0
@@ -28,44 +27,39 @@ class Record:
     entropy: Tensor | None = None
     """[B, T] of the distribution that each action was drawn from, where it is known"""
     baseline: Tensor | None = None
-    """[B] reward of the most probable trajectory of the row's prompt, where an advantage asks for it"""
+    """[B] reward of the most probable trajectory of the row's prompt, where an advantage needs it"""
     state: Tensor | None = None
-    """[B, T] integers: actions of one number were taken in one and the same state"""
+    """[B, T] integers: actions of one number were taken in one and the same state; where an advantage needs it"""
     steps: Tensor | None = None
     """[B, T] rewards of the steps that end with these actions, NaN elsewhere, where rewards know of steps"""
     turn: Tensor | None = None
     """[B, T] integers from 0: actions of one number in a row are one turn; None: each is one of its own"""
-
-
-class Scored(Protocol):
-    """Stored actions under the weights of now, of any one shape; gradients flow through `log_prob`."""
-
-    @property
-    def log_prob(self) -> Tensor: ...
-
-    @property
-    def old_log_prob(self) -> Tensor: ...
-
-    @property
-    def advantage(self) -> Tensor: ...
+    ended: Tensor | None = None
+    """[B] bool: the trajectory came to its end, was not cut"""
+    weight: Tensor | None = None
+    """[B] by which the rewards weigh the advantages"""
 
 
 @dataclass
-class ScoredTokens:
-    """B rows of T tokens under the weights of now: `Scored`, and what losses of whole rows and groups look at."""
+class Actions:
+    """Stored actions under the present weights, N steps or [N, T] tokens; gradients flow through `log_prob`."""
 
     log_prob: Tensor
-    """[B, T]"""
+    """[N] or [N, T]"""
     old_log_prob: Tensor
-    """[B, T]"""
+    """of the weights that the ratio refers to"""
     advantage: Tensor
-    """[B, T]"""
     mask: Tensor
-    """[B, T] bool"""
+    """bool: those that were drawn"""
     group: Tensor
-    """[B] integers"""
+    """[N] integers"""
     reward: Tensor
-    """[B]"""
+    """[N] of the trajectory"""
+
+    @property
+    def ratio(self) -> Tensor:
+        """How much more probable an action is under the present weights."""
+        return torch.exp(self.log_prob - self.old_log_prob)
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

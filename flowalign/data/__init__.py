@@ -1,18 +1,14 @@
-"""Prompts, preferences, and the batches drawn from them."""
+"""Prompts and preferences; the batches drawn from them are in `flowalign.data.batches`."""
 
-from flowalign.data.batches import Batch, draw_batch, draw_groups, shuffled
 from flowalign.data.files import ASSETS
-from flowalign.data.prompts import Preferences, PromptList, Prompts, Source, shipped
+from flowalign.data.prompts import Difficulty, Preferences, PromptList, Prompts, Source, shipped
 
 __all__ = [
     "ASSETS",
-    "Batch",
+    "Difficulty",
     "Preferences",
     "PromptList",
     "Prompts",
     "Source",
-    "draw_batch",
-    "draw_groups",
     "shipped",
-    "shuffled",
 ]

@@ -1,6 +1,6 @@
 """Prompts in the manner of GenEval (arXiv 2310.11513), with the metadata that its evaluator reads.
 
-The six tasks, classes, colours, relations and fields are those of prompts/create_prompts.py in
+The six tasks, classes, colours, relations and fields are as in prompts/create_prompts.py of
 github.com/djghosh13/geneval. The split is Flow-GRPO's (arXiv 2505.05470, section 5.1): prompts that ask for the same
 thing in another order count as one. Plurals are English ones, where the published prompts have "benchs".
 """
@@ -40,7 +40,7 @@ def generate(
 
     Args:
         count, heldout: how many of each.
-        shares: of the tasks, default equal. A task whose prompts run out starts over, so that its share holds; held
+        shares: of the tasks, default equal. A task whose prompts run out starts over, so that its share holds; heldout
             out it gives half of its prompts at most.
         avoid: what no prompt may ask for, as of `asked`.
 
@@ -52,7 +52,7 @@ def generate(
     """
     weights = dict.fromkeys(TASKS, 1.0) if shares is None else shares
     rng, avoided = np.random.default_rng(seed), set(avoid)
-    train, held = [], []
+    train, test = [], []
     numbers = [_split(count, weights), _split(heldout, weights)]
     for task in TASKS:
         choices = [choice for choice in possible(task) if (task, *choice) not in avoided]
@@ -60,9 +60,9 @@ def generate(
             raise ConfigError(f"every prompt of the task '{task}' is to be avoided")
         order = rng.permutation(len(choices))
         first = min(numbers[1][task], len(choices) // 2)
-        held += [_record(task, choices[i], rng) for i in order[:first]]
+        test += [_record(task, choices[i], rng) for i in order[:first]]
         train += [_record(task, choices[i], rng) for i in np.resize(order[first:], numbers[0][task])]
-    return [train[i] for i in rng.permutation(len(train))], [held[i] for i in rng.permutation(len(held))]
+    return [train[i] for i in rng.permutation(len(train))], [test[i] for i in rng.permutation(len(test))]
 
 
 def possible(task: str) -> list[Asked]:

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from flowalign.data.files import ASSETS, folder, is_data_set, located, records
 from flowalign.errors import ConfigError
+from flowalign.settings import Section
 
 
 def shipped(path: str) -> Path | str:
@@ -34,10 +35,9 @@ class Source:
         return cls((images,) if isinstance(images, str) else tuple(images), metadata.get("mask"))
 
 
-class PromptList(BaseModel):
+class PromptList(Section):
     """The keys of a configuration that say which prompts: see `flowalign.data.files.records`."""
 
-    model_config = ConfigDict(extra="forbid")
     prompts: str | None
     """a text, JSON lines or parquet file, a data set (a folder, or owner/name of the hub), or a shipped list"""
     column: str = "prompt"
@@ -51,12 +51,21 @@ class PromptList(BaseModel):
     """use this many prompts, spread evenly over the list"""
 
 
+class Difficulty(Section):
+    """Prompts to keep by the success rate that their file gives; `flowalign difficulty` measures it."""
+
+    low: float = 0.0
+    high: float = 1.0
+    key: str = "success_rate"
+    """in the metadata"""
+
+
 @dataclass
 class Prompts:
     """A list of prompts with a metadata record each."""
 
-    called: ClassVar[str] = "prompt"
-    """one of them, for messages"""
+    noun: ClassVar[str] = "prompt"
+    """for messages"""
     texts: list[str]
     metadata: list[dict[str, Any]]
 
@@ -79,22 +88,20 @@ class Prompts:
 
         Args:
             where: keep the prompts whose metadata has one of the values given for each key.
-            column, split, subset: as of `records`.
+            column, split, subset: see `records`.
 
         Raises:
             ConfigError: names the file and its line or row.
         """
         cls.check_source(source)
-        texts, metadata, beside = [], [], folder(source)
+        texts, metadata, files = [], [], folder(source)
         for place, text, record in records(source, column, split, subset):
-            cls.check(record, beside, place)
+            cls.check(record, files, place)
             if all(record.get(key) in values for key, values in (where or {}).items()):
                 texts.append(text)
                 metadata.append(record)
         if not texts:
-            raise ConfigError(
-                f"{located(source)}: no {cls.called} is left" + (f" where {dict(where)}" if where else "")
-            )
+            raise ConfigError(f"{located(source)}: no {cls.noun} is left" + (f" where {dict(where)}" if where else ""))
         return cls(texts, metadata)
 
     @classmethod
@@ -102,10 +109,10 @@ class Prompts:
         """Nothing: files, data sets and lists that are shipped all have prompts."""
 
     @classmethod
-    def of(cls, given: PromptList) -> Self:
-        """Those that a section of the configuration asks for."""
-        assert given.prompts is not None
-        return cls.read(given.prompts, given.where, given.column, given.split, given.subset).spread(given.limit)
+    def of(cls, listed: PromptList) -> Self:
+        """The prompts that a section of the configuration asks for."""
+        assert listed.prompts is not None
+        return cls.read(listed.prompts, listed.where, listed.column, listed.split, listed.subset).spread(listed.limit)
 
     @staticmethod
     def check(record: dict[str, Any], folder: Path, place: str) -> None:
@@ -123,11 +130,11 @@ class Prompts:
                 record.setdefault("reference", files[0])
 
     def take(self, rows: Sequence[int]) -> Self:
-        """Some of them."""
+        """Some of the prompts."""
         return type(self)([self.texts[i] for i in rows], [self.metadata[i] for i in rows])
 
     def between(self, key: str, low: float, high: float) -> Self:
-        """Those whose metadata has a number from low to high under a key.
+        """The prompts whose metadata have a number from low to high under a key.
 
         Raises:
             ConfigError: a prompt has none, or no prompt is left.
@@ -159,7 +166,7 @@ class Preferences(Prompts):
     `flowalign gallery RUN --export FILE` writes them; where={"rater": ["Ada"]} keeps the choices of one rater.
     """
 
-    called = "preference"
+    noun = "preference"
 
     @classmethod
     def check_source(cls, source: str) -> None:

@@ -1,7 +1,1 @@
 """What turns a model into trajectories of actions with log-probabilities."""
-
-from flowalign.policies.diffusion.noised import Noised
-from flowalign.policies.diffusion.policy import DiffusersPolicy
-from flowalign.policies.diffusion.rollout import Rollout
-
-__all__ = ["DiffusersPolicy", "Noised", "Rollout"]

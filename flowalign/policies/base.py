@@ -4,7 +4,7 @@ import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from diffusers.training_utils import cast_training_params
@@ -12,6 +12,7 @@ from peft import LoraConfig
 from torch import Tensor, nn
 
 from flowalign.errors import ConfigError, FlowalignError
+from flowalign.policies.settings import SamplingSettings
 
 
 def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
@@ -20,7 +21,11 @@ def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
         yield from child if isinstance(child, nn.ModuleList) else repeated_blocks(child)
 
 
-class Policy:
+R = TypeVar("R")
+"""a rollout"""
+
+
+class Policy(Generic[R]):
     """A network with adapters as diffusers and transformers models have them.
 
     Args:
@@ -115,20 +120,75 @@ class Policy:
     def bind(self, reward: Any) -> None:
         """Lend the model to a reward that asks the one in training; only texts have such rewards."""
 
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        dtype: torch.dtype | str = torch.float32,
+        device: torch.device | str = "cpu",
+        **settings: Any,
+    ) -> Self:
+        """Load a model from a folder or a hub name.
+
+        Args:
+            dtype: of the frozen weights and the forward pass, or its name.
+            settings: further arguments of the class.
+
+        Raises:
+            ConfigError: there is no such model.
+        """
+        raise NotImplementedError
+
     def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write what the library that the model comes from loads.
 
         Args:
-            weights: those of the network by name, where it holds only a part of each; with LoRA those of the adapter.
+            weights: the network's by name, where this process holds only a part of each; with LoRA the adapter's.
         """
+        raise NotImplementedError
+
+    def load(self, folder: str | Path) -> None:
+        """Read what `save` wrote, for sampling."""
+        raise NotImplementedError
+
+    def sample(self, prompts: Sequence[str], seeds: Sequence[int], *args: Any, **settings: Any) -> R:
+        """Sample a trajectory of every prompt.
+
+        Args:
+            prompts: B prompts; repeat one for a group.
+            seeds: B seeds.
+            settings: `batch_size` (samples a network call, which does not change a sample), `metadata` (of the prompts;
+                may name the pictures to start from), and the subclass's own.
+        """
+        raise NotImplementedError
+
+    def verify(self, rollout: R) -> float:
+        """Compare what a replay gives with what the rollout recorded, on a few samples; they do not count.
+
+        Returns:
+            The largest difference.
+
+        Raises:
+            FlowalignError: replay does not reproduce the rollout, so that this model cannot be trained.
+        """
+        raise NotImplementedError
+
+    def decode(self, rollout: R, batch_size: int = 64) -> list[Any]:
+        """The finished samples of a rollout: pictures, videos (lists of frames) or texts."""
         raise NotImplementedError
 
     def make(
-        self, prompts: Sequence[str], seeds: Sequence[int], sampling: Any, metadata: Sequence[Mapping[str, Any]] = ()
+        self,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        sampling: SamplingSettings,
+        metadata: Sequence[Mapping[str, Any]] = (),
     ) -> list[Any]:
-        """A finished sample of every prompt, as an evaluation section of the configuration says.
+        """A finished sample of every prompt."""
+        rollout = self.sample(prompts, seeds, metadata=metadata, **sampling.arguments())
+        return self.decode(rollout, sampling.batch_size)
 
-        Args:
-            metadata: of each prompt, where there is any; it may name what a sample is made from beside the prompt.
-        """
-        raise NotImplementedError
+
+def torch_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """A dtype by its name."""
+    return getattr(torch, dtype) if isinstance(dtype, str) else dtype

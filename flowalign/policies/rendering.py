@@ -1,7 +1,7 @@
 """A reward of texts that is the reward of their pictures: reinforcement learning of a prompt rewriter.
 
 PromptEnhancer (arXiv 2509.04545) trains a rewriter by GRPO on the score of the pictures that a frozen generator makes
-of its texts, each judged by what the user asked for, not by what the rewriter made of it.
+of its texts, each judged by the user's own prompt and not by the rewritten one.
 """
 
 import re
@@ -11,7 +11,8 @@ from typing import Any, Literal
 from PIL.Image import Image
 
 from flowalign.data import shipped
-from flowalign.policies import DiffusersPolicy
+from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.settings import Sampling
 from rewards import Reward, RewardError, Scores, Spec, as_reward, score, spec_of
 from rewards.compose import WeightedSum
 from rewards.vision import pick_device
@@ -20,8 +21,8 @@ from rewards.vision import pick_device
 class Rendered:
     """The reward of the picture that a frozen pipeline makes of a text.
 
-    The picture's start noise is that of metadata["seed"], which is one for all members of a group, so that their
-    pictures differ by their texts alone; texts that are alike are rendered once. Its judge is asked about the request:
+    The picture's start noise comes from metadata["seed"], which all members of a group share, so that their pictures
+    differ by their texts alone; texts that are alike are rendered once. Its judge is asked about the request:
     the prompt that was to be rewritten, or what `judged_by` names.
 
     Departure from arXiv 2509.04545: the judge is any reward of pictures, in the place of their AlignEvaluator.
@@ -33,7 +34,7 @@ class Rendered:
         pattern: a regular expression whose first group, at its last match, is the rewritten prompt, where a text also
             reasons; a text without a match is rendered as the empty prompt. Default the whole text.
         dtype, encode: of the pipeline, as in a configuration's `model`.
-        steps, guidance, sigmas, height, width: of its sampling, by the ODE.
+        steps, guidance, sigmas, height, width: of sampling by the ODE.
         batch_size: pictures a network call.
         device: of the pipeline; 'auto' is the process's GPU.
     """
@@ -62,10 +63,11 @@ class Rendered:
         self.spec = Spec(frozenset({"text", "prompt", "metadata"}), spec.kind, deterministic=spec.deterministic)
         self.judged_by = judged_by
         self.pattern = None if pattern is None else re.compile(pattern, re.DOTALL)
-        size = {"height": height, "width": width}
-        self.sampling: dict[str, Any] = {"steps": steps, "guidance": guidance, "sigmas": sigmas}
-        self.sampling |= {"batch_size": batch_size} | {k: side for k, side in size.items() if side is not None}
-        self.generator = DiffusersPolicy.from_pretrained(shipped(generator), dtype, pick_device(device), encode)
+        self.sampling = Sampling(
+            steps=steps, guidance=guidance, sigmas=sigmas, height=height, width=width, batch_size=batch_size
+        )
+        where = pick_device(device)
+        self.generator = DiffusersPolicy.from_pretrained(shipped(generator), dtype, where, encode_options=encode)
 
     def prompt(self, text: str) -> str:
         """The rewritten prompt in a text."""
@@ -79,12 +81,10 @@ class Rendered:
         wanted = [(self.prompt(text), int(record["seed"])) for text, record in zip(texts, metadata, strict=True)]
         different = list(dict.fromkeys(wanted))
         prompts, seeds = zip(*different, strict=True)
-        rollout = self.generator.sample(prompts, seeds, **self.sampling)
-        images = self.generator.decode(rollout.trajectory.final, self.sampling["batch_size"])
-        made = dict(zip(different, images, strict=True))
-        return [made[each] for each in wanted]
+        pictures = dict(zip(different, self.generator.make(prompts, seeds, self.sampling), strict=True))
+        return [pictures[each] for each in wanted]
 
-    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         asked = list(prompts)
         if self.judged_by is not None:
             for i, record in enumerate(metadata):
@@ -94,7 +94,7 @@ class Rendered:
                         "by which its picture is to be judged"
                     )
                 asked[i] = record[self.judged_by]
-        return score(self.reward, self.render(images, metadata), asked, metadata)
+        return score(self.reward, self.render(samples, metadata), asked, metadata)
 
 
 def renderer(reward: Any) -> Rendered | None:

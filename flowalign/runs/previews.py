@@ -10,7 +10,7 @@ A moment's previews are one folder of the run, which appears by one rename:
 A film line is `{"prompt", "seed", "metadata", "sigmas", "pictures", "rewards", "dense", "advantages", "stochastic",
 "turning"}`, a group line `{"prompt", "metadata", "members": [{"picture", "seed", "reward", "advantage", "parts",
 "rewritten"}], "wins"}`; a member that is a text has "text" and "tokens" in the place of "picture". The fields mean what
-they mean in `Film`, `Group` and `Texts`, and what was not given or is NaN is null.
+they mean in `Film` and `Group`, and what was not given or is NaN is null.
 """
 
 import json
@@ -24,7 +24,7 @@ from typing import Any
 
 from PIL.Image import Image
 
-from flowalign.runs.samples import Sample, save_picture
+from flowalign.runs.samples import Picture, Sample, save_picture
 
 FOLDER = "previews"
 
@@ -35,7 +35,7 @@ class Film:
 
     prompt: str
     seed: int
-    pictures: Sequence[Sample]
+    pictures: Sequence[Picture]
     """[T + 1] the picture or video each state would end in: its ODE completion, or the one-step estimate of x0"""
     rewards: Sequence[float] | None = None
     """[T + 1] reward of each of these pictures"""
@@ -59,7 +59,7 @@ class Group:
     prompt: str
     seeds: Sequence[int]
     """[G]"""
-    pictures: Sequence[Sample]
+    samples: Sequence[Sample]
     """[G]"""
     rewards: Sequence[float]
     """[G]"""
@@ -71,26 +71,8 @@ class Group:
     """[G, G] pairwise verdicts: 1 where the row's sample beat the column's, 0 where it lost, 0.5 for a tie"""
     rewritten: Sequence[str] | None = None
     """[G] what a prompt rewriter made of the prompt, where that is what is trained"""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Texts:
-    """The G texts of one prompt that a language model wrote, judged against each other."""
-
-    prompt: str
-    seeds: Sequence[int]
-    """[G]"""
-    texts: Sequence[str]
-    """[G]"""
-    tokens: Sequence[Sequence[tuple[str, float, float, float]]]
+    tokens: Sequence[Sequence[tuple[str, float, float, float]]] | None = None
     """of each text: piece of the text, log-probability, entropy, advantage"""
-    rewards: Sequence[float]
-    """[G]"""
-    advantages: Sequence[float]
-    """[G]"""
-    parts: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """named [G] rewards"""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -114,10 +96,10 @@ def save_previews(
     run: Path,
     iteration: int,
     films: Sequence[Film] = (),
-    groups: Sequence[Group | Texts] = (),
+    groups: Sequence[Group] = (),
     limits: Limits | None = None,
 ) -> Path:
-    """Save the previews of one iteration into a run's folder and thin out those of earlier ones.
+    """Save the previews of one iteration into a run's folder and thin out earlier ones.
 
     Returns:
         the folder of the iteration's previews; what it held before is replaced.
@@ -159,41 +141,30 @@ def _save_film(folder: Path, number: int, film: Film, limits: Limits) -> dict[st
     }
 
 
-def _save_group(folder: Path, number: int, group: Group | Texts, limits: Limits) -> dict[str, Any]:
-    if isinstance(group, Texts):
-        return _texts_line(group, limits)
-    size = min(len(group.pictures), limits.members)
-    members = [
-        {
-            "picture": _save_picture(folder / f"group-{number:02d}-{i:03d}", group.pictures[i], limits.side),
-            "seed": int(group.seeds[i]),
-            "reward": float(group.rewards[i]),
-            "advantage": None if group.advantages is None else _number(group.advantages[i]),
-            "parts": {name: _number(values[i]) for name, values in group.parts.items()},
-            "rewritten": None if group.rewritten is None else group.rewritten[i],
-        }
-        for i in range(size)
-    ]
+def _save_group(folder: Path, number: int, group: Group, limits: Limits) -> dict[str, Any]:
+    size = min(len(group.samples), limits.members)
+    members = [_member(folder / f"group-{number:02d}-{i:03d}", group, i, limits.side) for i in range(size)]
     wins = None if group.wins is None else [_numbers(row[:size]) for row in group.wins[:size]]
     return {"prompt": group.prompt, "metadata": dict(group.metadata), "members": members, "wins": wins}
 
 
-def _texts_line(group: Texts, limits: Limits) -> dict[str, Any]:
-    members = [
-        {
-            "text": text,
-            "tokens": [[piece, *(_number(value) for value in values)] for piece, *values in group.tokens[i]],
-            "seed": int(group.seeds[i]),
-            "reward": float(group.rewards[i]),
-            "advantage": _number(group.advantages[i]),
-            "parts": {name: _number(values[i]) for name, values in group.parts.items()},
-        }
-        for i, text in enumerate(group.texts[: limits.members])
-    ]
-    return {"prompt": group.prompt, "metadata": dict(group.metadata), "members": members}
+def _member(path: Path, group: Group, i: int, side: int) -> dict[str, Any]:
+    sample, tokens = group.samples[i], group.tokens[i] if group.tokens else []
+    if isinstance(sample, str):
+        pieces = [[piece, *(_number(value) for value in values)] for piece, *values in tokens]
+        own: dict[str, Any] = {"text": sample, "tokens": pieces}
+    else:
+        own = {"picture": _save_picture(path, sample, side)}
+    return own | {
+        "seed": int(group.seeds[i]),
+        "reward": float(group.rewards[i]),
+        "advantage": None if group.advantages is None else _number(group.advantages[i]),
+        "parts": {name: _number(values[i]) for name, values in group.parts.items()},
+        "rewritten": None if group.rewritten is None else group.rewritten[i],
+    }
 
 
-def _save_picture(path: Path, sample: Sample, side: int) -> str:
+def _save_picture(path: Path, sample: Picture, side: int) -> str:
     """Small pictures without loss, scaled ones at a quality where it does not show."""
     frames = [sample.convert("RGB")] if isinstance(sample, Image) else [frame.convert("RGB") for frame in sample]
     lossless = max(frames[0].size) <= 64

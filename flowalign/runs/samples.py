@@ -6,7 +6,8 @@
         thumbnails/         small copies of the large ones, 00000.png.jpg
 
 A line is `{"picture", "prompt", "seed", "metadata", "rewritten"}` and scores by name: `picture` names a picture or a
-clip of the folder, `rewritten`, where there is one, is what a prompt rewriter made of the prompt.
+clip of the folder, `rewritten`, where there is one, is what a prompt rewriter made of the prompt. A line of a text has
+`text` in the place of `picture`.
 """
 
 import json
@@ -25,15 +26,17 @@ MILLISECONDS = 125
 """of a video's frame"""
 
 
-Sample = Image.Image | Sequence[Image.Image]
+Picture = Image.Image | Sequence[Image.Image]
 """a picture, or the frames of a video"""
+Sample = str | Picture
+"""or a text"""
 
 
 def save_samples(run: Path, iteration: int, samples: Iterable[tuple[Sample, Mapping[str, Any]]]) -> Path:
-    """Save pictures or videos into a run's folder; they appear by one rename, in the place of the same iteration's.
+    """Save samples into a run's folder; they appear by one rename, in the place of the same iteration's.
 
     Args:
-        samples: pictures or videos, and what else their lines hold.
+        samples: each with what else its line holds.
 
     Returns:
         the folder of the iteration's samples.
@@ -44,6 +47,9 @@ def save_samples(run: Path, iteration: int, samples: Iterable[tuple[Sample, Mapp
     partial.mkdir(parents=True)
     lines = []
     for number, (sample, record) in enumerate(samples):
+        if isinstance(sample, str):
+            lines.append(json.dumps({"text": sample, **record}) + "\n")
+            continue
         path = save_picture(sample, partial / f"{number:05d}", "png")
         first = sample if isinstance(sample, Image.Image) else sample[0]
         if max(first.size) > THUMBNAIL:
@@ -55,7 +61,7 @@ def save_samples(run: Path, iteration: int, samples: Iterable[tuple[Sample, Mapp
     return final
 
 
-def save_picture(sample: Sample, path: Path, ending: str, **settings: Any) -> Path:
+def save_picture(sample: Picture, path: Path, ending: str, **settings: Any) -> Path:
     """Write a picture, or a sequence of frames as an animated WebP; returns the path with its ending."""
     if isinstance(sample, Image.Image):
         path = path.with_suffix(f".{ending}")

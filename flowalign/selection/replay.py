@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from flowalign.data import Batch
+from flowalign.data.batches import Batch
 from rewards import Scores
 
 
@@ -73,7 +73,8 @@ class Replay:
         for i, group in enumerate(self.stored):
             rollout = {f"rollout.{name}": value for name, value in group.tensors.items()}
             scores = {f"scores.{name}": value for name, value in group.scores.parts.items()}
-            named = rollout | {"value": group.scores.value} | scores
+            weight = {} if group.scores.weight is None else {"weight": group.scores.weight}
+            named = rollout | {"value": group.scores.value} | weight | scores
             tensors |= {f"{i}.{name}": value for name, value in named.items()}
             rest.append(
                 {
@@ -93,6 +94,6 @@ class Replay:
         for i, record in enumerate(rest):
             rollout = {name: tensors[f"{i}.rollout.{name}"] for name in record["tensors"]}
             parts = {name: tensors[f"{i}.scores.{name}"] for name in record["parts"]}
-            scores = Scores(tensors[f"{i}.value"], parts, record["steps"])
+            scores = Scores(tensors[f"{i}.value"], parts, record["steps"], tensors.get(f"{i}.weight"))
             batch = Batch(**record["batch"])
             self.stored.append(Stored(rollout, record["rollout"], batch, scores, record["spread"]))

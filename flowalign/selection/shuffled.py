@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from flowalign.data import Prompts, shuffled
+from flowalign.data import Prompts
+from flowalign.data.batches import shuffled
 
 
 class Shuffled:

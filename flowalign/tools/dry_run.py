@@ -13,12 +13,10 @@ import numpy as np
 import torch
 from PIL.Image import Image
 
-from flowalign.config import Config
-from flowalign.config.language import TextConfig
+from flowalign.config import BaseConfig, Config, Named, TextConfig, Weighted
 from flowalign.config.loader import world_size
-from flowalign.config.sections import BaseConfig, Named, Weighted
-from flowalign.policies import DiffusersPolicy
 from flowalign.policies.base import Policy
+from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.tools.random_models import (
     is_shipped,
@@ -29,11 +27,14 @@ from flowalign.tools.random_models import (
 )
 from flowalign.tools.tiny_pipelines import PIPELINES, build
 from flowalign.training import Trainer
-from flowalign.training.medium import Texts
+from flowalign.training.building import language_policy
 from rewards import Scores, Spec
 
 TINY_TOKENS = 16
 """the most that a tiny language model is asked for"""
+MEMBERS = 8
+"""the most that are sampled of a group by a tiny model"""
+STAND_IN = "flowalign.tools.dry_run:StandIn"
 
 
 @dataclass
@@ -56,47 +57,48 @@ class Report:
 
     def lines(self) -> list[str]:
         """For people."""
-        spent = ", ".join(f"{name} {value:.2f} s" for name, value in self.seconds.items())
+        seconds = ", ".join(f"{name} {value:.2f} s" for name, value in self.seconds.items())
         where = "of the process" if self.device == "cpu" else f"on {self.device}"
         return [
             f"{self.model}: {self.parameters / 1e6:.4g}M random weights, {self.trained / 1e6:.4g}M trained",
-            f"one iteration of {self.samples} samples of {self.length}: {spent}",
+            f"one iteration of {self.samples} samples of {self.length}: {seconds}",
             f"peak memory {self.peak_memory / 2**30:.2f} GiB {where}",
         ]
 
 
-class Brightness:
-    """The reward of a dry run of pictures, which needs no weights: the mean of all pixels, in [0, 1].
+class StandIn:
+    """The reward of a dry run, which needs no weights, in [0, 1].
+
+    Of a picture it is the mean of all pixels, of a text the share of its characters that are new, earned in one step.
 
     Args:
         parts: names to give the same value under, for algorithms that look at a reward's parts.
     """
 
-    name = "brightness"
+    name = "stand_in"
+    spec = Spec(frozenset({"image", "text"}))
 
     def __init__(self, parts: list[str] | None = None) -> None:
         self.parts = parts or []
 
     def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+        self, samples: Sequence[Image | str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> Scores:
-        value = torch.tensor([float(np.mean(np.asarray(image))) / 255 for image in images])
-        return Scores(value, dict.fromkeys(self.parts, value))
+        value = torch.tensor([_fresh(one) if isinstance(one, str) else _brightness(one) for one in samples])
+        ends = [len(one) for one in samples if isinstance(one, str)]
+        steps = [[each] for each in zip(ends, value.tolist(), strict=True)] if ends else None
+        return Scores(value, dict.fromkeys(self.parts, value), steps)
 
 
-class Variety:
-    """The reward of a dry run of texts: the share of characters that are not seen before, one step for the text."""
-
-    name = "variety"
-    spec = Spec(frozenset({"text"}))
-
-    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        shares = [len(set(text)) / max(len(text), 1) for text in images]
-        steps = [[(len(text), share)] for text, share in zip(images, shares, strict=True)]
-        return Scores(torch.tensor(shares), {}, steps)
+def _brightness(picture: Image) -> float:
+    return float(np.mean(np.asarray(picture))) / 255
 
 
-def dry_run(config: Any, full: bool = False) -> Report:
+def _fresh(text: str) -> float:
+    return len(set(text)) / max(len(text), 1)
+
+
+def dry_run(config: BaseConfig, full: bool = False) -> Report:
     """Train for one small iteration on random weights.
 
     The recipe's algorithm, plan, steps, guidance, LoRA, precision and memory settings are kept; rewards are replaced,
@@ -104,7 +106,6 @@ def dry_run(config: Any, full: bool = False) -> Report:
     takes at most 8 members.
 
     Args:
-        config: a `Config` or a `TextConfig`.
         full: the recipe's own model, from its configuration files, in the place of a tiny one of its kind.
 
     Raises:
@@ -112,60 +113,70 @@ def dry_run(config: Any, full: bool = False) -> Report:
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as folder:
-        small = _small(config, folder)
-        policy: Any
+        small = _small(config, folder, full)
+        policy: Policy
         if isinstance(small, TextConfig):
-            small, policy = _texts(small, full, device, Path(folder))
-            model, length = type(policy.network).__name__, f"at most {small.longest} tokens"
+            policy = _language_model(small, full, device)
+            model, length = type(policy.network).__name__, f"at most {small.most_tokens} tokens"
         else:
-            small, policy = _pictures(small, full, device)
+            assert isinstance(small, Config)
+            policy = _pipeline(small, full, device)
             model, length = type(policy.pipeline).__name__, f"{small.rollout.steps} steps"
+        _replace(small, "judge", {"name": STAND_IN})
+        if "teacher" in small.algorithm.settings:
+            policy.save(Path(folder) / "teacher")
+            _replace(small, "teacher", f"{folder}/teacher")
         parameters = sum(p.numel() for p in policy.network.parameters())
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         trainer = Trainer(small, policy, progress=False)
         begin = time.perf_counter()
         trainer.train()
-        seconds = {"all": time.perf_counter() - begin}
+        whole = time.perf_counter() - begin
         metrics = trainer.metrics.read()[-1]
-    seconds = {
-        "rollout": metrics["seconds/rollout"],
-        "update": metrics["seconds/update"],
-    } | seconds
     return Report(
         model,
         parameters,
         sum(p.numel() for p in policy.trainable().values()),
         small.training.group_size * small.training.prompts_per_iteration,
         length,
-        seconds,
+        {"rollout": metrics["seconds/rollout"], "update": metrics["seconds/update"], "all": whole},
         _peak_memory(device),
         torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
     )
 
 
-def _small(config: Any, folder: str) -> Any:
-    """One iteration of one group a process, with nothing to look at before or after."""
-    small: BaseConfig = config.model_copy(deep=True)
+def _small(config: BaseConfig, folder: str, full: bool) -> BaseConfig:
+    """One iteration of one group a process with another reward, and nothing to look at before or after."""
+    small = config.model_copy(deep=True)
     small.output, small.name, small.trackers = folder, "dry-run", []
     small.evaluation = type(config.evaluation)()
+    small.rewards = [
+        Weighted.model_validate({"name": STAND_IN, "parts": list(config.algorithm.settings.get("levels", []))})
+    ]
     training = small.training
     training.iterations, training.prompts_per_iteration = 1, world_size()
     training.updates_per_iteration, training.previews = 1, 0
     training.budget = type(training.budget)()
+    tree = isinstance(config, Config) and config.rollout.plan.name == "tree"
+    if not full and not tree:
+        training.group_size = min(training.group_size, MEMBERS)
     return small
 
 
-def _pictures(small: Config, full: bool, device: torch.device) -> tuple[Config, Policy]:
-    """The configuration with another reward, and its pipeline, or a tiny one and what that can take."""
-    stand_in = "flowalign.tools.dry_run:Brightness"
-    reward: dict[str, Any] = {"name": stand_in, "parts": list(small.algorithm.settings.get("levels", []))}
-    if small.rollout.num_frames is not None:
-        reward = {"name": "per_frame", "reward": reward, "frames": 2}
-    small.rewards = [Weighted.model_validate(reward)]
+def _replace(config: BaseConfig, key: str, value: Any) -> None:
+    """Give the algorithm another value of a setting that it has."""
+    if key in config.algorithm.settings:
+        config.algorithm = Named.model_validate(config.algorithm.model_dump() | {key: value})
+
+
+def _pipeline(small: Config, full: bool, device: torch.device) -> DiffusersPolicy:
+    """The configuration's pipeline, or a tiny one; the configuration then has what that can take."""
     small.rollout.overlap = 1
-    if "judge" in small.algorithm.settings:
-        small.algorithm = Named.model_validate({**small.algorithm.model_dump(), "judge": {"name": stand_in}})
+    if small.rollout.num_frames is not None:
+        (reward,) = small.rewards
+        framed = {"name": "per_frame", "reward": {"name": reward.name, **reward.settings}, "frames": 2}
+        small.rewards = [Weighted.model_validate(framed)]
     dtype = getattr(torch, small.model.dtype)
     if full:
         pipeline = random_pipeline(small.model.path, dtype, device)
@@ -177,32 +188,22 @@ def _pictures(small: Config, full: bool, device: torch.device) -> tuple[Config, 
         small.model.encode = tiny.encode
         for key, value in tiny.call.items():
             setattr(small.rollout, key, value)
-        if small.rollout.plan.name != "tree":
-            small.training.group_size = min(small.training.group_size, 8)
     policy = DiffusersPolicy(pipeline, device, small.model.encode, small.model.attention)
-    policy.spare(small.model)
-    return small, policy
+    policy.save_memory(small.model)
+    return policy
 
 
-def _texts(small: TextConfig, full: bool, device: torch.device, folder: Path) -> tuple[TextConfig, Policy]:
-    """The configuration with another reward, and its model, or a tiny one and what that can take."""
-    small.rewards = [Weighted.model_validate({"name": "flowalign.tools.dry_run:Variety"})]
+def _language_model(small: TextConfig, full: bool, device: torch.device) -> LanguagePolicy:
+    """The configuration's model, or a tiny one; the configuration then has what that can take."""
     small.rollout.engine = "transformers"
-    kind, settings = Texts.kind(small)
+    kind, settings = language_policy(small)
     dtype = getattr(torch, small.model.dtype)
     if full or is_shipped(small.model.path):
         network, reader = random_language_model(small.model.path, kind, dtype, device)
     else:
         network, reader = tiny_language_model(kind, dtype, device)
         small.rollout.max_new_tokens = min(small.rollout.max_new_tokens, TINY_TOKENS)
-    if not full:
-        small.training.group_size = min(small.training.group_size, 8)
-    policy: LanguagePolicy = kind(network, reader, device, **settings)
-    if "teacher" in small.algorithm.settings:
-        policy.save(folder / "teacher")
-        taught = {**small.algorithm.model_dump(), "teacher": str(folder / "teacher")}
-        small.algorithm = Named.model_validate(taught)
-    return small, policy
+    return kind(network, reader, device, **settings)
 
 
 def _peak_memory(device: torch.device) -> int:

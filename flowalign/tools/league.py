@@ -12,10 +12,11 @@ import torch
 
 from flowalign import registry
 from flowalign.config import load
+from flowalign.config.diffusion import Evaluation
 from flowalign.core.divergences import gaussian_kl
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError
-from flowalign.policies import DiffusersPolicy
+from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.runs.files import write_atomically
 from flowalign.training import Trainer
 from flowalign.training.evaluation import Evaluated, evaluate
@@ -52,7 +53,7 @@ class Budget:
 def diversity(result: Evaluated) -> float:
     """Mean distance of two pictures of one prompt: root mean square over pixels in [0, 1], mean over pairs."""
     by_prompt: dict[str, list[torch.Tensor]] = {}
-    for prompt, image in zip(result.prompts, result.images, strict=True):
+    for prompt, image in zip(result.prompts, result.samples, strict=True):
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).float() / 255
         by_prompt.setdefault(prompt, []).append(pixels)
     distances = []
@@ -80,15 +81,16 @@ def kl_from_base(policy: DiffusersPolicy, prompts: Sequence[str], arguments: dic
 
 def judge(trainer: Trainer, panel: Reward | None, pictures: int) -> dict[str, float]:
     """The held-out figures of the present weights."""
-    settings = trainer.config.evaluation
+    settings, policy = trainer.config.evaluation, trainer.policy
+    assert isinstance(settings, Evaluation) and isinstance(policy, DiffusersPolicy), "a league is of pictures"
     prompts = Prompts.of(settings.model_copy(update={"limit": None}))
     with trainer.learner.averaged():
         result = evaluate(trainer.policy, trainer.evaluator.reward, prompts, settings, pictures, SEED)
         figures = {name: value for name, value in result.means()["all"].items() if name in ("strict", "soft", "reward")}
         if panel is not None:
-            figures["panel"] = score(panel, result.images, result.prompts, result.metadata).value.mean().item()
+            figures["panel"] = score(panel, result.samples, result.prompts, result.metadata).value.mean().item()
         figures["diversity"] = diversity(result)
-        figures["kl"] = kl_from_base(trainer.policy, prompts.spread(32).texts, settings.arguments())
+        figures["kl"] = kl_from_base(policy, prompts.spread(32).texts, settings.arguments())
     return figures
 
 

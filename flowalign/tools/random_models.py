@@ -1,5 +1,7 @@
 """Models of random weights: tiny ones that stand for a family, and those that configuration files describe."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,54 +9,14 @@ import torch
 from diffusers import DiffusionPipeline
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from flowalign.data import ASSETS, shipped
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
-from flowalign.tools.tiny_pipelines import PIPELINES, build
+from flowalign.tools.tiny_pipelines import DATA, PIPELINES, part
 
-FAMILIES = {
-    "stabilityai/stable-diffusion-3": "sd35",
-    "black-forest-labs/flux.1": "flux",
-    "black-forest-labs/flux.1-kontext": "flux_kontext",
-    "black-forest-labs/flux.1-fill": "flux_fill",
-    "black-forest-labs/flux.1-canny": "flux_control",
-    "black-forest-labs/flux.1-depth": "flux_control",
-    "black-forest-labs/flux.2": "flux2",
-    "black-forest-labs/flux.2-klein": "flux2_klein",
-    "qwen/qwen-image": "qwen_image",
-    "qwen/qwen-image-edit": "qwen_image_edit",
-    "qwen/qwen-image-edit-2": "qwen_image_edit_plus",
-    "tongyi-mai/z-image": "z_image",
-    "lodestones/chroma": "chroma",
-    "alpha-vllm/lumina-image-2": "lumina2",
-    "efficient-large-model/sana": "sana",
-    "lightricks/ltx-video": "ltx",
-    "lightricks/ltx-2": "ltx2",
-    "wan-ai/wan2": "wan",
-    "wan-ai/wan2.1-i2v": "wan_i2v",
-    "wan-ai/wan2.2-ti2v-5b": "wan22_5b",
-    "wan-ai/wan2.2-t2v-a14b": "wan22_14b",
-    "wan-ai/wan2.2-i2v-a14b": "wan22_14b_i2v",
-    "kandinskylab/kandinsky-5.0-t2i": "kandinsky5_image",
-    "kandinskylab/kandinsky-5.0-i2i": "kandinsky5_edit",
-    "kandinskylab/kandinsky-5.0-t2v": "kandinsky5_video",
-    "kandinskylab/kandinsky-5.0-i2v": "kandinsky5_i2v",
-    "hunyuanvideo-community/hunyuanvideo": "hunyuan_video",
-    "hunyuanvideo-community/hunyuanvideo-1.5": "hunyuan_video15",
-    "hunyuanvideo-community/hunyuanvideo-1.5-480p_i2v": "hunyuan_video15_i2v",
-    "hunyuanvideo-community/hunyuanvideo-1.5-720p_i2v": "hunyuan_video15_i2v",
-    "hunyuanvideo-community/hunyuanimage": "hunyuan_image",
-    "thudm/cogview4": "cogview4",
-    "zai-org/cogview4": "cogview4",
-    "stabilityai/stable-diffusion-2": "sd2_v",
-    "stabilityai/stable-diffusion-2-inpainting": "sd15_inpaint",
-    "stabilityai/stable-diffusion-xl": "sdxl",
-    "diffusers/stable-diffusion-xl-1.0-inpainting": "sdxl_inpaint",
-    "stable-diffusion-v1-5/": "sd15",
-    "stable-diffusion-v1-5/stable-diffusion-inpainting": "sd15_inpaint",
-}
+FAMILIES: dict[str, str] = DATA["hub_names"]
 """beginnings of hub names, in lower case, and the tiny pipeline of the same class; the longest that fits counts"""
 
 
@@ -63,8 +25,8 @@ def tiny_name(path: str) -> str:
     local = Path(shipped(path))
     if local.is_dir():
         own = DiffusionPipeline.load_config(str(local))["_class_name"]
-        for name in PIPELINES:
-            if type(build(name)).__name__ == own:
+        for name, tiny in PIPELINES.items():
+            if tiny.pipeline == own:
                 return name
         raise ConfigError(f"model.path: no tiny pipeline is of the class {own}; --full builds one from '{path}' itself")
     fitting = [prefix for prefix in FAMILIES if path.lower().startswith(prefix) and FAMILIES[prefix] in PIPELINES]
@@ -131,18 +93,7 @@ def tiny_language_model(kind: type[LanguagePolicy], dtype: torch.dtype, device: 
     if kind.networks is not LanguagePolicy.networks:
         return random_language_model("tiny_vlm", kind, dtype, device)
     tokens = byte_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokens),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=32768,
-        pad_token_id=tokens.pad_token_id,
-        bos_token_id=tokens.bos_token_id,
-        eos_token_id=tokens.eos_token_id,
-    )
-    return LlamaForCausalLM(config).to(device, dtype), tokens
+    return part("byte_llama").to(device, dtype), tokens
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -175,14 +126,12 @@ def _no_files(path: str, error: OSError) -> ConfigError:
     )
 
 
-class _default:
-    """Context manager: new floating-point tensors have this dtype."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype, self.own = dtype, torch.get_default_dtype()
-
-    def __enter__(self) -> None:
-        torch.set_default_dtype(self.dtype)
-
-    def __exit__(self, *exception: object) -> None:
-        torch.set_default_dtype(self.own)
+@contextlib.contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
+    """New floating-point tensors have this dtype."""
+    own = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(own)

@@ -1,23 +1,72 @@
 """The models and rewards that a configuration names, built."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 
 from flowalign import registry
-from flowalign.config.sections import BaseConfig, Named, Weighted
+from flowalign.actors.base import Actor
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.actors.language import LanguageActor
+from flowalign.config import BaseConfig, Config, Model, Named, TextConfig, Weighted
+from flowalign.data import shipped
 from flowalign.errors import ConfigError
-from flowalign.training.medium import MEDIA
+from flowalign.policies.base import Policy
+from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.policies.language.turns import AgentPolicy
+from flowalign.policies.language.vision_language import VisionLanguagePolicy
+from flowalign.policies.settings import Network
+from flowalign.training.memory import check_precision
 from rewards import Reward, WeightedSum, as_reward, spec_of
 
 
 def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
     """Load the model of a configuration, without anything trainable yet."""
-    return MEDIA[config.medium].policy(config, device)
+    check_precision(config.model.dtype, torch.device(device))
+    path = shipped(config.model.path)
+    if isinstance(config, TextConfig):
+        kind, settings = language_policy(config)
+        return kind.from_pretrained(path, config.model.dtype, device, **settings)
+    assert isinstance(config, Config)
+    model = config.model
+    policy = DiffusersPolicy.from_pretrained(
+        path,
+        model.dtype,
+        device,
+        base_bits=model.base_bits,
+        encode_options=model.encode,
+        attention=model.attention,
+    )
+    policy.save_memory(model)
+    return policy
 
 
-def make_trainable(policy: Any, model: Any, keep_reference: bool) -> None:
+def language_policy(config: TextConfig) -> tuple[type[LanguagePolicy], dict[str, Any]]:
+    """The class of policy that a configuration asks for, and its settings."""
+    model, environment = config.model, config.environment
+    if model.images:
+        return VisionLanguagePolicy, {"system": model.system}
+    settings = {"padding": model.padding, "chat": model.chat, "system": model.system}
+    if environment is None:
+        return LanguagePolicy, settings
+    own = registry.check("environments", environment.name, environment.settings, "environment")
+    make = partial(registry.resolve("environments", environment.name, "environment"), **own)
+    return AgentPolicy, settings | {"environment": make, "turns": environment.turns}
+
+
+def build_actor(config: BaseConfig, policy: Any, reward: Reward, accelerator: Accelerator) -> Actor:
+    """What samples and scores in this process."""
+    if isinstance(config, TextConfig):
+        return LanguageActor(config, policy, reward, accelerator)
+    assert isinstance(config, Config)
+    return DiffusionActor(config, policy, reward, accelerator)
+
+
+def make_trainable(policy: Policy, model: Network, keep_reference: bool) -> None:
     """Put on the policy what a model section asks for: an adapter or all weights, recomputed or compiled blocks.
 
     Args:
@@ -31,7 +80,7 @@ def make_trainable(policy: Any, model: Any, keep_reference: bool) -> None:
         policy.train_all()
     if model.gradient_checkpointing:
         policy.checkpoint_gradients()
-    if getattr(model, "compile", False):
+    if isinstance(model, Model) and model.compile:
         policy.compile()
 
 

@@ -1,49 +1,49 @@
-"""Evaluation on held-out prompts: the same prompts and seeds every time; pictures by the ODE sampler."""
+"""Evaluation on held-out prompts: the same prompts and seeds every time, pictures by the ODE."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 
 from flowalign.data import Prompts
 from flowalign.policies.base import Policy
+from flowalign.policies.settings import SamplingSettings
 from rewards import Reward, score
 
 
 @dataclass
 class Evaluated:
-    """Scores of N pictures, over all processes, in the order of the prompts."""
+    """Scores of N samples, over all processes, in the order of the prompts."""
 
     prompts: list[str]
     metadata: list[dict[str, Any]]
     seeds: list[int]
     value: list[float]
     parts: dict[str, list[float]]
-    images: list[Any]
-    """this process's pictures, or texts: on one process all, otherwise those of every n-th prompt"""
+    samples: list[Any]
+    """pictures, videos or texts of this process: one process has all, of several each has every n-th prompt's"""
     rows: list[int]
-    """which of the N each of this process's pictures is"""
+    """numbers of this process's samples among the N"""
 
-    def samples(self) -> list[tuple[Any, dict[str, Any]]]:
-        """This process's pictures, each with what `save_samples` writes of it."""
-        listed = []
-        for i, image in zip(self.rows, self.images, strict=True):
+    def lines(self) -> list[tuple[Any, dict[str, Any]]]:
+        """This process's samples, each with the line that `save_samples` writes."""
+        lines = []
+        for i, sample in zip(self.rows, self.samples, strict=True):
             record = {"prompt": self.prompts[i], "seed": self.seeds[i], "metadata": self.metadata[i]}
             scores = {"reward": self.value[i], **{name: values[i] for name, values in self.parts.items()}}
-            listed.append((image, record | scores))
-        return listed
+            lines.append((sample, record | scores))
+        return lines
 
     def means(self, by: str = "category") -> dict[str, dict[str, float]]:
-        """Mean value and parts over all pictures ('all') and over those of each value of a metadata key."""
-        own = [str(record[by]) if by in record else None for record in self.metadata]
+        """Mean value and parts over all samples ('all'), and over the samples with each value of a metadata key."""
+        labels = [str(record[by]) if by in record else None for record in self.metadata]
         table: dict[str, dict[str, float]] = {}
-        for label in ["all", *sorted({name for name in own if name is not None})]:
-            rows = [i for i, name in enumerate(own) if label in ("all", name)]
+        for label in ["all", *sorted({name for name in labels if name is not None})]:
+            rows = [i for i, name in enumerate(labels) if label in ("all", name)]
             columns = {"reward": self.value, **self.parts}
             for name, column in columns.items():
-                # NaN marks pictures that a part does not apply to
+                # NaN marks samples that a part does not apply to
                 known = [column[i] for i in rows if column[i] == column[i]]
                 if known:
                     table.setdefault(label, {})[name] = sum(known) / len(known)
@@ -52,15 +52,15 @@ class Evaluated:
 
 
 def evaluate(
-    policy: Policy,
+    policy: Policy[Any],
     reward: Reward,
     prompts: Prompts,
-    sampling: Any,
+    sampling: SamplingSettings,
     per_prompt: int,
     seed: int,
     accelerator: Accelerator | None = None,
 ) -> Evaluated:
-    """Sample each prompt `per_prompt` times as an evaluation section says, and score the samples.
+    """Sample each prompt `per_prompt` times, and score the samples.
 
     Picture n of the list starts from the noise of `torch.Generator().manual_seed(seed + n)`, so plain diffusers
     makes it again; text n draws from it.
@@ -69,40 +69,25 @@ def evaluate(
     metadata = [record for record in prompts.metadata for _ in range(per_prompt)]
     seeds = list(range(seed, seed + len(texts)))
     process, processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
-    # the pictures of a prompt stay together, for rewards that look at groups
-    mine = [i for i in range(len(texts)) if i // per_prompt % processes == process]
-    rows: list[dict[str, Any]] = []
-    images: list[Any] = []
-    forwards = policy.forwards
-    # as many on every process, since a network in shards runs on all of them or on none
+    # a prompt's samples stay together, for rewards that look at groups
+    rows = [i for i in range(len(texts)) if i // per_prompt % processes == process]
+    # every process samples as many, since a network in shards runs on all of them or on none
     share = -(-len(prompts) // processes) * per_prompt
-    made = mine + [0] * (share - len(mine))
-    own = [metadata[i] for i in made]
-    images = policy.make([texts[i] for i in made], [seeds[i] for i in made], sampling, own)[: len(mine)]
-    if mine:
-        grouped = [metadata[i] | {"group": i // per_prompt, "seed": seeds[i]} for i in mine]
-        scores = score(reward, images, [texts[i] for i in mine], grouped)
-        for row, i in enumerate(mine):
-            parts = {name: float(values[row]) for name, values in scores.parts.items()}
-            rows.append({"i": i, "value": float(scores.value[row]), "parts": parts})
+    filled = rows + [0] * (share - len(rows))
+    forwards = policy.forwards
+    records = [metadata[i] for i in filled]
+    samples = policy.make([texts[i] for i in filled], [seeds[i] for i in filled], sampling, records)[: len(rows)]
+    scored: list[tuple[int, float, dict[str, float]]] = []
+    if rows:
+        records = [metadata[i] | {"group": i // per_prompt, "seed": seeds[i]} for i in rows]
+        scores = score(reward, samples, [texts[i] for i in rows], records)
+        for row, i in enumerate(rows):
+            own = {name: float(values[row]) for name, values in scores.parts.items()}
+            scored.append((i, float(scores.value[row]), own))
     # evaluation is not training: it does not count
     policy.forwards = forwards
-    if accelerator is not None and processes > 1:
-        rows = _gather(rows)
-    rows.sort(key=lambda row: row["i"])
-    names: Sequence[str] = list(rows[0]["parts"])
-    return Evaluated(
-        texts,
-        metadata,
-        seeds,
-        [row["value"] for row in rows],
-        {name: [row["parts"][name] for row in rows] for name in names},
-        images,
-        mine,
-    )
-
-
-def _gather(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    everyone: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everyone, rows)
-    return [row for part in everyone for row in part]
+    if processes > 1:
+        scored = gather_object(scored)
+    _, value, columns = zip(*sorted(scored, key=lambda line: line[0]), strict=True)
+    parts = {name: [column[name] for column in columns] for name in columns[0]}
+    return Evaluated(texts, metadata, seeds, list(value), parts, samples, rows)

@@ -6,15 +6,16 @@ from typing import Any
 
 import torch
 
-from flowalign.actors.worker import Worker
+from flowalign.actors.base import Actor
 from flowalign.algorithms.base import Algorithm
 from flowalign.data import Prompts
 from flowalign.runs.metrics import MetricsFile
+from flowalign.runs.samples import save_samples
 from flowalign.training.building import build_reward, build_rewards
 from flowalign.training.evaluation import Evaluated, evaluate
 from flowalign.training.learner import Learner
-from flowalign.training.medium import MEDIA
-from flowalign.training.watch import NOTHING_SEEN, Panel, judge, watched
+from flowalign.training.previews import preview, shown
+from flowalign.training.watch import NOTHING_SEEN, Panel, diagnose, watched
 from rewards import Reward, advance
 
 logger = logging.getLogger(__name__)
@@ -27,11 +28,9 @@ class Evaluator:
         folder: of the run; the means are appended to its `evaluations.jsonl`.
     """
 
-    def __init__(self, algorithm: Algorithm[Any], actor: Worker, learner: Learner, folder: Path) -> None:
+    def __init__(self, algorithm: Algorithm, actor: Actor, learner: Learner, folder: Path) -> None:
         self.algorithm, self.actor, self.learner, self.folder = algorithm, actor, learner, folder
-        self.config: Any = actor.config
-        self.settings = self.config.evaluation
-        self.medium = MEDIA[self.config.medium]
+        self.config, self.settings = actor.config, actor.config.evaluation
         self.accelerator = actor.accelerator
         own = self.settings.rewards
         self.reward: Reward = build_reward(own, "evaluation.rewards") if own else actor.reward
@@ -58,7 +57,7 @@ class Evaluator:
                 self.panel,
                 prompts,
                 settings,
-                settings.per_prompt,
+                settings.samples_per_prompt,
                 settings.seed,
                 self.accelerator,
             )
@@ -67,16 +66,16 @@ class Evaluator:
             if self.accelerator.is_main_process:
                 line |= self.algorithm.measure(self.actor)
                 if self.config.training.previews:
-                    self.medium.look(self.actor, self.algorithm, self.config, prompts, self.folder, iteration)
+                    preview(self.actor, self.algorithm, prompts, self.folder, iteration)
         if self.accelerator.is_main_process:
             for label, row in result.means(by="category").items():
                 # statistics of every category would be many, and say little
                 line |= {f"{label}/{n}": v for n, v in row.items() if label == "all" or not n.startswith("statistics/")}
             self.lines.append(self._watched(line, result))
-            samples = result.samples()
-            count = min(settings.saved, len(samples))
+            samples = result.lines()
+            count = min(settings.save_samples, len(samples))
             spread = torch.linspace(0, len(samples) - 1, count).round().int().tolist() if count else []
-            self.medium.keep([samples[row] for row in spread], self.folder, iteration, self.reward)
+            save_samples(self.folder, iteration, shown(self.reward, [samples[row] for row in spread]))
         if self.config.trackers:
             self.accelerator.log({f"evaluation/{n}": v for n, v in result.means()["all"].items()}, step=iteration)
         return result
@@ -93,11 +92,11 @@ class Evaluator:
     def hacked(self) -> bool:
         """Whether the watch ends the run: the main process's word, for all."""
         stop = self.settings.watch.action == "stop"
-        return bool(self.actor.largest(stop and self.verdict.status == "hacked"))
+        return bool(self.actor.maximum(stop and self.verdict.status == "hacked"))
 
     def keep_before(self, iteration: int) -> None:
         """Forget the evaluations from this iteration on, as a run does that goes on from there."""
         self.lines.keep_before(iteration)
         lines = [line for line in self.lines.read() if "watch" in line]
         if lines:
-            self.verdict = judge([line["watch"] for line in lines], self.settings.watch)
+            self.verdict = diagnose([line["watch"] for line in lines], self.settings.watch)

@@ -1,88 +1,100 @@
-"""The update: gradients of an experience in micro-batches, the optimizer's steps, and the average of the weights."""
+"""The updates of an iteration: an experience in parts, gradients among processes, and what is kept of the weights."""
 
 import contextlib
+import logging
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from diffusers.optimization import get_scheduler
-from diffusers.training_utils import EMAModel
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from flowalign.actors.worker import Worker
+from flowalign.actors.base import Actor
 from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from flowalign.training.distributed.sharding import Sharding, like, restore, unsynced, whole
-from flowalign.training.memory import make_optimizer, while_it_fits
+from flowalign.training.memory import while_it_fits
+from flowalign.training.optimization import Optimization
 from samplers import derive_seed
 
+logger = logging.getLogger(__name__)
 
-class Learner:
-    """What is trained, and how a run's configuration moves it.
+NO_ADVANTAGE = 0.01
+"""mean size of a sample's advantages that rounding alone may reach"""
+ALIKE = (
+    "the rewards of every group are all alike (reward/zero_spread is 1); what helps: harder or easier prompts, a "
+    "larger training.group_size"
+)
+NO_GRADIENT = "the gradient is 0 (policy/gradient_norm): all advantages are 0, or"
+IDLE = {
+    "reward/zero_spread": {"pictures": f"{ALIKE}, or rollout.share_start_noise: false", "text": ALIKE},
+    "policy/gradient_norm": {
+        "pictures": f"{NO_GRADIENT} no step draws noise (rollout.kernel, rollout.plan)",
+        "text": f"{NO_GRADIENT} no text ends in time to count (rollout.max_new_tokens, algorithm.mask_truncated)",
+    },
+}
+"""what an iteration that taught nothing shows, and what would help, by metric and medium"""
+
+
+class Learner(Optimization):
+    """Moves a policy's weights by its experience, as a run's configuration says, among the other processes.
 
     Args:
         algorithm: whose losses; it may have networks of its own, which train beside the policy.
         actor: acts with the policy that is trained, among the other processes.
-        sharding: how the policy's network is spread in shards, None where every process has it whole.
+        sharding: how the policy's network is divided into shards, None where every process has it whole.
     """
 
-    def __init__(self, algorithm: Algorithm[Any], actor: Worker, sharding: Sharding | None = None) -> None:
+    def __init__(self, algorithm: Algorithm, actor: Actor, sharding: Sharding | None = None) -> None:
         self.algorithm, self.actor, self.sharding = algorithm, actor, sharding
-        self.policy: Any = actor.policy
-        self.config: Any = actor.config
-        self.accelerator = actor.accelerator
+        self.policy, self.config, self.accelerator = actor.policy, actor.config, actor.accelerator
         training = self.config.training
         self.modules = algorithm.modules(self.policy)
         own = {f"{name}.{key}": p for name, m in self.modules.items() for key, p in m.named_parameters()}
-        self.parameters = self.policy.trainable() | own
-        # apart: an optimizer's step does not mix sharded parameters with whole ones
-        groups = [list(p.values()) for p in (self.policy.trainable(), own) if p]
-        self.optimizer = make_optimizer(groups, training.optimizer, self.accelerator.device)
-        self.updates = training.iterations * training.updates_per_iteration
-        """optimizer steps of the whole training, where no budget ends it before"""
-        schedule = get_scheduler(
-            training.optimizer.schedule,
-            self.optimizer,
-            num_warmup_steps=training.optimizer.warmup_updates,
-            num_training_steps=self.updates,
-        )
-        self.learning_rate_factor = schedule.lr_lambdas[0]
-        self.in_copies = sharding is None
+        updates = training.iterations * training.updates_per_iteration
+        groups = [self.policy.trainable(), own]
+        super().__init__(groups, training.optimizer, updates, self.accelerator.device, training.ema_decay)
+        self.replicated = sharding is None
         """every process has the network whole, and can use it by itself"""
-        self.held = self.parameters
-        """what this process holds of each parameter, in the same memory"""
-        self.ema = EMAModel(self.held.values(), training.ema_decay) if training.ema_decay else None
+        self._warned: set[str] = set()
+        """metrics that a warning has named"""
 
-    # Updates
-
-    def learn(self, experience: Experience, iteration: int, done: float) -> dict[str, float]:
+    def learn(self, experience: Experience, iteration: int, progress: float) -> dict[str, float]:
         """All updates of an iteration.
 
         Args:
-            done: share of the training that came before, for the learning rate's schedule.
+            progress: share of the training that came before, for the learning rate's schedule.
 
         Returns:
             the means of what the updates measured, over all processes.
         """
         sums: dict[str, list[Tensor]] = defaultdict(list)
         for i, items in enumerate(self.chunks(experience, iteration)):
-            rate = self.learning_rate_factor(round(done * self.updates) + i)
-            rate *= self.config.training.optimizer.learning_rate
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
+            rate = self.set_learning_rate(round(progress * self.updates) + i)
             for name, value in self.update(experience, items).items():
                 sums[name].append(value)
         metrics = {name: self.actor.gather(torch.stack(values)).mean().item() for name, values in sums.items()}
+        self._warn_if_idle(experience, experience.metrics | metrics, iteration)
         return metrics | {"learning_rate": rate}
+
+    def _warn_if_idle(self, experience: Experience, metrics: Mapping[str, float], iteration: int) -> None:
+        """Say why an iteration taught nothing, and what would help: once for each reason."""
+        outcome, name = experience.outcome(), ""
+        if metrics.get("reward/zero_spread") == 1 and outcome is not None:
+            # NGRPO's advantages, for one, are not 0 in a group of equal rewards
+            name = "" if self.actor.maximum(bool((outcome[1] > NO_ADVANTAGE).any())) else "reward/zero_spread"
+        if not name and metrics["policy/gradient_norm"] == 0:
+            name = "policy/gradient_norm"
+        if name and name not in self._warned and self.accelerator.is_main_process:
+            logger.warning("iteration %d taught nothing: %s", iteration, IDLE[name][self.config.model.kind])
+        self._warned.add(name)
 
     def chunks(self, experience: Experience, iteration: int) -> Iterator[Tensor]:
         """The items of each update: every group gives an equal, random share of its own to each."""
         training = self.config.training
         groups = list(dict.fromkeys(experience.batch.group))
-        items = experience.items().unflatten(0, (len(groups), -1))
+        items = experience.items.unflatten(0, (len(groups), -1))
         orders = []
         for number in groups:
             generator = torch.Generator().manual_seed(derive_seed(training.seed, iteration, number, 2))
@@ -96,42 +108,21 @@ class Learner:
         """One optimizer step on the mean loss of these items over all processes; means of what the loss measured."""
         total = len(items)
         items = self._with_gradient(experience, items)
-        backward = partial(self._backward, experience, items, total)
-        single = self.accelerator.num_processes == 1
-        totals = while_it_fits(self.config, "training", "micro_batch_size", backward, lambda: single)
+        losses = partial(self.algorithm.losses, self.policy, experience)
+
+        def backward() -> dict[str, Tensor]:
+            return self.backward(losses, items, total, self.config.training.micro_batch_size)
+
+        alone = self.accelerator.num_processes == 1
+        sums = while_it_fits(self.config, "training", "micro_batch_size", backward, lambda: alone)
+        sums["policy/loss"] = sums.pop("loss")
         self._share_own_gradients()
-        norm = self._step()
-        if self.ema is not None:
-            self.ema.step(self.held.values())
-        means = {name: value / len(items) for name, value in totals.items()}
-        return means | {"policy/gradient_norm": torch.as_tensor(norm, device=self.accelerator.device)}
-
-    def _step(self) -> Tensor | float:
-        """Clip the gradients, step, and forget them; returns their norm before clipping."""
-        norm = self.accelerator.clip_grad_norm_(self.parameters.values(), self.config.training.optimizer.max_grad_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-    def _backward(self, experience: Experience, items: Tensor, total: int) -> dict[str, Tensor]:
-        """Gradients of the items' loss over `total`, in micro-batches; the sums of the values for the metrics."""
-        self.optimizer.zero_grad()
-        parts = items.split(self.config.training.micro_batch_size)
-        totals: dict[str, Tensor] = {}
-        for i, part in enumerate(parts):
-            with self._accumulated(last=i == len(parts) - 1):
-                loss, values = self.algorithm.losses(self.policy, experience, part)
-                self._backpropagate(loss.sum() / total)
-            for name, value in {**values, "policy/loss": loss}.items():
-                totals[name] = totals.get(name, 0) + value.detach().sum()
-        return totals
+        means = {name: value / len(items) for name, value in sums.items()}
+        return means | {"policy/gradient_norm": self.step().to(self.accelerator.device)}
 
     def _accumulated(self, last: bool) -> contextlib.AbstractContextManager[None]:
         """Within it gradients are added up on each process, and with the last micro-batch's over processes."""
         return contextlib.nullcontext() if last else unsynced(self.accelerator, self.policy.model)
-
-    def _backpropagate(self, loss: Tensor) -> None:
-        self.accelerator.backward(loss)
 
     def _share_own_gradients(self) -> None:
         """Average over processes the gradients of the algorithm's own networks, which no wrapper does."""
@@ -147,11 +138,9 @@ class Learner:
         useful = None if self.algorithm.uses_reference else experience.useful(items)
         if useful is None:
             return items
-        keep = max(1, self.actor.largest(int(useful.sum())))
+        keep = max(1, self.actor.maximum(int(useful.sum())))
         # stable: the useful ones first, each part in its random order
         return items[torch.argsort(~useful, stable=True)[:keep]]
-
-    # Weights
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -159,12 +148,12 @@ class Learner:
         if self.ema is None:
             yield
             return
-        self.ema.store(self.held.values())
-        self.ema.copy_to(self.held.values())
+        self.ema.store(self.local_parameters.values())
+        self.ema.copy_to(self.local_parameters.values())
         try:
             yield
         finally:
-            self.ema.restore(self.held.values())
+            self.ema.restore(self.local_parameters.values())
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -178,7 +167,7 @@ class Learner:
 
         A language model has its weights whole: how often it is called for a text depends on the text.
         """
-        return self._gathered() if self.config.medium == "text" else contextlib.nullcontext()
+        return self._gathered() if self.config.model.kind == "text" else contextlib.nullcontext()
 
     def _gathered(self) -> contextlib.AbstractContextManager[None]:
         """Within it every process has all weights of the policy's network."""
@@ -193,8 +182,6 @@ class Learner:
             if self.policy.lora:
                 weights = {name: value for name, value in weights.items() if name in trained}
             return whole(weights, keep=self.accelerator.is_main_process)
-
-    # Checkpoints
 
     def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         """Whole tensors and JSON of what is trained, on the main process; all call it together."""

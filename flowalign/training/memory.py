@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from flowalign.config.sections import BaseConfig, Optimizer
 from flowalign.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -26,14 +27,17 @@ def check_precision(dtype: str, device: torch.device) -> None:
         )
 
 
-def make_optimizer(groups: Iterable[list[nn.Parameter]], settings: Any, device: torch.device) -> torch.optim.Optimizer:
+def make_optimizer(
+    groups: Iterable[list[nn.Parameter]], settings: Optimizer, device: torch.device
+) -> torch.optim.Optimizer:
     """AdamW over groups of parameters, fused on a GPU; with `settings.bits` 8 its moments are quantised (bitsandbytes).
 
     Raises:
         ConfigError: bitsandbytes is not installed.
     """
     parameters = [{"params": group} for group in groups]
-    common = {"lr": settings.learning_rate, "betas": settings.betas, "weight_decay": settings.weight_decay}
+    lr, decay = settings.learning_rate, settings.weight_decay
+    common: dict[str, Any] = {"lr": lr, "betas": settings.betas, "weight_decay": decay}
     if settings.bits == 32:
         return torch.optim.AdamW(parameters, fused=device.type == "cuda", **common)
     try:
@@ -45,7 +49,9 @@ def make_optimizer(groups: Iterable[list[nn.Parameter]], settings: Any, device: 
     return AdamW8bit(parameters, **common)
 
 
-def while_it_fits(config: Any, section: str, key: str, work: Callable[[], T], by_itself: Callable[[], bool]) -> T:
+def while_it_fits(
+    config: BaseConfig, section: str, key: str, work: Callable[[], T], by_itself: Callable[[], bool]
+) -> T:
     """Do the work; while the device's memory runs out, halve the batch size at `section.key` and begin again.
 
     Args:
@@ -66,7 +72,7 @@ def while_it_fits(config: Any, section: str, key: str, work: Callable[[], T], by
         torch.cuda.empty_cache()
 
 
-def out_of_memory(config: Any, processes: int) -> str:
+def out_of_memory(config: BaseConfig, processes: int) -> str:
     """What to lower, in order: first what costs nothing but time, last what changes the run."""
     model, training, rollout = config.model, config.training, config.rollout
     ways = {
@@ -79,7 +85,7 @@ def out_of_memory(config: Any, processes: int) -> str:
         "training.optimizer.bits: 8": training.optimizer.bits == 32 and model.lora is None,
         "model.lora: {rank: 32} in the place of all weights": model.lora is None,
         "model.base_bits: 4": model.lora is not None and getattr(model, "base_bits", 4) != 4,
-        "smaller pictures (rollout.height, rollout.width)": config.medium == "pictures",
+        "smaller pictures (rollout.height, rollout.width)": config.model.kind == "pictures",
     }
     listed = "; ".join(way for way, open_ in ways.items() if open_)
     together = "" if processes == 1 else " (several processes: batches of updates, and of shards, are not halved)"

@@ -1,19 +1,28 @@
-"""What the trainer saves so that people can look: film strips and groups of a few fixed prompts, texts by token."""
+"""What a run saves so that people can look: how samples of a few prompts came to be, and how groups were judged."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flowalign.actors.diffusion import Actor
+from flowalign.actors.base import Actor
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.actors.draw import Draw
+from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.base import Algorithm, Seen
-from flowalign.config import Config
 from flowalign.core.credit import dense_rewards, turning_points
-from flowalign.data import Prompts, draw_batch
-from flowalign.policies.language.given import characters
-from flowalign.runs.previews import Film, Group, Texts, save_previews
+from flowalign.core.record import masked_mean
+from flowalign.data import Prompts
+from flowalign.data.batches import Batch, draw_batch
+from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.policies.language.rollout import TextRollout
+from flowalign.policies.language.teacher_forcing import characters
+from flowalign.policies.rendering import renderer
+from flowalign.runs.previews import Film, Group, save_previews
+from rewards import Reward
 from samplers.completion import completions
 from samplers.plans import Tree
 
@@ -22,35 +31,44 @@ MEMBERS = 8
 
 
 @torch.no_grad()
-def preview(actor: Actor, algorithm: Algorithm, config: Config, prompts: Prompts, folder: Path, iteration: int) -> None:
+def preview(actor: Actor, algorithm: Algorithm, prompts: Prompts, folder: Path, iteration: int) -> None:
     """Sample a group of each of a few prompts as the algorithm does, and save how its members came to be.
 
-    The same prompts, start and step noises each time. It counts neither as forwards nor as reward calls.
+    The same prompts, seeds and noises each time. It counts neither as forwards nor as reward calls.
     """
-    count = min(config.training.previews, len(prompts))
-    # a tree has as many leaves as it has
-    members = actor.plan.leaves if isinstance(actor.plan, Tree) else min(config.training.group_size, MEMBERS)
-    batch = draw_batch(prompts.spread(count), 0, count, members, config.training.seed, config.rollout.share_start_noise)
+    training = actor.config.training
+    count, members = min(training.previews, len(prompts)), min(training.group_size, MEMBERS)
+    share_start_noise = True
+    if isinstance(actor, DiffusionActor):
+        share_start_noise = actor.config.rollout.share_start_noise
+        # a tree has as many leaves as it has
+        members = actor.plan.leaves if isinstance(actor.plan, Tree) else members
+    batch = draw_batch(prompts.spread(count), 0, count, members, training.seed, share_start_noise)
+    batch = dataclasses.replace(batch, iteration=iteration)
     with actor.alone():
-        seen = algorithm.show(actor, dataclasses.replace(batch, iteration=iteration))
-        # an algorithm that branches makes several groups of a prompt: the first one is shown
-        firsts = [seen.batch.prompts.index(prompt) for prompt in dict.fromkeys(seen.batch.prompts)]
-        films = [_film(actor, seen, row) for row in firsts]
-        groups = [_group(seen, seen.batch.group[row]) for row in firsts]
+        if isinstance(actor, LanguageActor):
+            films, groups = [], _groups_of_texts(actor, algorithm, batch)
+        else:
+            assert isinstance(actor, DiffusionActor)
+            seen = algorithm.show(actor, batch)
+            # an algorithm that branches makes several groups of a prompt: the first one is shown
+            firsts = [seen.batch.prompts.index(prompt) for prompt in dict.fromkeys(seen.batch.prompts)]
+            films = [_film(actor, seen, row) for row in firsts]
+            groups = [_group(seen, seen.batch.group[row]) for row in firsts]
     save_previews(folder, iteration, films, groups)
 
 
-def _film(actor: Actor, seen: Seen, row: int) -> Film:
+def _film(actor: DiffusionActor, seen: Seen, row: int) -> Film:
     """What every state of a sample would end in, and what its steps earned."""
-    trajectory = seen.rollout.trajectory[row : row + 1]
-    one = seen.rollout.branch(trajectory, torch.tensor([row], device=actor.device))
-    made = completions(actor.policy.at(one), trajectory)
-    ends = actor.policy.decode(one.whole(made.latents, made.samples))
-    values = actor.score(ends, seen.batch, [row] * len(ends), made.steps.tolist()).value[made.index.cpu()]
+    one = seen.rollout[torch.tensor([row], device=actor.device)]
+    trajectory = one.trajectory
+    finished = completions(actor.policy.at(one), trajectory)
+    ends = actor.policy.decode_latents(one.whole(finished.latents, finished.samples))
+    values = actor.score(ends, seen.batch, [row] * len(ends), finished.steps.tolist()).value[finished.index.cpu()]
     return Film(
         seen.batch.prompts[row],
         seen.batch.seeds[row],
-        [ends[state] for state in made.index[0].tolist()],
+        [ends[state] for state in finished.index[0].tolist()],
         rewards=values[0].tolist(),
         dense=dense_rewards(values)[0].tolist(),
         advantages=None if seen.advantage is None else seen.advantage[row].tolist(),
@@ -83,43 +101,56 @@ def _group(seen: Seen, number: int) -> Group:
     )
 
 
-@torch.no_grad()
-def preview_texts(
-    actor: Any, algorithm: Algorithm, config: Any, prompts: Prompts, folder: Path, iteration: int
-) -> None:
-    """Sample a group of each of a few prompts as the algorithm does, and save what each token earned.
-
-    The same prompts and draws each time. It counts neither as forwards nor as reward calls.
-    """
-    count, members = min(config.training.previews, len(prompts)), min(config.training.group_size, MEMBERS)
-    batch = draw_batch(prompts.spread(count), 0, count, members, config.training.seed, False)
-    with actor.alone():
-        experience = algorithm.collect(actor, dataclasses.replace(batch, iteration=iteration))
+def _groups_of_texts(actor: LanguageActor, algorithm: Algorithm, batch: Batch) -> list[Group]:
+    """The groups of a batch of texts: what each token earned, or the pictures made of rewritten prompts."""
+    experience = algorithm.collect(actor, Draw(actor, batch))
     rollout, advantage = experience.rollout, experience.advantage
+    texts, rewriting = actor.policy.decode(rollout), renderer(actor.reward)
+    samples: Sequence[Any] = texts
+    if rewriting is not None:
+        samples = rewriting.render(texts, actor.metadata(batch, range(len(batch))))
+    earned = masked_mean(advantage, rollout.mask)
+
+    def tokens(row: int) -> list[tuple[str, float, float, float]]:
+        return _tokens(actor.policy, rollout, advantage, row, texts[row])
+
     groups = []
     for number in dict.fromkeys(batch.group):
         rows = [row for row, group in enumerate(batch.group) if group == number]
-        texts = actor.policy.decode(rollout[torch.tensor(rows)])
-        tokens = []
-        for row, text in zip(rows, texts, strict=True):
-            there = rollout.present[row]
-            ends = characters(actor.policy, rollout.completion_ids[row][there].tolist())
-            pieces = [text[start:end] for start, end in zip([0, *ends], ends)]
-            # what an environment answered has no numbers
-            columns = (rollout.log_prob[row], rollout.entropy[row], advantage[row])
-            values = zip(*(column.where(rollout.mask[row], torch.nan)[there] for column in columns))
-            tokens.append([(piece, *map(float, own)) for piece, own in zip(pieces, values, strict=True)])
-        earned = [float(advantage[row][rollout.mask[row]].mean()) for row in rows]
         groups.append(
-            Texts(
+            Group(
                 batch.prompts[rows[0]],
                 [batch.noise_seeds[row] for row in rows],
-                texts,
-                tokens,
+                [samples[row] for row in rows],
                 experience.reward[rows].tolist(),
-                earned,
-                {name: part[rows].tolist() for name, part in experience.scores.parts.items()},
-                batch.metadata[rows[0]],
+                advantages=earned[rows].tolist(),
+                parts={name: part[rows].tolist() for name, part in experience.scores.parts.items()},
+                rewritten=None if rewriting is None else [rewriting.prompt(texts[row]) for row in rows],
+                tokens=None if rewriting else [tokens(row) for row in rows],
+                metadata=batch.metadata[rows[0]],
             )
         )
-    save_previews(folder, iteration, groups=groups)
+    return groups
+
+
+def _tokens(
+    policy: LanguagePolicy, rollout: TextRollout, advantage: Tensor, row: int, text: str
+) -> list[tuple[str, float, float, float]]:
+    """The piece of the text that each token is, its log-probability, entropy and advantage."""
+    present = rollout.present[row]
+    ends = characters(policy, rollout.completion_ids[row][present].tolist())
+    pieces = [text[start:end] for start, end in zip([0, *ends], ends)]
+    # what an environment answered has no numbers
+    columns = (rollout.log_prob[row], rollout.entropy[row], advantage[row])
+    values = zip(*(column.where(rollout.mask[row], torch.nan)[present].tolist() for column in columns), strict=True)
+    return [(piece, *own) for piece, own in zip(pieces, values, strict=True)]
+
+
+def shown(reward: Reward, samples: Sequence[tuple[Any, dict[str, Any]]]) -> Sequence[tuple[Any, dict[str, Any]]]:
+    """An evaluation's samples as they are saved: rewritten prompts as the pictures that they were scored by."""
+    rewriting = renderer(reward)
+    if rewriting is None:
+        return samples
+    texts, records = zip(*samples, strict=True)
+    lines = [record | {"rewritten": rewriting.prompt(text)} for text, record in samples]
+    return list(zip(rewriting.render(texts, records), lines, strict=True))

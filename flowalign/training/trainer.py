@@ -3,6 +3,7 @@
 import logging
 import re
 import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -14,24 +15,26 @@ from torch import Tensor
 from tqdm import tqdm
 
 from flowalign import registry
+from flowalign.actors.base import Actor
 from flowalign.actors.groups import Groups
+from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.config import kind_of
-from flowalign.config.sections import BaseConfig, parse
+from flowalign.config.sections import BaseConfig
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import Policy
 from flowalign.runs.checkpoint import Checkpoints
-from flowalign.runs.description import describe, flat
+from flowalign.runs.environment import flat, record_environment
 from flowalign.runs.metrics import MetricsFile
-from flowalign.training.building import build_policy, build_reward, make_trainable
-from flowalign.training.distributed.heartbeat import Pulse
-from flowalign.training.distributed.sharding import spread
+from flowalign.settings import parse
+from flowalign.training.building import build_actor, build_policy, build_reward, make_trainable
+from flowalign.training.distributed.heartbeat import Heartbeat
+from flowalign.training.distributed.sharding import distribute
 from flowalign.training.distributed.zero import ZeroLearner
 from flowalign.training.evaluation import Evaluated
 from flowalign.training.evaluator import Evaluator
 from flowalign.training.learner import Learner
-from flowalign.training.medium import MEDIA
 from flowalign.training.memory import out_of_memory, while_it_fits
-from rewards import advance, as_reward, spec_of
+from rewards import Reward, advance, as_reward, spec_of
 from samplers import derive_seed
 
 logger = logging.getLogger(__name__)
@@ -55,11 +58,11 @@ class Trainer:
         self,
         config: BaseConfig | dict[str, Any],
         policy: Policy | None = None,
-        reward: Any = None,
+        reward: Reward | Callable[..., Sequence[float]] | None = None,
         resume: bool = False,
         progress: bool = True,
     ) -> None:
-        self.config: Any = parse(kind_of(config), config) if isinstance(config, dict) else config
+        self.config: BaseConfig = parse(kind_of(config), config) if isinstance(config, dict) else config
         config = self.config
         self.folder = Path(config.output) / (config.name or "run")
         self.accelerator = Accelerator(
@@ -73,27 +76,25 @@ class Trainer:
         self.checkpoints = Checkpoints(self.folder / "checkpoints", config.training.keep_checkpoints)
         if self.checkpoints.all() and not resume:
             raise ConfigError(f"{self.folder} already holds a run; --resume goes on with it, name=... starts another")
-        self.progress = progress and self.accelerator.is_main_process
+        self.show_progress = progress and self.accelerator.is_main_process
 
         training = config.training
         torch.manual_seed(training.seed)
-        self.algorithm = config.build_algorithm()
-        self.policy: Any = policy or build_policy(config, self.accelerator.device)
+        self.algorithm: Algorithm = config.build_algorithm()
+        self.policy: Policy = policy or build_policy(config, self.accelerator.device)
         make_trainable(self.policy, config.model, self.algorithm.uses_reference)
-        sharding = spread(self.policy, config, self.accelerator)
+        sharding = distribute(self.policy, config, self.accelerator)
         reward = build_reward(config.rewards) if reward is None else as_reward(reward)
         if getattr(self.config.rollout, "overlap", 1) > 1 and spec_of(reward).kind == "set":
             raise ConfigError(
                 f"rollout.overlap: the reward '{reward.name}' looks at all pictures of an iteration at once, so they "
                 "cannot be scored in parts; overlap: 1 works"
             )
-        self.actor: Any = MEDIA[config.medium].actor(config, self.policy, reward, self.accelerator)
+        self.actor: Actor = build_actor(config, self.policy, reward, self.accelerator)
         self.prompts = config.data.kept(self.algorithm.read(config.data))
         selection = config.data.selection
         self.selection = registry.build("selections", selection.name, selection.settings, "data.selection")
-        self.groups = self.actor.groups = Groups(
-            config, self.prompts, self.selection, self.actor, self.algorithm.branches(config)
-        )
+        self.groups = Groups(self.prompts, self.selection, self.actor, self.algorithm.branches(config))
         if isinstance(sharding, DeepSpeedPlugin):
             self.learner: Learner = ZeroLearner(self.algorithm, self.actor, sharding)
         else:
@@ -104,9 +105,9 @@ class Trainer:
         self.resumed = False
         """a checkpoint was found to go on from"""
         self.seconds = 0.0
-        """spent in iterations so far"""
+        """that iterations took so far"""
         self.metrics = MetricsFile(self.folder / "metrics.jsonl")
-        self.pulse: Pulse | None = None
+        self.heartbeat: Heartbeat | None = None
         if resume:
             self._resume()
 
@@ -125,7 +126,7 @@ class Trainer:
     def _train_together(self) -> None:
         store = torch.distributed.distributed_c10d._get_default_store()
         world = self.accelerator.process_index, self.accelerator.num_processes
-        self.pulse = Pulse(store, *world, self.config.training.patience)
+        self.heartbeat = Heartbeat(store, *world, self.config.training.patience)
         try:
             self._train()
         except RuntimeError as error:
@@ -133,20 +134,20 @@ class Trainer:
                 raise
             reason = str(error).strip().splitlines()[-1]
             raise FlowalignError(
-                f"process {world[0]} lost another one ({reason}). {self.pulse.others()}. --resume goes on from the "
+                f"process {world[0]} lost another one ({reason}). {self.heartbeat.others()}. --resume goes on from the "
                 "run's last checkpoint; training.timeout is how long processes wait for each other"
             ) from error
         finally:
-            self.pulse.stop()
+            self.heartbeat.stop()
 
     def _at(self, place: str) -> None:
-        if self.pulse is not None:
-            self.pulse.at(f"iteration {self.iteration}, {place}")
+        if self.heartbeat is not None:
+            self.heartbeat.place = f"iteration {self.iteration}, {place}"
 
     def _train(self) -> None:
         training, evaluation = self.config.training, self.config.evaluation
         if self.accelerator.is_main_process:
-            describe(self.folder, self.config.dump(), self.accelerator)
+            record_environment(self.folder, self.config.dump(), self.accelerator)
         if self.config.trackers:
             self.accelerator.init_trackers("flowalign", config=flat(self.config.model_dump(mode="json")))
         watching = bool(evaluation.panel)
@@ -154,25 +155,25 @@ class Trainer:
             self.evaluate()
             if watching:
                 self.save()
-        spent = any(limit is not None for limit in training.budget.model_dump().values())
+        budgeted = any(limit is not None for limit in training.budget.model_dump().values())
         bar = tqdm(
             initial=self.iteration,
             # how many iterations a budget lasts is not known
-            total=None if spent else training.iterations,
-            disable=not self.progress,
+            total=None if budgeted else training.iterations,
+            disable=not self.show_progress,
             desc=self.config.name,
         )
-        done = self.done()
-        while done < 1 and not self.evaluator.hacked():
+        progress = self.progress()
+        while progress < 1 and not self.evaluator.hacked():
             begin = time.perf_counter()
             metrics = self._iterate()
             self.seconds += time.perf_counter() - begin
             self.iteration += 1
-            done = self.done()
-            last = done >= 1
+            progress = self.progress()
+            last = progress >= 1
             self._log(metrics)
             shown = {self.algorithm.headline: f"{metrics[self.algorithm.headline]:.3f}"}
-            bar.set_postfix(shown | ({"budget": f"{done:.0%}"} if spent else {}))
+            bar.set_postfix(shown | ({"budget": f"{progress:.0%}"} if budgeted else {}))
             bar.update()
             evaluates = last or (evaluation.every and self.iteration % evaluation.every == 0)
             if evaluates:
@@ -181,8 +182,6 @@ class Trainer:
             # where the watch may call an evaluation the last good one, its weights must be there
             if last or due or (evaluates and watching):
                 self.save()
-            if last:
-                break
         bar.close()
         if self.evaluator.hacked():
             self._return_to_good()
@@ -190,8 +189,8 @@ class Trainer:
         if self.config.trackers:
             self.accelerator.end_training()
 
-    def done(self) -> float:
-        """Share of training that is done: of the iterations, or of the budget where that is further.
+    def progress(self) -> float:
+        """How far training is, in [0, 1]: the share of the iterations or of the budget, whichever is larger.
 
         The same on every process, though each counts its own work.
         """
@@ -210,37 +209,40 @@ class Trainer:
         training = self.config.training
         # Stateless randomness: a resumed iteration draws what the uninterrupted one would have drawn.
         torch.manual_seed(derive_seed(training.seed, self.iteration, self.accelerator.process_index))
-        batch = self.groups.draw(self.iteration)
-        done = self.done()
-        self.algorithm.progress(done)
-        advance(self.actor.reward, done)
+        progress = self.progress()
+        self.algorithm.progress(progress)
+        advance(self.actor.reward, progress)
         self._at("sampling and scoring")
-        collect = partial(self.algorithm.collect, self.actor, batch)
         begun = self.actor.exchanges
 
+        def collect() -> Experience:
+            return self.algorithm.collect(self.actor, self.groups.draw(self.iteration))
+
         def by_itself() -> bool:
-            return self.accelerator.num_processes == 1 or (self.learner.in_copies and self.actor.exchanges == begun)
+            return self.accelerator.num_processes == 1 or (self.learner.replicated and self.actor.exchanges == begun)
 
         with self.learner.sampling():
             experience = while_it_fits(self.config, "rollout", "batch_size", collect, by_itself)
         if self.iteration == 0:
             self.algorithm.verify(self.policy, experience)
-        self.groups.learn(experience)
+        outcome = experience.outcome()
+        if outcome is not None:
+            self.groups.learn(experience.batch, *outcome)
         self._at("update")
         begin = time.perf_counter()
-        metrics = experience.metrics | self.learner.learn(experience, self.iteration, done)
+        metrics = experience.metrics | self.learner.learn(experience, self.iteration, progress)
         metrics["seconds/update"] = time.perf_counter() - begin
         return metrics | self.actor.counts()
 
     def evaluate(self) -> Evaluated | None:
         """Score the held-out prompts, and append the means to evaluations.jsonl."""
         self._at("evaluation")
-        return self.evaluator.run(self.iteration, self.done())
+        return self.evaluator.run(self.iteration, self.progress())
 
     def _return_to_good(self) -> None:
         """Load the weights of the last good evaluation."""
         verdict = self.evaluator.verdict
-        good = self.checkpoints.until(self.actor.largest(verdict.last_good))
+        good = self.checkpoints.until(self.actor.maximum(verdict.last_good))
         assert good is not None, "a checkpoint is saved with every evaluation that is watched"
         self.learner.load_weights(*self.checkpoints.load(good))
         if self.accelerator.is_main_process:

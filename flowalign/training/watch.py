@@ -1,15 +1,15 @@
 """A watch on reward hacking: the trained reward rises while rewards that were never trained on fall.
 
 `Panel` scores the pictures of each evaluation with further rewards and image statistics; `watched` adds to the line of
-an evaluation what `judge` makes of it and all lines before. Nothing is kept that a resumed run would miss.
+an evaluation what `diagnose` makes of it and all lines before. Nothing is kept that a resumed run would miss.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from PIL.Image import Image
 from safetensors.numpy import load_file, save_file
 
 from flowalign.config import Watch
-from rewards import Reward, Scores, Spec, advance, as_reward, bind, groups, score, spec_of
+from rewards import Metadata, Reward, Scores, Spec, advance, as_reward, bind, groups, score, spec_of
 from rewards.compose import labels
 from rewards.rules import STATISTICS, image_statistics, thumbnail, thumbnail_distances
 
@@ -72,18 +72,16 @@ class Panel:
         for entry in (self.reward, *self.others.values()):
             bind(entry, model)
 
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
-        scores = score(self.reward, images, prompts, metadata)
+    def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        scores = score(self.reward, samples, prompts, metadata)
         parts = dict(scores.parts)
         for label, entry in self.others.items():
-            parts[label] = score(entry, images, prompts, metadata).value
-        if isinstance(cast(Any, images[0]), str):
+            parts[label] = score(entry, samples, prompts, metadata).value
+        if isinstance(samples[0], str):
             # a text has no image statistics
-            return Scores(scores.value, parts)
+            return replace(scores, parts=parts)
         # a video's are those of its middle frame
-        images = [image if isinstance(image, Image) else image[len(image) // 2] for image in images]
+        images = [sample if isinstance(sample, Image) else sample[len(sample) // 2] for sample in samples]
         rows = [image_statistics(image) for image in images]
         parts |= {f"statistics/{name}": torch.tensor([row[name] for row in rows]) for name in STATISTICS}
         twins = torch.zeros(len(images))
@@ -97,7 +95,7 @@ class Panel:
             if base.shape == small.shape:
                 distance = np.sqrt(((small - base) ** 2).mean(axis=(1, 2, 3)))
                 parts["statistics/from_base"] = torch.from_numpy(distance)
-        return Scores(scores.value, parts)
+        return replace(scores, parts=parts)
 
 
 def _kept(file: Path, thumbnails: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -137,13 +135,13 @@ def watched(
     """
     now = record(line["iteration"], value, parts)
     records = [entry["watch"] for entry in earlier if "watch" in entry]
-    verdict = judge([*records, now], rule)
+    verdict = diagnose([*records, now], rule)
     warnings = {"warnings": [verdict.message]} if verdict.status != "good" else {}
     return {**line, "watch": now, "verdict": verdict.status, **warnings}, verdict
 
 
 def record(iteration: int, value: Sequence[float], parts: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """What `judge` needs of one evaluation: mean and standard error of the reward evaluated, of the one trained on
+    """What `diagnose` needs of one evaluation: mean and standard error of the reward evaluated, of the one trained on
     where that is another, and of each of the panel's.
 
     Args:
@@ -160,7 +158,7 @@ def record(iteration: int, value: Sequence[float], parts: Mapping[str, Sequence[
 NOTHING_SEEN = Verdict("good", "", 0)
 
 
-def judge(records: Sequence[Mapping[str, Any]], rule: Watch) -> Verdict:
+def diagnose(records: Sequence[Mapping[str, Any]], rule: Watch) -> Verdict:
     """Tell whether the run is hacking its reward.
 
     An evaluation looks hacked when at least `rule.share` of the panel's rewards are each below their best earlier

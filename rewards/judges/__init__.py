@@ -2,7 +2,7 @@
 
 from rewards.judges.base import Judge, Question
 from rewards.judges.local import Local, LocalJudge
-from rewards.judges.reward import PairwiseVLMJudge, VLMJudge
+from rewards.judges.reward import JudgeReward, PairwiseJudgeReward
 from rewards.judges.served import Served, ServedJudge
 from rewards.judges.template import Template, Unparsed, load_template
 
@@ -10,12 +10,12 @@ __all__ = [
     "Judge",
     "Local",
     "LocalJudge",
-    "PairwiseVLMJudge",
+    "PairwiseJudgeReward",
     "Question",
     "Served",
     "ServedJudge",
     "Template",
     "Unparsed",
-    "VLMJudge",
+    "JudgeReward",
     "load_template",
 ]

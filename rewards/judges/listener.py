@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from rewards.base import RewardError, Scores, Spec, source_images
+from rewards.base import Metadata, RewardError, Scores, Spec, source_images
 from rewards.judges.base import Judge, Question
 from rewards.judges.local import Local
 from rewards.judges.served import Served
@@ -50,16 +50,16 @@ class Listener:
         self.judge: Judge = judge.build(self.name) if isinstance(judge, Local | Served) else judge
         self.key, self.pattern = key, re.compile(pattern, re.DOTALL)
 
-    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         asked = self.template.questions[0]
-        value, unparsed = torch.zeros(len(images)), torch.ones(len(images))
+        value, unparsed = torch.zeros(len(samples)), torch.ones(len(samples))
         rows, questions, right = [], [], []
-        for i, (text, prompt, record) in enumerate(zip(images, prompts, metadata, strict=True)):
+        for i, (text, prompt, record) in enumerate(zip(samples, prompts, metadata, strict=True)):
             if found := self.pattern.search(text):
-                told = self.template.text(asked, prompt, dict(record) | {"text": found[1].strip()})
+                text = self.template.text(asked, prompt, dict(record) | {"text": found[1].strip()})
                 pictures = source_images([record])[0] if "image" in record else []
                 rows.append(i)
-                questions.append(Question(tuple(pictures), told, asked.system))
+                questions.append(Question(tuple(pictures), text, asked.system))
                 right.append(self._label(prompt, record, asked.labels))
         for i, label, chances in zip(rows, right, self.judge.choose(questions, asked.labels), strict=True):
             # a served listener that begins with none of the labels is sure of none

@@ -70,11 +70,11 @@ class LocalJudge:
         means = []
         for part in self._batches(list(zip(questions, answers, strict=True))):
             asked = self._inputs([question for question, _ in part])
-            told = self._inputs([question for question, _ in part], [answer for _, answer in part])
-            counts = told["attention_mask"].sum(dim=1) - asked["attention_mask"].sum(dim=1)  # tokens of the answers
+            answered = self._inputs([question for question, _ in part], [answer for _, answer in part])
+            counts = answered["attention_mask"].sum(dim=1) - asked["attention_mask"].sum(dim=1)  # tokens of the answers
             longest = int(counts.max())
-            logits = self.model(**told, logits_to_keep=longest + 1).logits[:, :-1].float()
-            tokens = told["input_ids"][:, -longest:]
+            logits = self.model(**answered, logits_to_keep=longest + 1).logits[:, :-1].float()
+            tokens = answered["input_ids"][:, -longest:]
             log_probs = logits.log_softmax(dim=-1).gather(-1, tokens[..., None])[..., 0]
             own = torch.arange(longest, device=counts.device) >= longest - counts[:, None]
             means += ((log_probs * own).sum(dim=1) / counts).tolist()

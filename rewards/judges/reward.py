@@ -1,13 +1,13 @@
 """Judges as rewards: one value a sample, or the winner of a pair."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
 
 import torch
 from PIL.Image import Image
 
-from rewards.base import UNPARSED, Kind, RewardError, Scores, Spec, groups, reference_images
+from rewards.base import UNPARSED, Kind, Metadata, RewardError, Scores, Spec, groups, reference_images
 from rewards.judges.base import Judge, Question
 from rewards.judges.local import Local
 from rewards.judges.served import Served
@@ -70,16 +70,17 @@ class AskingSettings(TypedDict, total=False):
 
 
 class Asking:
-    """What both rewards share: asking a template's questions about samples.
+    """Base of rewards that ask a judge a template's questions about samples: pictures, videos or texts.
 
     Args:
-        template: name of a shipped template or path of a YAML file; see `rewards.judges.template`.
+        template: name of a shipped template or path of a YAML file, which says what a sample is; see
+            `rewards.judges.template`.
         judge: where the model is, local or served.
         samples: replies to average, drawn at `temperature`.
         max_tokens: of a reply.
         retries: further replies drawn where one cannot be parsed.
         frames: of a video that the judge sees.
-        both_orders: ask comparisons in both orders.
+        both_orders: ask comparisons of two pictures in both orders.
     """
 
     def __init__(
@@ -103,8 +104,10 @@ class Asking:
         self.retries, self.frames, self.both_orders = retries, frames, both_orders
         self.deterministic = temperature <= 0
 
-    def ask(self, cast: list[dict[str, Any]], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Answers:
-        """Verdicts of N samples; `cast` says which picture plays which part in each."""
+    def ask(self, shown: list[dict[str, Any]], prompts: Sequence[str], metadata: Metadata) -> Answers:
+        """Verdicts of N samples; `shown` has the pictures or texts of each under their names in the template."""
+        if self.template.texts:
+            metadata = [dict(record) | own for record, own in zip(metadata, shown, strict=True)]
         verdicts: list[list[Verdict]] = []
         example = ""
         for asked in self.template.questions:
@@ -117,12 +120,12 @@ class Asking:
                     asked.system,
                 )
                 for order in orders
-                for parts, prompt, record in zip(cast, prompts, metadata, strict=True)
+                for parts, prompt, record in zip(shown, prompts, metadata, strict=True)
             ]
             found, unread = self._verdicts(asked, questions, [*prompts] * len(orders))
             example = example or unread
             if turned:
-                found = [_both(there, back) for there, back in zip(found[: len(cast)], found[len(cast) :])]
+                found = [_both(there, back) for there, back in zip(found[: len(shown)], found[len(shown) :])]
             verdicts.append(found)
         return Answers(self.template, [list(row) for row in zip(*verdicts, strict=True)], example)
 
@@ -165,8 +168,11 @@ class Asking:
         return None if parts is None else (combined(list(parts.values()), asked.combine), parts)
 
 
-class VLMJudge(Asking):
+class JudgeReward(Asking):
     """A judge's value of each sample: a probability, an echo, or a score in [0, 1] (an echo: at most 0).
+
+    Of texts, shipped: text_rubric (yes/no questions, one about the metadata's `criterion`), text_principles (the judge
+    writes the principles that matter first, as SPCT's does, arXiv 2504.02495).
 
     Args:
         template, judge, asking: as of `Asking`.
@@ -184,21 +190,19 @@ class VLMJudge(Asking):
     ) -> None:
         super().__init__(template, judge, **asking)
         if self.template.pairwise:
-            raise ValueError(f"template '{template}' compares two samples; use it with the reward 'vlm_pairwise'")
+            raise ValueError(f"template '{template}' compares two samples; {_name(self.template)} takes it")
         self.unparsed = unparsed
         # a local model's logits always hold the labels
         always = self.template.answer == "echo" or (self.template.answer == "probability" and isinstance(judge, Local))
         kind: Kind = "pointwise" if always or unparsed != "group_mean" else "group"
         self.spec = Spec(self.template.needs, kind, deterministic=self.deterministic)
 
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
-        cast: list[dict[str, Any]] = [{"sample": image} for image in images]
+    def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        shown: list[dict[str, Any]] = [{"text" if self.template.texts else "sample": sample} for sample in samples]
         if "reference" in self.template.needs:
-            for parts, reference in zip(cast, reference_images(metadata), strict=True):
-                parts["reference"] = reference
-        answers = self.ask(cast, prompts, metadata)
+            for own, reference in zip(shown, reference_images(metadata), strict=True):
+                own["reference"] = reference
+        answers = self.ask(shown, prompts, metadata)
         answers.complain(self.name, 0.0 if self.unparsed == "error" else MOST_UNPARSED)
         values = list(answers.values)
         parsed = [value for value in values if value is not None]
@@ -210,7 +214,7 @@ class VLMJudge(Asking):
         return Scores(torch.tensor(values, dtype=torch.float32), answers.parts())
 
 
-class PairwiseVLMJudge(Asking):
+class PairwiseJudgeReward(Asking):
     """A judge that compares two samples of a prompt; `win_rate`, which asks in both orders, makes a reward of it.
 
     A comparison that cannot be parsed counts as a tie (0.5) and is reported as `unparsed`; more than half of them is
@@ -230,22 +234,28 @@ class PairwiseVLMJudge(Asking):
     ) -> None:
         super().__init__(template, judge, both_orders=both_orders, **asking)
         if not self.template.pairwise:
-            raise ValueError(f"template '{template}' judges one sample; use it with the reward 'vlm_judge'")
+            raise ValueError(f"template '{template}' judges one sample; {_name(self.template)} takes it")
         self.spec = Spec(self.template.needs, "pairwise", deterministic=self.deterministic)
 
     def compare(
         self,
-        first: Sequence[Image],
-        second: Sequence[Image],
+        first: Sequence[Any],
+        second: Sequence[Any],
         prompts: Sequence[str],
-        metadata: Sequence[Mapping[str, Any]],
+        metadata: Metadata,
     ) -> Scores:
         """The probability that `first` is better, in [0, 1]."""
-        cast = [{"first": a, "second": b} for a, b in zip(first, second, strict=True)]
-        answers = self.ask(cast, prompts, metadata)
+        shown = [{"first": a, "second": b} for a, b in zip(first, second, strict=True)]
+        answers = self.ask(shown, prompts, metadata)
         answers.complain(self.name, MOST_UNPARSED)
         values = [0.5 if value is None else value for value in answers.values]
         return Scores(torch.tensor(values, dtype=torch.float32), answers.parts())
+
+
+def _name(template: Template) -> str:
+    """The reward that takes a template."""
+    kind = "pairwise" if template.pairwise else "judge"
+    return f"the reward '{'text' if template.texts else 'vlm'}_{kind}'"
 
 
 def _both(there: Verdict, back: Verdict) -> Verdict:

@@ -4,8 +4,8 @@ A template is a YAML file in templates/ or anywhere else:
 
     source:     paper and model that answer in this format
     answer:     probability (of the first label), echo (of the prompt), score (numbers in the reply), or winner
-    fields:     names in braces besides {prompt}, with their defaults; a sample's metadata of that name comes first. Of
-                texts: text is the one judged, first and second are the two of a pair, and pictures are none
+    fields:     names in braces besides {prompt}, with their defaults; a sample's metadata of that name comes first. A
+                template that shows no pictures judges texts: {text}, or {first} and {second} of a pair
     combine:    of the questions' values: mean, min, product or geometric_mean
     video:      true where the samples are videos, of which the judge sees frames
     questions:
@@ -13,7 +13,8 @@ A template is a YAML file in templates/ or anywhere else:
         pictures:   of sample, reference (metadata["reference"]), first and second (the two samples of a pair)
         ask:        the text; system: a system message
         compares:   true where two pictures compete: it is asked in both orders, and the two answers averaged
-        labels:     probability: [the good answer, the bad one]
+        labels:     probability: [the good answer, the bad one]; winner: how a reply names the first, and the second,
+                    which are the answers that `flowalign pair-questions` writes
         scores:     score: name of a part -> regular expression with {number} in it
         every:      score: take the mean of all numbers that match, as where objects are scored one by one
         range:      score: [lowest, highest] that may be given
@@ -109,6 +110,11 @@ class Template:
     video: bool = False
 
     @property
+    def texts(self) -> bool:
+        """Whether it judges texts, which stand in its fields, and not pictures."""
+        return not any(question.pictures for question in self.questions)
+
+    @property
     def pairwise(self) -> bool:
         """Whether it compares two samples, instead of judging one."""
         return "first" in self.fields or any("first" in question.pictures for question in self.questions)
@@ -116,6 +122,8 @@ class Template:
     @property
     def needs(self) -> frozenset[str]:
         """As of `rewards.base.Spec`."""
+        if self.texts:
+            return frozenset({"text", "prompt", "metadata"})
         extra = {"reference"} if any("reference" in question.pictures for question in self.questions) else set()
         extra |= {"metadata"} if self.fields else set()
         return frozenset({"frames" if self.video else "image", "prompt"} | extra)

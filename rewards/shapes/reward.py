@@ -1,13 +1,12 @@
 """The checker of the shapes world as a reward."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import mean
-from typing import Any
 
 import torch
 from PIL.Image import Image
 
-from rewards.base import Scores
+from rewards.base import Metadata, Scores
 from rewards.shapes.checker import check
 
 
@@ -26,10 +25,8 @@ class ShapesReward:
     def __init__(self, strict_weight: float = 0.5) -> None:
         self.strict_weight = strict_weight
 
-    def __call__(
-        self, images: Sequence[Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
-        verdicts = [check(image, prompt) for image, prompt in zip(images, prompts, strict=True)]
+    def __call__(self, samples: Sequence[Image], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        verdicts = [check(image, prompt) for image, prompt in zip(samples, prompts, strict=True)]
         soft = torch.tensor([verdict.soft for verdict in verdicts])
         strict = torch.tensor([float(verdict.strict) for verdict in verdicts])
         value = self.strict_weight * strict + (1 - self.strict_weight) * soft

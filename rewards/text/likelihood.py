@@ -1,13 +1,12 @@
 """Rewards from how probable a language model finds a text, or the right answer after it."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from rewards.base import Scores, Spec
+from rewards.base import Metadata, Scores, Spec
 from rewards.text.model import AsksModel
 from rewards.text.process import likelihood_reward, self_aligned, self_certainty
 from rewards.text.verifiers import answers
@@ -42,9 +41,9 @@ class RLPR(AsksModel):
         self.pattern = re.compile(pattern, re.DOTALL) if pattern else None
         self.spec = Spec(_NEEDS, deterministic=self.frozen)
 
-    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         right = answers(self.name, prompts, metadata, self.key)
-        before = [self._before(text) for text in images]
+        before = [self._before(text) for text in samples]
         model = self.model
         tokens = [model.tokens(answer) for answer in right]
         begun = [model.begin(prompt) for prompt in prompts]
@@ -82,9 +81,9 @@ class SelfAligned(AsksModel):
         super().__init__(model)
         self.spec = Spec(frozenset({"text", "prompt"}), deterministic=self.frozen)
 
-    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         model = self.model
-        texts = [model.tokens(text) for text in images]
+        texts = [model.tokens(text) for text in samples]
         conditioned, mask = model.log_probs([model.begin(prompt) for prompt in prompts], texts)
         alone, _ = model.log_probs([model.nothing] * len(texts), texts)
         return Scores(self_aligned(conditioned, alone, mask))
@@ -105,9 +104,9 @@ class SelfCertainty(AsksModel):
         super().__init__(model)
         self.spec = Spec(frozenset({"text", "prompt"}), deterministic=self.frozen)
 
-    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         model = self.model
-        contexts, texts = [model.begin(prompt) for prompt in prompts], [model.tokens(text) for text in images]
+        contexts, texts = [model.begin(prompt) for prompt in prompts], [model.tokens(text) for text in samples]
         values = [
             self_certainty(made[None], torch.ones(1, len(made), dtype=torch.bool))
             for made, _ in model.distributions(contexts, texts)

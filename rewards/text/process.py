@@ -1,6 +1,7 @@
 """Rewards of a text's parts (tokens, steps, turns), and how far they are to be trusted: pure functions on arrays."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -123,18 +124,15 @@ def self_aligned(conditioned: Tensor, alone: Tensor, mask: Tensor) -> Tensor:
     return (1 - perplexity(conditioned) / perplexity(alone)).clamp(-1, 1)
 
 
-def thoughts(right: Tensor, mask: Tensor) -> Tensor:
-    """Contiguous steps of one verdict are one thought: +-1 / K on the last step of each of a row's K thoughts.
+def thoughts(kept: Sequence[bool], outcome: float, size: float) -> list[tuple[int, float]]:
+    """Rewards of thoughts, which are steps in a row of one verdict (TP-GRPO, arXiv 2507.23317): (last step, reward).
 
-    The units are TP-GRPO's (arXiv 2507.23317); its rewards adapt to the model's ability by a rule that was not at hand.
+    A thought gets `size` if it leads to the answer and -size if not, but the last one, with the answer, the outcome. So
+    the rewards from a thought to the end add up to the outcome if it leads to the answer, else to outcome - size.
 
     Args:
-        right: [B, S] bool verdicts on the steps.
-        mask: [B, S] bool, the steps a row has, from the left.
-
-    Returns:
-        [B, S]; a row's sum is in [-1, 1].
+        kept: whether each step leads to the answer; the last one does.
     """
-    ends = mask.clone()
-    ends[:, :-1] &= ~mask[:, 1:] | (right[:, :-1] != right[:, 1:])
-    return torch.where(right, 1.0, -1.0).where(ends, 0) / ends.sum(1, keepdim=True).clamp(min=1)
+    last = len(kept) - 1
+    ends = [k for k in range(last) if kept[k] != kept[k + 1]]
+    return [*((k, size if kept[k] else -size) for k in ends), (last, outcome)]

@@ -2,12 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
-from rewards.base import Reward, Scores, Spec, as_reward, groups, score, spec_of
+from rewards.base import Around, Metadata, Reward, Scores, Spec, as_reward, groups, score, spec_of
 
 
 class TextFormat:
@@ -23,8 +22,8 @@ class TextFormat:
     def __init__(self, pattern: str = r"\s*<think>.*?</think>\s*<answer>.*?</answer>\s*") -> None:
         self.pattern = re.compile(pattern, re.DOTALL)
 
-    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        return Scores(torch.tensor([float(bool(self.pattern.fullmatch(text))) for text in images]))
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        return Scores(torch.tensor([float(bool(self.pattern.fullmatch(text))) for text in samples]))
 
 
 class SoftLength:
@@ -38,12 +37,12 @@ class SoftLength:
             raise ValueError(f"soft_length: free={free} must be below limit={limit}")
         self.free, self.limit = free, limit
 
-    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        over = torch.tensor([float(len(text) - self.free) for text in images])
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        over = torch.tensor([float(len(text) - self.free) for text in samples])
         return Scores(-(over / (self.limit - self.free)).clamp(0, 1))
 
 
-class LengthSwitch:
+class LengthSwitch(Around):
     """GRPO-lambda (arXiv 2505.18086): right texts of a group lose by their length only where the group is mostly right.
 
     Where the share of right texts is below the threshold the reward stays 0 or 1, so that accuracy does not collapse
@@ -64,16 +63,17 @@ class LengthSwitch:
         self.name = f"length_switch({self.reward.name})"
         self.spec = Spec(spec_of(self.reward).needs, "group")
 
-    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        verdict = score(self.reward, images, prompts, metadata).value  # type: ignore[arg-type]
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        scores = score(self.reward, samples, prompts, metadata)
+        verdict = scores.value
         value = verdict.clone()
         for members in groups(prompts, metadata):
             right = [i for i in members if verdict[i] > 0.5]
-            lengths = [len(images[i]) for i in right]
+            lengths = [len(samples[i]) for i in right]
             if right and len(right) / len(members) >= self.threshold and max(lengths) > min(lengths):
                 for i, length in zip(right, lengths, strict=True):
                     value[i] -= self.weight * (length - min(lengths)) / (max(lengths) - min(lengths))
-        return Scores(value, {self.reward.name: verdict})
+        return Scores(value, {self.reward.name: verdict}, weight=scores.weight)
 
 
 class Majority:
@@ -90,18 +90,18 @@ class Majority:
     def __init__(self, pattern: str | None = None) -> None:
         self.pattern = re.compile(pattern, re.DOTALL) if pattern else None
 
-    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        given = [self._given(text) for text in images]
-        value = torch.zeros(len(images))
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        answers = [self._answer(text) for text in samples]
+        value = torch.zeros(len(samples))
         for members in groups(prompts, metadata):
-            votes = Counter(given[i] for i in members if given[i])
+            votes = Counter(answers[i] for i in members if answers[i])
             if votes:
                 ((most, _),) = votes.most_common(1)
                 for i in members:
-                    value[i] = float(given[i] == most)
+                    value[i] = float(answers[i] == most)
         return Scores(value)
 
-    def _given(self, text: str) -> str:
+    def _answer(self, text: str) -> str:
         if self.pattern is None:
             return text.strip()
         found = self.pattern.findall(text)

@@ -1,13 +1,14 @@
 """Rewards of a text's steps: tokens, lines, turns. `algorithm.advantage: {name: process}` learns from each."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rewards.base import Reward, RewardError, Scores, Spec, Steps, groups, score
+from rewards.base import Metadata, Reward, RewardError, Scores, Spec, Steps, groups, score
 from rewards.compose import Composition
 from rewards.text.model import AsksModel, CausalModel
 from rewards.text.process import clip_bound, delta_bound, gated, implicit_reward, information_gain, trust_weight
@@ -55,16 +56,16 @@ class ImplicitPRM:
         self.beta = beta
         self.model, self.reference = CausalModel.load(model), CausalModel.load(reference)
 
-    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         made = []
         for model in (self.model, self.reference):
-            begun, texts = [model.begin(prompt) for prompt in prompts], [model.tokens(text) for text in images]
+            begun, texts = [model.begin(prompt) for prompt in prompts], [model.tokens(text) for text in samples]
             values, mask = model.log_probs(begun, texts)
             made.append(values)
         if made[0].shape != made[1].shape:
             raise RewardError(f"reward '{self.name}': model and reference have different tokens")
         reward = implicit_reward(made[0], made[1], self.beta).where(mask, 0)
-        return Scores(reward.sum(1), steps=as_steps([self.model.ends(text) for text in images], reward))
+        return Scores(reward.sum(1), steps=as_steps([self.model.ends(text) for text in samples], reward))
 
 
 class InformationGain(AsksModel):
@@ -94,10 +95,10 @@ class InformationGain(AsksModel):
         self.name = f"information_gain({reward.name})"
         self.spec = Spec(frozenset({"text", "prompt", "metadata"}), deterministic=self.frozen)
 
-    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        outcome = score(self.reward, images, prompts, metadata)  # type: ignore[arg-type]
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        outcome = score(self.reward, samples, prompts, metadata)
         right = [self.model.tokens(own) for own in answers(self.name, prompts, metadata, self.key)]
-        turns = [self._turns(text, prompt) for text, prompt in zip(images, prompts, strict=True)]
+        turns = [self._turns(text, prompt) for text, prompt in zip(samples, prompts, strict=True)]
         contexts = [context for _, own in turns for context in own]
         asked = [tokens for (_, own), tokens in zip(turns, right, strict=True) for _ in own]
         values, mask = self.model.log_probs(contexts, asked)
@@ -107,7 +108,7 @@ class InformationGain(AsksModel):
             gains = information_gain(likely[None])[0]
             steps.append(list(zip(ends, [*gains.tolist(), verdict], strict=True)))
         value = step_values(steps)[0].sum(1)
-        return Scores(value, outcome.parts | {self.reward.name: outcome.value}, steps)
+        return Scores(value, outcome.parts | {self.reward.name: outcome.value}, steps, outcome.weight)
 
     def _turns(self, text: str, prompt: str) -> tuple[list[int], list[list[int]]]:
         """Where each turn ends, and the token ids before the answer where it begins; a frozen model has its own."""
@@ -141,12 +142,12 @@ class PathFaithfulness(AsksModel):
         self.key, self.separator = key, separator
         self.spec = Spec(frozenset({"text", "prompt", "metadata"}), deterministic=self.frozen)
 
-    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         model = self.model
-        ends = [step_ends(text, self.separator) for text in images]
+        ends = [step_ends(text, self.separator) for text in samples]
         contexts, rest = [], []
         for text, own, prompt, right in zip(
-            images, ends, prompts, answers(self.name, prompts, metadata, self.key), strict=True
+            samples, ends, prompts, answers(self.name, prompts, metadata, self.key), strict=True
         ):
             # beyond its last step the right reasoning has nothing left but that step
             starts = [0, *step_ends(right, self.separator)[:-1]]
@@ -168,16 +169,16 @@ class OfSteps(Composition):
         """[B, K] from the step rewards [B, K] of the first reward and the scores of all."""
         raise NotImplementedError
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         return values[0]
 
-    def __call__(self, images: Sequence[Any], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        scores = [score(reward, images, prompts, metadata) for reward in self.rewards]
-        steps = scores[0].steps or [[(len(t), v)] for t, v in zip(images, scores[0].value.tolist(), strict=True)]
+    def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        scores = [score(reward, samples, prompts, metadata) for reward in self.rewards]
+        steps = scores[0].steps or [[(len(t), v)] for t, v in zip(samples, scores[0].value.tolist(), strict=True)]
         values, mask = step_values(steps)
         made = self.change(values, mask, scores).where(mask, 0)
-        collected = self._collect(scores, prompts, metadata)
-        return Scores(made.sum(1), collected.parts, as_steps([[end for end, _ in row] for row in steps], made))
+        changed = as_steps([[end for end, _ in row] for row in steps], made)
+        return replace(self._collect(scores, prompts, metadata), value=made.sum(1), steps=changed)
 
 
 class ClipBound(OfSteps):
@@ -186,6 +187,9 @@ class ClipBound(OfSteps):
     Args:
         reward: of steps.
     """
+
+    bounds_sum = True
+    """advantages that centre each step would undo it"""
 
     def __init__(self, reward: Reward, threshold: float = 0.0) -> None:
         super().__init__([reward], "clip")
@@ -201,6 +205,9 @@ class DeltaBound(OfSteps):
     Args:
         reward: of steps.
     """
+
+    bounds_sum = True
+    """advantages that centre each step would undo it"""
 
     def __init__(self, reward: Reward) -> None:
         super().__init__([reward], "delta")
@@ -250,7 +257,7 @@ class TrustWeighted(Composition):
         super().advance(progress)
         self.done = progress
 
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         outcome, thought = values
         group = torch.zeros(len(prompts), dtype=torch.long)
         for number, members in enumerate(groups(prompts, metadata)):

@@ -1,12 +1,11 @@
 """Texts that came about in turns: what a language model wrote, and what an environment answered."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from rewards.base import RewardError, Scores, Spec
+from rewards.base import Metadata, RewardError, Scores, Spec
 
 
 @dataclass(frozen=True)
@@ -52,14 +51,14 @@ class EnvironmentReward:
     name = "environment"
     spec = Spec(frozenset({"text", "prompt"}))
 
-    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        for text in images:
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
+        for text in samples:
             if not isinstance(text, Transcript):
                 raise RewardError(
                     f"reward '{self.name}' is what an environment pays, and there is none: the configuration's "
                     "`environment` names one"
                 )
-        turns = [text.turns for text in images if isinstance(text, Transcript)]
+        turns = [text.turns for text in samples if isinstance(text, Transcript)]
         steps = [[(turn.end, turn.reward) for turn in own] for own in turns]
         value = torch.tensor([sum(turn.reward for turn in own) for own in turns], dtype=torch.float32)
         return Scores(value, {"turns": torch.tensor([float(len(own)) for own in turns])}, steps)

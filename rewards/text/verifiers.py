@@ -2,22 +2,21 @@
 
 import multiprocessing
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from queue import SimpleQueue
-from typing import Any
 
 import torch
 
-from rewards.base import RewardError, Scores, Spec
+from rewards.base import Metadata, RewardError, Scores, Spec
 
 _NEEDS = frozenset({"text", "prompt", "metadata"})
 
 
-def answers(name: str, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], key: str) -> list[str]:
+def answers(name: str, prompts: Sequence[str], metadata: Metadata, key: str) -> list[str]:
     """The right answer of each prompt, from its metadata.
 
     Raises:
@@ -46,11 +45,11 @@ class ExactMatch:
         self.key, self.pattern = key, re.compile(pattern, re.DOTALL) if pattern else None
         self.same = str.lower if ignore_case else str
 
-    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         right = answers(self.name, prompts, metadata, self.key)
         value = [
             float(given is not None and self.same(given) == self.same(answer.strip()))
-            for given, answer in zip(map(self.given, images), right, strict=True)
+            for given, answer in zip(map(self.given, samples), right, strict=True)
         ]
         return Scores(torch.tensor(value))
 
@@ -77,10 +76,10 @@ class MultipleChoice:
         self.key = key
         self.named = re.compile(rf"(?<![A-Za-z])\(?([{re.escape(options)}])\)?(?![A-Za-z'])")
 
-    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         right = answers(self.name, prompts, metadata, self.key)
         value = []
-        for text, answer in zip(images, right, strict=True):
+        for text, answer in zip(samples, right, strict=True):
             found = self.named.findall(text)
             value.append(float(bool(found) and found[-1] == answer.strip()))
         return Scores(torch.tensor(value))
@@ -108,7 +107,7 @@ class Maths:
         self.key, self.timeout = key, timeout
         self._checkers = [_Checker() for _ in range(workers)]
 
-    def __call__(self, images: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         right = answers(self.name, prompts, metadata, self.key)
         idle: SimpleQueue[_Checker] = SimpleQueue()
         for checker in self._checkers:
@@ -122,7 +121,7 @@ class Maths:
                 idle.put(checker)
 
         with ThreadPoolExecutor(len(self._checkers)) as threads:
-            verdicts = list(threads.map(checked, images, right))
+            verdicts = list(threads.map(checked, samples, right))
         slow = torch.tensor([float(verdict is None) for verdict in verdicts])
         return Scores(torch.tensor([float(verdict or 0) for verdict in verdicts]), {"maths_timeout": slow})
 

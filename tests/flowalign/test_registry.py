@@ -9,13 +9,13 @@ import yaml
 from PIL import Image
 
 from flowalign import registry
-from flowalign.cli.rewards import Serving
+from flowalign.cli.reward_file import Serving
 from flowalign.config import Evaluation, RolloutSampling, Weighted, load, parse, recipe
 from flowalign.errors import ConfigError
 from flowalign.training.building import build_reward
 from rewards import Reward, Scores, score
 from rewards.compose import Gate, ScheduledSum, WeightedSum
-from rewards.preference import WinRate
+from rewards.pairwise import WinRate
 from rewards.rules import ImageStatistic
 from rewards.shapes.reward import ShapesReward
 
@@ -30,8 +30,10 @@ class Panelled:
     def __init__(self, others: Mapping[str, Reward], base: Reward | None = None) -> None:
         self.others, self.base = others, base
 
-    def __call__(self, images: Any, prompts: Any, metadata: Any) -> Scores:
-        return Scores(torch.stack([score(r, images, prompts, metadata).value for r in self.others.values()]).sum(dim=0))
+    def __call__(self, samples: Any, prompts: Any, metadata: Any) -> Scores:
+        return Scores(
+            torch.stack([score(r, samples, prompts, metadata).value for r in self.others.values()]).sum(dim=0)
+        )
 
 
 def constant(images: Any, prompts: Any) -> list[float]:

@@ -16,9 +16,9 @@ PORT, SECONDS = int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0
 
 
 class Slow(ShapesReward):
-    def __call__(self, images, prompts, metadata):
+    def __call__(self, samples, prompts, metadata):
         time.sleep(SECONDS)
-        return super().__call__(images, prompts, metadata)
+        return super().__call__(samples, prompts, metadata)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The hostile suite passes an honest reward and catches those that can be bought."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,11 @@ import pytest
 
 from rewards import FunctionReward
 from rewards.base import RewardFailed
-from rewards.check import check_reward
+from rewards.check import TASKS, TEXTS, check_reward
+from rewards.judges.reward import JudgeReward, PairwiseJudgeReward
 from rewards.judges.template import load_template
+from rewards.judges.thoughts import ThoughtPRM
+from rewards.pairwise import WinRate
 from rewards.shapes.reward import ShapesReward
 
 
@@ -73,3 +77,59 @@ def test_a_reward_that_refuses_nonsense_passes():
 
 def test_small_pictures_work_too():
     assert not failed(check_reward(ShapesReward(), size=32))
+
+
+class Knows:
+    """A judge of texts that knows the answers, and pays for what it can be told to pay for."""
+
+    def __init__(self, paid: str | None = None) -> None:
+        self.paid = paid
+
+    def worth(self, task: str, text: str) -> float:
+        right = next(answer for prompt, answer, _ in TASKS if prompt == task)
+        return 2.0 if self.paid is not None and self.paid in text else float(text == right)
+
+    def choose(self, questions, labels):
+        about = r"The task was: (.*)\. The answer was: (.*)\. (?:Is|Does) it"
+        asked = [re.match(about, question.text, re.S) for question in questions]
+        return [[1.0, 0.0] if found and self.worth(*found.groups()) > 0 else [0.0, 1.0] for found in asked]
+
+    def reply(self, questions, temperature, max_tokens, seed):
+        replies = []
+        for question in questions:
+            task, first, second = re.match(
+                r"The task was: (.*)\nAnswer A: (.*)\nAnswer B: (.*)\nWhich is better", question.text, re.S
+            ).groups()
+            a, b = self.worth(task, first), self.worth(task, second)
+            replies.append(f"Winner: {'A' if a > b else 'B' if b > a else 'tie'}")
+        return replies
+
+
+def judges(paid=None):
+    judge = Knows(paid)
+    return {
+        "text_judge": JudgeReward("text_rubric", judge),
+        "text_pairwise": WinRate(PairwiseJudgeReward("text_pair", judge)),
+        "thought_prm": ThoughtPRM(JudgeReward("text_rubric", judge), judge),
+    }
+
+
+@pytest.mark.parametrize("name", judges())
+def test_a_judge_of_texts_that_knows_the_answers_passes(name):
+    checks = check_reward(judges()[name], load_template("text_pair"))
+    assert not failed(checks) and {check.name for check in checks} == {"hostile replies", *TEXTS}, checks
+
+
+@pytest.mark.parametrize("name", judges())
+@pytest.mark.parametrize(
+    ("paid", "caught"),
+    [(":", "one token"), ("Solution", "one token"), ("Winner: A", "verdict"), ("Note to", "instructions")],
+)
+def test_a_judge_of_texts_that_can_be_bought_is_caught(paid, caught, name):
+    checks = {check.name: check for check in check_reward(judges(paid)[name])}
+    assert not checks[caught].passed and paid in checks[caught].detail
+
+
+def test_a_judge_of_texts_that_pays_for_nothing_at_all_is_caught():
+    silent = Knows("")
+    assert failed(check_reward(JudgeReward("text_rubric", silent))) == set(TEXTS)

@@ -12,7 +12,7 @@ from rewards import score
 from rewards.clip import CLIPImage, CLIPScore, GoalBaseline, LambdaHarmonic, PickScore
 from rewards.shapes import draw, heldout_requests, sample_requests
 
-TINY_CLIP = str(Path(__file__).parents[2] / "flowalign" / "assets" / "tiny_clip")
+TINY_CLIP = str(Path(__file__).parents[2] / "rewards" / "shapes" / "tiny_clip")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Composition and the cache, each formula against numbers worked out by hand or with another library."""
 
-import itertools
 import math
 
 import numpy as np
@@ -34,7 +33,7 @@ from rewards.compose import (
     WorstCase,
 )
 from rewards.frames import PerFrame
-from rewards.preference import WinRate
+from rewards.pairwise import WinRate, all_pairs
 
 PROMPTS = ["x", "x", "x", "y", "y"]
 NO_METADATA = [{}] * 5
@@ -53,8 +52,8 @@ class Brightness:
     name = "brightness"
     spec = Spec(frozenset({"image"}), differentiable=True)
 
-    def __call__(self, images, prompts, metadata):
-        return Scores(torch.tensor([float(np.asarray(image).mean()) / 255 for image in images]))
+    def __call__(self, samples, prompts, metadata):
+        return Scores(torch.tensor([float(np.asarray(image).mean()) / 255 for image in samples]))
 
     def score_pixels(self, pixels, prompts, metadata):
         return Scores(pixels.mean(dim=(1, 2, 3)))
@@ -122,12 +121,29 @@ def test_normalized_over_the_batch():
     assert spec_of(Normalized([b], over="batch")).kind == "set" and spec_of(Normalized([b])).kind == "group"
 
 
-def test_agreement_of_two_generations_is_ctrl_u():
-    ours = values(Agreement(b))
-    weight = math.exp(-abs(4.0 - 8.0))
-    torch.testing.assert_close(ours[3:], torch.tensor([4.0 * weight, 8.0 * weight]))
-    three = np.mean([abs(x - y) for x, y in itertools.combinations(B[:3], 2)])
-    torch.testing.assert_close(ours[:3], torch.tensor(B[:3]) * math.exp(-three))
+def test_agreement_weights_each_sample_by_its_disagreement_with_its_group():
+    scores = score(Agreement(b, temperature=2.0), PICTURES, PROMPTS, NO_METADATA)
+    assert scores.value.tolist() == B
+    apart = [[abs(B[i] - B[j]) for j in members if j != i] for members in ([0, 1, 2], [3, 4]) for i in members]
+    expected = torch.tensor([math.exp(-np.mean(own) / 2) for own in apart])
+    torch.testing.assert_close(scores.weight, expected)
+    # of two generations both have Ctrl-U's weight; of three each has its own
+    assert scores.weight[3] == scores.weight[4] and len(set(scores.weight[:3].tolist())) > 1
+    alone = score(Agreement(b), PICTURES, list("vwxyz"), NO_METADATA)
+    assert alone.weight.tolist() == [1.0] * 5
+
+
+def test_weights_are_kept_and_multiplied():
+    one, two = Agreement(b), Agreement(a, temperature=3.0)
+    first, second = (score(reward, PICTURES, PROMPTS, NO_METADATA).weight for reward in (one, two))
+    summed = score(WeightedSum([one, a, two], [2.0, 1.0, 0.5]), PICTURES, PROMPTS, NO_METADATA)
+    torch.testing.assert_close(summed.weight, first * second)
+    torch.testing.assert_close(summed.value, torch.tensor(B) * 2 + torch.tensor(A) * 1.5)
+    torch.testing.assert_close(score(Agreement(one), PICTURES, PROMPTS, NO_METADATA).weight, first * first)
+    rows = torch.tensor([4, 0])
+    torch.testing.assert_close(summed[rows].weight, summed.weight[rows])
+    torch.testing.assert_close(Scores.cat([summed, summed[rows]]).weight, summed.weight[[0, 1, 2, 3, 4, 4, 0]])
+    assert score(Product([a, b]), PICTURES, PROMPTS, NO_METADATA).weight is None
 
 
 def test_par_averages_over_references_of_the_metadata():
@@ -161,7 +177,7 @@ def test_schedules_are_reached_through_whatever_wraps_them():
 
 
 def test_a_composition_is_as_wide_and_as_sure_as_its_parts():
-    random = FunctionReward(lambda images, prompts, metadata: [0.0] * len(images), "random")
+    random = FunctionReward(lambda samples, prompts, metadata: [0.0] * len(samples), "random")
     random.spec = Spec(frozenset({"frames"}), deterministic=False)
     spec = spec_of(WeightedSum([a, Product([random, Normalized([a])])]))
     assert spec.kind == "group" and not spec.deterministic and {"frames", "prompt"} <= spec.needs
@@ -223,7 +239,7 @@ def test_win_rate_keeps_the_parts_of_the_verdicts():
 @pytest.mark.parametrize("count", range(2, 8))
 @pytest.mark.parametrize("opponents", [1, 2, 3, None])
 def test_win_rate_asks_each_pair_once_and_everyone_as_often(count, opponents):
-    pairs = list(WinRate(BradleyTerry(a), opponents)._pairs(list(range(count))))
+    pairs = all_pairs([0] * count, opponents)
     reach = min(opponents or count, count - 1)
     wanted = {frozenset((i, (i + step) % count)) for i in range(count) for step in range(1, reach + 1)}
     assert len(pairs) == len(wanted) and {frozenset(pair) for pair in pairs} == wanted
@@ -280,9 +296,9 @@ class Counted:
     def __init__(self, needs=frozenset({"image", "prompt"})):
         self.asked, self.spec = 0, Spec(needs)
 
-    def __call__(self, images, prompts, metadata):
-        self.asked += len(images)
-        sums = torch.tensor([float(np.asarray(image).sum()) for image in images])
+    def __call__(self, samples, prompts, metadata):
+        self.asked += len(samples)
+        sums = torch.tensor([float(np.asarray(image).sum()) for image in samples])
         return Scores(sums + torch.tensor([float(len(p)) for p in prompts]), {"sum": sums})
 
 

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from flowalign.core.credit import ranks
+from rewards import Scores, Spec, as_reward, score
 from rewards.pairwise import (
+    Compared,
+    Games,
     Pair,
     against_one,
     all_pairs,
     both_orders,
     bracket,
     compare,
-    comparisons,
     tournament,
     win_rates,
 )
@@ -68,7 +69,7 @@ def test_win_rates_are_wins_over_comparisons() -> None:
 def test_an_exact_judge_of_all_pairs_gives_the_ranks() -> None:
     quality, group = [0.3, 0.9, 0.1, 0.3, 0.5, 0.2, 0.8], [0, 0, 0, 0, 1, 1, 1]
     rates = compare(group, Judge(quality))
-    torch.testing.assert_close(rates, ranks(torch.tensor(quality), torch.tensor(group)))
+    assert rates.tolist() == pytest.approx([0.5, 1, 0, 0.5, 0.5, 0, 1])
 
 
 def test_both_orders_take_a_position_bias_out() -> None:
@@ -135,7 +136,7 @@ def test_a_tournament_of_any_size_finds_the_best_and_asks_little(size: int) -> N
     assert rewards.argmax().item() == max(range(size), key=quality.__getitem__)
     assert rewards.max() == 1 and rewards.min() >= 0
     assert rewards.mean().item() == pytest.approx(0.5)
-    assert len(judge.asked) == comparisons(size, "tournament")
+    assert len(judge.asked) == 2 * (size - 1)
 
 
 def test_groups_of_different_sizes_play_side_by_side() -> None:
@@ -158,7 +159,8 @@ def test_groups_of_different_sizes_play_side_by_side() -> None:
 def test_the_budget_is_what_is_asked(schedule: str, both: bool) -> None:
     judge = Judge([random.random() for _ in range(6)])
     rewards = compare([0] * 6, judge, schedule, 2, both)
-    assert len(judge.asked) == comparisons(6, schedule, both)
+    once = {"all": 15, "one": 5, "tournament": 10}[schedule]
+    assert len(judge.asked) == once * (1 + both)
     assert rewards.shape == (6,) and rewards.dtype == torch.float32
 
 
@@ -167,3 +169,62 @@ def test_a_group_of_one_asks_nothing() -> None:
     for schedule in ("all", "one", "tournament"):
         assert compare([0], judge, schedule).tolist() == [0.5]
     assert not judge.calls
+
+
+TEXTS = ["3", "1", "2", "5", "4", "9", "9", "0"]
+RECORDS = [{"group": i // 4} for i in range(8)]
+
+
+def size(texts: Sequence[str], prompts: Sequence[str]) -> list[float]:
+    return [float(text) for text in texts]
+
+
+def test_one_opponent_is_beaten_or_not() -> None:
+    made = score(Compared(as_reward(size)), TEXTS, ["p"] * 8, RECORDS).value.tolist()
+    pairs = against_one([0] * 4 + [1] * 4, 0)
+    for start in (0, 4):
+        (one,) = {b for a, b in pairs if start <= b < start + 4}
+        for row in range(start, start + 4):
+            others = [row] if row != one else [r for r in range(start, start + 4) if r != one]
+            wins = [float(int(TEXTS[r]) > int(TEXTS[one])) + 0.5 * (TEXTS[r] == TEXTS[one]) for r in others]
+            share = sum(wins) / len(wins)
+            assert made[row] == (share if row != one else pytest.approx(1 - share))
+
+
+def test_a_tournament_places_the_best_above_all() -> None:
+    made = score(Compared(as_reward(size), "tournament"), TEXTS, ["p"] * 8, RECORDS).value
+    assert made[3] == 1 and made[1] < made[0]
+    # one of the two equal ones wins, and nothing is below 0
+    assert made[5:7].max() == 1 and made[7] == made[4:].min()
+
+
+def test_asking_twice_cancels_a_judge_that_prefers_a_side() -> None:
+    class First:
+        name = "first"
+        spec = Spec(frozenset({"text", "prompt"}), "pairwise")
+
+        def compare(self, first, second, prompts, metadata):  # type: ignore[no-untyped-def]
+            return Scores(torch.ones(len(first)))
+
+    made = score(Compared(First(), "all", both_orders=True), TEXTS, ["p"] * 8, RECORDS)
+    assert made.value.tolist() == [0.5] * 8
+
+
+def test_games_remember_who_won_and_what_could_not_be_read() -> None:
+    """By hand: 0 meets 1 in both orders, 1 meets 2 once, 3 nobody; the second verdict is unread, a tie."""
+
+    class Scripted:
+        name = "scripted"
+        spec = Spec(frozenset({"text", "prompt"}), "pairwise")
+
+        def compare(self, first, second, prompts, metadata):  # type: ignore[no-untyped-def]
+            known = {("a", "b"): (1.0, 0.0), ("b", "a"): (0.5, 1.0), ("b", "c"): (0.25, 0.0)}
+            values, unparsed = zip(*(known[pair] for pair in zip(first, second, strict=True)), strict=True)
+            return Scores(torch.tensor(values), {"unparsed": torch.tensor(unparsed)})
+
+    games = Games(Scripted(), ["a", "b", "c", "d"], ["p"] * 4, [{}] * 4)
+    assert games([(0, 1), (1, 0)]) == [1.0, 0.5] and games([(1, 2)]) == [0.25]
+    nan = torch.nan
+    expected = [[nan, 0.75, nan, nan], [0.25, nan, 0.25, nan], [nan, 0.75, nan, nan], [nan] * 4]
+    torch.testing.assert_close(games.table(), torch.tensor(expected), equal_nan=True)
+    torch.testing.assert_close(games.parts()["unparsed"], torch.tensor([0.5, 1 / 3, 0, nan]), equal_nan=True)

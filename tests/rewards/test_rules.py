@@ -58,7 +58,6 @@ def test_a_prompt_without_text_is_named():
 
 
 def test_ocr_reads_real_pictures():
-    pytest.importorskip("rapidocr", reason="the extra `ocr` is not installed")
     picture = Image.new("RGB", (480, 160), "white")
     ImageDraw.Draw(picture).text((40, 40), "Hello World", fill="black", font=ImageFont.load_default(60))
     prompts = ['a sign "hello world"', 'a sign "Hello Word"', 'a sign "Bonjour"', 'a sign "Hello"']

@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 
 from rewards import FunctionReward, RewardError, Scores, Spec, score
 from rewards.compose import ScheduledSum
-from rewards.remote import RemoteReward
+from rewards.remote import RemoteReward, _read_scores
 from rewards.server import RewardServer
 from rewards.shapes import draw, heldout_requests, sample_requests
 from rewards.shapes.reward import ShapesReward
@@ -136,9 +136,9 @@ def test_metadata_that_cannot_be_sent_is_an_error(url):
         (b"\x80\x04\x95pickle", "application/x-safetensors"),
         (b"\x80\x04\x95pickle", "application/json"),
         (b"[]", "application/json"),
-        (b'{"images": [{"$png": "xx"}], "prompts": ["a"], "metadata": [{}]}', "application/json"),
-        (b'{"images": [{"$image": 3}], "prompts": ["a"], "metadata": [{}]}', "application/json"),
-        (b'{"images": [], "prompts": ["a"], "metadata": []}', "application/json"),
+        (b'{"samples": [{"$png": "xx"}], "prompts": ["a"], "metadata": [{}]}', "application/json"),
+        (b'{"samples": [{"$image": 3}], "prompts": ["a"], "metadata": [{}]}', "application/json"),
+        (b'{"samples": [], "prompts": ["a"], "metadata": []}', "application/json"),
         (b"", ""),
     ],
 )
@@ -177,8 +177,8 @@ class Recorder:
         self.sizes: list[int] = []
         self.go = threading.Event()
 
-    def __call__(self, images, prompts, metadata):
-        self.sizes.append(len(images))
+    def __call__(self, samples, prompts, metadata):
+        self.sizes.append(len(samples))
         self.go.wait(30)
         if "bad" in prompts:
             raise RewardError("a bad prompt")
@@ -209,6 +209,25 @@ def test_waiting_requests_are_merged_and_a_bad_one_fails_alone():
     assert reward.sizes == [2, 6, 2, 2, 2]  # the merged call fails, then each alone
     assert [answers[p].json()["value"] for p in ("a", "bb", "ccc")] == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
     assert answers["bad"].status_code == 422 and "a bad prompt" in answers["bad"].json()["error"]
+
+
+class Weighted:
+    """Scores with everything that scores can hold."""
+
+    name = "weighted"
+    scores = Scores(
+        torch.tensor([1.0, 2.0]), {"part": torch.tensor([3.0, 4.0])}, [[(2, 1.0)], []], torch.tensor([0.5, 1])
+    )
+
+    def __call__(self, samples, prompts, metadata):
+        return self.scores
+
+
+def test_steps_and_weights_arrive():
+    with TestClient(RewardServer(Weighted()).app) as client:
+        body, kind = encode([Image.new("RGB", (2, 2))] * 2, ["a", "b"], [{}, {}], "png")
+        there = _read_scores(client.post("/score", content=body, headers={"Content-Type": kind}))
+    assert there.steps == Weighted.scores.steps and there.weight.tolist() == [0.5, 1]
 
 
 def test_a_schedule_is_not_served():
@@ -264,7 +283,7 @@ def test_garbage_is_an_error_soon():
 
 
 def test_wrong_count_is_an_error():
-    with faulty("count") as url, pytest.raises(RewardError, match="returned 1 values for 4 pictures"):
+    with faulty("count") as url, pytest.raises(RewardError, match="returned 1 values for 4 samples"):
         RemoteReward(url)(*samples(4))
 
 

@@ -1,37 +1,54 @@
-"""Kernels against torch.distributions, the authors' own numbers, and Gaussians with a known flow."""
+"""Kernels against torch.distributions, the authors' numbers, diffusers' DDIM, and Gaussians with a known flow."""
 
 import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from diffusers import DDIMScheduler
+from torch import Tensor, nn
 
-from samplers import KERNELS, flow_sde, ode, transition
+from samplers import (
+    KERNELS,
+    LearnedNoise,
+    Recorder,
+    check_eta,
+    cps,
+    cps_published,
+    dance_sde,
+    ddim,
+    flow_sde,
+    ode,
+    step_std,
+    transition,
+    v_from_epsilon,
+)
 from samplers.kernels import Kernel, gaussian_log_prob
 
-SHAPE = (3, 4, 5)
+SHAPE = (4, 6, 6)
 FLOW = sorted(set(KERNELS) - {"ddim"})
 """kernels in flow matching's notation, the ODE where eta is 0"""
 MARGINALS = sorted(set(FLOW) - {"cps", "cps_published"})
 """kernels that claim the ODE's marginals; cps keeps the noise level only, its predicted x0 loses spread"""
 
 
-def state(batch: int = 6) -> dict[str, Tensor]:
-    """Random samples and velocities at random steps of a schedule."""
-    sigma = torch.rand(batch) * 0.9 + 0.08
+def state(batch: int = 6, eta: float = 0.7) -> dict[str, Tensor]:
+    """Random samples and velocities down a schedule from sigma = 1, in steps of random size."""
+    sigma = torch.linspace(1.0, 0.15, batch)
     return {
         "x": torch.randn(batch, *SHAPE),
         "v": torch.randn(batch, *SHAPE),
         "sigma": sigma,
-        "sigma_next": sigma * torch.rand(batch) * 0.9,
-        "eta": torch.full((batch,), 0.7),
+        "sigma_next": sigma * (0.3 + 0.6 * torch.rand(batch)),
+        "eta": torch.full((batch,), eta),
     }
 
 
-def test_log_prob_is_that_of_the_normal_distribution_averaged_over_elements() -> None:
-    made = transition(flow_sde, **state(), noise=torch.randn(6, *SHAPE))
+@pytest.mark.parametrize("kernel", [flow_sde, dance_sde, cps, ddim, LearnedNoise((4, 1, 1)), LearnedNoise(SHAPE)])
+def test_log_prob_is_that_of_the_normal_distribution_averaged_over_elements(kernel) -> None:
+    made = transition(kernel, **state(), noise=torch.randn(6, *SHAPE))
     expected = torch.distributions.Normal(made.mean, made.std.expand_as(made.mean)).log_prob(made.next)
     torch.testing.assert_close(made.log_prob, expected.flatten(1).mean(1))
 
@@ -171,3 +188,231 @@ def marginal_error(kernel: Kernel, steps: int, eta: float, shift: float) -> floa
 def test_log_prob_of_no_noise_is_zero_not_infinite() -> None:
     value = torch.randn(2, 3)
     assert torch.equal(gaussian_log_prob(value, value, torch.zeros(2, 1)), torch.zeros(2))
+
+
+def wide(values: Tensor) -> Tensor:
+    return values.view(-1, 1, 1, 1)
+
+
+def test_dance_sde_is_the_published_step() -> None:
+    """x + v dt + eta^2 / 2 * (x - (1 - s) x0) / s^2 dt, std eta sqrt(-dt), x0 = x - s v."""
+    s = state(eta=0.3)
+    sigma, dt = wide(s["sigma"]), wide(s["sigma_next"] - s["sigma"])
+    x0 = s["x"] - sigma * s["v"]
+    mean = s["x"] + s["v"] * dt + 0.3**2 / 2 * (s["x"] - (1 - sigma) * x0) / sigma**2 * dt
+    made = transition(dance_sde, **s)
+    torch.testing.assert_close(made.mean, mean, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(made.std, 0.3 * torch.sqrt(-dt))
+
+
+def test_dance_sde_with_flow_sdes_diffusion_is_flow_sde() -> None:
+    s = state()
+    finite = torch.where(s["sigma"] == 1, s["sigma_next"], s["sigma"])
+    g = s["eta"] * torch.sqrt(s["sigma"] / (1 - finite))
+    dance, flow = transition(dance_sde, **s | {"eta": g}), transition(flow_sde, **s)
+    torch.testing.assert_close(dance.mean, flow.mean, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(dance.std, flow.std, atol=1e-6, rtol=1e-5)
+
+
+def test_cps_is_the_published_step() -> None:
+    s = state(eta=0.8)
+    sigma, sigma_next = wide(s["sigma"]), wide(s["sigma_next"])
+    x0, noise = s["x"] - sigma * s["v"], s["x"] + (1 - sigma) * s["v"]
+    std = sigma_next * math.sin(0.8 * math.pi / 2)
+    made = transition(cps, **s)
+    torch.testing.assert_close(made.std, std)
+    torch.testing.assert_close(
+        made.mean, x0 * (1 - sigma_next) + noise * torch.sqrt(sigma_next**2 - std**2), atol=1e-6, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("kernel", [cps, ddim])
+def test_given_the_true_sample_the_noise_level_after_a_step_is_exact(kernel) -> None:
+    """With v from the true x0 and noise, any step lands on the forward process whatever eta: coefficients kept."""
+    n, sigma, sigma_next = 200_000, torch.tensor([0.9]), torch.tensor([0.4])
+    x0, noise = torch.full((1, n), 0.7), torch.randn(1, n)
+    x, v, keep = (1 - sigma) * x0 + sigma * noise, noise - x0, 1 - sigma_next
+    for eta in (0.0, 0.5, 1.0):
+        made = transition(kernel, x, v, sigma, sigma_next, torch.tensor([eta]), noise=torch.randn(1, n))
+        assert made.next.mean().item() == pytest.approx((keep * 0.7).item(), abs=4e-3)
+        assert made.next.std().item() == pytest.approx(0.4, abs=4e-3)
+
+
+def test_the_published_log_prob_of_cps_is_two_variances_times_the_gaussian_ratio() -> None:
+    s = state(eta=0.8)
+    moved = s | {"v": s["v"] + 0.05 * torch.randn(6, *SHAPE)}
+    next = transition(cps, **s, noise=torch.randn(6, *SHAPE)).next
+    gauss, published = (
+        transition(kernel, **moved, next=next).log_prob - transition(kernel, **s, next=next).log_prob
+        for kernel in (cps, cps_published)
+    )
+    std = transition(cps, **s).std.flatten()
+    torch.testing.assert_close(published, 2 * std**2 * gauss, atol=2e-6, rtol=1e-4)
+    literal = -((next - transition(cps, **s).mean) ** 2).mean((1, 2, 3))
+    torch.testing.assert_close(transition(cps_published, **s, next=next).log_prob, literal)
+    assert not transition(cps_published, **s | {"eta": torch.zeros(6)}, next=next).log_prob.any()
+
+
+def test_the_last_step_of_cps_and_ddim_has_no_noise() -> None:
+    s = state() | {"sigma_next": torch.zeros(6)}
+    for kernel in (cps, ddim):
+        made = transition(kernel, **s, noise=torch.randn(6, *SHAPE))
+        assert not made.std.any() and not made.log_prob.any() and made.next.isfinite().all()
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
+@pytest.mark.parametrize("eta", [0.0, 0.6, 1.0])
+def test_ddim_is_diffusers_ddim(prediction: str, eta: float) -> None:
+    """Stable Diffusion's own schedule, 20 of 1000 steps, down to the last."""
+    scheduler = DDIMScheduler(
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
+        clip_sample=False,
+        set_alpha_to_one=True,
+        steps_offset=1,
+        prediction_type=prediction,
+    )
+    scheduler.set_timesteps(20)
+    alpha_bars = torch.cat([scheduler.alphas_cumprod[scheduler.timesteps], scheduler.final_alpha_cumprod[None]])
+    alphas, stds = alpha_bars.sqrt(), torch.sqrt(1 - alpha_bars)
+    sigmas, scale = stds / (alphas + stds), 1 / (alphas + stds)
+    for k, t in enumerate(scheduler.timesteps):
+        x, output, noise = torch.randn(3, 1, *SHAPE)
+        expected = scheduler.step(output, t, x, eta=eta, variance_noise=noise).prev_sample
+        at, to, level = sigmas[k : k + 1], sigmas[k + 1 : k + 2], torch.tensor([eta])
+        if prediction == "epsilon":
+            v = v_from_epsilon(x * scale[k], output, at)
+        else:
+            v = (stds[k] - alphas[k]) * x + (stds[k] + alphas[k]) * output
+        made = transition(ddim, x * scale[k], v, at, to, level, noise=noise)
+        # x0 of a noise prediction divides by alpha, 0.07 at the first step
+        torch.testing.assert_close(made.next / scale[k + 1], expected, atol=3e-4, rtol=1e-4)
+        std = eta * scheduler._get_variance(t, t - 50).clamp(min=0).sqrt() if k < 19 else torch.tensor(0.0)
+        torch.testing.assert_close(made.std.flatten() / scale[k + 1], std.view(1), atol=1e-5, rtol=1e-3)
+
+
+def test_ddim_keeps_the_marginals_on_gaussian_data() -> None:
+    """Noise-level schedule of DDPM, data N(0.5, 0.4^2), the exact v: linear steps, followed in closed form."""
+    m, c = 0.5, 0.4
+    for eta in (0.0, 0.5, 1.0):
+        errors = []
+        for steps in (50, 200, 800):
+            angles = torch.linspace(math.pi / 2, 0, steps + 1, dtype=torch.float64)
+            sigmas = torch.sin(angles) / (torch.sin(angles) + torch.cos(angles))
+            mean, variance = torch.tensor(0.0).double(), torch.tensor(1.0).double()
+            for k in range(steps):
+                sigma, alpha = sigmas[k], 1 - sigmas[k]
+                x = torch.tensor([0.0, 1.0], dtype=torch.float64)
+                x0 = m + alpha * c**2 / (alpha**2 * c**2 + sigma**2) * (x - alpha * m)
+                noise = sigma / (alpha**2 * c**2 + sigma**2) * (x - alpha * m)
+                image, std = ddim(x, noise - x0, sigma, sigmas[k + 1], torch.tensor(eta).double())
+                slope = image[1] - image[0]
+                mean, variance = slope * mean + image[0], slope**2 * variance + std**2
+            errors.append(abs(mean - m).item() + abs(variance - c**2).item())
+        assert errors[2] < 0.3 * errors[0] and errors[2] < 5e-3, (eta, errors)
+
+
+@pytest.mark.parametrize("kernel", [flow_sde, dance_sde, cps])
+def test_step_std_is_the_std_of_the_transitions(kernel) -> None:
+    sigmas, eta = torch.linspace(1, 0, 6), torch.tensor([[0.7, 0.0, 0.7, 0.4, 0.0], [0.7, 0.7, 0.7, 0.7, 0.0]])
+    recorder = Recorder(torch.randn(2, *SHAPE), sigmas, kernel, eta, [0, 1])
+    stds = step_std(kernel, sigmas, eta)
+    assert stds.shape == (2, 5) and not stds[eta == 0].any()
+    for k in range(5):
+        made = transition(
+            kernel, recorder.x, recorder.x, sigmas[k].expand(2), sigmas[k + 1].expand(2), eta[:, k], next=recorder.x
+        )
+        torch.testing.assert_close(made.std.flatten(), stds[:, k])
+
+
+def test_a_share_of_the_noise_is_at_most_one() -> None:
+    for name, kernel in KERNELS.items():
+        check_eta(kernel, 1.0)
+        with pytest.raises(ValueError, match="at least 0"):
+            check_eta(kernel, -0.1)
+        if name in ("cps", "cps_published", "ddim"):
+            with pytest.raises(ValueError, match="at most 1"):
+                check_eta(kernel, 1.2)
+        else:
+            check_eta(kernel, 1.2)
+    check_eta(LearnedNoise((4, 1, 1)), 1.2)
+
+
+def trained_noise(**settings) -> LearnedNoise:
+    """A network whose output is far from constant."""
+    net = LearnedNoise(**{"shape": (4, 1, 1), "low": 0.05, "high": 0.2} | settings)
+    for p in net.parameters():
+        nn.init.normal_(p, std=2.0)
+    return net
+
+
+def test_learned_noise_stays_between_its_bounds_and_starts_in_their_geometric_middle() -> None:
+    sigma = torch.rand(500)
+    std = trained_noise().std(sigma)
+    assert std.shape == (500, 4, 1, 1)
+    assert std.min() >= 0.05 - 1e-7 and std.max() <= 0.2 + 1e-7 and std.max() / std.min() > 2
+    torch.testing.assert_close(LearnedNoise((2, 3), 0.05, 0.2).std(sigma), torch.full((500, 2, 3), 0.1))
+
+
+def test_learned_noise_is_the_odes_step_plus_noise_that_policy_gradients_reach() -> None:
+    net, s = trained_noise(), state(eta=1.0)
+    made = transition(net, **s, noise=torch.randn(6, *SHAPE))
+    torch.testing.assert_close(made.mean, transition(ode, **s).mean)
+    transition(net, **s, next=made.next.detach()).log_prob.sum().backward()
+    assert all(p.grad.abs().sum() > 0 for p in net.parameters())
+    off = transition(net, **s | {"eta": torch.zeros(6)}, noise=torch.randn(6, *SHAPE))
+    assert torch.equal(off.next, off.mean) and not off.log_prob.any()
+
+
+def test_the_gradient_widens_the_noise_when_far_samples_are_good() -> None:
+    s = state(eta=1.0)
+    for distance, sign in ((3.0, 1), (0.1, -1)):
+        net = LearnedNoise((4, 1, 1))
+        with torch.no_grad():
+            made = transition(net, **s)
+            next = made.mean + distance * made.std * torch.randn(6, *SHAPE).sign()
+        transition(net, **s, next=next).log_prob.mean().backward()
+        assert (sign * net.net[-1].bias.grad > 0).all()
+
+
+def test_learned_noise_knows_its_condition() -> None:
+    net, s = trained_noise(condition_size=3), state(eta=1.0)
+    condition = torch.randn(6, 3)
+    both = transition(net.kernel(condition), **s)
+    alone = transition(net.kernel(condition[5:]), **{k: v[5:] for k, v in s.items()})
+    torch.testing.assert_close(both.std[5:], alone.std)
+    assert (transition(net.kernel(condition.flip(0)), **s).std - both.std).abs().max() > 0.01
+    with pytest.raises(ValueError, match=r"use given\(condition\)"):
+        transition(net, **s)
+
+
+def test_the_upper_bound_is_held_and_then_lowered() -> None:
+    net = LearnedNoise((4, 1, 1), 0.1, 0.2, hold=0.35, decay=0.3)
+    bounds = []
+    for progress in (0.0, 0.35, 0.675, 1.0):
+        net.anneal(progress)
+        bounds.append(net.upper.item())
+    np.testing.assert_allclose(bounds, [0.2, 0.2, 0.185, 0.17], rtol=1e-6)
+    other = LearnedNoise((4, 1, 1), 0.1, 0.2)
+    other.load_state_dict(net.state_dict())
+    assert torch.equal(other.std(torch.ones(3)), net.std(torch.ones(3)))
+
+
+def test_a_chain_of_one_learned_step_has_the_exact_likelihood() -> None:
+    """One step from noise to sample: the record's log_prob is that of N(x + v dt, std)."""
+    net = trained_noise()
+    recorder = Recorder(torch.randn(5, *SHAPE), torch.tensor([1.0, 0.0]), net, torch.tensor([1.0]), range(5))
+    v = torch.randn(5, *SHAPE)
+    start = recorder.x
+    with torch.no_grad():
+        end = recorder.step(v)
+        std = net.std(torch.ones(5)).expand_as(end)
+    expected = torch.distributions.Normal(start - v, std).log_prob(end).flatten(1).mean(1)
+    torch.testing.assert_close(recorder.trajectory().log_prob[:, 0], expected)
+
+
+@pytest.mark.parametrize("settings", [{"low": 0.2, "high": 0.1}, {"low": 0.0}, {"hold": 1.0}, {"decay": 1.5}])
+def test_impossible_bounds_are_refused(settings: dict) -> None:
+    with pytest.raises(ValueError, match="learned noise"):
+        LearnedNoise((4, 1, 1), **settings)

@@ -112,3 +112,9 @@ def test_the_record_has_the_documented_shapes() -> None:
     assert made.latents.shape == (4, STEPS + 1, 2, 3) and made.velocity.shape == (4, STEPS, 2, 3)
     assert made.log_prob.shape == made.eta.shape == made.mask.shape == (4, STEPS)
     assert {t.dtype for t in (made.latents, made.velocity, made.log_prob, made.eta)} == {torch.float32}
+
+
+def test_a_step_without_noise_is_not_stochastic_whatever_the_plan_says() -> None:
+    assert not roll(ode, eta=torch.full((STEPS,), 0.7)).mask.any()
+    # cps carries no noise into sigma 0
+    assert roll(KERNELS["cps"], eta=torch.full((STEPS,), 0.7)).mask.tolist()[0] == [True] * (STEPS - 1) + [False]

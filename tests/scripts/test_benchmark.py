@@ -68,7 +68,6 @@ def test_bad_arguments_are_one_line_and_exit_code_2(benchmark, capsys, option: s
 
 
 def test_a_step_on_texts_is_measured_beside_trls(benchmark, capsys, tmp_path: Path) -> None:
-    pytest.importorskip("trl")
     path = tmp_path / "figures.json"
     benchmark("--text", "--batch-size", "16", "--repeats", "2", "--threads", "1", "--json", str(path))
     figures = json.loads(path.read_text())

@@ -12,22 +12,21 @@ Departure: a picture's latents are the mean of the VAE's posterior, not a draw f
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import PIL.Image
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.actors.draw import Draw
 from flowalign.algorithms import base
+from flowalign.config import Config, Data
 from flowalign.core.losses import preference_loss
-from flowalign.data import Batch, Preferences, draw_batch
-from flowalign.policies import DiffusersPolicy, Noised
+from flowalign.data import Preferences
+from flowalign.data.batches import Batch, draw_batch
+from flowalign.policies.diffusion import DiffusersPolicy, NoisedSamples
 from samplers import derive_seed
-
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
-    from flowalign.config import Config, Data
 
 
 class DPOSettings(base.AlgorithmSettings):
@@ -41,14 +40,11 @@ class DPOSettings(base.AlgorithmSettings):
 class Experience(base.Experience):
     """B noised pairs."""
 
-    noised: Noised
+    noised: NoisedSamples
     """of 2 B pictures, the chosen ones first"""
 
-    def items(self) -> Tensor:
-        return torch.arange(len(self.batch), device=self.noised.x0.device)[:, None]
 
-
-class DPO(base.Algorithm[Experience]):
+class DPO(base.Algorithm):
     """Diffusion-DPO: preferences between pictures, without a reward or rollouts (arXiv 2311.12908, 2501.13918)."""
 
     Settings = DPOSettings
@@ -57,17 +53,21 @@ class DPO(base.Algorithm[Experience]):
     unit = "noise levels"
     uses_reference = True
 
-    def read(self, data: "Data") -> Preferences:
+    def read(self, data: Data) -> Preferences:
         return Preferences.of(data).of_pictures()
 
-    def check(self, config: "Config") -> None:
+    def check(self, config: Config) -> None:
         if self.settings.heldout is not None:
             Preferences.read(self.settings.heldout).of_pictures()
 
-    def items(self, config: "Config") -> int:
+    def items(self, config: Config) -> int:
         return config.training.group_size
 
-    def collect(self, actor: "Actor", batch: Batch) -> Experience:
+    def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
+        return self.pairs(actor, draw.batch)
+
+    def pairs(self, actor: DiffusionActor, batch: Batch) -> Experience:
+        """The pictures of these preferences, noised."""
         size = {k: v for k, v in actor.config.rollout.arguments().items() if k in ("height", "width", "batch_size")}
         files = [record[key] for key in ("chosen", "rejected") for record in batch.metadata]
         opened = {file: PIL.Image.open(file).convert("RGB") for file in dict.fromkeys(files)}
@@ -75,7 +75,8 @@ class DPO(base.Algorithm[Experience]):
         noised = actor.policy.noised(
             batch.prompts * 2, self._levels(batch).repeat(2), [opened[file] for file in files], seeds * 2, **size
         )
-        return Experience(batch, {}, noised)
+        items = torch.arange(len(batch), device=noised.x0.device)[:, None]
+        return Experience(batch, {}, items, noised)
 
     @staticmethod
     def _levels(batch: Batch) -> Tensor:
@@ -106,12 +107,12 @@ class DPO(base.Algorithm[Experience]):
         }
 
     @staticmethod
-    def _error(policy: DiffusersPolicy, noised: Noised, rows: Tensor) -> Tensor:
+    def _error(policy: DiffusersPolicy, noised: NoisedSamples, rows: Tensor) -> Tensor:
         """[N] squared errors of the velocity, the mean over elements."""
         return (policy.velocity_of(noised, rows) - noised.velocity[rows]).square().flatten(1).mean(1)
 
     @torch.no_grad()
-    def measure(self, actor: "Actor") -> dict[str, float]:
+    def measure(self, actor: DiffusionActor) -> dict[str, float]:
         """Share of the held-out pairs whose chosen picture has the higher implicit reward, a tie counting half."""
         if self.settings.heldout is None:
             return {}
@@ -121,7 +122,7 @@ class DPO(base.Algorithm[Experience]):
         logits = []
         with actor.alone():
             for rows in torch.arange(len(batch)).split(whole_pairs):
-                experience = self.collect(actor, batch[rows.tolist()])
-                logits.append(self.losses(actor.policy, experience, experience.items())[1]["preference/logit"])
+                experience = self.pairs(actor, batch[rows.tolist()])
+                logits.append(self.losses(actor.policy, experience, experience.items)[1]["preference/logit"])
         logit = torch.cat(logits).view(len(pairs), levels).mean(1)
         return {"preference/accuracy": ((logit > 0).float() + (logit == 0) / 2).mean().item()}

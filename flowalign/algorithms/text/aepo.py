@@ -6,18 +6,15 @@ right (above 1/2). Departure: the authors sample a quarter of the prompts as oft
 right ones take the place of other texts.
 """
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
+from flowalign.actors.language import LanguageActor
+from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import first_rows
 from flowalign.algorithms.text.imitating import Examples, Imitating
 from flowalign.core.entropy import regulating_temperature
-from flowalign.policies.language.given import rescored
-
-if TYPE_CHECKING:
-    from flowalign.actors.language import TextActor
+from flowalign.policies.language.teacher_forcing import rescored
 
 
 class AEPOSettings(language.LanguageSettings):
@@ -36,7 +33,7 @@ class AEPO(Imitating):
     Settings = AEPOSettings
     settings: AEPOSettings
 
-    def examples(self, actor: "TextActor", experience: language.Experience) -> Examples:
+    def examples(self, actor: LanguageActor, experience: Experience) -> Examples:
         s, batch, sampling = self.settings, experience.batch, actor.config.rollout
         rows = first_rows(batch)
         temperature = regulating_temperature(experience.metrics["text/entropy"], s.entropy, s.high, s.low)

@@ -7,30 +7,31 @@ engine of other numerics drew. A method that adds to this, a teacher or demonstr
 own file.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from flowalign import registry
+from flowalign.actors.draw import Draw
+from flowalign.actors.language import LanguageActor
 from flowalign.algorithms import base
+from flowalign.algorithms.policy_gradient import Experience, PolicyGradient, PolicyGradientSettings
 from flowalign.config import Named
 from flowalign.core.aggregation import Aggregation, action_weights
-from flowalign.core.divergences import Estimator, sampled_kl
+from flowalign.core.divergences import KLEstimate, sampled_kl
 from flowalign.core.entropy import entropy_modulated, uncertain, unlikeliness
+from flowalign.core.losses import LooksAt
 from flowalign.core.off_policy import Level, Rule, correction
-from flowalign.core.policy_losses import WHOLE_GROUPS
-from flowalign.core.record import Record, ScoredTokens, masked_mean
-from flowalign.data import Batch
+from flowalign.core.record import Actions, Record, masked_mean
+from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
-from flowalign.policies.language.given import rescored
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
+from flowalign.policies.language.teacher_forcing import rescored
 from rewards import Scores
-
-if TYPE_CHECKING:
-    from flowalign.actors.language import TextActor
 
 
 class Modulation(base.AlgorithmSettings):
@@ -50,16 +51,12 @@ class OffPolicy(base.AlgorithmSettings):
     smallest: float = Field(0.0, ge=0)
 
 
-class LanguageSettings(base.AlgorithmSettings):
+class LanguageSettings(PolicyGradientSettings):
     advantage: Named = Named(name="grpo", unbiased=True)
-    """`flowalign list advantages`, with its settings"""
     loss: Named = Named(name="ppo")
-    """`flowalign list losses`, with its settings"""
     aggregation: Aggregation = "token"
     """mean over all tokens, over each text's ('sequence'), over texts of sums ('sum'), that over max_new_tokens"""
-    kl_weight: float = Field(0.0, ge=0)
-    """of the divergence from the start weights"""
-    kl_estimator: Estimator = "k3"
+    kl_estimate: KLEstimate = "k3"
     mask_truncated: bool = False
     """texts that were cut at max_new_tokens teach nothing (DAPO's overlong filtering)"""
     unlikeliness: float = Field(0.0, ge=0, le=1)
@@ -72,55 +69,17 @@ class LanguageSettings(base.AlgorithmSettings):
     """weigh tokens by how probable a forward pass finds them, over how probable sampling did"""
 
 
-@dataclass
-class Experience(base.Experience):
-    """One process's part of an iteration."""
-
-    rollout: TextRollout
-    scores: Scores
-    reward: Tensor
-    """[B] that the advantages came from"""
-    group: Tensor
-    """[B]"""
-    advantage: Tensor
-    """[B, T]"""
-    weight: Tensor
-    """[B, T] of each token's loss: the mean over B of a row's weighted sum is the aggregated loss"""
-    every: bool = False
-    """the loss is not one of advantages alone, so that all rows teach"""
-    teacher: Tensor | None = None
-    """[B, T] log-probabilities under a teacher, where there is one"""
-
-    def items(self) -> Tensor:
-        return torch.arange(len(self.rollout), device=self.advantage.device)[:, None]
-
-    def outcome(self) -> tuple[Tensor, Tensor]:
-        return self.scores.value, masked_mean(self.advantage.abs(), self.rollout.mask)
-
-    def useful(self, items: Tensor) -> Tensor | None:
-        if self.every:
-            return None
-        return ((self.advantage * self.weight) != 0).any(1)[items[:, 0]]
-
-
-class LanguageAlgorithm(base.Algorithm[Experience]):
+class LanguageAlgorithm(PolicyGradient):
     """A group of completions of each prompt, its advantage, loss and aggregation by name."""
 
     Settings: ClassVar[type[LanguageSettings]] = LanguageSettings
     settings: LanguageSettings
-    medium = "text"
-    refills = True
-    replays = True
+    kind = "text"
+    fields = frozenset({"rewards", "baseline", "state"})
+    piece: ClassVar[LooksAt] = "group"
     takes_turns: ClassVar[bool] = True
     """every text is sampled, so that it may be an episode with an environment"""
-    headline = "reward/mean"
     unit = "texts"
-
-    def __init__(self, settings: LanguageSettings) -> None:
-        super().__init__(settings)
-        self.advantage_of = settings.advantage.part("advantages", "algorithm.advantage")
-        self.loss_of = settings.loss.part("losses", "algorithm.loss")
-        self.whole_groups = settings.loss.name in WHOLE_GROUPS
 
     def check(self, config: Any) -> None:
         if config.environment is not None and not self.takes_turns:
@@ -128,6 +87,14 @@ class LanguageAlgorithm(base.Algorithm[Experience]):
                 f"algorithm: '{config.algorithm.name}' learns from demonstrations, which are texts without turns; with "
                 "an environment grpo works"
             )
+        if getattr(self.advantage_of, "centres_steps", False):
+            for i, reward in enumerate(config.rewards):
+                kinds = registry.rewards_within(reward.name, reward.settings)
+                if any(getattr(kind, "bounds_sum", False) for kind in kinds):
+                    raise ConfigError(
+                        f"algorithm.advantage: '{self.settings.advantage.name}' takes a mean off every step's reward, "
+                        f"so that the bound in rewards.{i} no longer holds; process_returns works"
+                    )
         if self.settings.off_policy is not None and (config.data.dynamic_sampling or config.data.replay):
             raise ConfigError("algorithm.off_policy: weighs one rollout; data.dynamic_sampling and replay go without")
         if config.rollout.engine == "vllm" and self.settings.off_policy is None:
@@ -136,105 +103,99 @@ class LanguageAlgorithm(base.Algorithm[Experience]):
                 "algorithm.off_policy={level: token} weighs the difference"
             )
         size, training = config.training.group_size, config.training
-        if self.whole_groups and (training.updates_per_iteration > 1 or training.micro_batch_size % size):
+        if self.loss_looks_at == "group" and (training.updates_per_iteration > 1 or training.micro_batch_size % size):
             raise ConfigError(
                 f"training: '{self.settings.loss.name}' looks at whole groups of {size} at once; "
                 f"updates_per_iteration=1 and micro_batch_size={size} work"
             )
 
-    @property
-    def uses_reference(self) -> bool:
-        return self.settings.kl_weight > 0
-
     def items(self, config: Any) -> int:
         return config.training.group_size
 
-    def collect(self, actor: "TextActor", batch: Batch) -> Experience:
-        off_policy = self.settings.off_policy
-        drawn: list[TextRollout] = []
+    def collect(self, actor: LanguageActor, draw: Draw) -> Experience:
+        experience = super().collect(actor, draw)
+        if self.settings.off_policy is not None:
+            self._correct(actor, experience)
+        return self.augmented(actor, experience)
 
-        def sample(batch: Batch) -> TextRollout:
-            drawn.append(self.rollout(actor, batch))
-            if off_policy is None:
-                return drawn[-1]
-            return rescored(actor.policy, drawn[-1], actor.config.rollout.batch_size)
-
-        rollout, batch, scores = actor.sample_and_score(batch, sample)
-        baseline = actor.baseline(batch) if self.settings.advantage.name == "remax" else None
-
-        record = actor.record(rollout, batch, scores, baseline)
-        if self.settings.advantage.name == "gigpo":
-            record.state = actor.states(rollout, batch)
-        assert record.entropy is not None
-        record.reward = self.rewards(actor, batch, record)
-        ended = actor.gather(rollout.ended)
-        counted = record.mask & ended[:, None] if self.settings.mask_truncated else record.mask
-        weight = action_weights(counted, self.settings.aggregation, actor.config.longest)
-        weight = weight * len(record.group)
-        if self.settings.entropy_share < 1:
-            weight = weight * uncertain(record.entropy, counted, self.settings.entropy_share)
-        advantage = self.advantages(record)
-
-        rows, length = len(batch), rollout.mask.shape[1]
-        metrics = actor.measured(scores, record.group) | {
-            "text/tokens": record.mask.sum(1).float().mean().item(),
-            "text/cut": 1 - ended.float().mean().item(),
-            "text/entropy": record.entropy[record.mask].mean().item(),
-        }
-        metrics |= actor.metrics
-        actor.metrics = {}
-        experience = Experience(
-            batch,
-            metrics,
-            rollout,
-            scores,
-            actor.mine(record.reward, rows),
-            actor.mine(record.group, rows),
-            actor.mine(advantage, rows)[:, :length],
-            actor.mine(weight, rows)[:, :length],
-            self.whole_groups,
+    def _correct(self, actor: LanguageActor, experience: Experience) -> None:
+        """Weigh tokens that were drawn by other numerics than their log-probabilities are of."""
+        assert self.settings.off_policy is not None
+        rollout = experience.rollout
+        weight = correction(
+            rollout.log_prob, rollout.sampler_log_prob, rollout.mask, **self.settings.off_policy.model_dump()
         )
-        if off_policy is not None:
-            own = correction(rollout.log_prob, drawn[-1].log_prob, rollout.mask, **off_policy.model_dump())
-            experience.weight = experience.weight * own
-            each = masked_mean(own.expand_as(rollout.mask), rollout.mask)
-            metrics["text/off_policy_weight"] = actor.gather(each).mean().item()
-        return self.extended(actor, experience)
+        experience.weight = experience.weight * weight
+        mean = masked_mean(weight.expand_as(rollout.mask), rollout.mask)
+        experience.metrics["text/off_policy_weight"] = actor.gather(mean).mean().item()
 
-    def rollout(self, actor: "TextActor", batch: Batch) -> TextRollout:
+    def rollout(self, actor: LanguageActor, batch: Batch) -> tuple[TextRollout, Batch]:
+        """A text of every sample of the batch; `sampled`, scored again where off_policy asks for it."""
+        rollout = self.sampled(actor, batch)
+        if self.settings.off_policy is not None:
+            again = rescored(actor.policy, rollout, actor.config.rollout.batch_size)
+            rollout = replace(again, sampler_log_prob=rollout.log_prob)
+        return rollout, batch
+
+    def sampled(self, actor: LanguageActor, batch: Batch) -> TextRollout:
         """A text of every sample of the batch."""
         return actor.rollout(batch)
 
-    def rewards(self, actor: "TextActor", batch: Batch, record: Record) -> Tensor:
+    def record(self, actor: LanguageActor, rollout: TextRollout, batch: Batch, scores: Scores) -> Record:
+        record = super().record(actor, rollout, batch, scores)
+        if self.needs("baseline"):
+            record.baseline = actor.gather(actor.baseline(batch).to(actor.device))
+        if self.needs("state"):
+            record.state = actor.states(rollout, batch)
+        record.reward = self.rewards(actor, batch, record)
+        return record
+
+    def weights(self, actor: LanguageActor, record: Record) -> Tensor:
+        """[B, T] whose product with the losses has the aggregated loss as its mean over B of sums over T."""
+        assert record.entropy is not None and record.ended is not None
+        counted = record.mask & record.ended[:, None] if self.settings.mask_truncated else record.mask
+        weight = action_weights(counted, self.settings.aggregation, actor.config.most_tokens) * len(record.group)
+        if self.settings.entropy_share < 1:
+            weight = weight * uncertain(record.entropy, counted, self.settings.entropy_share)
+        return weight
+
+    def record_metrics(self, record: Record) -> dict[str, float]:
+        assert record.entropy is not None and record.ended is not None
+        return {
+            "text/tokens": record.mask.sum(1).float().mean().item(),
+            "text/cut": 1 - record.ended.float().mean().item(),
+            "text/entropy": record.entropy[record.mask].mean().item(),
+        }
+
+    def items_of(self, rollout: TextRollout) -> Tensor:
+        """[N, 1] the rows."""
+        return torch.arange(len(rollout), device=rollout.mask.device)[:, None]
+
+    def rewards(self, actor: LanguageActor, batch: Batch, record: Record) -> Tensor:
         """[B] what advantages come from, of all processes."""
         if self.settings.unlikeliness == 0:
             return record.reward
         likelihood = masked_mean(record.log_prob, record.mask)
         return unlikeliness(record.reward, likelihood, record.group, self.settings.unlikeliness)
 
-    def extended(self, actor: "TextActor", experience: Experience) -> Experience:
+    def augmented(self, actor: LanguageActor, experience: Experience) -> Experience:
         """The experience with what a subclass adds to it."""
         return experience
 
     def advantages(self, record: Record) -> Tensor:
         """[B, T] what each token earned."""
-        advantage = self.advantage_of(record)
-        if advantage.dim() == 1:
-            advantage = advantage[:, None].expand_as(record.mask)
+        advantage = super().advantages(record)
         if self.settings.empg is not None:
             assert record.entropy is not None
             settings = self.settings.empg.model_dump()
             advantage = entropy_modulated(advantage, record.entropy, record.mask, **settings, turn=record.turn)
         return advantage
 
-    def verify(self, policy: LanguagePolicy, experience: Experience) -> None:
-        policy.verify(experience.rollout)
-
     def losses(self, policy: LanguagePolicy, experience: Experience, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         rows, rollout = items[:, 0], experience.rollout
         mask = rollout.mask[rows]
         log_prob, entropy = policy.log_probs(rollout, rows)
-        tokens = ScoredTokens(
+        tokens = Actions(
             log_prob,
             rollout.log_prob[rows],
             experience.advantage[rows],
@@ -242,19 +203,18 @@ class LanguageAlgorithm(base.Algorithm[Experience]):
             experience.group[rows],
             experience.reward[rows],
         )
-        losses = self.token_losses(experience, rows, tokens)
-        metrics: dict[str, Tensor] = {
-            "policy/ratio": masked_mean((log_prob - tokens.old_log_prob).exp(), mask),
-            "policy/entropy": masked_mean(entropy, mask),
-        }
+        losses, values = self.token_losses(experience, rows, tokens)
+        values |= {"policy/ratio": tokens.ratio, "policy/entropy": entropy}
         for name, (coefficient, divergence) in self.penalties(policy, experience, rows, log_prob).items():
             losses = losses + coefficient * divergence
-            metrics[name] = masked_mean(divergence, mask)
+            values[name] = divergence
+        metrics = {name: masked_mean(each, mask) for name, each in values.items()}
         return (losses.where(mask, 0) * experience.weight[rows]).sum(1), metrics
 
-    def token_losses(self, experience: Experience, rows: Tensor, tokens: ScoredTokens) -> Tensor:
-        """[N, T] losses of these rows' tokens."""
-        return self.loss_of(tokens)
+    def token_losses(self, experience: Experience, rows: Tensor, tokens: Actions) -> tuple[Tensor, dict[str, Tensor]]:
+        """[N, T] losses of these rows' tokens, and values for the metrics by name."""
+        losses: tuple[Tensor, dict[str, Tensor]] = self.loss_of(tokens)
+        return losses
 
     def penalties(
         self, policy: LanguagePolicy, experience: Experience, rows: Tensor, log_prob: Tensor
@@ -264,5 +224,5 @@ class LanguageAlgorithm(base.Algorithm[Experience]):
             return {}
         with torch.no_grad(), policy.reference():
             reference, _ = policy.log_probs(experience.rollout, rows)
-        divergence = sampled_kl(log_prob, reference, self.settings.kl_estimator)
+        divergence = sampled_kl(log_prob, reference, self.settings.kl_estimate)
         return {"policy/kl": (self.settings.kl_weight, divergence)}

@@ -9,19 +9,18 @@ prompt brings its own, in the data's metadata; their mean is over a micro-batch'
 their cap on the probability up to which a token is imitated, off by default, is left out.
 """
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 
+from flowalign.actors.language import LanguageActor
+from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, first_rows
 from flowalign.algorithms.text.imitating import Examples, Imitating
 from flowalign.core.imitation import imitation_share
-from flowalign.policies.language.given import given
-
-if TYPE_CHECKING:
-    from flowalign.actors.language import TextActor
+from flowalign.policies.language.teacher_forcing import scored
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -51,13 +50,13 @@ class CHORD(Imitating):
         super().__init__(settings)
         self.weighting = settings.weighting
 
-    def examples(self, actor: "TextActor", experience: language.Experience) -> Examples:
+    def examples(self, actor: LanguageActor, experience: Experience) -> Examples:
         s, batch = self.settings, experience.batch
         rows = first_rows(batch)
         share = imitation_share(batch.iteration, s.warmup, s.decay, s.peak, s.valley)
         texts = demonstrations(batch, rows, s.demonstration)
         sampling = actor.config.rollout
-        rollout = given(
+        rollout = scored(
             actor.policy, [batch.prompts[row] for row in rows], texts, sampling.temperature, sampling.batch_size
         )
         return Examples(rollout, torch.ones(len(rows), dtype=torch.bool, device=actor.device), 1 - share, share)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from flowalign.data import Batch
+from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 
 

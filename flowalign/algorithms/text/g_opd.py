@@ -1,22 +1,20 @@
 """G-OPD: on-policy distillation as a reward of every token, as far as the teacher and beyond (arXiv 2602.12125).
 
 Credit: lambda (log teacher - log ref) - (log pi - log ref) of each token under the weights that sampled it; lambda 1 is
-plain on-policy distillation, above 1 extrapolates away from the reference, the start weights. `reward_weight` adds the
-advantage of the rewards, which the authors do without. Loss: GRPO's.
+plain on-policy distillation, above 1 extrapolates away from the reference: the start weights, or another model, such as
+the one that the teacher was trained from, which corrects the reward where the student is smaller. `reward_weight` adds
+the advantage of the rewards, which the authors do without. Loss: GRPO's.
 """
-
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
 
+from flowalign.actors.language import LanguageActor
+from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.core.imitation import distillation_advantage
 from flowalign.core.record import masked_mean
 from flowalign.policies.language.teacher import Teacher
-
-if TYPE_CHECKING:
-    from flowalign.actors.language import TextActor
 
 
 class GOPDSettings(language.LanguageSettings):
@@ -24,6 +22,8 @@ class GOPDSettings(language.LanguageSettings):
     """folder or hub name of a model of the same tokens"""
     extrapolation: float = Field(1.0, gt=0)
     """lambda"""
+    reference: str | None = None
+    """folder or hub name of a model of the same tokens; default the start weights"""
     reward_weight: float = Field(0.0, ge=0)
 
 
@@ -33,17 +33,22 @@ class GOPD(language.LanguageAlgorithm):
     Settings = GOPDSettings
     settings: GOPDSettings
     teacher: Teacher | None = None
+    reference: Teacher | None = None
 
     @property
     def uses_reference(self) -> bool:
-        return super().uses_reference or self.settings.extrapolation != 1
+        s = self.settings
+        return super().uses_reference or (s.extrapolation != 1 and s.reference is None)
 
-    def extended(self, actor: "TextActor", experience: language.Experience) -> language.Experience:
+    def augmented(self, actor: LanguageActor, experience: Experience) -> Experience:
         s, rollout, size = self.settings, experience.rollout, actor.config.rollout.batch_size
         self.teacher = self.teacher or Teacher(s.teacher, actor.policy)
         teacher = self.teacher.log_probs(rollout, size)
         reference = None
-        if s.extrapolation != 1:
+        if s.extrapolation != 1 and s.reference is not None:
+            self.reference = self.reference or Teacher(s.reference, actor.policy)
+            reference = self.reference.log_probs(rollout, size)
+        elif s.extrapolation != 1:
             rows = torch.arange(len(rollout), device=actor.device).split(size)
             with torch.no_grad(), actor.policy.reference():
                 reference = torch.cat([actor.policy.log_probs(rollout, part)[0] for part in rows])

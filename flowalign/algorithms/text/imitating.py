@@ -6,20 +6,18 @@ several updates and several processes are the trainer's business.
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from flowalign.actors.language import LanguageActor
+from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import first_rows
 from flowalign.core.imitation import imitation_loss
-from flowalign.core.record import ScoredTokens, masked_mean
-from flowalign.errors import ConfigError
+from flowalign.core.record import Actions
 from flowalign.policies.language.rollout import TextRollout
-
-if TYPE_CHECKING:
-    from flowalign.actors.language import TextActor
 
 
 @dataclass
@@ -36,45 +34,26 @@ class Examples:
     """coefficient of the loss of these"""
 
 
-@dataclass
-class Experience(language.Experience):
-    """Rows of the samples, then one row of an imitated text a group."""
-
-    def items(self) -> Tensor:
-        samples = torch.arange(len(self.batch)).view(len(set(self.batch.group)), -1)
-        extra = torch.arange(len(self.batch), len(self.rollout))[:, None]
-        return torch.cat([samples, extra], 1).flatten()[:, None].to(self.advantage.device)
-
-    def outcome(self) -> tuple[Tensor, Tensor]:
-        rows = len(self.batch)
-        return self.scores.value, masked_mean(self.advantage.abs(), self.rollout.mask)[:rows]
-
-
 class Imitating(language.LanguageAlgorithm):
     """Base: a subclass says what is imitated, and how much."""
 
     weighting: Literal["none", "chord"] = "none"
-    """of an imitated token's loss, as of `core.guidance.imitation_loss`"""
-
-    def check(self, config: Any) -> None:
-        super().check(config)
-        if self.whole_groups:
-            raise ConfigError(
-                f"algorithm.loss: '{self.settings.loss.name}' looks at whole groups, and imitated texts are in none; "
-                "ppo works"
-            )
+    """of an imitated token's loss, as in `core.imitation.imitation_loss`"""
+    # imitated texts are in no group
+    piece = "row"
 
     def items(self, config: Any) -> int:
         return super().items(config) + 1
 
-    def examples(self, actor: "TextActor", experience: language.Experience) -> Examples:
+    def examples(self, actor: LanguageActor, experience: Experience) -> Examples:
         """What is imitated in this iteration."""
         raise NotImplementedError
 
-    def extended(self, actor: "TextActor", experience: language.Experience) -> Experience:
+    def augmented(self, actor: LanguageActor, experience: Experience) -> Experience:
         examples = self.examples(actor, experience)
         rows = len(experience.rollout)
-        rollout = TextRollout.cat([experience.rollout, examples.rollout], actor.policy.tokenizer.pad_token_id)
+        own = replace(experience.rollout, sampler_log_prob=None)
+        rollout = TextRollout.cat([own, examples.rollout])
         items = len(rollout)
         counted = examples.rollout.mask & examples.counts[:, None]
         # the mean over the tokens of all processes, whose losses the trainer averages
@@ -86,8 +65,11 @@ class Imitating(language.LanguageAlgorithm):
             return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in (own, extra)])
 
         firsts = first_rows(experience.batch)
-        whole = replace(
+        samples = torch.arange(rows).view(len(firsts), -1)
+        extra = torch.arange(rows, items)[:, None]
+        return replace(
             experience,
+            items=torch.cat([samples, extra], 1).flatten()[:, None].to(actor.device),
             rollout=rollout,
             group=torch.cat([experience.group, experience.group[firsts]]),
             reward=torch.cat([experience.reward, experience.reward.new_zeros(len(firsts))]),
@@ -99,10 +81,8 @@ class Imitating(language.LanguageAlgorithm):
                 "imitation/coefficient": examples.imitated,
             },
         )
-        return Experience(**vars(whole))
 
-    def token_losses(self, experience: language.Experience, rows: Tensor, tokens: ScoredTokens) -> Tensor:
+    def token_losses(self, experience: Experience, rows: Tensor, tokens: Actions) -> tuple[Tensor, dict[str, Tensor]]:
         imitated = (rows >= len(experience.batch))[:, None]
-        return torch.where(
-            imitated, imitation_loss(tokens.log_prob, self.weighting), super().token_losses(experience, rows, tokens)
-        )
+        losses, values = super().token_losses(experience, rows, tokens)
+        return torch.where(imitated, imitation_loss(tokens.log_prob, self.weighting), losses), values

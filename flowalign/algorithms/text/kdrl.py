@@ -9,19 +9,16 @@ sections 3.1 to 3.4, which agree. Departures: there each update has texts of its
 there the mean over the texts that it is left for, here over all; masking groups with a right text whole is left out.
 """
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 from torch import Tensor
 
+from flowalign.actors.language import LanguageActor
+from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
-from flowalign.core.divergences import Estimator
+from flowalign.core.divergences import KLEstimate
 from flowalign.core.imitation import annealed, distillation_loss
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.teacher import Teacher
-
-if TYPE_CHECKING:
-    from flowalign.actors.language import TextActor
 
 
 class KDRLSettings(language.LanguageSettings):
@@ -31,7 +28,7 @@ class KDRLSettings(language.LanguageSettings):
     """coefficient of the divergence, at the beginning"""
     final_distillation: float | None = Field(None, ge=0)
     """at the end of training; default the same"""
-    estimator: Estimator = "k2"
+    distillation_estimate: KLEstimate = "k2"
     reward_guided: bool = False
     """no distillation of texts whose reward is above 1/2"""
 
@@ -53,17 +50,17 @@ class KDRL(language.LanguageAlgorithm):
         first, last = self.settings.distillation, self.settings.final_distillation
         return first if last is None else annealed(self.done, first, last)
 
-    def extended(self, actor: "TextActor", experience: language.Experience) -> language.Experience:
+    def augmented(self, actor: LanguageActor, experience: Experience) -> Experience:
         self.teacher = self.teacher or Teacher(self.settings.teacher, actor.policy)
         experience.teacher = self.teacher.log_probs(experience.rollout, actor.config.rollout.batch_size)
-        experience.every = True
+        experience.all_teach = True
         return experience
 
     def penalties(
-        self, policy: LanguagePolicy, experience: language.Experience, rows: Tensor, log_prob: Tensor
+        self, policy: LanguagePolicy, experience: Experience, rows: Tensor, log_prob: Tensor
     ) -> dict[str, tuple[float, Tensor]]:
         assert experience.teacher is not None
         reward = experience.reward[rows] if self.settings.reward_guided else None
-        divergence = distillation_loss(log_prob, experience.teacher[rows], reward, self.settings.estimator)
+        divergence = distillation_loss(log_prob, experience.teacher[rows], reward, self.settings.distillation_estimate)
         own = super().penalties(policy, experience, rows, log_prob)
         return own | {"policy/teacher_kl": (self.coefficient, divergence)}

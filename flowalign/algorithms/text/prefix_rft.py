@@ -11,20 +11,19 @@ length; the most uncertain are those of all prefixes of a mini-batch under the w
 those that sampled; demonstrated tokens may go unclipped there, here they have the same loss as all others.
 """
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 from pydantic import Field
 
+from flowalign.actors.language import LanguageActor
+from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, last_members
 from flowalign.core.imitation import prefix_share, uncertain_prefix
-from flowalign.data import Batch
-from flowalign.policies.language.given import continued
+from flowalign.data.batches import Batch
 from flowalign.policies.language.rollout import TextRollout
-
-if TYPE_CHECKING:
-    from flowalign.actors.language import TextActor
+from flowalign.policies.language.teacher_forcing import continued
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -51,7 +50,7 @@ class PrefixRFT(language.LanguageAlgorithm):
     def progress(self, done: float) -> None:
         self.done = done
 
-    def prefixes(self, actor: "TextActor", batch: Batch) -> list[list[int]]:
+    def prefixes(self, actor: LanguageActor, batch: Batch) -> list[list[int]]:
         """Token ids of the demonstration that each sample begins with; none but for the last of a group."""
         share = prefix_share(self.done, self.settings.start, self.settings.end)
         shown = [row for row, last in enumerate(last_members(batch)) if last]
@@ -61,11 +60,11 @@ class PrefixRFT(language.LanguageAlgorithm):
             made[row] = list(tokens[: min(int(share * len(tokens)), len(tokens) - 1)])
         return made
 
-    def rollout(self, actor: "TextActor", batch: Batch) -> TextRollout:
+    def sampled(self, actor: LanguageActor, batch: Batch) -> TextRollout:
         arguments = actor.config.rollout.arguments()
         return continued(actor.policy, batch.prompts, self.prefixes(actor, batch), batch.noise_seeds, **arguments)
 
-    def extended(self, actor: "TextActor", experience: language.Experience) -> language.Experience:
+    def augmented(self, actor: LanguageActor, experience: Experience) -> Experience:
         rollout = experience.rollout
         count = torch.tensor([len(own) for own in self.prefixes(actor, experience.batch)], device=actor.device)
         prefix = (torch.arange(rollout.mask.shape[1], device=actor.device) < count[:, None]) & rollout.mask

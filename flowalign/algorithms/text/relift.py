@@ -5,18 +5,15 @@ the authors collect such prompts, have them solved by a stronger model and learn
 there are enough; here the demonstration is in the data's metadata and learned in the same update.
 """
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
+from flowalign.actors.language import LanguageActor
+from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, first_rows
 from flowalign.algorithms.text.imitating import Examples, Imitating
 from flowalign.core.imitation import needs_demonstration
-from flowalign.policies.language.given import given
-
-if TYPE_CHECKING:
-    from flowalign.actors.language import TextActor
+from flowalign.policies.language.teacher_forcing import scored
 
 
 class ReLIFTSettings(language.LanguageSettings):
@@ -35,13 +32,13 @@ class ReLIFT(Imitating):
     settings: ReLIFTSettings
     takes_turns = False
 
-    def examples(self, actor: "TextActor", experience: language.Experience) -> Examples:
+    def examples(self, actor: LanguageActor, experience: Experience) -> Examples:
         s, batch = self.settings, experience.batch
         rows = first_rows(batch)
         hard = needs_demonstration(experience.reward, experience.group, s.threshold)[rows]
         texts = demonstrations(batch, rows, s.demonstration)
         sampling = actor.config.rollout
-        rollout = given(
+        rollout = scored(
             actor.policy, [batch.prompts[row] for row in rows], texts, sampling.temperature, sampling.batch_size
         )
         return Examples(rollout, hard, 1.0, s.coefficient)

@@ -6,21 +6,17 @@ gets the mean of the others, hence about no advantage. Departures: the demonstra
 coming on top; the paper's two controls of forms and thoughts in demonstrations are left out.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, last_members
 from flowalign.core.imitation import demonstrated_reward
 from flowalign.core.record import Record
-from flowalign.data import Batch
-from flowalign.policies.language.given import given
+from flowalign.data.batches import Batch
 from flowalign.policies.language.rollout import TextRollout
-
-if TYPE_CHECKING:
-    from flowalign.actors.language import TextActor
+from flowalign.policies.language.teacher_forcing import scored
 
 
 class ViSurfSettings(language.LanguageSettings):
@@ -35,7 +31,7 @@ class ViSurf(language.LanguageAlgorithm):
     settings: ViSurfSettings
     takes_turns = False
 
-    def rollout(self, actor: "TextActor", batch: Batch) -> TextRollout:
+    def sampled(self, actor: LanguageActor, batch: Batch) -> TextRollout:
         last = last_members(batch)
         others = [row for row in range(len(batch)) if not last[row]]
         shown = [row for row in range(len(batch)) if last[row]]
@@ -44,12 +40,12 @@ class ViSurf(language.LanguageAlgorithm):
         prompts = [batch.prompts[row] for row in shown]
         parts = [
             actor.rollout(batch[others]),
-            given(actor.policy, prompts, texts, sampling.temperature, sampling.batch_size),
+            scored(actor.policy, prompts, texts, sampling.temperature, sampling.batch_size),
         ]
-        joined = TextRollout.cat(parts, actor.policy.tokenizer.pad_token_id)
+        joined = TextRollout.cat(parts)
         place = {row: i for i, row in enumerate([*others, *shown])}
         return joined[torch.tensor([place[row] for row in range(len(batch))])]
 
-    def rewards(self, actor: "TextActor", batch: Batch, record: Record) -> Tensor:
+    def rewards(self, actor: LanguageActor, batch: Batch, record: Record) -> Tensor:
         shown = actor.gather(torch.tensor(last_members(batch), device=actor.device))
         return demonstrated_reward(super().rewards(actor, batch, record), shown, record.group)

@@ -2,97 +2,54 @@
 
 An algorithm of the family is a few answers, each a method with the plain one here: how to roll out (`rollout`), what
 the pictures are worth (`scores`), which reward every step gets (`step_reward`), how rewards become advantages
-(`credit`), and the loss of an action (`loss`). The plain answers are those of Flow-GRPO.
+(`credit`), and the loss of an action (`loss`). The plain answers are Flow-GRPO's, with the advantage and the loss that
+the settings name.
 """
 
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from functools import cached_property
+from typing import ClassVar, Literal
 
 import torch
-from PIL.Image import Image
-from pydantic import Field
 from torch import Tensor
 
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.actors.draw import Draw
 from flowalign.algorithms import base
-from flowalign.config import Named
-from flowalign.core.advantages import Scale, group_advantage
-from flowalign.core.credit import per_reward
+from flowalign.algorithms.policy_gradient import Experience, PolicyGradient, PolicyGradientSettings
+from flowalign.config import Config, Named
 from flowalign.core.divergences import gaussian_kl, velocity_mse
-from flowalign.core.estimators import NEEDS_MORE
-from flowalign.core.losses import clip_fraction, clipped_policy_loss
-from flowalign.core.policy_losses import WHOLE_ROWS
-from flowalign.core.record import Record
-from flowalign.data import Batch
+from flowalign.core.record import Actions, Record
+from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
-from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from rewards import Scores
 from samplers import Transition
 
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
-    from flowalign.config import Config
 
-
-Combine = Literal["reward", "advantage", "gdpo"]
-
-
-class PolicySettings(base.AlgorithmSettings):
+class PolicySettings(PolicyGradientSettings):
     """Settings that the whole family has; an algorithm adds its own."""
 
-    clip_range: float = Field(1e-4, gt=0)
-    """of the ratio, which is per element and so stays close to 1"""
-    clip_range_high: float | None = Field(None, gt=0)
-    """upper clip, default clip_range"""
-    dual_clip: float | None = Field(None, gt=1)
-    """bound on the ratio of actions with a negative advantage"""
-    kl_weight: float = Field(0.0, ge=0)
-    """of the divergence from the start weights"""
+    advantage: Named = Named(name="grpo", clip=5.0)
+    loss: Named = Named(name="ppo", clip_range=1e-4)
+    """log-probabilities are means over a sample's elements, so that ratios stay close to 1"""
     divergence: Literal["kl", "velocity_mse"] = "kl"
-    advantage_scale: Scale = "group"
-    """divide advantages by the standard deviation of the group, of the batch, or none"""
-    advantage_clip: float = Field(5.0, gt=0)
-    combine: Combine = "reward"
-    """several rewards: normalise their weighted sum; normalise each and sum; or that and normalise over the batch"""
-    advantage: Named | None = None
-    """an advantage of the core by name with its settings, in the place of the family's; `flowalign list advantages`"""
-    loss: Named | None = None
-    """a loss of the core by name with its settings, in the place of the clip above; `flowalign list losses`"""
 
 
 @dataclass
-class Actions:
-    """N stored actions under the present weights; gradients flow through log_prob, mean and velocity."""
+class Steps(Actions):
+    """N stored denoising steps under the present weights; gradients flow through mean and velocity too."""
 
     rollout: Rollout
     samples: Tensor
     """[N]"""
     steps: Tensor
     """[N]"""
-    advantage: Tensor
-    """[N]"""
     velocity: Tensor
     """[N, ...]"""
     transition: Transition
     velocity_reference: Tensor | None
     """[N, ...], None where the loss does not use the reference"""
-
-    @property
-    def log_prob(self) -> Tensor:
-        """[N]"""
-        return self.transition.log_prob
-
-    @property
-    def old_log_prob(self) -> Tensor:
-        """[N]"""
-        return self.rollout.trajectory.log_prob[self.samples, self.steps]
-
-    @property
-    def ratio(self) -> Tensor:
-        """[N] how much more probable the action is under the present weights than when it was drawn."""
-        return torch.exp(self.log_prob - self.old_log_prob)
 
     @cached_property
     def mean_old(self) -> Tensor:
@@ -117,166 +74,74 @@ class Actions:
         return sigmas[self.steps + 1] - sigmas[self.steps]
 
 
-@dataclass
-class Experience(base.Experience):
-    """One process's part of an iteration: its rollout, its scores and what each action earned."""
-
-    rollout: Rollout
-    scores: Scores
-    advantage: Tensor
-    """[B, T]"""
-
-    def items(self) -> Tensor:
-        """[N, 2] (sample, step) of every stochastic step, group after group."""
-        return self.rollout.trajectory.mask.nonzero()
-
-    def outcome(self) -> tuple[Tensor, Tensor]:
-        return self.scores.value, self.advantage.abs().mean(1)
-
-    def useful(self, items: Tensor) -> Tensor:
-        return self.advantage[items[:, 0], items[:, 1]] != 0
-
-
-class TrajectoryAlgorithm(base.Algorithm[Experience]):
+class TrajectoryAlgorithm(PolicyGradient):
     """Base of the family."""
 
     Settings: ClassVar[type[base.AlgorithmSettings]] = PolicySettings
     settings: PolicySettings
-    headline = "reward/mean"
-    refills = True
-    replays = True
     unit = "stochastic steps"
+    plan: ClassVar[tuple[type, str] | None] = None
+    """the kind of plan that it needs, and an example"""
 
-    def __init__(self, settings: PolicySettings) -> None:
-        super().__init__(settings)
-        own = type(self)
-        for key, method, plain in (
-            ("advantage", own.credit, TrajectoryAlgorithm.credit),
-            ("loss", own.loss, TrajectoryAlgorithm.loss),
-        ):
-            if getattr(settings, key) is not None and method is not plain:
-                raise ConfigError(f"algorithm.{key}: {own.__name__} has its own; flow_grpo takes any")
-        if settings.advantage is not None and settings.advantage.name in NEEDS_MORE:
+    def check(self, config: Config) -> None:
+        plan, rollout = config.build_plan(), config.rollout
+        if self.plan is not None and not isinstance(plan, self.plan[0]):
             raise ConfigError(
-                f"algorithm.advantage: '{settings.advantage.name}' compares with what denoising has not, "
-                f"{NEEDS_MORE[settings.advantage.name]}; grpo works"
+                f"rollout.plan: {config.algorithm.name} does not work with the plan '{rollout.plan.name}'; "
+                f"plan: {self.plan[1]} works"
             )
-        if settings.loss is not None and settings.loss.name in WHOLE_ROWS:
-            raise ConfigError(
-                f"algorithm.loss: '{settings.loss.name}' looks at all actions of a row at once, and denoising steps "
-                "are learned from one by one; ppo, cispo and reinforce work"
-            )
-        self.core_advantage = (
-            settings.advantage.part("advantages", "algorithm.advantage") if settings.advantage else None
-        )
-        self.core_loss = settings.loss.part("losses", "algorithm.loss") if settings.loss else None
+        if self.noise == "kernel":
+            wanted, made = config.noise()
+            silent = (wanted & ~made).nonzero().flatten().tolist()
+            if silent:
+                raise ConfigError(
+                    f"rollout.kernel: '{rollout.kernel}' adds no noise at step {silent[0]} of {rollout.steps}, where "
+                    "the plan wants an action to learn from; flow_sde works"
+                )
 
-    @property
-    def uses_reference(self) -> bool:
-        """Whether the loss compares with the start weights."""
-        return self.settings.kl_weight > 0
-
-    def items(self, config: "Config") -> int:
+    def items(self, config: Config) -> int:
         etas = config.build_plan().etas(config.rollout.steps, config.rollout.eta, 0, 0)
         return config.training.group_size * int((etas > 0).sum())
 
-    def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
-        """The trajectories to learn from and the samples they are of; one group's stand side by side."""
-        return actor.rollout(batch), batch
+    def record(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Record:
+        record = super().record(actor, rollout, batch, scores)
+        if record.reward.dim() == 2:
+            actor.calibrate(record.reward, record.mask)
+        return record
 
-    def scores(self, actor: "Actor", images: Sequence[Image], batch: Batch) -> Scores:
-        """Scores of the finished pictures.
+    def items_of(self, rollout: Rollout) -> Tensor:
+        """[N, 2] (sample, step) of every stochastic step, group after group."""
+        return rollout.mask.nonzero()
 
-        May run in a thread of its own while the policy samples further groups, and so leaves the policy alone.
-        """
-        return actor.score(images, batch)
+    def loss(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
+        """[N] loss of each action, and named [N] values for the metrics: the named loss and the divergence."""
+        loss, metrics = self.loss_of(actions)
+        penalty, more = self.penalty(actions)
+        return loss + penalty, metrics | more
 
-    def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
-        """[B] or [B, T] rewards; here the finished sample's, one a trajectory."""
-        return scores.value
-
-    def credit(self, record: Record) -> Tensor:
-        """[B] or [B, T] advantages from the record of all processes: normalised within groups."""
-        s = self.settings
-        if self.core_advantage is not None:
-            return self.core_advantage(record)
-        mask = record.mask if record.reward.dim() == 2 else None
-        if s.combine == "reward":
-            return group_advantage(record.reward, record.group, s.advantage_scale, s.advantage_clip, mask=mask)
-        return per_reward(
-            record.rewards,
-            record.weights,
-            record.group,
-            normalise=s.combine == "gdpo",
-            scale=s.advantage_scale,
-            clip=s.advantage_clip,
-        )
-
-    def loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
-        """[N] loss of each action, and named [N] values for the metrics: PPO's clip and the divergence."""
-        if self.core_loss is not None:
-            penalty, metrics = self.penalty(actions)
-            return self.core_loss(actions) + penalty, metrics
-        return self.clipped(actions, actions.log_prob, actions.old_log_prob)
-
-    def clipped(self, actions: Actions, log_prob: Tensor, old_log_prob: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """PPO's clipped loss of these log-probabilities, plus the divergence."""
-        s = self.settings
-        high = s.clip_range_high or s.clip_range
-        loss = clipped_policy_loss(log_prob, old_log_prob, actions.advantage, s.clip_range, high, s.dual_clip)
-        clipped = clip_fraction(log_prob, old_log_prob, actions.advantage, s.clip_range, high)
-        penalty, metrics = self.penalty(actions)
-        return loss + penalty, {"policy/clip_fraction": clipped, **metrics}
-
-    def penalty(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
+    def penalty(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
         """[N] weighted divergence from the start weights, 0 where it has no weight."""
         if not self.uses_reference:
             return torch.zeros_like(actions.log_prob), {}
         assert actions.velocity_reference is not None
         if self.settings.divergence == "kl":
-            made = actions.transition
-            divergence = gaussian_kl(made.mean, actions.mean_reference, made.std)
+            step = actions.transition
+            divergence = gaussian_kl(step.mean, actions.mean_reference, step.std)
         else:
             divergence = velocity_mse(actions.velocity, actions.velocity_reference)
         return self.settings.kl_weight * divergence, {"policy/kl": divergence}
 
-    def collect(self, actor: "Actor", batch: Batch) -> Experience:
-        """Roll out, score, and give credit."""
-        rollout, batch, scores = actor.sample_and_score(
-            batch, partial(self.rollout, actor), partial(self.scores, actor)
+    def show(self, actor: DiffusionActor, batch: Batch) -> base.Seen:
+        seen = self.collect(actor, Draw(actor, batch))
+        earned = seen.advantage.where(seen.rollout.trajectory.mask, torch.nan)
+        pictures = actor.decode(seen.rollout)
+        return base.Seen(
+            seen.rollout, seen.batch, pictures, seen.scores, seen.reward, earned, self.wins(len(seen.batch))
         )
-        begin = time.perf_counter()
-        reward = self.step_reward(actor, rollout, batch, scores)
-        actor.metrics["seconds/reward"] += time.perf_counter() - begin
-
-        record = actor.record(rollout, batch, scores, reward)
-        if record.reward.dim() == 2:
-            actor.calibrate(record.reward, record.mask)
-        advantage = self.advantages(record)
-        metrics = actor.measured(scores, record.group) | actor.metrics
-        actor.metrics = {}
-        return Experience(batch, metrics, rollout, scores, actor.mine(advantage, len(batch)))
-
-    def advantages(self, record: Record) -> Tensor:
-        """[B, T] what each action earned."""
-        advantage = self.credit(record)
-        return advantage[:, None].expand_as(record.mask) if advantage.dim() == 1 else advantage
-
-    def show(self, actor: "Actor", batch: Batch) -> base.Seen:
-        rollout, batch = self.rollout(actor, batch)
-        images = actor.decode(rollout)
-        scores = self.scores(actor, images, batch)
-        record = actor.record(rollout, batch, scores, self.step_reward(actor, rollout, batch, scores))
-        earned = self.advantages(record).where(record.mask, torch.nan)
-        reward = record.reward if record.reward.dim() == 1 else scores.value
-        return base.Seen(rollout, batch, images, scores, reward, earned, self.wins(len(batch)))
 
     def wins(self, rows: int) -> Tensor | None:
         """[B, B] verdicts of the comparisons that the last rewards came from, as in `Seen`; None without any."""
         return None
-
-    def verify(self, policy: DiffusersPolicy, experience: Experience) -> None:
-        policy.verify(experience.rollout)
 
     def losses(
         self, policy: DiffusersPolicy, experience: Experience, items: Tensor
@@ -285,7 +150,7 @@ class TrajectoryAlgorithm(base.Algorithm[Experience]):
         loss, values = self.loss(actions)
         return loss, {**values, "policy/ratio": actions.ratio}
 
-    def actions(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Actions:
+    def actions(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Steps:
         """The stored actions of [N, 2] (sample, step) pairs, scored under the present weights."""
         samples, steps = items.unbind(1)
         rollout = experience.rollout
@@ -294,6 +159,18 @@ class TrajectoryAlgorithm(base.Algorithm[Experience]):
         if self.uses_reference:
             with torch.no_grad(), policy.reference():
                 reference = policy.velocity(rollout, samples, steps)
-        made = rollout.trajectory.score(rollout.kernel, velocity, samples, steps)
-        advantage = experience.advantage[samples, steps]
-        return Actions(rollout, samples, steps, advantage, velocity, made, reference)
+        transition = rollout.trajectory.score(rollout.kernel, velocity, samples, steps)
+        return Steps(
+            transition.log_prob,
+            rollout.trajectory.log_prob[samples, steps],
+            experience.advantage[samples, steps],
+            rollout.mask[samples, steps],
+            experience.group[samples],
+            experience.reward[samples],
+            rollout,
+            samples,
+            steps,
+            velocity,
+            transition,
+            reference,
+        )

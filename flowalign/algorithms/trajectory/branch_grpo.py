@@ -9,26 +9,23 @@ led to it. Loss: PPO's clip on every edge of the tree, once.
 without telling the log-probability), and pruning is left out.
 """
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
-from flowalign.core.advantages import group_advantage
+from flowalign.config import Config
 from flowalign.core.credit import back_up, first_of
 from flowalign.core.record import Record
-from flowalign.data import Batch
+from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
-from flowalign.policies import Rollout
+from flowalign.policies.diffusion import Rollout
 from rewards import Scores
 from samplers.plans import Tree
-
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
-    from flowalign.config import Config
 
 
 class BranchGRPOSettings(trajectory.PolicySettings):
@@ -41,14 +38,13 @@ class BranchGRPO(TrajectoryAlgorithm):
 
     Settings = BranchGRPOSettings
     settings: BranchGRPOSettings
+    fields = frozenset()
+    dense = True
+    plan = (Tree, "{name: tree, splits: [0, 2]}")
 
-    def check(self, config: "Config") -> None:
+    def check(self, config: Config) -> None:
+        super().check(config)
         plan = config.build_plan()
-        if not isinstance(plan, Tree):
-            raise ConfigError(
-                f"rollout.plan: branch_grpo grows trees, not the plan '{config.rollout.plan.name}'; "
-                "plan: {name: tree, splits: [0, 2]} works"
-            )
         if plan.leaves != config.training.group_size:
             raise ConfigError(
                 f"training.group_size: a tree with splits {plan.splits} has {plan.leaves} leaves, "
@@ -65,12 +61,12 @@ class BranchGRPO(TrajectoryAlgorithm):
                 f"{limit:g}; fewer splits or at most {int(trees * limit / needed)} prompts_per_iteration would fit"
             )
 
-    def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
+    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
         roots = [batch.group.index(g) for g in dict.fromkeys(batch.group)]
         rollout, _ = actor.tree(batch[roots])
         return rollout, batch
 
-    def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         """[B, T + 1] the value of each node on a leaf's path, and whose row stands for it."""
         nodes = rollout.trajectory.numbered()
         value = back_up(scores.value.to(nodes.device), nodes)[:, 1:]
@@ -80,6 +76,4 @@ class BranchGRPO(TrajectoryAlgorithm):
     def credit(self, record: Record) -> Tensor:
         once = ~record.reward.isnan()
         reward = torch.where(once, record.reward, 0.0)
-        return group_advantage(
-            reward, record.group, self.settings.advantage_scale, self.settings.advantage_clip, mask=once & record.mask
-        )
+        return super().credit(replace(record, reward=reward, mask=once & record.mask))

@@ -1,37 +1,26 @@
 """Branching rollouts that several algorithms share: a deterministic trunk a prompt, left at every candidate step."""
 
-from typing import TYPE_CHECKING
-
 import torch
 
-from flowalign.data import Batch
-from flowalign.errors import ConfigError
-from flowalign.policies import Rollout
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.config import Config
+from flowalign.data.batches import Batch
+from flowalign.policies.diffusion import Rollout
 from samplers import derive_seed
 from samplers.plans import Single
 
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
-    from flowalign.config import Config
+SINGLE = (Single, "{name: single, start: 0}")
+"""the plan of branches that leave by one stochastic step; its range says where"""
 
 
-def require_single(config: "Config") -> None:
-    """Branches leave by one stochastic step, so the plan must be `single`; its range says where they leave."""
-    if config.rollout.plan.name != "single":
-        raise ConfigError(
-            f"rollout.plan: {config.algorithm.name} branches at single steps, not by the plan "
-            f"'{config.rollout.plan.name}'; plan: {{name: single, start: 0}} works"
-        )
-
-
-def places(config: "Config") -> range:
+def places(config: Config) -> range:
     """The steps at which a prompt's trunk is left, each by a group."""
     plan = config.build_plan()
     assert isinstance(plan, Single)
     return plan.places(config.rollout.steps)
 
 
-def branch_everywhere(actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
+def branch_everywhere(actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
     """One trunk a prompt; at every step of the plan's range the prompt's group leaves it by one stochastic step.
 
     Returns:

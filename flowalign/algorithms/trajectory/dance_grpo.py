@@ -1,8 +1,9 @@
 """DanceGRPO: GRPO for diffusion and flow models (arXiv 2505.07818).
 
 Rollout: a rectified-flow SDE with constant diffusion (kernel `dance_sde`, eta 0.3); the group starts from one
-noise. Credit: each reward is normalised within its group, advantages are summed; of a group only the best and the
-worst `keep` members are learned from; and of each trajectory only a random share of its steps. Loss: PPO's clip.
+noise. Credit: each reward is normalised within its group, advantages are summed (`per_reward`); of a group only the
+best and the worst `keep` members are learned from; and of each trajectory only a random share of its steps. Loss: PPO's
+clip.
 """
 
 import torch
@@ -11,12 +12,13 @@ from torch import Tensor
 
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
+from flowalign.config import Named
 from flowalign.core.credit import best_and_worst
-from flowalign.core.record import Record
+from flowalign.core.record import Record, masked_mean
 
 
 class DanceGRPOSettings(trajectory.PolicySettings):
-    combine: trajectory.Combine = "advantage"
+    advantage: Named = Named(name="per_reward", clip=5.0)
     keep: int | None = Field(None, ge=1)
     """best and worst members of a group to learn from, each; default all"""
     step_fraction: float = Field(0.6, gt=0, le=1)
@@ -29,11 +31,12 @@ class DanceGRPO(TrajectoryAlgorithm):
     Settings = DanceGRPOSettings
     settings: DanceGRPOSettings
 
-    def credit(self, record: Record) -> Tensor:
-        advantage = super().credit(record)
+    def advantages(self, record: Record) -> Tensor:
+        advantage = super().advantages(record)
         if self.settings.keep is not None:
-            advantage = advantage * best_and_worst(advantage, record.group, self.settings.keep)
-        return advantage[:, None] * self._some_steps(record)
+            ranked = masked_mean(advantage, record.mask)
+            advantage = advantage * best_and_worst(ranked, record.group, self.settings.keep)[:, None]
+        return advantage * self._some_steps(record)
 
     def _some_steps(self, record: Record) -> Tensor:
         """[B, T] a random share of each trajectory's stochastic steps, the same draw on every process."""

@@ -8,20 +8,16 @@ plan `calibrated` the noise of each step adapts to the balance of its gains and 
 Departure: no authors' code is published; the calibrated plan says where it leaves the paper's Algorithm 1.
 """
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from flowalign.actors.dense import Estimator
+from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.core.credit import dense_rewards
-from flowalign.data import Batch
-from flowalign.policies import Rollout
+from flowalign.data.batches import Batch
+from flowalign.policies.diffusion import Rollout
 from rewards import Scores
-
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
 
 
 class DenseGRPOSettings(trajectory.PolicySettings):
@@ -34,6 +30,8 @@ class DenseGRPO(TrajectoryAlgorithm):
 
     Settings = DenseGRPOSettings
     settings: DenseGRPOSettings
+    fields = frozenset()
+    dense = True
 
-    def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         return dense_rewards(actor.values(rollout, batch, scores.value, self.settings.estimator))

@@ -1,20 +1,23 @@
 """Flow-DPPO: a divergence threshold in place of the ratio clip (arXiv 2606.11025).
 
-Rollout and credit are Flow-GRPO's. Loss: the plain ratio times the advantage; an action is dropped when the update
-moves it further away in the direction it is already going (A > 0 and ratio > 1, or A < 0 and ratio < 1) and the
-divergence of its transition from the one that sampled, mean((mean - mean_old)^2) / (2 std^2), is above `threshold`.
+Rollout and credit are Flow-GRPO's. Loss: the plain ratio times the advantage, without a clip; an action is dropped
+when the update moves it further away in the direction it is already going (A > 0 and ratio > 1, or A < 0 and
+ratio < 1) and the divergence of its transition from the one that sampled, mean((mean - mean_old)^2) / (2 std^2), is
+above `threshold`.
 """
 
 from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms.trajectory import base as trajectory
-from flowalign.algorithms.trajectory.base import Actions, TrajectoryAlgorithm
+from flowalign.algorithms.trajectory.base import Steps, TrajectoryAlgorithm
+from flowalign.config import Named
 from flowalign.core.divergences import gaussian_kl
 from flowalign.core.losses import dppo_mask
 
 
 class FlowDPPOSettings(trajectory.PolicySettings):
+    loss: Named = Named(name="ppo", clip_range=None)
     threshold: float = Field(1e-5, gt=0)
 
 
@@ -24,9 +27,10 @@ class FlowDPPO(TrajectoryAlgorithm):
     Settings = FlowDPPOSettings
     settings: FlowDPPOSettings
 
-    def loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
         made = actions.transition
         divergence = gaussian_kl(made.mean, actions.mean_old, made.std)
         keep = dppo_mask(actions.ratio, actions.advantage, divergence, self.settings.threshold)
-        penalty, metrics = self.penalty(actions)
-        return -keep * actions.advantage * actions.ratio + penalty, {"policy/clip_fraction": 1 - keep, **metrics}
+        loss, metrics = self.loss_of(actions)
+        penalty, more = self.penalty(actions)
+        return keep * loss + penalty, metrics | {"policy/clip_fraction": 1 - keep} | more

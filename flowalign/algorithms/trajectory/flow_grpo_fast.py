@@ -1,27 +1,19 @@
-"""Flow-GRPO-Fast: Flow-GRPO with one or two stochastic steps a rollout, drawn from an early range.
+"""Flow-GRPO-Fast: Flow-GRPO with one to three stochastic steps a rollout, drawn from an early range.
 
-Rollout: the window of stochastic steps moves at random between iterations; the group starts from one noise, so the
-deterministic steps before the window are the same for all its members. Credit and loss are Flow-GRPO's. Published
-(the authors' repository): size 2, start drawn from the first half, eta 0.8, clip 1e-5, no KL.
+Rollout: the window of stochastic steps moves at random between iterations. Credit and loss are Flow-GRPO's. Published
+(the authors' repository): size 3, start drawn from the first half, kernel `cps`, eta 0.8, clip 1e-5, no KL.
 
-Departure: one draw an iteration for all processes; the released code seeds each process's draw by its rank.
+With `share_start_noise` the members of a group have the steps before the window in common. The authors' first release
+did so for as many members as it sampled at once; the recipes follow their newest, where every member starts from a
+noise of its own. Departure: one draw an iteration for all processes; the released code seeds each process's draw by its
+rank.
 """
 
-from typing import TYPE_CHECKING
-
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
-from flowalign.errors import ConfigError
-
-if TYPE_CHECKING:
-    from flowalign.config import Config
+from samplers import Window
 
 
 class FlowGRPOFast(TrajectoryAlgorithm):
-    """Flow-GRPO-Fast: a random early window of one or two stochastic steps."""
+    """Flow-GRPO-Fast: a random early window of one to three stochastic steps."""
 
-    def check(self, config: "Config") -> None:
-        if config.rollout.plan.name != "window":
-            raise ConfigError(
-                f"rollout.plan: flow_grpo_fast trains a window, not the plan '{config.rollout.plan.name}'; "
-                "plan: {name: window, size: 2, order: random} works"
-            )
+    plan = (Window, "{name: window, size: 2, order: random}")

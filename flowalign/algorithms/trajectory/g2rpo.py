@@ -3,34 +3,31 @@
 Rollout: each prompt has one deterministic trajectory; at each early step the group leaves it by one stochastic step
 and finishes by the ODE. Credit: the reward belongs to that step alone, normalised among the members that left at the
 same state, once for every granularity (the full schedule, every second of its steps, ...), and the advantages
-are summed. Loss: PPO's clip on the one step.
+are summed: granularities are rewards of their own, and the advantage is `per_reward`. Loss: PPO's clip on the one step.
 
 Departure: the released code takes an optimizer step after each branching step; here the actions of all of them
 mix in `updates_per_iteration` updates.
 """
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
-from flowalign.algorithms.trajectory.branching import branch_everywhere, places, require_single
-from flowalign.core.advantages import group_advantage
-from flowalign.core.credit import multi_granularity
+from flowalign.algorithms.trajectory.branching import SINGLE, branch_everywhere, places
+from flowalign.config import Config, Named
 from flowalign.core.record import Record
-from flowalign.data import Batch
-from flowalign.policies import Rollout
+from flowalign.data.batches import Batch
+from flowalign.policies.diffusion import Rollout
 from rewards import Scores
-
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
-    from flowalign.config import Config
 
 
 class G2RPOSettings(trajectory.PolicySettings):
+    advantage: Named = Named(name="per_reward", clip=5.0)
     strides: list[int] = Field([1, 2], min_length=1)
     """granularities: each finishes a branch by every stride-th step of the schedule; the first must be 1"""
 
@@ -40,29 +37,26 @@ class G2RPO(TrajectoryAlgorithm):
 
     Settings = G2RPOSettings
     settings: G2RPOSettings
+    plan = SINGLE
 
-    def check(self, config: "Config") -> None:
-        require_single(config)
-
-    def branches(self, config: "Config") -> int:
+    def branches(self, config: Config) -> int:
         return len(places(config))
 
-    def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
+    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
         return branch_everywhere(actor, batch)
 
-    def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         """[B, L] the reward at each granularity; `credit` spreads it to the branching step."""
         made = rollout.trajectory
         rows, steps = made.mask.nonzero().unbind(1)
         rewards = [scores.value]
         for stride in self.settings.strides[1:]:
             finished = actor.finish(rollout, made.latents[rows, steps + 1], rows, steps + 1, stride)
-            images = actor.policy.decode(rollout.whole(finished, rows), actor.config.rollout.batch_size)
+            images = actor.policy.decode_latents(rollout.whole(finished, rows), actor.config.rollout.batch_size)
             rewards.append(actor.score(images, batch).value)
         return torch.stack(rewards, 1)
 
     def credit(self, record: Record) -> Tensor:
-        s = self.settings
-        advantages = group_advantage(record.reward, record.group, s.advantage_scale)
-        combined = multi_granularity(advantages.T, "sum").clamp(-s.advantage_clip, s.advantage_clip)
-        return combined[:, None] * record.mask
+        rewards = record.reward.T
+        weights = torch.ones_like(rewards[:, 0])
+        return super().credit(replace(record, reward=rewards.mean(0), rewards=rewards, weights=weights))

@@ -5,17 +5,22 @@ and multiplied by std (RatioNorm), so that one clip range serves all steps, and 
 which evens out their gradients. The clip range is far smaller than Flow-GRPO's: about 2e-6.
 """
 
+from dataclasses import replace
+
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from flowalign import registry
 from flowalign.algorithms.trajectory import base as trajectory
-from flowalign.algorithms.trajectory.base import Actions, TrajectoryAlgorithm
+from flowalign.algorithms.trajectory.base import Steps, TrajectoryAlgorithm
+from flowalign.config import Config, Named
 from flowalign.core.losses import guard_log_ratio
+from flowalign.errors import ConfigError
+from samplers.kernels import gaussian_log_prob, traits_of
 
 
 class GRPOGuardSettings(trajectory.PolicySettings):
-    clip_range: float = Field(2e-6, gt=0)
+    loss: Named = Named(name="ppo", clip_range=2e-6)
 
 
 class GRPOGuard(TrajectoryAlgorithm):
@@ -23,8 +28,17 @@ class GRPOGuard(TrajectoryAlgorithm):
 
     Settings = GRPOGuardSettings
 
-    def loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
+    def check(self, config: Config) -> None:
+        super().check(config)
+        kernel = registry.resolve("kernels", config.rollout.kernel)
+        if traits_of(kernel).log_prob is not gaussian_log_prob:
+            raise ConfigError(
+                f"rollout.kernel: grpo_guard corrects Gaussian log-probabilities, and '{config.rollout.kernel}' has "
+                "others; cps and flow_sde work"
+            )
+
+    def loss(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
         made = actions.transition
         log_ratio = guard_log_ratio(made.log_prob, actions.old_log_prob, made.mean, actions.mean_old, made.std)
-        loss, metrics = self.clipped(actions, log_ratio, torch.zeros_like(log_ratio))
+        loss, metrics = super().loss(replace(actions, log_prob=log_ratio, old_log_prob=torch.zeros_like(log_ratio)))
         return loss / -actions.dt, metrics

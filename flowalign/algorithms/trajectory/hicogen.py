@@ -7,19 +7,16 @@ relation in it) is left out. Loss: PPO's clip.
 Departure: no code is published and the level weights are not given; they are 1 here.
 """
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
+from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.core.credit import hierarchical
-from flowalign.data import Batch
-from flowalign.policies import Rollout
+from flowalign.data.batches import Batch
+from flowalign.policies.diffusion import Rollout
 from rewards import RewardError, Scores
-
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
+from samplers import Decay
 
 
 class HiCoGenSettings(trajectory.PolicySettings):
@@ -32,8 +29,10 @@ class HiCoGen(TrajectoryAlgorithm):
 
     Settings = HiCoGenSettings
     settings: HiCoGenSettings
+    fields = frozenset()
+    plan = (Decay, "{name: decay, minimum: 0.1}")
 
-    def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         missing = [name for name in self.settings.levels if name not in scores.parts]
         if missing:
             raise RewardError(

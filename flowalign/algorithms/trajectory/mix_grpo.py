@@ -9,24 +9,21 @@ Departures: the window keeps its size at the end of the schedule and then starts
 until an iteration trains nothing. Flash keeps steps of the configured schedule, the released code spaces new ones.
 """
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
+from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
-from flowalign.data import Batch
+from flowalign.config import Config, Named
+from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
-from flowalign.policies import Rollout
+from flowalign.policies.diffusion import Rollout
+from samplers import Window
 from samplers.completion import path
-
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
-    from flowalign.config import Config
 
 
 class MixGRPOSettings(trajectory.PolicySettings):
-    combine: trajectory.Combine = "advantage"
+    advantage: Named = Named(name="per_reward", clip=5.0)
     flash: float | None = Field(None, gt=0, lt=1)
     """share of the steps after the window that are walked (published: 0.4); null: all, by Euler's rule"""
 
@@ -36,26 +33,22 @@ class MixGRPO(TrajectoryAlgorithm):
 
     Settings = MixGRPOSettings
     settings: MixGRPOSettings
+    plan = (Window, "{name: window, size: 4, order: progressive, every: 25}")
 
-    def check(self, config: "Config") -> None:
-        if config.rollout.plan.name != "window":
-            raise ConfigError(
-                f"rollout.plan: mix_grpo slides a window, not the plan '{config.rollout.plan.name}'; "
-                "plan: {name: window, size: 4, order: progressive, every: 25} works"
-            )
+    def check(self, config: Config) -> None:
+        super().check(config)
         if self.settings.flash is not None and config.rollout.sigmas is None:
             raise ConfigError(
                 "algorithm.flash: leaves out steps of a schedule that must be given; "
                 "rollout.sigmas: [1.0, 0.9, ...], one a step and before the pipeline's own shift, works"
             )
-
         if self.settings.flash is not None and config.data.replay is not None:
             raise ConfigError(
                 "data.replay: with algorithm.flash every place of the window has a schedule of its own, and groups of "
                 "several cannot be learned from together; algorithm.flash: null works"
             )
 
-    def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
+    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
         if self.settings.flash is None:
             return super().rollout(actor, batch)
         eta = actor.etas(batch)

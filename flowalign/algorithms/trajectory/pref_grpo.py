@@ -6,27 +6,23 @@ single-elimination tournament (ArenaRL, arXiv 2601.06487) or one random opponent
 side: `both_orders` asks twice. Rollout and loss are Flow-GRPO's.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from PIL.Image import Image
 from torch import Tensor
 
 from flowalign import registry
+from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
-from flowalign.data import Batch
+from flowalign.config import Config
+from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
-from flowalign.policies import Rollout
-from rewards import UNPARSED, Scores
-from rewards.pairwise import Pair, Schedule, compare, win_table
-from rewards.preference import as_judge, mean_of_games
-
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
-    from flowalign.config import Config
+from flowalign.policies.diffusion import Rollout
+from rewards import UNPARSED, PairwiseReward, Scores
+from rewards.pairwise import Games, Schedule, as_judge, compare
 
 
 class PrefGRPOSettings(trajectory.PolicySettings):
@@ -41,50 +37,34 @@ class PrefGRPO(TrajectoryAlgorithm):
 
     Settings = PrefGRPOSettings
     settings: PrefGRPOSettings
-    judge: Any = None
-    met: dict[Pair, list[float]]
-    """verdicts of the pictures scored last: the first row's share of the win, each time a pair was judged"""
+    fields = frozenset()
+    judge: PairwiseReward | None = None
+    games: Games
+    """of the pictures scored last"""
 
-    def check(self, config: "Config") -> None:
+    def check(self, config: Config) -> None:
+        super().check(config)
         if "name" not in self.settings.judge:
             raise ConfigError("algorithm.judge: give the judge's name, e.g. judge: {name: pick_score}")
         arguments = dict(self.settings.judge)
         registry.check("rewards", arguments.pop("name"), arguments, "algorithm.judge")
 
-    def scores(self, actor: "Actor", images: Sequence[Image], batch: Batch) -> Scores:
+    def scores(self, actor: DiffusionActor, images: Sequence[Image], batch: Batch) -> Scores:
         """The reward's scores, with the parts win_rate and, over a sample's comparisons, judge/unparsed."""
         if self.judge is None:
             arguments = dict(self.settings.judge)
             self.judge = as_judge(registry.build("rewards", arguments.pop("name"), arguments, "algorithm.judge"))
-        self.met = defaultdict(list)
-        asked: list[Pair] = []
-        unparsed: list[Tensor] = []
-
-        def verdicts(pairs: list[Pair]) -> list[float]:
-            first, second = zip(*pairs, strict=True)
-            actor.reward_calls += 2 * len(pairs)
-            judged = self.judge.compare(
-                [images[i] for i in first],
-                [images[i] for i in second],
-                [batch.prompts[i] for i in first],
-                [batch.metadata[i] for i in first],
-            )
-            asked.extend(pairs)
-            unparsed.append(judged.parts.get(UNPARSED, torch.zeros(len(pairs))))
-            shares: list[float] = judged.value.tolist()
-            for pair, share in zip(pairs, shares, strict=True):
-                self.met[pair].append(share)
-            return shares
-
         s = self.settings
         scores = actor.score(images, batch)
-        scores.parts["win_rate"] = compare(batch.group, verdicts, s.schedule, batch.iteration, s.both_orders)
-        missing = torch.cat(unparsed)
-        scores.parts["judge/unparsed"] = mean_of_games(torch.tensor(asked), missing, missing, len(batch), 0.0)
+        self.games = Games(self.judge, images, batch.prompts, batch.metadata)
+        scores.parts["win_rate"] = compare(batch.group, self.games, s.schedule, batch.iteration, s.both_orders)
+        actor.reward_calls += 2 * len(self.games.pairs)
+        unparsed = self.games.parts().get(UNPARSED, torch.zeros(len(batch)))
+        scores.parts["judge/unparsed"] = unparsed.nan_to_num()
         return scores
 
-    def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         return scores.parts["win_rate"]
 
     def wins(self, rows: int) -> Tensor:
-        return win_table(rows, self.met)
+        return self.games.table()

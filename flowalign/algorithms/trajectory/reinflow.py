@@ -9,21 +9,19 @@ as for the other algorithms here.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 from torch import Tensor, nn
 
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.trajectory import base as trajectory
-from flowalign.algorithms.trajectory.base import Actions, Experience, TrajectoryAlgorithm
+from flowalign.algorithms.trajectory.base import Steps, TrajectoryAlgorithm
 from flowalign.core.divergences import gaussian_entropy
-from flowalign.data import Batch
-from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.data.batches import Batch
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from samplers.kernels import Kernel
 from samplers.learned import LearnedNoise
-
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
 
 
 class ReinFlowSettings(trajectory.PolicySettings):
@@ -38,19 +36,20 @@ class ReinFlow(TrajectoryAlgorithm):
 
     Settings = ReinFlowSettings
     settings: ReinFlowSettings
-    noise: LearnedNoise
+    noise = "own"
+    network: LearnedNoise
 
     def modules(self, policy: DiffusersPolicy) -> Mapping[str, nn.Module]:
         s = self.settings
         size = policy.prompt_vectors([""]).shape[1]
         shape = (policy.latent_channels, 1, 1)
-        self.noise = LearnedNoise(shape, s.noise_low, s.noise_high, size).to(policy.device)
-        return {"noise": self.noise}
+        self.network = LearnedNoise(shape, s.noise_low, s.noise_high, size).to(policy.device)
+        return {"noise": self.network}
 
     def progress(self, done: float) -> None:
-        self.noise.anneal(done)
+        self.network.anneal(done)
 
-    def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
+    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
         # the kernel knows the prompts of one network batch
         size = actor.config.rollout.batch_size
         parts = []
@@ -60,14 +59,14 @@ class ReinFlow(TrajectoryAlgorithm):
         return Rollout.cat(parts), batch
 
     def _kernel(self, policy: DiffusersPolicy, prompts: Sequence[str]) -> Kernel:
-        return self.noise.given(policy.prompt_vectors(prompts).to(policy.device))
+        return self.network.kernel(policy.prompt_vectors(prompts).to(policy.device))
 
-    def actions(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Actions:
+    def actions(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Steps:
         samples = items[:, 0].tolist()
         experience.rollout.kernel = self._kernel(policy, [experience.batch.prompts[i] for i in samples])
         return super().actions(policy, experience, items)
 
-    def loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
         loss, metrics = super().loss(actions)
         std = actions.transition.std
         entropy = gaussian_entropy(std)

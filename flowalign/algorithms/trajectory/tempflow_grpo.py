@@ -6,39 +6,34 @@ same state. Loss: PPO's clip, each step weighted by the standard deviation of it
 over the steps; the divergence is not weighted.
 """
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
-from flowalign.algorithms.trajectory.base import Actions, TrajectoryAlgorithm
-from flowalign.algorithms.trajectory.branching import branch_everywhere, places, require_single
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.algorithms.trajectory.base import Steps, TrajectoryAlgorithm
+from flowalign.algorithms.trajectory.branching import SINGLE, branch_everywhere, places
+from flowalign.config import Config
 from flowalign.core.losses import noise_weight
-from flowalign.data import Batch
-from flowalign.policies import Rollout
+from flowalign.data.batches import Batch
+from flowalign.policies.diffusion import Rollout
 from samplers import step_std
-
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
-    from flowalign.config import Config
 
 
 class TempFlowGRPO(TrajectoryAlgorithm):
     """TempFlow-GRPO: single-step branches at every step, weighted by their noise (arXiv 2508.04324)."""
 
-    def check(self, config: "Config") -> None:
-        require_single(config)
+    plan = SINGLE
 
-    def branches(self, config: "Config") -> int:
+    def branches(self, config: Config) -> int:
         return len(places(config))
 
-    def rollout(self, actor: "Actor", batch: Batch) -> tuple[Rollout, Batch]:
+    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
         return branch_everywhere(actor, batch)
 
-    def loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
         trajectory = actions.rollout.trajectory
         trained = trajectory.mask.any(0)
         std = step_std(actions.rollout.kernel, trajectory.sigmas, trajectory.eta.amax(0))
         weight = noise_weight(std[None], trained[None])[0, actions.steps]
-        loss, metrics = self.clipped(actions, actions.log_prob, actions.old_log_prob)
-        penalty, _ = self.penalty(actions)
-        return weight * (loss - penalty) + penalty, metrics
+        loss, metrics = self.loss_of(actions)
+        penalty, more = self.penalty(actions)
+        return weight * loss + penalty, metrics | more

@@ -8,20 +8,16 @@ configurations and launch scripts. Advantages are normalised within the group fo
 Departure: R_0 completes the trajectory's own start noise; the released code draws another one for it.
 """
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from flowalign.actors.dense import Estimator
+from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.core.credit import TurningPointVariant, turning_point_rewards
-from flowalign.data import Batch
-from flowalign.policies import Rollout
+from flowalign.data.batches import Batch
+from flowalign.policies.diffusion import Rollout
 from rewards import Scores
-
-if TYPE_CHECKING:
-    from flowalign.actors.diffusion import Actor
 
 
 class TPGRPOSettings(trajectory.PolicySettings):
@@ -34,7 +30,9 @@ class TPGRPO(TrajectoryAlgorithm):
 
     Settings = TPGRPOSettings
     settings: TPGRPOSettings
+    fields = frozenset()
+    dense = True
 
-    def step_reward(self, actor: "Actor", rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         values = actor.values(rollout, batch, scores.value, self.settings.estimator)
         return turning_point_rewards(values, self.settings.variant, rollout.trajectory.mask.cpu())

@@ -13,16 +13,16 @@ from flowalign.policies.diffusion.experts import Experts
 
 Call = dict[str, Any]
 
-BESIDE = "beside"
-"""what stands for the part of the network's input beside the latents, among the arguments"""
+EXTRA_INPUT = "extra_input"
+"""among the arguments, the part of the network's input that is not the latents: image latents and masks"""
 
 
 class Conditions:
-    """Every denoiser call of one rollout, without the latents; what its input holds beside them is among the arguments.
+    """The arguments of every denoiser call of one rollout, without the latents.
 
     Pipelines call the denoiser once a step, or once a branch of guidance; guidance by concatenation stacks
     `copies` of the batch in one call. Arguments that stay the same over the steps are kept once. A tensor or list
-    with as many rows as the call has samples has one for each of them; dictionaries are looked into.
+    with as many rows as the call has samples is taken to have one a sample, in dictionaries too.
 
     Args:
         calls: [T][C] the arguments of call c of step k.
@@ -54,7 +54,11 @@ class Conditions:
         return gathered
 
     def _at(self, name: str, values: list[Any], copies: int, rows: Tensor, steps: Tensor) -> Any:
-        """One argument, of which each step had its own value, for these rows at these steps."""
+        """One argument for these rows at these steps.
+
+        Args:
+            values: of each step.
+        """
         first = values[0]
         same = all(value is first for value in values)
         if isinstance(first, dict):
@@ -95,7 +99,7 @@ class Conditions:
 
 
 class Ragged:
-    """The conditions of rollouts whose texts cannot be padded to one length: each is called apart.
+    """The conditions of rollouts whose texts cannot be padded to one length: each has network calls of its own.
 
     Args:
         parts: one for each call of the pipeline.
@@ -126,8 +130,8 @@ class Ragged:
 
 
 def _mapped(parts: Sequence[Conditions], function: Callable[[list[Any], int], Any]) -> list[list[Call]]:
-    """The calls with every per-sample argument replaced by the function of its values in each part."""
-    made: dict[tuple[int, ...], Any] = {}
+    """The calls of several records, per-sample arguments joined by a function of their values and the copies."""
+    results: dict[tuple[int, ...], Any] = {}
 
     def of(name: str, values: list[Any], copies: int) -> Any:
         if isinstance(values[0], dict):
@@ -136,9 +140,9 @@ def _mapped(parts: Sequence[Conditions], function: Callable[[list[Any], int], An
             return values[0]
         # what the steps share stays shared
         key = tuple(map(id, values))
-        if key not in made:
-            made[key] = function(values, copies)
-        return made[key]
+        if key not in results:
+            results[key] = function(values, copies)
+        return results[key]
 
     return [
         [
@@ -171,7 +175,7 @@ class CallRecorder:
         self.input_name = next(iter(self.signature.parameters))
         self.calls: list[Call] = []
         self.rows: list[int] = []
-        self.entering: Any = None
+        self.first_input: Any = None
         """the network's input in the first call"""
 
     def __enter__(self) -> "CallRecorder":
@@ -196,24 +200,24 @@ class CallRecorder:
 
     def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = dict(self.signature.bind(*args, **kwargs).arguments)
-        entering = call.pop(self.input_name)
-        if self.entering is None:
-            self.entering = entering
+        network_input = call.pop(self.input_name)
+        if self.first_input is None:
+            self.first_input = network_input
         if len(self.networks) > 1:
             # a number of each step's own
             call["expert"] = torch.tensor(self.networks.index(module))
-        self.rows.append(len(entering))
+        self.rows.append(len(network_input))
         self.calls.append(call)
 
-    def conditions(self, batch: int, steps: int, shared: Collection[str], beside: Any = None) -> Conditions:
+    def conditions(self, batch: int, steps: int, shared: Collection[str], extra: Any = None) -> Conditions:
         """The calls of a finished rollout, sorted by step.
 
         Args:
-            beside: what the network's input holds beside the latents, the same in every call.
+            extra: the part of the network's input that is not the latents, the same in every call.
         """
-        if beside is not None:
+        if extra is not None:
             for call in self.calls:
-                call[BESIDE] = beside
+                call[EXTRA_INPUT] = extra
         per_step = len(self.calls) // steps
         calls = [self.calls[k * per_step : (k + 1) * per_step] for k in range(steps)]
         return Conditions(calls, [rows // batch for rows in self.rows[:per_step]], batch, shared)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from accelerate import cpu_offload_with_hook
@@ -12,23 +12,24 @@ from torch import Tensor, nn
 
 from flowalign.data import Source
 from flowalign.errors import ConfigError, FlowalignError
-from flowalign.policies.base import Policy
-from flowalign.policies.diffusion.conditions import BESIDE, CallRecorder, Conditions, Ragged
+from flowalign.policies.base import Policy, torch_dtype
+from flowalign.policies.diffusion.conditions import EXTRA_INPUT, CallRecorder, Conditions, Ragged
 from flowalign.policies.diffusion.experts import Experts
 from flowalign.policies.diffusion.families import Family, family_of, to_device
-from flowalign.policies.diffusion.noised import Noised
+from flowalign.policies.diffusion.forward_process import NoisedSamples
 from flowalign.policies.diffusion.prompts import PromptEncoder
 from flowalign.policies.diffusion.rollout import Rollout
 from flowalign.policies.diffusion.scheduler import LevelScheduler, TransitionScheduler
 from flowalign.policies.diffusion.sources import check_sources, opened, runs
 from flowalign.policies.diffusion.storage import load_lora, load_pipeline, save_lora, with_weights
+from flowalign.policies.settings import Model
 from samplers import Transition, ode
 from samplers.completion import VelocityAt
 from samplers.kernels import Kernel
 from samplers.noise import generators, normal
 
 
-class DiffusersPolicy(Policy):
+class DiffusersPolicy(Policy[Rollout]):
     """A diffusers pipeline whose denoiser is trained. `forwards` counts each branch of guidance.
 
     Args:
@@ -73,18 +74,15 @@ class DiffusersPolicy(Policy):
         path: str | Path,
         dtype: torch.dtype | str = torch.float32,
         device: torch.device | str = "cpu",
-        encode_options: dict[str, Any] | None = None,
-        attention: str | None = None,
         base_bits: int | None = None,
-    ) -> "DiffusersPolicy":
-        """Load a pipeline from a folder or a hub name. Components saved as absent (SD3 without T5) stay absent.
+        **settings: Any,
+    ) -> Self:
+        """Load a pipeline. Components saved as absent (SD3 without T5) stay absent.
 
         Args:
             base_bits: 4 or 8 loads the denoiser quantised by bitsandbytes, which needs a GPU; None as it is.
         """
-        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-        pipeline = load_pipeline(path, dtype, base_bits)
-        return cls(pipeline, device, encode_options, attention)
+        return cls(load_pipeline(path, torch_dtype(dtype), base_bits), device, **settings)
 
     def _set_attention(self, backend: str) -> None:
         try:
@@ -92,7 +90,7 @@ class DiffusersPolicy(Policy):
         except (ValueError, ImportError, RuntimeError) as error:
             raise ConfigError(f"attention backend '{backend}' cannot be used here: {error}") from error
 
-    def spare(self, model: Any) -> None:
+    def save_memory(self, model: Model) -> None:
         """Take less of the device's memory for the VAE, as a model section says: offload_vae, tile_vae, slice_vae."""
         vae = getattr(self.pipeline, "vae", None)
         for wanted, method in ((model.tile_vae, "enable_tiling"), (model.slice_vae, "enable_slicing")):
@@ -136,7 +134,6 @@ class DiffusersPolicy(Policy):
                 whole.save_pretrained(Path(folder) / name)
 
     def load(self, folder: str | Path) -> None:
-        """Read what `save` wrote, for sampling."""
         for name, network in self.networks.items():
             whole = Path(folder) / name
             if whole.is_dir():
@@ -166,22 +163,20 @@ class DiffusersPolicy(Policy):
         noise_seeds: Sequence[int] | None = None,
         batch_size: int = 64,
         order: Literal[1, 2] = 1,
-        sources: Sequence[Source | None] | None = None,
+        metadata: Sequence[Mapping[str, Any]] = (),
         **call: Any,
     ) -> Rollout:
         """Sample one trajectory a prompt through the pipeline's own call.
 
         Args:
-            prompts: B prompts; repeat one for a group.
             seeds: B seeds of the start noise: `torch.Generator().manual_seed(seed)` in plain diffusers.
             steps: number of denoising steps T.
             guidance: classifier-free guidance scale; 1 does without.
             sigmas: T noise levels before the pipeline's own shift; default the scheduler's.
             kernel, eta: the transition kernel, and [T] or [B, T] noise levels; eta None samples the ODE.
             noise_seeds: B seeds of the step noise, default `seeds`.
-            batch_size: samples a network call; it does not change a picture.
             order: of the solver after the last stochastic step: 1 is Euler's rule, 2 DPM-Solver++.
-            sources: the pictures that each of the B samples is made from, brought to the call's height and width.
+            metadata: names the pictures that a sample is made from (`Source`), brought to the call's height and width.
             call: further arguments of the pipeline's call (height, width, ...).
         """
         if guidance < 1:
@@ -189,6 +184,7 @@ class DiffusersPolicy(Policy):
         self.family.check_size(self.pipeline, call)
         noise_seeds = seeds if noise_seeds is None else noise_seeds
         call |= {"sigmas": list(sigmas)} if sigmas is not None else {}
+        sources = [Source.of(record) for record in metadata] or None
         own = check_sources(self.pipeline, self.family, sources, prompts, call)
         parts = []
         alike = list(zip(own, prompts, strict=True)) if self.family.unpadded else own
@@ -215,8 +211,8 @@ class DiffusersPolicy(Policy):
         with CallRecorder(self.denoiser) as recorded:
             self._call(prompts, source, seeds, steps, guidance, scheduler, call)
         self.forwards += sum(recorded.rows)
-        beside = self.family.beside(recorded.entering, scheduler.carried)
-        conditions = recorded.conditions(len(prompts), len(scheduler.levels) - 1, self.family.shared, beside)
+        extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
+        conditions = recorded.conditions(len(prompts), len(scheduler.levels) - 1, self.family.shared, extra)
         assert scheduler.recorder is not None
         trajectory = scheduler.recorder.trajectory()
         rows = torch.arange(len(prompts), device=trajectory.latents.device)
@@ -227,7 +223,7 @@ class DiffusersPolicy(Policy):
             guidance,
             scheduler.kernel,
             [source] * len(prompts),
-            None if beside is None else self.family.given(beside[: len(prompts)]),
+            None if extra is None else self.family.first_frames(extra[: len(prompts)]),
         )
 
     def _call(
@@ -310,10 +306,10 @@ class DiffusersPolicy(Policy):
     def _output(self, latents: Tensor, call: dict[str, Any]) -> Any:
         """What the denoiser says of packed latents."""
         network = self.model if torch.is_grad_enabled() else self._bare
-        beside = call.pop(BESIDE, None)
+        extra = call.pop(EXTRA_INPUT, None)
         with self._autocast():
-            output = network(self.family.network_input(latents, beside), **call)[0]
-        # what it says of the part beside the latents is not asked for
+            output = network(self.family.network_input(latents, extra), **call)[0]
+        # without its prediction for the extra input
         return self.family.predicted(output, latents.shape[1]) if isinstance(output, Tensor) else output
 
     def at(self, rollout: Rollout) -> VelocityAt:
@@ -326,14 +322,7 @@ class DiffusersPolicy(Policy):
 
     @torch.no_grad()
     def verify(self, rollout: Rollout) -> float:
-        """Compare replayed with recorded velocities on up to 8 pairs of the first and last steps; they do not count.
-
-        Returns:
-            The largest difference relative to the largest velocity.
-
-        Raises:
-            FlowalignError: replay does not reproduce the rollout, so this pipeline cannot be trained this way.
-        """
+        """Compare velocities, on up to 8 pairs of the first and last steps, relative to the largest."""
         count, last = min(len(rollout), 4), rollout.trajectory.velocity.shape[1] - 1
         samples = torch.arange(count, device=self.device).repeat(2)
         steps = torch.tensor([0] * count + [last] * count, device=self.device)
@@ -362,7 +351,7 @@ class DiffusersPolicy(Policy):
         guidance: float = 1.0,
         batch_size: int = 64,
         **call: Any,
-    ) -> Noised:
+    ) -> NoisedSamples:
         """Pictures noised to levels, ready for `velocity_of`.
 
         The pipeline's own call says what its denoiser is called with at these levels, without the network being run.
@@ -395,29 +384,24 @@ class DiffusersPolicy(Policy):
         x0 = torch.cat(parts).float()
         noise = normal(x0.shape[1:], generators(seeds), self.device)
         place = place.to(self.device)
-        return Noised(x0, noise, scheduler.levels.to(self.device)[place], conditions, place, guidance)
+        return NoisedSamples(x0, noise, scheduler.levels.to(self.device)[place], conditions, place, guidance)
 
-    def velocity_of(self, noised: Noised, rows: Tensor) -> Tensor:
+    def velocity_of(self, noised: NoisedSamples, rows: Tensor) -> Tensor:
         """[N, ...] velocities of the present weights at these of the noised samples, [N] indices."""
         return self._velocity(
             noised.x[rows], noised.sigma[rows], noised.conditions, rows, noised.levels[rows], noised.guidance
         )
 
+    def decode(self, rollout: Rollout, batch_size: int = 64) -> list[Image]:
+        return self.decode_latents(rollout.whole(rollout.trajectory.final), batch_size)
+
     @torch.no_grad()
-    def decode(self, latents: Tensor, batch_size: int = 64) -> list[Image]:
-        """Finished latents [B, ...] to pictures, as the pipeline would postprocess them."""
-        images: list[Image] = []
+    def decode_latents(self, latents: Tensor, batch_size: int = 64) -> list[Image]:
+        """Finished latents [B, ...] to pictures, or videos as lists of them, as the pipeline would postprocess them."""
+        pictures: list[Image] = []
         for part in latents.split(batch_size):
             pixels = self.family.decode(self.pipeline, part)
-            images += self.family.pictures(self.pipeline, pixels.float())
+            pictures += self.family.pictures(self.pipeline, pixels.float())
         if self._vae_visit is not None:
             self._vae_visit.offload()
-        return images
-
-    def make(
-        self, prompts: Sequence[str], seeds: Sequence[int], sampling: Any, metadata: Sequence[Mapping[str, Any]] = ()
-    ) -> list[Image]:
-        """A finished picture of every prompt, as an evaluation section of the configuration says."""
-        sources = [Source.of(record) for record in metadata] or None
-        rollout = self.sample(prompts, seeds, sources=sources, **sampling.arguments())
-        return self.decode(rollout.whole(rollout.trajectory.final), sampling.batch_size)
+        return pictures

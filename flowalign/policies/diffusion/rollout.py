@@ -1,6 +1,5 @@
 """Trajectories with what is needed to score their transitions again."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +10,12 @@ from torch.utils._pytree import tree_flatten
 from flowalign.data import Source
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion.conditions import Conditions, Ragged
-from samplers import Trajectory
+from samplers import Rows, Trajectory
 from samplers.kernels import Kernel
 
 
-def _cat(parts: Sequence[Any]) -> Any:
-    """The conditions of several rollouts, all of one kind, as one."""
-    return type(parts[0]).cat(parts)
-
-
 @dataclass
-class Rollout:
+class Rollout(Rows):
     """B sampled trajectories and what is needed to score them again."""
 
     trajectory: Trajectory
@@ -30,45 +24,40 @@ class Rollout:
     guidance: float
     kernel: Kernel
     sources: list[Source | None]
-    given: Tensor | None = None
-    """[B, C, F, H, W] first frames that were not sampled, None where all were"""
+    first_frames: Tensor | None = None
+    """[B, C, F, H, W] latents that were not sampled but come from a picture; None where all were sampled"""
 
-    def __len__(self) -> int:
-        return len(self.prompts)
-
-    def __getitem__(self, rows: Tensor) -> "Rollout":
-        """Some of the samples, [N] indices."""
-        return self.branch(self.trajectory[rows], rows)
+    @property
+    def mask(self) -> Tensor:
+        """[B, T] bool: the stochastic steps."""
+        return self.trajectory.mask
 
     def branch(self, trajectory: Trajectory, samples: Tensor) -> "Rollout":
         """A rollout of other trajectories under the conditions of these samples, [N] indices."""
-        rows = samples.tolist()
-        prompts, sources = [self.prompts[i] for i in rows], [self.sources[i] for i in rows]
-        given = None if self.given is None else self.given[samples]
-        return Rollout(trajectory, self.conditions[samples], prompts, self.guidance, self.kernel, sources, given)
+        return self.take(samples, trajectory=trajectory)
 
     def whole(self, latents: Tensor, samples: Tensor | None = None) -> Tensor:
         """Latents [N, ...] of these samples, [N] indices and default all, with the frames that were not sampled."""
-        if self.given is None:
+        if self.first_frames is None:
             return latents
-        given = self.given if samples is None else self.given[samples]
-        return torch.cat([given.to(latents), latents], 2)
+        first = self.first_frames if samples is None else self.first_frames[samples]
+        return torch.cat([first.to(latents), latents], 2)
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Its trajectories as tensors; what the denoiser is called with besides must follow from the prompts.
+        """Its trajectories as tensors; the denoiser's other arguments must follow from the prompts.
 
         Raises:
             ConfigError: it differs between samples, which are of one prompt.
         """
-        first, last = (self._called_with(row) for row in (0, len(self) - 1))
+        first, last = (self._denoiser_inputs(row) for row in (0, len(self) - 1))
         if not all(torch.allclose(own, other) for own, other in zip(first, last, strict=True)):
             raise ConfigError(
-                "data.replay: this pipeline calls its denoiser with something of each sample's own beside its latents, "
-                "which is not kept; data.dynamic_sampling works"
+                "data.replay: this pipeline calls its denoiser with more of each sample's own than its latents, which "
+                "is not kept; data.dynamic_sampling works"
             )
         return self.trajectory.tensors(), {}
 
-    def _called_with(self, row: int) -> list[Tensor]:
+    def _denoiser_inputs(self, row: int) -> list[Tensor]:
         """The tensors that the denoiser got for a sample at the last step, without the latents."""
         device = self.trajectory.latents.device
         rows = torch.tensor([row], device=device)
@@ -78,16 +67,3 @@ class Rollout:
             conditions, rows, _ = next(conditions.split(rows))
         leaves, _ = tree_flatten(conditions.gather(rows, steps))
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-
-    @staticmethod
-    def cat(parts: Sequence["Rollout"]) -> "Rollout":
-        """Join rollouts made with the same settings."""
-        return Rollout(
-            Trajectory.cat([p.trajectory for p in parts]),
-            _cat([p.conditions for p in parts]),
-            [prompt for p in parts for prompt in p.prompts],
-            parts[0].guidance,
-            parts[0].kernel,
-            [source for p in parts for source in p.sources],
-            None if parts[0].given is None else torch.cat([p.given for p in parts if p.given is not None]),
-        )

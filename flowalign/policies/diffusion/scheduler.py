@@ -16,16 +16,16 @@ from samplers.kernels import Kernel
 class TransitionScheduler:
     """Takes the place of a pipeline's scheduler for one rollout.
 
-    The schedule (`set_timesteps`, static or resolution-dependent shift) stays that of a copy of the pipeline's own,
-    to which everything but `step` goes. The float32 sample is kept here, in the family's coordinates: what the
-    pipeline carries between steps is its copy in the network's dtype.
+    The schedule (`set_timesteps`, static or resolution-dependent shift) is made by a copy of the pipeline's own
+    scheduler, to which everything but `step` goes. The float32 sample is kept here, in the family's coordinates; the
+    pipeline's loop has a copy in the network's dtype.
 
     Args:
         own: the pipeline's scheduler.
-        size: of the latents, as of `Family.size`.
+        size: H, W or F, H, W of the latents: `Family.size`.
         eta: [T] or [B, T] noise levels, None for the ODE.
         seeds: B seeds of the step noise.
-        order: of the solver after the last stochastic step, as of `Recorder`.
+        order: of the solver after the last stochastic step: 1 or 2, see `Recorder`.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class TransitionScheduler:
         self.family, self.size = family, size
         self.kernel, self.eta, self.seeds, self.order = kernel, eta, seeds, order
         self.recorder: Recorder | None = None
-        self.carried: tuple[int, ...] = ()
-        """shape of the latents in the pipeline's loop"""
+        self.loop_shape: tuple[int, ...] = ()
+        """of the latents in the pipeline's loop"""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.walked, name)
@@ -73,13 +73,13 @@ class TransitionScheduler:
         eta = torch.zeros(steps) if self.eta is None else self.eta
         if eta.shape[-1] != steps:
             raise FlowalignError(f"the plan has {eta.shape[-1]} steps, the pipeline's schedule {steps}")
-        self.carried = tuple(sample.shape)
+        self.loop_shape = tuple(sample.shape)
         x = self.family.unpack(sample, self.size).float() / self.family.scale(levels[0].to(sample.device))
         return Recorder(x, levels, self.kernel, eta, self.seeds, self.order)
 
 
 class LevelScheduler(TransitionScheduler):
-    """Walks the noise levels without moving: for the arguments a pipeline calls its denoiser with at each of them."""
+    """Leaves the latents as they are at every noise level; shows what a pipeline calls its denoiser with there."""
 
     shape: tuple[int, ...]
     """of the latents"""

@@ -50,7 +50,7 @@ def quantisation(bits: int, denoiser: str, dtype: torch.dtype) -> PipelineQuanti
 
 
 def lora_file(network: str) -> str:
-    """The name that diffusers looks for, with that of a second network added."""
+    """The file that diffusers looks for; a second network's name is part of its own."""
     second = "_transformer_2" if network == "transformer_2" else ""
     return f"pytorch_lora_weights{second}.safetensors"
 

@@ -10,16 +10,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessorList
 
 from flowalign.errors import ConfigError, FlowalignError
-from flowalign.policies.base import Policy
+from flowalign.policies.base import Policy, torch_dtype
 from flowalign.policies.language.rollout import TextRollout
-from flowalign.policies.language.seeded import SeededSampler, entropy_of, log_softmax
+from flowalign.policies.language.token_sampler import SeededSampler, entropy_of, log_softmax
 from rewards import bind
 from rewards.text.model import CausalModel
 
 ATTENTION_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
-class LanguagePolicy(Policy):
+class LanguagePolicy(Policy[TextRollout]):
     """A causal language model that is trained. `forwards` counts sequences: sampled, and scored again.
 
     Args:
@@ -30,7 +30,8 @@ class LanguagePolicy(Policy):
         chat: put prompts into the tokenizer's chat template, as a user's turn after `system`.
     """
 
-    called: ClassVar[str] = "language model"
+    noun: ClassVar[str] = "language model"
+    """for messages"""
     networks: ClassVar[Any] = AutoModelForCausalLM
     readers: ClassVar[Any] = AutoTokenizer
 
@@ -58,17 +59,12 @@ class LanguagePolicy(Policy):
         device: torch.device | str = "cpu",
         **settings: Any,
     ) -> Self:
-        """Load a model and its tokenizer or processor from a folder or a hub name.
-
-        Args:
-            settings: of the class: padding, chat and system.
-        """
-        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        """Load a model and its tokenizer or processor."""
         try:
             reader = cls.readers.from_pretrained(str(path))
-            network = cls.networks.from_pretrained(str(path), dtype=dtype)
+            network = cls.networks.from_pretrained(str(path), dtype=torch_dtype(dtype))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"no {cls.called} at '{path}': {' '.join(str(error).split())[:300]}") from error
+            raise ConfigError(f"no {cls.noun} at '{path}': {' '.join(str(error).split())[:300]}") from error
         return cls(network, reader, device, **settings)
 
     @property
@@ -124,12 +120,12 @@ class LanguagePolicy(Policy):
                 )
 
     def pictures(self, metadata: Sequence[Mapping[str, Any]]) -> list[list[Image]]:
-        """[B] the pictures that each prompt shows; [] for a model without eyes."""
+        """[B] the pictures that each prompt shows; [] for a model that sees none."""
         return []
 
     def prompt_inputs(self, prompts: Sequence[str], pictures: Sequence[Sequence[Image]], room: int) -> dict[str, Any]:
-        """What the network is called with for these prompts: `input_ids` and `attention_mask`, [B, P] as of `encode`,
-        and whatever else it takes."""
+        """The network's arguments for these prompts: `input_ids` and `attention_mask` [B, P], padded on the left, and
+        whatever else it takes."""
         ids, mask = self.encode(prompts, room)
         return {"input_ids": ids, "attention_mask": mask.long()}
 
@@ -152,29 +148,17 @@ class LanguagePolicy(Policy):
         """Sample a completion of every prompt by the model's own `generate`.
 
         Args:
-            prompts: B prompts; repeat one for a group.
             seeds: B seeds of the draws.
             max_new_tokens: where a completion without an end is cut.
             temperature: 0 takes the most probable token.
-            batch_size: texts a network call; it does not change a text.
-            metadata: of the prompts, for models with eyes: 'image' names the pictures shown.
+            metadata: of the prompts; a model that sees pictures is shown its 'image'.
         """
         parts, pictures = [], self.pictures(metadata)
         for i in range(0, len(prompts), batch_size):
             part = slice(i, i + batch_size)
-            parts.append(self._sample(prompts[part], seeds[part], max_new_tokens, temperature, pictures[part]))
-        return TextRollout.cat(parts, self.tokenizer.pad_token_id)
-
-    def _sample(
-        self,
-        prompts: Sequence[str],
-        seeds: Sequence[int],
-        length: int,
-        temperature: float,
-        pictures: list[list[Image]],
-    ) -> TextRollout:
-        inputs = self.prompt_inputs(prompts, pictures, length)
-        return self.generate(prompts, inputs, seeds, length, temperature, pictures)
+            inputs = self.prompt_inputs(prompts[part], pictures[part], max_new_tokens)
+            parts.append(self.generate(prompts[part], inputs, seeds[part], max_new_tokens, temperature, pictures[part]))
+        return TextRollout.cat(parts)
 
     def generate(
         self,
@@ -185,7 +169,7 @@ class LanguagePolicy(Policy):
         temperature: float,
         pictures: list[list[Image]],
     ) -> TextRollout:
-        """Completions in one call of what `prompt_inputs` made."""
+        """Completions in one network call; `inputs` come from `prompt_inputs`."""
         ids, prompt_mask = inputs["input_ids"], inputs["attention_mask"].bool()
         sampler = SeededSampler(seeds, length, temperature)
         settings = GenerationConfig(
@@ -196,7 +180,7 @@ class LanguagePolicy(Policy):
             suppress_tokens=self.undrawn or None,
         )
         with self._autocast():
-            made = self._bare.generate(  # type: ignore[operator]
+            sequences = self._bare.generate(  # type: ignore[operator]
                 **inputs,
                 generation_config=settings,
                 logits_processor=LogitsProcessorList([sampler]),
@@ -204,7 +188,7 @@ class LanguagePolicy(Policy):
                 synced_gpus=False,
             )
         self.forwards += len(prompts)
-        tokens = made[:, ids.shape[1] :]
+        tokens = sequences[:, ids.shape[1] :]
         is_end = torch.isin(tokens, torch.tensor(self.ends, device=tokens.device))
         mask = is_end.cumsum(1) - is_end.long() == 0
         return TextRollout(
@@ -217,6 +201,7 @@ class LanguagePolicy(Policy):
             torch.stack(sampler.entropy, 1).where(mask, 0),
             is_end.any(1),
             temperature,
+            self.tokenizer.pad_token_id,
             pictures,
         )
 
@@ -256,19 +241,12 @@ class LanguagePolicy(Policy):
         return chosen.where(mask, 0), entropy_of(log_probs.detach()).where(mask, 0)
 
     def replay_inputs(self, rollout: TextRollout, rows: Tensor, attention: Tensor) -> dict[str, Any]:
-        """What the network is called with to score completions, besides tokens and their mask `attention`."""
+        """The network's arguments to score completions, besides tokens and their mask `attention`."""
         return {"position_ids": (attention.cumsum(1) - 1).clamp(min=0)}
 
     @torch.no_grad()
     def verify(self, rollout: TextRollout) -> float:
-        """Compare recorded log-probabilities with those of a plain forward pass, on up to 8 completions.
-
-        Returns:
-            The largest difference.
-
-        Raises:
-            FlowalignError: a forward pass does not give what was recorded, so this model cannot be trained this way.
-        """
+        """Compare log-probabilities on up to 8 completions."""
         rows = torch.arange(min(len(rollout), 8), device=self.device)
         forwards = self.forwards
         again, _ = self.log_probs(rollout, rows)
@@ -282,21 +260,13 @@ class LanguagePolicy(Policy):
             )
         return difference
 
-    def decode(self, rollout: TextRollout) -> list[str]:
+    def decode(self, rollout: TextRollout, batch_size: int = 64) -> list[str]:
         """The completions as texts, without special tokens."""
         rows = [ids[mask].tolist() for ids, mask in zip(rollout.completion_ids, rollout.mask, strict=True)]
         return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
 
-    def make(
-        self, prompts: Sequence[str], seeds: Sequence[int], sampling: Any, metadata: Sequence[Mapping[str, Any]] = ()
-    ) -> list[str]:
-        """A completion of every prompt, as an evaluation section of the configuration says."""
-        return self.decode(self.sample(prompts, seeds, metadata=metadata, **sampling.arguments()))
-
     def bind(self, reward: Any) -> None:
         bind(reward, CausalModel(self.network, self.tokenizer, self.begin))
-
-    # Files
 
     def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write what `from_pretrained` and peft load: the adapter, or the whole model; and the tokenizer."""
@@ -304,7 +274,6 @@ class LanguagePolicy(Policy):
         self.tokenizer.save_pretrained(str(folder))
 
     def load(self, folder: str | Path) -> None:
-        """Read what `save` wrote, for sampling."""
         if (Path(folder) / "adapter_config.json").is_file():
             self.network.load_adapter(str(folder))
             self.lora = True

@@ -1,24 +1,33 @@
 """Sampled texts with what is needed to score their tokens again."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
 
 import torch
 from PIL.Image import Image
 from torch import Tensor
+from torch.nn.functional import pad
+
+from samplers import Rows
 
 
-class Taken(NamedTuple):
+class TurnTaken(NamedTuple):
     """A turn with an environment."""
 
     reward: float
     state: str
-    """that it was taken in"""
+    """of the environment before the turn"""
+
+
+def right_padded(rows: Sequence[Sequence[Any]], padding: Any, device: torch.device) -> Tensor:
+    """[B, T] rows of different lengths, padded on the right."""
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[padding] * (width - len(row))] for row in rows], device=device)
 
 
 @dataclass
-class TextRollout:
+class TextRollout(Rows):
     """B prompts and their sampled completions. A completion's end token belongs to it.
 
     With an environment a completion is an episode: the model's turns, and after each the environment's answer.
@@ -40,13 +49,17 @@ class TextRollout:
     ended: Tensor
     """[B] bool: has an end token, was not cut at the largest length"""
     temperature: float
+    padding: int
+    """the token that pads prompts and completions"""
     pictures: list[list[Image]] = field(default_factory=list)
-    """[B] those that each prompt shows; empty for a model without eyes"""
+    """[B] shown with each prompt; empty for a model that sees none"""
     turn: Tensor = field(default_factory=lambda: torch.empty(0))
     """[B, T] integers: the turn that each token is of, the environment's answer to it included; -1 is padding. Default:
     all that was sampled is one turn"""
-    episodes: list[list[Taken]] = field(default_factory=list)
+    episodes: list[list[TurnTaken]] = field(default_factory=list)
     """[B] the turns of each row; empty without an environment"""
+    sampler_log_prob: Tensor | None = None
+    """[B, T] when they were sampled, where `log_prob` is of a forward pass afterwards"""
 
     def __post_init__(self) -> None:
         if self.turn.numel() == 0:
@@ -57,68 +70,35 @@ class TextRollout:
         """[B, T] bool: all that is no padding."""
         return self.turn >= 0 if self.episodes else self.mask
 
-    def __len__(self) -> int:
-        return len(self.prompts)
-
-    def __getitem__(self, rows: Tensor) -> "TextRollout":
-        """Some of the rows, [N] indices."""
-        numbers = rows.tolist()
-        listed: dict[str, Any] = {
-            name: [values[i] for i in numbers] if values else [] for name, values in self._listed().items()
-        }
-        return TextRollout(temperature=self.temperature, **listed, **self._mapped(lambda values: values[rows]))
-
-    def to(self, device: torch.device | str) -> "TextRollout":
-        """The same on another device."""
-        mapped = self._mapped(lambda values: values.to(device))
-        return TextRollout(temperature=self.temperature, **self._listed(), **mapped)
-
-    def _listed(self) -> dict[str, Any]:
-        return {"prompts": self.prompts, "pictures": self.pictures, "episodes": self.episodes}
-
-    def _mapped(self, function: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-        return {f.name: function(getattr(self, f.name)) for f in fields(self) if f.type is Tensor}
-
     def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What `unpacked` makes it of again, given its prompts: tensors, and JSON; pictures are left out."""
-        return self._mapped(lambda values: values), {"temperature": self.temperature, "episodes": self.episodes}
+        """The arguments of `unpacked` besides the prompts: tensors, and JSON; pictures are left out."""
+        return self.tensors(), {name: getattr(self, name) for name in ("temperature", "padding", "episodes")}
 
-    @staticmethod
-    def unpacked(tensors: dict[str, Tensor], rest: dict[str, Any], prompts: list[str]) -> "TextRollout":
+    @classmethod
+    def unpacked(cls, tensors: dict[str, Tensor], rest: dict[str, Any], prompts: list[str]) -> Self:
         """The inverse of `packed`."""
-        values: dict[str, Any] = {**tensors}
-        episodes = [[Taken(*turn) for turn in own] for own in rest["episodes"]]
-        return TextRollout(prompts, temperature=rest["temperature"], episodes=episodes, **values)
+        values: dict[str, Any] = tensors | rest
+        return cls(prompts, **values | {"episodes": [[TurnTaken(*turn) for turn in own] for own in rest["episodes"]]})
 
-    @staticmethod
-    def cat(parts: Sequence["TextRollout"], padding: int) -> "TextRollout":
-        """Join rollouts made with the same settings.
-
-        Args:
-            padding: the padding token.
-        """
+    @classmethod
+    def cat(cls, parts: Sequence[Self]) -> Self:
+        """Join rollouts of one model, padded to one width."""
         prompt = max(part.prompt_ids.shape[1] for part in parts)
         length = max(part.mask.shape[1] for part in parts)
+        return super().cat([part._padded(prompt, length) for part in parts])
 
-        def widened(name: str, width: int, value: Any, left: bool = False) -> Tensor:
-            rows = []
-            for part in parts:
-                own = getattr(part, name)
-                extra = own.new_full((len(own), width - own.shape[1]), value)
-                rows.append(torch.cat([extra, own] if left else [own, extra], 1))
-            return torch.cat(rows)
-
-        return TextRollout(
-            [text for part in parts for text in part.prompts],
-            widened("prompt_ids", prompt, padding, left=True),
-            widened("prompt_mask", prompt, False, left=True),
-            widened("completion_ids", length, padding),
-            widened("mask", length, False),
-            widened("log_prob", length, 0),
-            widened("entropy", length, 0),
-            torch.cat([part.ended for part in parts]),
-            parts[0].temperature,
-            [shown for part in parts for shown in part.pictures],
-            widened("turn", length, -1),
-            [own for part in parts for own in part.episodes],
+    def _padded(self, prompt: int, length: int) -> Self:
+        """The same with prompts and completions of these widths."""
+        left = (prompt - self.prompt_ids.shape[1], 0)
+        right = (0, length - self.mask.shape[1])
+        return replace(
+            self,
+            prompt_ids=pad(self.prompt_ids, left, value=self.padding),
+            prompt_mask=pad(self.prompt_mask, left),
+            completion_ids=pad(self.completion_ids, right, value=self.padding),
+            mask=pad(self.mask, right),
+            log_prob=pad(self.log_prob, right),
+            entropy=pad(self.entropy, right),
+            turn=pad(self.turn, right, value=-1),
+            sampler_log_prob=None if self.sampler_log_prob is None else pad(self.sampler_log_prob, right),
         )

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from flowalign.environments import Answer, Environment
 from flowalign.errors import ConfigError, FlowalignError
-from flowalign.policies.language.given import characters
 from flowalign.policies.language.policy import LanguagePolicy
-from flowalign.policies.language.rollout import Taken, TextRollout
-from rewards.base import told
+from flowalign.policies.language.rollout import TextRollout, TurnTaken, right_padded
+from flowalign.policies.language.teacher_forcing import characters
+from rewards.base import one_line
 from rewards.text.turns import Transcript, Turn
 from samplers import derive_seed
 
@@ -24,7 +24,7 @@ TALK = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
 
 @dataclass
 class Episode:
-    """One under way: its tokens so far, and of each of them what a rollout keeps."""
+    """An episode under way: its tokens so far, and what a rollout keeps of each."""
 
     environment: Environment
     prompt: str
@@ -38,7 +38,7 @@ class Episode:
     drawn: list[bool] = field(default_factory=list)
     log_prob: list[float] = field(default_factory=list)
     entropy: list[float] = field(default_factory=list)
-    taken: list[Taken] = field(default_factory=list)
+    taken: list[TurnTaken] = field(default_factory=list)
     done: bool = False
 
     def add(self, tokens: Sequence[int], log_prob: Sequence[float] = (), entropy: Sequence[float] = ()) -> None:
@@ -85,7 +85,7 @@ class AgentPolicy(LanguagePolicy):
         batch_size: int = 64,
         metadata: Sequence[Mapping[str, Any]] = (),
     ) -> TextRollout:
-        """Play an episode of every prompt, all of them a turn at a time.
+        """Play an episode of every prompt, all episodes turn by turn.
 
         Args:
             max_new_tokens: of a turn.
@@ -120,16 +120,18 @@ class AgentPolicy(LanguagePolicy):
         ids, mask = self.padded([each.begun + each.tokens for each in episodes], prompts, length)
         # the first turn is what a text without an environment would be
         seeds = [derive_seed(each.seed, len(each.taken)) if each.taken else each.seed for each in episodes]
-        made = self.generate(prompts, {"input_ids": ids, "attention_mask": mask.long()}, seeds, length, temperature, [])
+        inputs = {"input_ids": ids, "attention_mask": mask.long()}
+        rollout = self.generate(prompts, inputs, seeds, length, temperature, [])
+        columns = (rollout.completion_ids, rollout.log_prob, rollout.entropy)
         for row, each in enumerate(episodes):
-            drawn = made.mask[row]
-            each.add(*(values[row][drawn].tolist() for values in (made.completion_ids, made.log_prob, made.entropy)))
-            said = self.tokenizer.decode(made.completion_ids[row][drawn], skip_special_tokens=True)
+            drawn = rollout.mask[row]
+            each.add(*(values[row][drawn].tolist() for values in columns))
+            said = self.tokenizer.decode(rollout.completion_ids[row][drawn], skip_special_tokens=True)
             with _named(each.environment, each.prompt):
                 answer = Answer(*each.environment.step(said))
             if not answer.done:
-                each.add(([] if made.ended[row] else [self._end]) + self._answered(answer.observation))
-            each.taken.append(Taken(float(answer.reward), each.state))
+                each.add(([] if rollout.ended[row] else [self._end]) + self._answered(answer.observation))
+            each.taken.append(TurnTaken(float(answer.reward), each.state))
             each.done = answer.done
             each.state = answer.observation if answer.state is None else answer.state
 
@@ -159,11 +161,9 @@ class AgentPolicy(LanguagePolicy):
 
     def _rollout(self, episodes: Sequence[Episode], temperature: float) -> TextRollout:
         ids, prompt_mask = self.padded([each.begun for each in episodes], [each.prompt for each in episodes], 0)
-        width = max(len(each.tokens) for each in episodes)
 
         def rows(name: str, padding: Any) -> Tensor:
-            lists = [getattr(each, name) for each in episodes]
-            return torch.tensor([row + [padding] * (width - len(row)) for row in lists], device=self.device)
+            return right_padded([getattr(each, name) for each in episodes], padding, self.device)
 
         return TextRollout(
             [each.prompt for each in episodes],
@@ -175,12 +175,13 @@ class AgentPolicy(LanguagePolicy):
             rows("entropy", 0.0),
             torch.tensor([each.done for each in episodes], device=self.device),
             temperature,
+            self.tokenizer.pad_token_id,
             turn=rows("turn", -1),
             episodes=[each.taken for each in episodes],
         )
 
-    def decode(self, rollout: TextRollout) -> list[str]:
-        """The episodes as texts, each of them a `Transcript`."""
+    def decode(self, rollout: TextRollout, batch_size: int = 64) -> list[str]:
+        """The episodes as texts, each a `Transcript`."""
         return [self._transcript(rollout, row) for row in range(len(rollout))]
 
     def _transcript(self, rollout: TextRollout, row: int) -> Transcript:
@@ -204,4 +205,4 @@ def _named(environment: Environment, prompt: str) -> Iterator[None]:
         raise
     except Exception as error:
         name = type(environment).__name__
-        raise FlowalignError(f"environment '{name}' failed: {told(error)}; prompt: {prompt!r}") from error
+        raise FlowalignError(f"environment '{name}' failed: {one_line(error)}; prompt: {prompt!r}") from error

@@ -19,7 +19,7 @@ class VisionLanguagePolicy(LanguagePolicy):
     """An image-text-to-text model that is trained, as a judge for one.
 
     A prompt is a user's turn: its pictures, then its text. Pictures pass through the model's own processor, at replay
-    again, so that a rollout keeps pictures and not what a family of models makes of them.
+    again, so that a rollout keeps pictures and no model's own inputs.
 
     Args:
         network: the model, loaded.
@@ -28,7 +28,7 @@ class VisionLanguagePolicy(LanguagePolicy):
         system: the system's turn before a prompt.
     """
 
-    called = "image-text-to-text model"
+    noun = "image-text-to-text model"
     networks = AutoModelForImageTextToText
     readers = AutoProcessor
 
@@ -43,13 +43,13 @@ class VisionLanguagePolicy(LanguagePolicy):
 
     @property
     def lora_targets(self) -> list[str]:
-        """The attention of the language model; the eyes stay as they are."""
+        """The attention of the language model; the vision model stays as it is."""
         names = [name for name, _ in self.network.named_modules() if "language_model." in name]
         return [name for name in names if name.rpartition(".")[2] in ATTENTION_PROJECTIONS]
 
     @property
     def undrawn(self) -> list[int]:
-        """Those that stand for pictures: a text with one would ask the network for a picture that is not there."""
+        """The tokens that stand for pictures: a text with one would ask the network for a picture that is not there."""
         named = (getattr(self.network.config, f"{kind}_token_id", None) for kind in ("image", "video"))
         return [token for token in named if token is not None]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
-from flowalign.policies.language.rollout import TextRollout
+from flowalign.policies.language.rollout import TextRollout, right_padded
 
 
 def require_vllm() -> None:
@@ -29,7 +29,7 @@ def require_vllm() -> None:
 class Engine:
     """A vLLM engine in this process with the policy's weights, on the policy's GPU.
 
-    Its numerics are not those of a forward pass, so that `algorithm.off_policy` must weigh its tokens.
+    Its numbers differ from a forward pass, so that `algorithm.off_policy` must weigh its tokens.
 
     Args:
         policy: whose texts it writes.
@@ -103,14 +103,13 @@ def as_rollout(
         [step[token].logprob for step, token in zip(answer.outputs[0].logprobs, row, strict=True)]
         for answer, row in zip(answers, rows, strict=True)
     ]
-    width, padding = max(map(len, rows)), policy.tokenizer.pad_token_id
-    device = policy.device
-    completion = torch.tensor([row + [padding] * (width - len(row)) for row in rows], device=device)
-    mask = torch.arange(width, device=device) < torch.tensor([len(row) for row in rows], device=device)[:, None]
-    log_prob = torch.tensor([row + [0.0] * (width - len(row)) for row in chances], device=device)
+    padding, device = policy.tokenizer.pad_token_id, policy.device
+    completion = right_padded(rows, padding, device)
+    mask = right_padded([[True] * len(row) for row in rows], False, device)
+    log_prob = right_padded(chances, 0.0, device)
     ended = torch.tensor([row[-1] in policy.ends for row in rows], device=device)
     return TextRollout(
-        prompts, ids, prompt_mask, completion, mask, log_prob, torch.zeros_like(log_prob), ended, temperature
+        prompts, ids, prompt_mask, completion, mask, log_prob, torch.zeros_like(log_prob), ended, temperature, padding
     )
 
 

@@ -1,1 +1,1 @@
-"""Networks spread over processes, and processes that are lost."""
+"""Networks in shards, and processes that are lost."""

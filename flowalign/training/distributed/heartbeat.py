@@ -4,7 +4,7 @@ Whoever waits for a process that is gone would wait until the communication libr
 and then learn nothing of which it was. Signs of life travel through the store that the processes met by, in a thread
 of their own, so a process that waits for the others is alive and one that is stopped, or gone with its machine, is not.
 
-One that is alive and keeps all others waiting is named in a warning: it may be stuck, or have more to do than they.
+A process that is alive and keeps all others waiting is named in a warning: it may be stuck, or have more to do.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ LATE = 4
 """times the patience that the others wait for a process before a warning names it"""
 
 
-class Pulse:
+class Heartbeat:
     """This process's signs of life, and its eye on the others'. All processes make one together.
 
     The first process watches all, the others watch it, and whoever misses one ends its own process with a line that
@@ -43,10 +43,11 @@ class Pulse:
     """
 
     def __init__(self, store: Store, rank: int, processes: int, patience: float) -> None:
-        self.store: Store = PrefixStore("pulse", store.clone())
+        self.store: Store = PrefixStore("heartbeat", store.clone())
         self.store.set_timeout(timedelta(seconds=patience))
         self.rank, self.processes, self.patience = rank, processes, patience
         self.place = "starting"
+        """where this process is, for the message when it is missed"""
         self._waits_since: float | None = None
         """when the main thread was first found waiting for other processes, and at every beat since"""
         self._named = False
@@ -55,12 +56,8 @@ class Pulse:
         self._seen: dict[int, tuple[int, float]] = {}
         self._beat()
         torch.distributed.barrier()
-        self._thread = threading.Thread(target=self._watch, name="pulse", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
         self._thread.start()
-
-    def at(self, place: str) -> None:
-        """Say where this process is, for the message when it is missed."""
-        self.place = place
 
     def stop(self) -> None:
         """This process needs no watching any more."""
@@ -74,24 +71,24 @@ class Pulse:
     def others(self) -> str:
         """Where each process was when it last gave a sign of life."""
         try:
-            told = [self._read(rank) for rank in range(self.processes)]
+            reports = [self._read(rank) for rank in range(self.processes)]
         except torch.distributed.DistError:
             return "the process that the others met by is gone"
-        return "; ".join(f"process {rank} ({own['host']}): {own['place']}" for rank, own in enumerate(told))
+        return "; ".join(f"process {rank} ({report['host']}): {report['place']}" for rank, report in enumerate(reports))
 
     def _beat(self) -> None:
         self._beats += 1
         doing, waits = self._doing()
         now = time.monotonic()
         self._waits_since = (self._waits_since or now) if waits else None
-        told = {
+        report = {
             "beats": self._beats,
             "host": f"{socket.gethostname()}, pid {os.getpid()}",
             "place": f"{self.place}, {doing}",
             "waits": now - self._waits_since if self._waits_since is not None else 0.0,
             "done": self.place == "done",
         }
-        self.store.set(str(self.rank), json.dumps(told))
+        self.store.set(str(self.rank), json.dumps(report))
 
     def _doing(self) -> tuple[str, bool]:
         """Where the main thread's Python code is, and whether it waits for other processes there."""
@@ -119,28 +116,28 @@ class Pulse:
                 self._end("the process that the others met by is gone")
 
     def _look_at(self, rank: int) -> None:
-        told, now = self._read(rank), time.monotonic()
+        report, now = self._read(rank), time.monotonic()
         beats, since = self._seen.get(rank, (0, now))
-        if told["beats"] != beats or told["done"]:
-            self._seen[rank] = told["beats"], now
+        if report["beats"] != beats or report["done"]:
+            self._seen[rank] = report["beats"], now
         elif now - since > self.patience:
             verdict = (
-                f"process {rank} ({told['host']}) has given no sign of life for {self.patience:g} s; it was at: "
-                f"{told['place']}"
+                f"process {rank} ({report['host']}) has given no sign of life for {self.patience:g} s; it was at: "
+                f"{report['place']}"
             )
             self.store.set("verdict", verdict)
             self._end(verdict)
 
     def _name_the_late(self) -> None:
         """Warn once of each time that all others wait long for one process."""
-        told = [self._read(rank) for rank in range(self.processes)]
-        busy = [rank for rank, own in enumerate(told) if own["waits"] == 0]
-        waited = min((own["waits"] for own in told if own["waits"]), default=0.0)
+        reports = [self._read(rank) for rank in range(self.processes)]
+        busy = [rank for rank, report in enumerate(reports) if report["waits"] == 0]
+        waited = min((report["waits"] for report in reports if report["waits"]), default=0.0)
         if len(busy) != 1 or waited < LATE * self.patience:
             self._named = False
         elif not self._named:
             self._named = True
-            late = told[busy[0]]
+            late = reports[busy[0]]
             logger.warning(
                 "all others have waited %.0f s for process %d (%s), which is alive; it is at: %s",
                 *(waited, busy[0], late["host"], late["place"]),

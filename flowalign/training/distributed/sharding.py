@@ -1,4 +1,4 @@
-"""A network spread over processes in shards (FSDP2), and whole tensors of it.
+"""A network in copies or in shards (FSDP2) on every process, and its whole tensors.
 
 Where the launch configuration asks for FSDP2 (`configs/accelerate/fsdp2.yaml`), torch's `fully_shard` is used as it is:
 accelerate's own preparation is for accelerators only, and this way the processes of a CPU take the same path.
@@ -18,13 +18,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from flowalign.config import BaseConfig
 from flowalign.errors import ConfigError
 from flowalign.policies.base import Policy, repeated_blocks
 from flowalign.policies.diffusion.experts import allow_unasked, check_shards
 
 
 class Sharding:
-    """How networks are spread in shards.
+    """How networks are divided into shards.
 
     Args:
         settings: accelerate's; `cpu_offload` and `reshard_after_forward` count.
@@ -74,7 +75,7 @@ class Sharding:
 
 
 def zero_settings(device: torch.device) -> DeepSpeedPlugin | None:
-    """What the launch configuration says of DeepSpeed, None where it does not ask for it.
+    """The launch configuration's settings of DeepSpeed, None where it does not ask for it.
 
     Raises:
         ConfigError: DeepSpeed is not installed, or another stage than 2 and 3 is asked for.
@@ -93,7 +94,7 @@ def zero_settings(device: torch.device) -> DeepSpeedPlugin | None:
     return settings
 
 
-def check_settings(config: Any, copies: bool) -> None:
+def check_settings(config: BaseConfig, copies: bool) -> None:
     """Refuse what does not go with shards.
 
     Args:
@@ -107,18 +108,18 @@ def check_settings(config: Any, copies: bool) -> None:
     if config.training.optimizer.bits == 8:
         raise ConfigError("training.optimizer.bits: moments in shards are not quantised; 32 works")
     # a language model has its weights gathered while it samples
-    if config.medium == "pictures" and not copies and (config.data.dynamic_sampling or config.data.replay):
+    if config.model.kind == "pictures" and not copies and (config.data.dynamic_sampling or config.data.replay):
         raise ConfigError(
             "data.dynamic_sampling, data.replay: processes would sample different numbers of times, and a network in "
             "shards runs on all of them or on none; null works, or whole copies (configs/accelerate/multi_gpu.yaml)"
         )
 
 
-def spread(policy: Policy, config: Any, accelerator: Accelerator) -> Sharding | DeepSpeedPlugin | None:
+def distribute(policy: Policy, config: BaseConfig, accelerator: Accelerator) -> Sharding | DeepSpeedPlugin | None:
     """Copies of the policy's network on every process, or shards of it: as the launch configuration says.
 
     Returns:
-        how the network is in shards, None where it is in copies; with DeepSpeed how the learner is to put it in shards.
+        how the network is divided, None where it is copied; with DeepSpeed its settings, for the learner.
 
     Raises:
         ConfigError: the network or a setting does not go with shards, or with several processes.
@@ -139,7 +140,7 @@ def spread(policy: Policy, config: Any, accelerator: Accelerator) -> Sharding | 
 
 
 @contextlib.contextmanager
-def unsynced(accelerator: Any, model: nn.Module) -> Iterator[None]:
+def unsynced(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
     """Within it backward passes add to this process's gradients without telling the others."""
     if not isinstance(model, FSDPModule):
         with accelerator.no_sync(model):
@@ -167,7 +168,7 @@ def whole(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
 
 
 def like(value: Any, parameter: Tensor) -> Any:
-    """A whole tensor spread as this parameter is; other things as they are."""
+    """A whole tensor divided into shards like this parameter; other things as they are."""
     if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value
     return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)

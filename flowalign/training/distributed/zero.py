@@ -14,7 +14,7 @@ from accelerate import DeepSpeedPlugin
 from diffusers.training_utils import EMAModel
 from torch import Tensor, nn
 
-from flowalign.actors.worker import Worker
+from flowalign.actors.base import Actor
 from flowalign.algorithms.base import Algorithm
 from flowalign.errors import ConfigError
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
@@ -22,7 +22,7 @@ from flowalign.training.learner import Learner
 
 
 class ZeroLearner(Learner):
-    """A learner whose gradients, moments and with stage 3 weights DeepSpeed spreads.
+    """A learner whose gradients, moments and with stage 3 weights DeepSpeed divides into shards.
 
     Args:
         settings: accelerate's; those under `zero_optimization` count.
@@ -31,7 +31,7 @@ class ZeroLearner(Learner):
         ConfigError: the algorithm has networks of its own.
     """
 
-    def __init__(self, algorithm: Algorithm[Any], actor: Worker, settings: DeepSpeedPlugin) -> None:
+    def __init__(self, algorithm: Algorithm, actor: Actor, settings: DeepSpeedPlugin) -> None:
         super().__init__(algorithm, actor)
         if self.modules:
             raise ConfigError(
@@ -41,7 +41,7 @@ class ZeroLearner(Learner):
         import deepspeed
 
         self.partitioned = settings.zero_stage == 3
-        self.in_copies = not self.partitioned
+        self.replicated = not self.partitioned
         config = {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_clipping": self.config.training.optimizer.max_grad_norm,
@@ -57,11 +57,9 @@ class ZeroLearner(Learner):
         )
         if self.partitioned:
             parameters: dict[str, Any] = self.parameters
-            self.held = {name: nn.Parameter(p.ds_tensor.data) for name, p in parameters.items()}
+            self.local_parameters = {name: nn.Parameter(p.ds_tensor.data) for name, p in parameters.items()}
             if self.ema is not None:
-                self.ema = EMAModel(self.held.values(), self.config.training.ema_decay)
-
-    # Updates
+                self.ema = EMAModel(self.local_parameters.values(), self.config.training.ema_decay)
 
     @contextlib.contextmanager
     def _accumulated(self, last: bool) -> Iterator[None]:
@@ -76,8 +74,6 @@ class ZeroLearner(Learner):
     def _step(self) -> Tensor:
         self.engine.step()
         return torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32)
-
-    # Weights
 
     @contextlib.contextmanager
     def _gathered(self) -> Iterator[None]:
@@ -98,11 +94,11 @@ class ZeroLearner(Learner):
         if not self.partitioned:
             return None
         network = self.policy.network
-        held = dict(network.named_parameters()) | dict(network.named_buffers())
+        tensors = dict(network.named_parameters()) | dict(network.named_buffers())
         names = self.parameters if self.policy.lora else network.state_dict()
         with self.averaged():
-            # a tied weight is held by its first name
-            return self._whole({name: held[name] for name in names if name in held})
+            # a tied weight is listed by its first name
+            return self._whole({name: tensors[name] for name in names if name in tensors})
 
     def _together(
         self, parameters: Iterable[Tensor], writer: int | None = None
@@ -120,8 +116,6 @@ class ZeroLearner(Learner):
                 if self.accelerator.is_main_process:
                     kept[name] = tensor.detach().cpu().clone()
         return kept
-
-    # Checkpoints
 
     def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         moments, rest = optimizer_tensors(self._moments())
@@ -189,12 +183,12 @@ class ZeroLearner(Learner):
                 if value.dim():
                     safe_set_full_optimizer_state(parameter, value.to(parameter.device), key)
 
-    def _joined(self, held: Tensor, parameter: Any) -> Tensor:
-        """The whole of a tensor of which every process holds as much as of this parameter; all call this together."""
+    def _joined(self, part: Tensor, parameter: Any) -> Tensor:
+        """A whole tensor from its parts, divided over the processes like this parameter; all call this together."""
         if not self.partitioned:
-            return held
-        parts = held.new_empty(held.numel() * self.accelerator.num_processes)
-        torch.distributed.all_gather_into_tensor(parts, held)
+            return part
+        parts = part.new_empty(part.numel() * self.accelerator.num_processes)
+        torch.distributed.all_gather_into_tensor(parts, part)
         return parts[: parameter.ds_numel].view(parameter.ds_shape).cpu()
 
     def _part(self, whole: Tensor, parameter: Any) -> Tensor:

@@ -18,6 +18,7 @@ from flowalign.data import Prompts
 from flowalign.errors import ConfigError
 from flowalign.runs.metrics import MetricsFile
 from flowalign.training import Trainer
+from tests.flowalign.small_run import SMALL, small_run
 
 DYNAMIC = "data.dynamic_sampling={rounds: 4}"
 REPLAY = "data.replay={groups: 6, age: 3}"
@@ -31,21 +32,15 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trainer]:
     (folder / "sums.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def make(output: Path, *overrides: str, resume: bool = False) -> Trainer:
-        small = [
+        own = [
             f"data.prompts={folder / 'sums.jsonl'}",
-            "evaluation.prompts=null",
             "training.iterations=4",
             "training.prompts_per_iteration=6",
             "training.group_size=4",
-            "training.updates_per_iteration=1",
             "training.micro_batch_size=24",
-            "training.optimizer.warmup_updates=0",
             "training.optimizer.learning_rate=1e-4",
-            f"output={output}",
-            "name=run",
         ]
-        config = load(recipe("tiny_lm/grpo"), [*small, *overrides])
-        return Trainer(config, reward=graded, progress=False, resume=resume)
+        return small_run("tiny_lm/grpo", output, *own, *overrides, reward=graded, resume=resume)
 
     return make
 
@@ -99,9 +94,11 @@ def test_groups_without_spread_are_drawn_again_with_other_prompts(texts: Any, tm
 
 def test_rewards_that_are_alike_have_no_spread_though_their_mean_is_rounded(texts: Any, tmp_path: Path) -> None:
     run = texts(tmp_path, "data.dynamic_sampling={rounds: 2}", "training.group_size=7", "training.micro_batch_size=42")
-    made = run.actor.sample_and_score(run.groups.draw(0), run.actor.rollout)
-    made[2].value.fill_(0.1)
-    _, spread = run.groups._outcomes({slot: (made, slot) for slot in range(6)})
+    draw = run.groups.draw(0)
+    run.algorithm.collect(run.actor, draw)
+    for sampled, _ in draw.current.values():
+        sampled.scores.value.fill_(0.1)
+    _, spread = draw._outcomes()
     assert not spread.any()
 
 
@@ -187,14 +184,11 @@ def test_two_processes_draw_replay_and_learn_as_one(tmp_path: Path) -> None:
     settings = [
         "data.dynamic_sampling={rounds: 2}",
         "data.replay={groups: 8, age: 4}",
-        "evaluation.prompts=null",
+        *SMALL,
         "training.iterations=4",
         "training.prompts_per_iteration=6",
         "training.group_size=3",
-        "training.updates_per_iteration=1",
         "training.micro_batch_size=9",
-        "training.optimizer.warmup_updates=0",
-        "name=run",
     ]
     launch = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0", "-m"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
@@ -221,20 +215,14 @@ def brightness(images: list[Any], prompts: list[str]) -> list[float]:
 
 
 def pictures(folder: Path, name: str, *overrides: str, resume: bool = False) -> Trainer:
-    small = [
+    own = [
         "training.iterations=4",
-        "training.prompts_per_iteration=4",
         "training.group_size=4",
-        "training.updates_per_iteration=1",
         "training.micro_batch_size=16",
-        "evaluation.prompts=null",
         "rollout.steps=3",
         "rollout.sigmas=null",
-        f"output={folder}",
-        "name=run",
     ]
-    config = load(recipe(f"tiny_sd3/{name}"), [*small, *overrides])
-    return Trainer(config, reward=brightness, progress=False, resume=resume)
+    return small_run(f"tiny_sd3/{name}", folder, *own, *overrides, reward=brightness, resume=resume)
 
 
 PICTURES_REPLAY = "data.replay={groups: 6, age: 3}"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import flowalign
+from flowalign import registry
 from flowalign.cli.main import main
 from flowalign.config import recipe
-from flowalign.policies import DiffusersPolicy
-from flowalign.registry import TABLES
+from flowalign.policies.diffusion import DiffusersPolicy
 
 RECIPE = str(recipe("tiny_sd3/flow_grpo"))
 
@@ -97,9 +97,9 @@ def test_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str], tmp_path: P
 
 def test_list_shows_everything_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, "list").splitlines()
-    assert [line[:-1] for line in lines if not line.startswith(" ")] == list(TABLES)
+    assert [line[:-1] for line in lines if not line.startswith(" ")] == list(registry.TABLES)
     names = [line.split()[0] for line in lines if line.startswith(" ")]
-    assert names == [name for table in TABLES.values() for name in table]
+    assert names == [name for table in registry.TABLES for name in registry.names(table)]
     assert all(len(line.split()) > 2 for line in lines if line.startswith(" "))
 
 

@@ -17,7 +17,8 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from flowalign.cli.rewards import read, reward_check, reward_server
+from flowalign.cli.reward_file import read
+from flowalign.cli.rewards import reward_check, reward_server
 from flowalign.errors import ConfigError
 from flowalign.training.building import build_reward
 from rewards.remote import RemoteReward

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from flowalign.config import Config, load, recipe
-from flowalign.data import Prompts, draw_batch
+from flowalign.data import Prompts
+from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 
 RECIPE = recipe("tiny_sd3/demo")
@@ -78,8 +79,13 @@ def test_overrides_reach_any_key_with_yaml_values() -> None:
         ("training.optimizer.learning_rat=1", "training.optimizer.learning_rat", "did you mean 'learning_rate'"),
         ("model.lora.rnk=3", "model.lora.rnk", "did you mean 'rank'"),
         ("rollout.gidance=3", "rollout.gidance", "did you mean 'guidance'"),
+        ("evaluation.pictures_per_prompt=3", "evaluation.pictures_per_prompt", "did you mean 'samples_per_prompt'"),
+        ("evaluation.save_pictures=3", "evaluation.save_pictures", "did you mean 'save_samples'"),
         ("evaluation.zzz=3", "evaluation.zzz", "choose from"),
-        ("algorithm.clip_rang=0.1", "algorithm.clip_rang", "did you mean 'clip_range'"),
+        ("algorithm.kl_weigth=0.1", "algorithm.kl_weigth", "did you mean 'kl_weight'"),
+        ("algorithm.loss.clip_rang=0.1", "algorithm.loss", "did you mean 'clip_range'"),
+        ("algorithm.clip_range=0.1", "algorithm.clip_range", "it stands in loss: {clip_range: ...}"),
+        ("algorithm.combine=gdpo", "algorithm.combine", "advantage: {name: per_reward} or {name: gdpo}"),
         ("rollout.plan.siz=2", "rollout.plan", "did you mean 'size'"),
         ("rewards=[{name: shapes, strict_wait: 1}]", "rewards.0", "did you mean 'strict_weight'"),
     ],
@@ -87,6 +93,12 @@ def test_overrides_reach_any_key_with_yaml_values() -> None:
 def test_a_misspelt_key_names_the_nearest(override: str, key: str, hint: str) -> None:
     message = problem(override)
     assert message.startswith(key) and hint in message
+
+
+@pytest.mark.parametrize(("old", "new"), [("texts_per_prompt", "samples_per_prompt"), ("save_texts", "save_samples")])
+def test_a_key_of_earlier_configurations_of_texts_names_the_new_one(old: str, new: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean '{new}'"):
+        load(recipe("tiny_lm/grpo"), [f"evaluation.{old}=3"])
 
 
 @pytest.mark.parametrize(
@@ -101,7 +113,7 @@ def test_a_misspelt_key_names_the_nearest(override: str, key: str, hint: str) ->
         ("rollout.guidance=0.5", "rollout.guidance"),
         ("rollout.plan.size=two", "rollout.plan.size"),
         ("rollout.plan.size=0", "rollout.plan"),
-        ("algorithm.clip_range=-1", "algorithm.clip_range"),
+        ("algorithm.loss.clip_range=-1", "algorithm.loss.clip_range"),
         ("rewards=[]", "rewards"),
         ("rewards=[{name: shapes, weight: heavy}]", "rewards.0.weight"),
         ("rewards=[{name: shapes, strict_weight: heavy}]", "rewards.0.strict_weight"),

@@ -1,16 +1,51 @@
-"""The further losses and divergences: closed forms, the authors' rules literally, and the gradients' directions."""
+"""Losses: closed forms, the authors' rules literally, and the gradients' directions."""
 
 import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.distributions import Normal, kl_divergence
 
-from flowalign.core.divergences import gaussian_entropy, gaussian_kl, velocity_mse
+from flowalign.core import losses
+from flowalign.core.aggregation import Aggregation, action_weights
 from flowalign.core.losses import clip_fraction, clipped_policy_loss, dppo_mask, guard_log_ratio, noise_weight
+from flowalign.core.record import Actions
 from samplers import flow_sde, step_std
 from samplers.kernels import gaussian_log_prob
+
+
+def aggregated(losses: Tensor, mask: Tensor, aggregation: Aggregation, length: int | None = None) -> Tensor:
+    return (losses.where(mask, 0) * action_weights(mask, aggregation, length)).sum()
+
+
+def test_the_clipped_loss_is_that_of_a_loop() -> None:
+    log_prob, old, advantage = torch.randn(5, 4) * 0.3, torch.randn(5, 4) * 0.3, torch.randn(5, 4)
+    low, high = 0.1, 0.25
+    expected, cut = torch.zeros(5, 4), torch.zeros(5, 4)
+    for b in range(5):
+        for t in range(4):
+            a = advantage[b, t].item()
+            ratio = math.exp(log_prob[b, t].item() - old[b, t].item())
+            expected[b, t] = -min(ratio * a, min(max(ratio, 1 - low), 1 + high) * a)
+            cut[b, t] = (a > 0 and ratio > 1 + high) or (a < 0 and ratio < 1 - low)
+    torch.testing.assert_close(clipped_policy_loss(log_prob, old, advantage, low, high), expected)
+    assert torch.equal(clip_fraction(log_prob, old, advantage, low, high), cut)
+    assert 0 < cut.mean() < 1
+
+
+def test_the_clip_fraction_counts_the_actions_without_gradient() -> None:
+    log_prob = (torch.randn(200) * 0.3).requires_grad_()
+    old, advantage = torch.zeros(200), torch.randn(200)
+    clipped_policy_loss(log_prob, old, advantage, 0.1, 0.2).sum().backward()
+    assert torch.equal(log_prob.grad == 0, clip_fraction(log_prob, old, advantage, 0.1, 0.2).bool())
+
+
+def test_on_policy_the_loss_has_the_gradient_of_plain_policy_gradient() -> None:
+    log_prob, advantage = torch.randn(6, requires_grad=True), torch.randn(6)
+    clipped_policy_loss(log_prob, log_prob.detach(), advantage, 1e-4, 1e-4).sum().backward()
+    torch.testing.assert_close(log_prob.grad, -advantage)
+
 
 SHAPE = (4, 6, 6)
 
@@ -129,17 +164,85 @@ def test_noise_weights_are_tempflows() -> None:
         assert weight[row, eta[row] > 0].mean().item() == pytest.approx(1, rel=1e-5)
 
 
-def test_divergences_against_torch_distributions() -> None:
-    g = gaussians()
-    old, new = (Normal(g[k], g["std"].expand_as(g[k])) for k in ("mean_old", "mean"))
-    expected = kl_divergence(new, old).flatten(1).mean(1)
-    torch.testing.assert_close(gaussian_kl(g["mean"], g["mean_old"], g["std"]), expected, atol=1e-6, rtol=1e-4)
-    torch.testing.assert_close(gaussian_entropy(g["std"]), new.entropy().flatten(1).mean(1))
+GROUP = torch.tensor([0, 0, 0, 1, 1, 1])
 
 
-def test_velocity_mse_is_the_kl_up_to_a_factor_of_the_step() -> None:
-    """The means of two ODE-like steps are (v - v_ref) dt apart."""
-    v, reference, dt, std = torch.randn(5, *SHAPE), torch.randn(5, *SHAPE), -0.1, torch.full((5, 1, 1, 1), 0.3)
-    mse = velocity_mse(v, reference)
-    torch.testing.assert_close(mse, ((v - reference) ** 2).mean((1, 2, 3)))
-    torch.testing.assert_close(gaussian_kl(v * dt, reference * dt, std), mse * dt**2 / (2 * 0.3**2))
+MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0]]).bool()
+
+
+def scored(on_policy: bool = False) -> Actions:
+    old = -torch.rand(6, 4)
+    log_prob = old.clone() if on_policy else old + 0.2 * torch.randn(6, 4)
+    return Actions(
+        log_prob=log_prob.requires_grad_(),
+        old_log_prob=old,
+        advantage=torch.randn(6, 1).expand(6, 4),
+        mask=MASK,
+        group=GROUP,
+        reward=torch.tensor([1.0, 0, 0, 1, 1, 0]),
+    )
+
+
+@pytest.mark.parametrize("name", ["ppo", "gspo", "cispo", "reinforce"])
+def test_on_the_weights_that_sampled_all_have_one_gradient(name: str) -> None:
+    actions = scored(on_policy=True)
+    aggregated(getattr(losses, name)(actions)[0], MASK, "sequence").backward()
+    expected = -(actions.advantage * MASK) / MASK.sum(1, keepdim=True) / 6
+    torch.testing.assert_close(actions.log_prob.grad, expected)
+
+
+def test_gspo_has_the_rows_ratio() -> None:
+    actions = scored()
+    made, _ = losses.gspo(actions, clip_range=10, clip_range_high=10)
+    for b in range(6):
+        drawn = [t for t in range(4) if MASK[b, t]]
+        ratio = math.exp(sum((actions.log_prob - actions.old_log_prob)[b, t].item() for t in drawn) / len(drawn))
+        for t in drawn:
+            assert made[b, t].item() == pytest.approx(-ratio * actions.advantage[b, t].item(), rel=1e-5)
+
+
+def test_cispo_never_loses_a_gradient() -> None:
+    actions = scored()
+    losses.cispo(actions, clip_range=0.01, clip_range_high=0.01)[0].sum().backward()
+    assert (actions.log_prob.grad != 0).all()
+
+
+def literal_rho(actions: Actions) -> Tensor:
+    return torch.stack([(actions.log_prob - actions.old_log_prob)[b][MASK[b]].sum() for b in range(6)])
+
+
+def test_reg_grpo_is_a_regression_of_the_advantage() -> None:
+    actions = scored()
+    rho = literal_rho(actions)
+    centred = torch.cat([part - part.mean() for part in rho.split(3)])
+    expected = (actions.advantage[:, 0] - 2.0 * centred) ** 2
+    torch.testing.assert_close(losses.reg_grpo(actions, scale=2.0)[0], expected[:, None].expand(6, 4))
+
+
+def test_reg_grpo_starts_along_the_policy_gradient() -> None:
+    actions = scored(on_policy=True)
+    actions.advantage = torch.tensor([1.0, 0.5, -1.5, 0.2, 0.4, -0.6])[:, None].expand(6, 4)
+    aggregated(losses.reg_grpo(actions)[0], MASK, "sequence").backward()
+    # the advantages of a group add up to 0, so centring changes nothing
+    torch.testing.assert_close(actions.log_prob.grad, -2 * actions.advantage * MASK / 6)
+
+
+def test_pacs_is_the_cross_entropy_of_leave_one_out_scores() -> None:
+    actions = scored()
+    rho = 3 * literal_rho(actions)
+    score = torch.stack(
+        [rho[b] - torch.stack([rho[c] for c in range(6) if GROUP[c] == GROUP[b] and c != b]).mean() for b in range(6)]
+    )
+    expected = F.binary_cross_entropy_with_logits(score, actions.reward, reduction="none")
+    made = losses.pacs(actions, beta=3.0)[0][:, 0]
+    torch.testing.assert_close(made, expected)
+    weight = torch.tensor([1.5, 0.75, 0.75, 0.75, 0.75, 1.5])
+    torch.testing.assert_close(losses.pacs(actions, beta=3.0, weighting="balanced")[0][:, 0], weight * expected)
+
+
+def test_without_a_clip_nothing_is_clipped() -> None:
+    actions = scored()
+    made, metrics = losses.ppo(actions, clip_range=None)
+    torch.testing.assert_close(made, -actions.advantage * (actions.log_prob - actions.old_log_prob).exp())
+    assert not metrics["policy/clip_fraction"].any()
+    assert losses.ppo(actions, clip_range=0.01)[1]["policy/clip_fraction"].any()

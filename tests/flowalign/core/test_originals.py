@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowalign.core import estimators
-from flowalign.core.aggregation import Aggregation, aggregate
+from flowalign.core import advantages
+from flowalign.core.aggregation import Aggregation, action_weights
 from flowalign.core.divergences import sampled_kl
-from flowalign.core.policy_losses import cispo, gspo, ppo
-from flowalign.core.record import Record, ScoredTokens
+from flowalign.core.losses import cispo, gspo, ppo
+from flowalign.core.record import Actions, Record
 
 NUMBERS = json.loads((Path(__file__).parent / "originals" / "numbers.json").read_text())
 GIVEN = {name: torch.tensor(values) for name, values in NUMBERS["inputs"].items()}
@@ -47,14 +47,14 @@ def record(**changed: Any) -> Record:
 @pytest.mark.parametrize(
     ("name", "advantage"),
     [
-        ("grpo", lambda r: estimators.grpo(r, unbiased=True, eps=1e-6)),
-        ("dr_grpo", estimators.dr_grpo),
-        ("rloo", estimators.rloo),
-        ("best_margin", estimators.best_margin),
-        ("reinforce_pp", estimators.reinforce_pp),
-        ("reinforce_pp_discounted", lambda r: estimators.reinforce_pp(r, gamma=0.9)),
-        ("reinforce_pp_baseline", lambda r: estimators.reinforce_pp(r, baseline=True)),
-        ("remax", estimators.remax),
+        ("grpo", lambda r: advantages.grpo(r, unbiased=True, eps=1e-6)),
+        ("dr_grpo", advantages.dr_grpo),
+        ("rloo", advantages.rloo),
+        ("best_margin", advantages.best_margin),
+        ("reinforce_pp", advantages.reinforce_pp),
+        ("reinforce_pp_discounted", lambda r: advantages.reinforce_pp(r, gamma=0.9)),
+        ("reinforce_pp_baseline", lambda r: advantages.reinforce_pp(r, baseline=True)),
+        ("remax", advantages.remax),
     ],
 )
 def test_advantages_are_verls(name: str, advantage: Any) -> None:
@@ -63,8 +63,8 @@ def test_advantages_are_verls(name: str, advantage: Any) -> None:
     close(made * MASK, NUMBERS["verl"]["advantages"][name])
 
 
-def scored() -> ScoredTokens:
-    return ScoredTokens(
+def scored() -> Actions:
+    return Actions(
         log_prob=GIVEN["log_prob"].clone().requires_grad_(),
         old_log_prob=GIVEN["old_log_prob"],
         advantage=GIVEN["advantage"],
@@ -72,6 +72,10 @@ def scored() -> ScoredTokens:
         group=GIVEN["group"],
         reward=GIVEN["reward"],
     )
+
+
+def aggregated(losses: Tensor, aggregation: Aggregation, length: int | None = None) -> Tensor:
+    return (losses.where(MASK, 0) * action_weights(MASK, aggregation, length)).sum()
 
 
 VERL_LOSSES = {
@@ -87,7 +91,7 @@ def test_losses_and_gradients_are_verls(case: str) -> None:
     # verl averages gspo over rows whatever it is asked for
     aggregation = "sequence" if name == "gspo" else AGGREGATIONS[mode]
     actions = scored()
-    loss = aggregate(VERL_LOSSES[name](actions), MASK, aggregation)
+    loss = aggregated(VERL_LOSSES[name](actions)[0], aggregation)
     if name != "gspo" and mode == "seq-mean-token-sum-norm":
         # verl leaves out the division by the number of rows
         loss = loss * len(MASK)
@@ -117,9 +121,9 @@ def test_losses_and_gradients_are_trls(case: str) -> None:
     name, beta = case.split()
     loss_of, aggregation = TRL_LOSSES[name]
     actions = scored()
-    losses = loss_of(actions) + float(beta) * sampled_kl(actions.log_prob, GIVEN["reference"], "k3")
+    losses = loss_of(actions)[0] + float(beta) * sampled_kl(actions.log_prob, GIVEN["reference"], "k3")
     # TRL's trainer was told of 10 tokens at most
-    loss = aggregate(losses, MASK, aggregation, length=10)
+    loss = aggregated(losses, aggregation, length=10)
     loss.backward()
     expected = NUMBERS["trl"]["losses"][case]
     assert loss.item() == pytest.approx(expected["loss"], abs=1e-6)

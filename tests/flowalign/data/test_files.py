@@ -35,9 +35,10 @@ def refused(source: Path | str, **settings: Any) -> str:
 @pytest.fixture
 def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The real library, with its cache in the test's folder."""
-    library = pytest.importorskip("datasets")
-    monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    return library
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return datasets
 
 
 def stored(kind: str, folder: Path) -> str:

@@ -366,7 +366,6 @@ def test_videos_are_clips_that_play(open_page, browser, maker, tmp_path):
 
 
 def test_votes_by_keys_are_exported_and_read_back(open_page, maker, tmp_path):
-    pytest.importorskip("uvicorn", reason="the serve extra is not installed")
     run = maker.make_run(tmp_path / "run", prompts=8)
     code = "from flowalign.cli.gallery import gallery; import typer; typer.run(gallery)"
     command = [sys.executable, "-c", code, str(run), "-o", str(tmp_path / "out"), "--serve", "--port", "0"]

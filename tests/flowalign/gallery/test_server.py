@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette", reason="the serve extra is not installed")
-pytest.importorskip("uvicorn", reason="the serve extra is not installed")
-
 CODE = "from flowalign.cli.gallery import gallery; import typer; typer.run(gallery)"
 
 

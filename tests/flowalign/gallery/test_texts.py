@@ -14,7 +14,7 @@ import torch
 from flowalign.config import load, recipe
 from flowalign.data import Preferences
 from flowalign.errors import ConfigError
-from flowalign.gallery import Texts, build, save_previews
+from flowalign.gallery import Group, build, save_previews
 from flowalign.reward_training.judge import questions
 from flowalign.training import Trainer
 from tests.flowalign.gallery import test_browser
@@ -52,14 +52,14 @@ def make_run(folder: Path) -> Path:
         pieces = [("<b>", -0.1, 0.5, 1.0), ("\u05e9", -2.0, 1.5, 1.0), ("", -0.01, 0.05, 1.0)]
         worse = [(piece, chance, entropy, -advantage) for piece, chance, entropy, advantage in pieces]
         groups = [
-            Texts(
+            Group(
                 f"sum {n}",
                 [5, 6],
                 ["<b>\u05e9", HOSTILE[n]],
-                [pieces, worse],
                 [1.0, 0.0],
                 [1.0, -1.0],
                 {"exact": [1, 0]},
+                tokens=[pieces, worse],
             )
             for n in range(2)
         ]
@@ -152,7 +152,6 @@ class TestInChromium:
         assert page.locator(".pair .written").nth(1).bounding_box()["height"] <= 0.6 * 800 + 2
 
     def test_votes_by_keys_are_exported_as_texts(self, open_page, tmp_path):
-        pytest.importorskip("uvicorn", reason="the serve extra is not installed")
         run = make_run(tmp_path / "run")
         code = "from flowalign.cli.gallery import gallery; import typer; typer.run(gallery)"
         command = [sys.executable, "-c", code, str(run), "-o", str(tmp_path / "out"), "--serve", "--port", "0"]

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from flowalign.config import load, recipe
-from flowalign.data import ASSETS, Prompts, draw_batch
+from flowalign.data import ASSETS, Prompts
+from flowalign.data.batches import draw_batch
 from flowalign.gallery.runs import read_run
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.rendering import Rendered, renderer
@@ -101,7 +102,7 @@ def test_it_is_found_in_a_weighted_sum() -> None:
 def small(folder: Path) -> Trainer:
     overrides = ["training.iterations=1", "training.prompts_per_iteration=2", "training.group_size=4", "name=run"]
     overrides += ["training.previews=2", "training.optimizer.warmup_updates=0", f"output={folder}"]
-    overrides += ["evaluation.limit=6", "evaluation.save_texts=3"]
+    overrides += ["evaluation.limit=6", "evaluation.save_samples=3"]
     return Trainer(load(recipe("tiny_lm/prompt_enhancer"), overrides), progress=False)
 
 
@@ -138,7 +139,7 @@ def test_training_changes_the_rewriter_and_not_the_generator(tmp_path: Path) -> 
 def test_members_of_a_group_differ_by_their_texts_alone(tmp_path: Path) -> None:
     trainer = small(tmp_path)
     batch = draw_batch(trainer.prompts, 3, 2, 4, 0, share_start_noise=True)
-    seeds = [record["seed"] for record in trainer.actor.records(batch, range(8))]
+    seeds = [record["seed"] for record in trainer.actor.metadata(batch, range(8))]
     assert seeds[:4] == [seeds[0]] * 4 and seeds[4:] == [seeds[4]] * 4 and seeds[0] != seeds[4]
 
 

@@ -14,22 +14,24 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from flowalign.cli.judges import cold_start, pair_questions, sift
+from flowalign.cli.judges import cold_start, pair_questions, rejection_sampling
 from flowalign.cli.rewards import train_reward
 from flowalign.config import load, recipe
 from flowalign.data import ASSETS, Preferences, Prompts
 from flowalign.errors import ConfigError
 from flowalign.reward_training.judge import JudgeScorer, judging_template, questions
 from flowalign.training import Trainer
-from rewards.judges import Local, PairwiseVLMJudge, VLMJudge
+from rewards.judges import JudgeReward, Local, PairwiseJudgeReward, load_template
+from rewards.judges.template import SHIPPED
 from rewards.shapes import Thing, check, draw, train_requests
 from rewards.shapes.grammar import Request
+from rewards.text.verifiers import ExactMatch
 
 TINY = str(ASSETS / "tiny_vlm")
 app = typer.Typer()
 app.command()(train_reward)
 app.command()(pair_questions)
-app.command()(sift)
+app.command()(rejection_sampling)
 app.command()(cold_start)
 
 
@@ -49,14 +51,44 @@ def votes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "votes.jsonl"
 
 
-def test_where_a_reply_names_the_winner_its_number_is_the_answer(votes: Path) -> None:
-    pairs = Preferences.read(str(votes)).take([0, 1])
-    for name in ("shapes_think", "unified_reward_think"):
-        asked = questions(pairs, name)
-        assert [record["answer"] for record in asked] == ["1", "2"] * 2
-        for record in asked:
-            assert "chosen" in Path(record["image"][int(record["answer"]) - 1]).name
-            assert pairs.texts[record["pair"]] in record["prompt"]
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [
+        ("shapes_think", ["1", "2"]),
+        ("unified_reward_pair", ["Image 1 is better than Image 2.", "Image 2 is better than Image 1."]),
+        ("unified_reward_think", ["<answer>Image 1 is better</answer>", "<answer>Image 2 is better</answer>"]),
+        ("unified_reward_flex", ['"winner": "Image 1"', '"winner": "Image 2"']),
+    ],
+)
+def test_where_a_reply_names_the_winner_its_verdict_is_the_answer(name: str, answers: list[str], votes: Path) -> None:
+    pairs, template = Preferences.read(str(votes)).take([0, 1]), load_template(name).questions[0]
+    asked = questions(pairs, name)
+    assert [record["answer"] for record in asked] == answers * 2
+    for record in asked:
+        first = template.read_winner(f"{template.after} {record['answer']}")
+        assert "chosen" in Path(record["image"][0 if first else 1]).name
+        assert pairs.texts[record["pair"]] in record["prompt"]
+
+
+def test_answers_about_texts_are_what_the_template_asks_for(tmp_path: Path) -> None:
+    vote = {"prompt": "1+1=", "chosen": "2", "rejected": "two", "rater": "Ada", "medium": "text"}
+    (tmp_path / "votes.jsonl").write_text(json.dumps(vote) + "\n")
+    asked = questions(Preferences.read(str(tmp_path / "votes.jsonl")), "text_pair")
+    assert [record["answer"] for record in asked] == ["A", "B"]
+    for record in asked:
+        # a reply in the format that the question demands is right for this reward
+        assert (
+            f'"Winner: {record["answer"]}"' in record["prompt"] and f"Answer {record['answer']}: 2" in record["prompt"]
+        )
+        right = ExactMatch(pattern=r"Winner:\s*(\w+)")([f"Winner: {record['answer']}"], [record["prompt"]], [record])
+        assert right.value.tolist() == [1]
+
+
+def test_a_template_whose_labels_are_no_verdicts_is_refused(votes: Path, tmp_path: Path) -> None:
+    text = (SHIPPED / "shapes_think.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(text.replace("labels: ['1', '2']", "labels: [one, two]"))
+    with pytest.raises(ConfigError, match=r"labels \[one, two\] are not read as the first and the second winning"):
+        questions(Preferences.read(str(votes)), str(tmp_path / "mine.yaml"))
 
 
 def scripted(name: str) -> Any:
@@ -75,18 +107,18 @@ def test_margins_are_the_log_odds_of_what_the_judges_say(votes: Path) -> None:
     pairs = Preferences.read(str(votes)).take(range(6))
     chosen, rejected = opened(pairs, "chosen"), opened(pairs, "rejected")
     local = Local(TINY, device="cpu")
-    one = VLMJudge("shapes_show", local)
+    one = JudgeReward("shapes_show", local)
     yes = [one(side, pairs.texts, pairs.metadata).value for side in (chosen, rejected)]
     expected = yes[0].logit() - yes[1].logit()
     with torch.no_grad():
         torch.testing.assert_close(
-            JudgeScorer(TINY, "shapes_show", "cpu")(pairs, range(6)), expected, atol=1e-3, rtol=0
+            JudgeScorer(TINY, "shapes_show", "cpu").margins(pairs, range(6))[0], expected, atol=1e-3, rtol=0
         )
 
     scorer = JudgeScorer(TINY, "shapes_better", "cpu")
     with torch.no_grad():
         there, back = scorer(pairs, range(6)).chunk(2)
-    both = PairwiseVLMJudge("shapes_better", local, both_orders=True).compare(
+    both = PairwiseJudgeReward("shapes_better", local, both_orders=True).compare(
         chosen, rejected, pairs.texts, pairs.metadata
     )
     torch.testing.assert_close((there.sigmoid() + back.sigmoid()) / 2, both.value, atol=1e-4, rtol=0)
@@ -149,12 +181,12 @@ def configured(votes: Path, tmp_path: Path) -> list[str]:
 
 
 def test_what_it_got_right_is_imitated_and_grpo_learns_from_the_rest(votes: Path, tmp_path: Path) -> None:
-    overrides, out = configured(votes, tmp_path), tmp_path / "sifted"
+    overrides, out = configured(votes, tmp_path), tmp_path / "imitated"
     config = str(recipe("tiny_vlm/judge"))
-    arguments = ["sift", config, *overrides, "--out", str(out), "--learning-rate", "3e-4", "--epochs", "3"]
-    done = CliRunner().invoke(app, arguments)
+    arguments = ["rejection-sampling", config, *overrides, "--out", str(out)]
+    done = CliRunner().invoke(app, [*arguments, "--learning-rate", "3e-4", "--epochs", "3"])
     assert done.exit_code == 0, done.output
-    report = json.loads((out / "sift.json").read_text())
+    report = json.loads((out / "rejection_sampling.json").read_text())
     wrong = Prompts.read(str(out / "wrong.jsonl"))
     assert report["imitated"] + report["left"] == report["prompts"] == 96
     assert len(wrong) == report["left"] > 0 and report["right_replies"] > report["imitated"] / 96 > 0
@@ -197,7 +229,7 @@ def test_a_cold_start_teaches_to_reason_and_the_result_judges_by_its_replies(tmp
     assert report["demonstrations"] == 24 and report["loss"] < 1.5
 
     # it replies in the format taught, so that its verdicts can be read
-    judge = PairwiseVLMJudge("shapes_think", Local(str(out / "model"), device="cpu"), max_tokens=24)
+    judge = PairwiseJudgeReward("shapes_think", Local(str(out / "model"), device="cpu"), max_tokens=24)
     first, second = ([Image.open(demonstrations.parent / r["image"][i]) for r in records] for i in (0, 1))
     prompts = [re.search("shows (.*) better", record["prompt"])[1] for record in records]
     made = judge.compare(first, second, prompts, [{}] * len(records))
@@ -227,9 +259,8 @@ def test_what_cannot_be_trained_is_said(votes: Path, tmp_path: Path) -> None:
         "train-reward", votes, "--model", "no/such", "--template", "shapes_show", "--out", new
     )
     overrides = [*configured(votes, tmp_path), "rewards=[{name: exact_match, pattern: (never)}]"]
-    assert "the model is right about no prompt" in error("sift", recipe("tiny_vlm/judge"), *overrides, "--out", new)
-    assert "has no 'demonstration' to imitate" in error(
-        "cold-start", recipe("tiny_vlm/judge"), *overrides, "--out", new
-    )
-    assert "this model makes pictures" in error("sift", recipe("tiny_sd3/flow_grpo"), "--out", new)
+    arguments = [recipe("tiny_vlm/judge"), *overrides, "--out", new]
+    assert "the model is right about no prompt" in error("rejection-sampling", *arguments)
+    assert "has no 'demonstration' to imitate" in error("cold-start", *arguments)
+    assert "this model makes pictures" in error("rejection-sampling", recipe("tiny_sd3/flow_grpo"), "--out", new)
     assert not new.exists()

@@ -17,10 +17,11 @@ from flowalign.reward_training.scorer import Scorer, split
 from rewards import score
 from rewards.clip import PickScore
 from rewards.shapes import draw, heldout_requests, sample_requests
+from rewards.shapes.clip import TINY_CLIP
 
 app = typer.Typer()
 app.command()(train_reward)
-TINY = str(ASSETS / "tiny_clip")
+TINY = str(TINY_CLIP)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def votes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_margins_are_differences_of_the_rewards_scores(votes: Path) -> None:
     pairs = Preferences.read(str(votes)).take(range(6))
     with torch.no_grad():
-        margins = Scorer(TINY, device="cpu")(pairs, [3, 0, 5])
+        margins = Scorer(TINY, device="cpu").margins(pairs, [3, 0, 5])[0]
     reward = PickScore(TINY, processor=None, device="cpu")
     sides = [
         score(reward, [Image.open(record[key]) for record in pairs.metadata], pairs.texts, [{}] * 6).value

@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 
 from flowalign.config import load, recipe
-from flowalign.data import Prompts, draw_batch
+from flowalign.data import Prompts
+from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
-from flowalign.selection import SEC, MoPPS, Shuffled, Together
+from flowalign.selection.mopps import MoPPS
+from flowalign.selection.sec import SEC
+from flowalign.selection.shuffled import Shuffled
+from flowalign.selection.together import Together
 
 PROMPTS = Prompts([f"p{i}" for i in range(60)], [{"category": "abc"[i % 3]} for i in range(60)])
 RATES = np.linspace(0, 1, 60)

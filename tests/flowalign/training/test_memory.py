@@ -11,27 +11,24 @@ import torch
 
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError, FlowalignError
-from flowalign.policies import DiffusersPolicy
+from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from flowalign.training import Trainer
 from flowalign.training.memory import check_precision, make_optimizer, out_of_memory
 from samplers import All, flow_sde
+from tests.flowalign.small_run import small_run
 
 CUDA = torch.device("cuda", 0)
-SMALL = [
-    "training.iterations=1",
+FEWER = [
     "training.prompts_per_iteration=2",
     "training.group_size=4",
-    "training.updates_per_iteration=1",
-    "evaluation.prompts=null",
     "rollout.steps=3",
     "rollout.sigmas=[1.0, 0.6, 0.3]",
 ]
 
 
 def trainer(folder: Path, *overrides: str) -> Trainer:
-    config = load(recipe("tiny_sd3/flow_grpo"), [*SMALL, f"output={folder}", *overrides])
-    return Trainer(config, progress=False)
+    return small_run("tiny_sd3/flow_grpo", folder, *FEWER, *overrides)
 
 
 def crowded(policy: DiffusersPolicy, most: int) -> None:
@@ -90,7 +87,7 @@ def test_a_precision_that_the_device_lacks_is_one_line(monkeypatch: pytest.Monke
 def test_the_vae_visits_tiles_and_slices(tiny_policy: Callable[..., DiffusersPolicy]) -> None:
     plain, sparing = tiny_policy(), tiny_policy()
     model = load(recipe("tiny_sd3/flow_grpo"), ["model.offload_vae=true", "model.slice_vae=true"]).model
-    sparing.spare(model)
+    sparing.save_memory(model)
     assert sparing.pipeline.vae.use_slicing and not sparing.pipeline.vae.use_tiling
     calls: list[str] = []
     hook = sparing.pipeline.vae._hf_hook
@@ -98,7 +95,7 @@ def test_the_vae_visits_tiles_and_slices(tiny_policy: Callable[..., DiffusersPol
     hook.pre_forward = lambda *args, **kwargs: (calls.append("comes"), came(*args, **kwargs))[1]
     sparing._vae_visit.offload = lambda: (calls.append("leaves"), left())[1]
     final = plain.sample(["a red circle", "a blue square"], [1, 2], steps=2).trajectory.final
-    for mine, theirs in zip(sparing.decode(final), plain.decode(final), strict=True):
+    for mine, theirs in zip(sparing.decode_latents(final), plain.decode_latents(final), strict=True):
         # a picture decoded alone may round to the next of 256 levels
         assert np.abs(np.asarray(mine, dtype=int) - np.asarray(theirs)).max() <= 1
     assert calls == ["comes", "leaves"]
@@ -130,7 +127,6 @@ def test_quantised_weights_are_refused_where_they_cannot_be(tmp_path: Path) -> N
 
 
 def test_8_bit_moments_go_on_after_a_checkpoint() -> None:
-    pytest.importorskip("bitsandbytes")
     settings = load(recipe("tiny_sd3/flow_grpo"), ["training.optimizer.bits=8"]).training.optimizer
 
     def train(steps: range, parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> None:

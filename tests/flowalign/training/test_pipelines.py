@@ -80,11 +80,13 @@ class KeepsColour:
         self.seen: set[tuple[tuple[int, int], tuple[int, ...]]] = set()
 
     def __call__(
-        self, images: Sequence[Image.Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+        self, samples: Sequence[Image.Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> Scores:
         sources = [pictures[0] for pictures in source_images(metadata)]
-        self.seen |= {(image.size, source.getpixel((0, 0))) for image, source in zip(images, sources, strict=True)}
-        away = [np.abs(np.asarray(i).mean((0, 1)) - np.asarray(s).mean((0, 1))).mean() for i, s in zip(images, sources)]
+        self.seen |= {(image.size, source.getpixel((0, 0))) for image, source in zip(samples, sources, strict=True)}
+        away = [
+            np.abs(np.asarray(i).mean((0, 1)) - np.asarray(s).mean((0, 1))).mean() for i, s in zip(samples, sources)
+        ]
         return Scores(-torch.tensor(away, dtype=torch.float32) / 255)
 
 

@@ -7,29 +7,29 @@ from typing import Any
 import pytest
 import torch
 
+from flowalign.actors.draw import Draw
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
-from flowalign.config import load, recipe
 from flowalign.core.advantages import group_advantage
-from flowalign.data import draw_batch
+from flowalign.data.batches import draw_batch
 from flowalign.gallery.runs import read_run
 from flowalign.registry import ALGORITHMS, resolve
 from flowalign.training import Trainer
 from flowalign.training.previews import preview
+from tests.flowalign.small_run import small_run
 
 TRAJECTORY = [name for name in ALGORITHMS if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)]
 
 
 def trainer(name: str, folder: Path, *overrides: str) -> Trainer:
     members = 8 if name == "branch_grpo" else 4
-    small = ["training.iterations=1", "training.prompts_per_iteration=2", f"training.group_size={members}"]
-    small += ["training.updates_per_iteration=1", "training.previews=2", f"output={folder}", "name=run"]
-    return Trainer(load(recipe(f"tiny_sd3/{name}"), [*small, *overrides]), progress=False)
+    own = f"training.group_size={members}", "training.previews=2"
+    return small_run(f"tiny_sd3/{name}", folder, *own, *overrides)
 
 
 def previewed(run: Trainer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Films and groups as the gallery reads them."""
     run.folder.mkdir(parents=True)
-    preview(run.actor, run.algorithm, run.config, run.prompts, run.folder, 0)
+    preview(run.actor, run.algorithm, run.prompts, run.folder, 0)
     read = read_run(run.folder, "run")
     (moment,) = read.previews
     assert read.notes == ["no pictures yet"]
@@ -80,7 +80,7 @@ def test_the_advantages_of_steps_are_those_the_update_would_use(tmp_path: Path) 
     run = trainer("dense_grpo", tmp_path)
     films, _ = previewed(run)
     batch = draw_batch(run.prompts.spread(2), 0, 2, 4, 0, run.config.rollout.share_start_noise)
-    experience = run.algorithm.collect(run.actor, batch)
+    experience = run.algorithm.collect(run.actor, Draw(run.actor, batch))
     for film, row in zip(films, (0, 4), strict=True):
         earned = experience.advantage[row].where(experience.rollout.trajectory.mask[row], torch.nan).tolist()
         shown = [math.nan if a is None else a for a in film["advantages"]]
@@ -88,7 +88,7 @@ def test_the_advantages_of_steps_are_those_the_update_would_use(tmp_path: Path) 
 
 
 def test_an_estimator_that_learns_does_not_learn_from_previews(tmp_path: Path) -> None:
-    estimator = "algorithm={name: dense_grpo, clip_range: 0.01, estimator: {kind: learned, warmup: 5}}"
+    estimator = "algorithm={name: dense_grpo, loss: {clip_range: 0.01}, estimator: {kind: learned, warmup: 5}}"
     run = trainer("dense_grpo", tmp_path, estimator)
     films, _ = previewed(run)
     assert run.actor._head is None and films[0]["rewards"]

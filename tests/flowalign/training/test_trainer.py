@@ -24,35 +24,7 @@ from flowalign.data import ASSETS
 from flowalign.errors import ConfigError
 from flowalign.training import Trainer
 from rewards import RewardError
-
-
-def settings(folder: Path, **changes: Any) -> dict[str, Any]:
-    """A small run; changes are 'section.key': value."""
-    values: dict[str, Any] = {
-        "model": {"path": "tiny_sd3", "lora": {"rank": 2, "alpha": 8}, "encode": {"max_sequence_length": 0}},
-        "data": {"prompts": "shapes_train", "where": {"category": ["counting"]}},
-        "rewards": [{"name": "shapes"}],
-        "algorithm": {"name": "flow_grpo", "clip_range": 0.01},
-        "rollout": {"steps": 3, "sigmas": [1.0, 0.6, 0.3], "plan": {"name": "window", "start": 1, "size": 1}},
-        "evaluation": {},
-        "training": {
-            "iterations": 4,
-            "prompts_per_iteration": 2,
-            "group_size": 4,
-            "updates_per_iteration": 2,
-            "checkpoint_every": 1,
-            "optimizer": {"learning_rate": 1e-3, "schedule": "linear"},
-        },
-        "output": str(folder),
-        "name": "run",
-    }
-    for key, value in changes.items():
-        *sections, last = key.split(".")
-        place = values
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
-    return values
+from tests.flowalign.training.small_run import settings
 
 
 def brightness(images: list, prompts: list[str]) -> list[float]:
@@ -87,7 +59,7 @@ def assert_same_run(folder: Path, other: Path) -> None:
 
 WITH_EVALUATION = {
     "evaluation": {
-        "prompts": "shapes_heldout", "limit": 3, "every": 2, "steps": 2, "save_pictures": 2, "batch_size": 2
+        "prompts": "shapes_heldout", "limit": 3, "every": 2, "steps": 2, "save_samples": 2, "batch_size": 2
     }
 }  # fmt: skip
 
@@ -171,7 +143,7 @@ def test_the_exported_lora_is_the_average_and_loads_in_plain_diffusers(uninterru
     [
         (lambda n: [0.5] * (n - 1) + [float("nan")], "returned nan for the prompt"),
         (lambda n: [0.5] * (n - 1) + [float("-inf")], "returned -inf for the prompt"),
-        (lambda n: [0.5] * (n + 1), "returned 9 values for 8 pictures"),
+        (lambda n: [0.5] * (n + 1), "returned 9 values for 8 samples"),
     ],
 )
 def test_a_broken_reward_stops_the_run_and_the_last_checkpoint_stays_usable(

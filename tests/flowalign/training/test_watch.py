@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from flowalign.config import Watch
-from flowalign.training.watch import Panel, judge, record
+from flowalign.training.watch import Panel, diagnose, record
 from rewards import FunctionReward, score
 from rewards.rules import STATISTICS, image_statistics
 
@@ -25,30 +25,30 @@ RISING = [0.2, 0.4, 0.6, 0.8, 0.9]
 
 def test_an_honest_run_is_good():
     records = history(RISING, {"a": [1.0, 1.2, 1.4, 1.5, 1.6], "b": [0.5, 0.5, 0.51, 0.5, 0.5]})
-    verdicts = [judge(records[: i + 1], Watch()) for i in range(5)]
+    verdicts = [diagnose(records[: i + 1], Watch()) for i in range(5)]
     assert {verdict.status for verdict in verdicts} == {"good"}
     assert [verdict.last_good for verdict in verdicts] == [0, 10, 20, 30, 40]
 
 
 def test_a_hacked_run_is_suspect_then_hacked():
     records = history(RISING, {"a": [1.0, 1.2, 1.3, 1.0, 0.7], "b": [0.5] * 5})
-    verdicts = [judge(records[: i + 1], Watch()) for i in range(5)]
+    verdicts = [diagnose(records[: i + 1], Watch()) for i in range(5)]
     assert [verdict.status for verdict in verdicts] == ["good", "good", "good", "suspect", "hacked"]
     assert verdicts[-1].last_good == 20
     assert verdicts[-1].message == (
         "the reward rises while a falls, in the last 2 evaluations; the last good one was at iteration 20"
     )
-    assert judge(records, Watch(patience=3)).status == "suspect"
+    assert diagnose(records, Watch(patience=3)).status == "suspect"
 
 
 def test_panel_and_trained_reward_falling_together_is_not_hacking():
-    assert judge(history(RISING[::-1], {"a": [1.0, 0.9, 0.8, 0.7, 0.6]}), Watch()).status == "good"
+    assert diagnose(history(RISING[::-1], {"a": [1.0, 0.9, 0.8, 0.7, 0.6]}), Watch()).status == "good"
 
 
 def test_a_minority_of_the_panel_does_not_count():
     panel = {name: [1.0] * 5 for name in "abc"} | {"d": [1.0, 0.9, 0.8, 0.7, 0.6]}
-    assert judge(history(RISING, panel), Watch()).status == "good"
-    assert judge(history(RISING, panel), Watch(share=0.25)).status == "hacked"
+    assert diagnose(history(RISING, panel), Watch()).status == "good"
+    assert diagnose(history(RISING, panel), Watch(share=0.25)).status == "hacked"
 
 
 def test_the_reward_trained_on_counts_where_another_is_evaluated_and_the_other_way_round():
@@ -59,15 +59,15 @@ def test_the_reward_trained_on_counts_where_another_is_evaluated_and_the_other_w
         records = history(evaluated, panel)
         for entry, mean in zip(records, trained):
             entry["trained"] = {"mean": mean, "error": 0.01}
-        assert judge(records, Watch()).status == status
+        assert diagnose(records, Watch()).status == status
 
 
 def test_a_run_that_recovers_is_good_again():
-    assert judge(history(RISING, {"a": [1.0, 1.1, 0.7, 0.7, 1.2]}), Watch()).status == "good"
+    assert diagnose(history(RISING, {"a": [1.0, 1.1, 0.7, 0.7, 1.2]}), Watch()).status == "good"
 
 
 def test_without_a_panel_nothing_is_said():
-    assert judge(history(RISING, {}), Watch()).status == "good"
+    assert diagnose(history(RISING, {}), Watch()).status == "good"
 
 
 def test_noise_raises_few_alarms():
@@ -77,7 +77,7 @@ def test_noise_raises_few_alarms():
     for _ in range(200):
         parts = [{f"panel/{n}": rng.normal(0, 1, 64) for n in "abc"} for _ in range(8)]
         records = [record(i, rng.normal(i, 1, 64).tolist(), p) for i, p in enumerate(parts)]
-        hacked += any(judge(records[: i + 1], Watch()).status == "hacked" for i in range(8))
+        hacked += any(diagnose(records[: i + 1], Watch()).status == "hacked" for i in range(8))
     assert hacked <= 6
 
 
@@ -89,7 +89,7 @@ def test_a_fall_beyond_the_noise_is_seen():
         drops = [0, 0, 0.5, 1.0, 1.0]
         parts = [{f"panel/{n}": rng.normal(-drop, 1, 64) for n in "abc"} for drop in drops]
         records = [record(i, rng.normal(i, 1, 64).tolist(), p) for i, p in enumerate(parts)]
-        seen += judge(records, Watch()).status == "hacked"
+        seen += diagnose(records, Watch()).status == "hacked"
     assert seen >= 48
 
 

@@ -14,7 +14,7 @@ from flowalign.config import Watch, load, recipe
 from flowalign.errors import ConfigError
 from flowalign.gallery.runs import read_run
 from flowalign.training import Trainer
-from flowalign.training.watch import judge
+from flowalign.training.watch import diagnose
 
 HACKABLE = "[{name: image_statistic, statistic: saturation}]"
 HONEST = "[{name: shapes}]"
@@ -27,7 +27,7 @@ def run(folder: Path, rewards: str, panel: str, *overrides: str, resume: bool = 
         [
             *("training.iterations=12", "training.prompts_per_iteration=4", "training.optimizer.schedule=constant"),
             *("training.optimizer.learning_rate=3e-3", "training.checkpoint_every=0", "training.keep_checkpoints=1"),
-            *("evaluation.every=3", "evaluation.limit=48", "evaluation.pictures_per_prompt=1", "training.previews=0"),
+            *("evaluation.every=3", "evaluation.limit=48", "evaluation.samples_per_prompt=1", "training.previews=0"),
             *(f"rewards={rewards}", f"evaluation.panel={panel}", f"output={folder}", "name=run"),
             *overrides,
         ],
@@ -89,7 +89,7 @@ def test_a_recorded_honest_run_that_learned_raises_no_alarm():
     first, last = records[0]["reward"], records[-1]["reward"]
     assert last["mean"] - first["mean"] > 2 * math.hypot(first["error"], last["error"])
     for i in range(len(records)):
-        assert judge(records[: i + 1], Watch()).status == "good"
+        assert diagnose(records[: i + 1], Watch()).status == "good"
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from rewards import RewardError
-from rewards.judges import Local, PairwiseVLMJudge, Served, VLMJudge
-from rewards.preference import WinRate
+from rewards.judges import JudgeReward, Local, PairwiseJudgeReward, Served
+from rewards.pairwise import WinRate
 
 TOLERANCE = 1e-5
 
@@ -56,7 +56,7 @@ def backend(request, tiny_vlm):
 def test_yes_probability(backend, direct, pictures):
     images, prompts, metadata = pictures
     prompts = prompts[::-1]  # some yes, some no
-    scores = VLMJudge("shapes_show", backend)(images, prompts, metadata)
+    scores = JudgeReward("shapes_show", backend)(images, prompts, metadata)
     wanted = [
         direct.chance([image], f"Does this picture show {prompt}?", "yes", "no")
         for image, prompt in zip(images, prompts)
@@ -67,7 +67,7 @@ def test_yes_probability(backend, direct, pictures):
 
 def test_prompt_echo(backend, direct, pictures):
     images, prompts, metadata = pictures
-    scores = VLMJudge("shapes_describe", backend)(images, prompts, metadata)
+    scores = JudgeReward("shapes_describe", backend)(images, prompts, metadata)
     wanted = []
     for image, prompt in zip(images, prompts):
         logits, tokens = direct.logits([image], "Describe this picture.", prompt)
@@ -80,7 +80,7 @@ def test_prompt_echo(backend, direct, pictures):
 def test_pairwise_in_both_orders(backend, direct, pictures):
     images, prompts, metadata = pictures
     others = images[::-1]
-    judge = PairwiseVLMJudge("shapes_better", backend, both_orders=True)
+    judge = PairwiseJudgeReward("shapes_better", backend, both_orders=True)
     there = [
         direct.chance([a, b], f"Which picture shows {p} better, 1 or 2?", "1", "2")
         for a, b, p in zip(images, others, prompts)
@@ -94,14 +94,14 @@ def test_pairwise_in_both_orders(backend, direct, pictures):
     swapped = judge.compare(others, images, prompts, metadata).value
     assert swapped.tolist() == pytest.approx([1 - p for p in wanted], abs=TOLERANCE)
     # the order given, for those who turn pairs round themselves
-    once = PairwiseVLMJudge("shapes_better", backend).compare(images, others, prompts, metadata)
+    once = PairwiseJudgeReward("shapes_better", backend).compare(images, others, prompts, metadata)
     assert once.value.tolist() == pytest.approx(there, abs=TOLERANCE)
 
 
 def test_win_rate_of_a_group(backend, pictures):
     images, metadata = pictures[0][:4], pictures[2][:4]
     group = [pictures[1][0]] * 4
-    judge = PairwiseVLMJudge("shapes_better", backend)
+    judge = PairwiseJudgeReward("shapes_better", backend)
     values = WinRate(judge)(images, group, metadata).value
     assert values.mean().item() == pytest.approx(0.5)
     turned = WinRate(judge)(images[::-1], group, metadata).value
@@ -110,7 +110,7 @@ def test_win_rate_of_a_group(backend, pictures):
 
 def test_reference_is_asked_in_both_orders(backend, direct, pictures):
     images, prompts, _ = pictures
-    judge = VLMJudge("one_reward", backend)
+    judge = JudgeReward("one_reward", backend)
     metadata = [{"reference": image, "task": "text rendering"} for image in images]
     # a picture against itself
     assert judge(images, prompts, metadata).value.tolist() == pytest.approx([0.5] * len(images), abs=TOLERANCE)
@@ -119,8 +119,8 @@ def test_reference_is_asked_in_both_orders(backend, direct, pictures):
 @pytest.mark.parametrize("template", ["shapes_show", "shapes_describe"])
 def test_batch_size_and_order_do_not_matter(tiny_vlm, pictures, template):
     images, prompts, metadata = pictures
-    values = VLMJudge(template, Local(tiny_vlm, device="cpu", batch_size=1))(images, prompts, metadata).value
-    whole = VLMJudge(template, Local(tiny_vlm, device="cpu", batch_size=8))
+    values = JudgeReward(template, Local(tiny_vlm, device="cpu", batch_size=1))(images, prompts, metadata).value
+    whole = JudgeReward(template, Local(tiny_vlm, device="cpu", batch_size=8))
     assert whole(images, prompts, metadata).value.tolist() == pytest.approx(values.tolist(), abs=TOLERANCE)
     turned = whole(images[::-1], prompts[::-1], metadata).value
     assert turned.flip(0).tolist() == pytest.approx(values.tolist(), abs=TOLERANCE)
@@ -156,7 +156,7 @@ def test_gumbel_noise_samples_the_softmax():
 def test_many_requests_in_flight_within_the_limit(openai_url, pictures):
     images, prompts, metadata = pictures
     httpx2.get(openai_url.replace("/v1", "/stats"))  # starts counting anew
-    VLMJudge("shapes_show", Served(openai_url, "tiny", concurrency=4))(images * 4, prompts * 4, metadata * 4)
+    JudgeReward("shapes_show", Served(openai_url, "tiny", concurrency=4))(images * 4, prompts * 4, metadata * 4)
     stats = httpx2.get(openai_url.replace("/v1", "/stats")).json()
     assert stats["calls"] == 32 and 1 < stats["most_in_flight"] <= 4
 
@@ -168,12 +168,12 @@ def test_labels_that_are_not_there(backend, tmp_path, pictures):
         "  - {name: odd, ask: 'Does this picture show {prompt}?', labels: [ß, ü]}\n"
     )
     with pytest.raises((RewardError, ValueError), match=r"could not be parsed|no token"):
-        VLMJudge(str(template), backend)(*pictures)
+        JudgeReward(str(template), backend)(*pictures)
 
 
 def test_videos_are_seen_by_frames(tiny_vlm, pictures):
     images, prompts, metadata = pictures
-    judge = VLMJudge("video_reward", Local(tiny_vlm, device="cpu"), frames=3, max_tokens=8)
+    judge = JudgeReward("video_reward", Local(tiny_vlm, device="cpu"), frames=3, max_tokens=8)
     assert "frames" in judge.spec.needs
     assert judge._frames(images) == [images[0], images[4], images[7]]  # of eight: 0, 3.5, 7
     with pytest.raises(RewardError, match="could not be parsed"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from rewards.judges import Local, VLMJudge
+from rewards.judges import JudgeReward, Local
 from rewards.shapes import draw, heldout_requests, sample_requests
 
 
@@ -16,7 +16,7 @@ def test_it_is_as_accurate_as_stated(tiny_vlm):
     # the next request is another one nearly always, and then the right answer is no
     asked = [request if i % 2 else requests[i - 1] for i, request in enumerate(requests)]
     images = [Image.fromarray(draw(request, rng)) for request in requests]
-    judge = VLMJudge("shapes_show", Local(tiny_vlm, device="cpu", batch_size=64))
+    judge = JudgeReward("shapes_show", Local(tiny_vlm, device="cpu", batch_size=64))
     values = judge(images, [request.prompt for request in asked], [{} for _ in asked]).value
     truths = [i % 2 == 1 or asked[i] in (requests[i], requests[i].twin) for i in range(len(asked))]
     right = np.mean([(value > 0.5) == truth for value, truth in zip(values.tolist(), truths)])

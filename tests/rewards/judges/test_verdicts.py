@@ -6,7 +6,7 @@ from PIL import Image
 
 from rewards import RewardError, score
 from rewards.check import REPLIES
-from rewards.judges import PairwiseVLMJudge, VLMJudge
+from rewards.judges import JudgeReward, PairwiseJudgeReward
 
 BLANK = Image.new("RGB", (8, 8))
 
@@ -27,7 +27,7 @@ class Scripted:
 
 
 def judge(replies, **settings):
-    return VLMJudge("unified_reward_point", Scripted(replies), **settings)
+    return JudgeReward("unified_reward_point", Scripted(replies), **settings)
 
 
 def test_unparsed_gets_the_mean_of_its_group_and_is_reported():
@@ -75,7 +75,7 @@ def test_samples_are_averaged_over_those_parsed():
 
 def test_unparsed_comparison_is_a_tie():
     replies = {"a": "Image 1 is better than Image 2.", "b": "neither", "c": "Image 2 is better than Image 1."}
-    reward = PairwiseVLMJudge("unified_reward_pair", Scripted(replies), retries=0)
+    reward = PairwiseJudgeReward("unified_reward_pair", Scripted(replies), retries=0)
     scores = reward.compare([BLANK] * 3, [BLANK] * 3, ["a", "b", "c"], [{}] * 3)
     assert scores.value.tolist() == [1.0, 0.5, 0.0]
     assert scores.parts["unparsed"].tolist() == [0.0, 1.0, 0.0]
@@ -83,15 +83,15 @@ def test_unparsed_comparison_is_a_tie():
 
 def test_a_judge_that_always_likes_the_first_is_a_tie_in_both_orders():
     said = Scripted({"a": "Image 1 is better than Image 2."})
-    reward = PairwiseVLMJudge("unified_reward_pair", said, both_orders=True)
+    reward = PairwiseJudgeReward("unified_reward_pair", said, both_orders=True)
     assert reward.compare([BLANK], [BLANK], ["a"], [{}]).value.item() == 0.5
 
 
 def test_templates_go_with_their_reward():
     with pytest.raises(ValueError, match="vlm_pairwise"):
-        VLMJudge("unified_reward_pair", Scripted({}))
+        JudgeReward("unified_reward_pair", Scripted({}))
     with pytest.raises(ValueError, match="vlm_judge"):
-        PairwiseVLMJudge("unified_reward_point", Scripted({}))
+        PairwiseJudgeReward("unified_reward_point", Scripted({}))
 
 
 def test_parts_of_several_questions():
@@ -100,7 +100,7 @@ def test_parts_of_several_questions():
             numbers = "[20, 5]" if len(questions[0].pictures) == 2 else "[25, 10]"
             return [f'{{"reasoning": "", "score": {numbers}}}'] * len(questions)
 
-    scores = VLMJudge("edit_score", EditJudge({}))([BLANK], ["a"], [{"reference": BLANK}])
+    scores = JudgeReward("edit_score", EditJudge({}))([BLANK], ["a"], [{"reference": BLANK}])
     assert scores.value.item() == pytest.approx((0.2 * 0.4) ** 0.5)
     parts = {name: values.item() for name, values in scores.parts.items()}
     assert parts == pytest.approx(

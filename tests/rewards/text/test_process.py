@@ -83,10 +83,9 @@ def test_self_aligned_rewards_compare_perplexities() -> None:
 
 
 def test_neighbouring_steps_of_one_verdict_are_one_thought() -> None:
-    right = torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0]]).bool()
-    made = process.thoughts(right, MASK)
-    assert made.tolist() == [
-        [0, pytest.approx(1 / 3), pytest.approx(-1 / 3), pytest.approx(1 / 3)],
-        [0, -1, 0, 0],
-        [1, 0, 0, 0],
-    ]
+    """By hand: from a thought that leads to the answer the rewards add up to the outcome, from another to 0.7 - 0.2."""
+    made = process.thoughts([True, True, False, False, True, False, True], 0.7, 0.2)
+    assert made == [(1, 0.2), (3, -0.2), (4, 0.2), (5, -0.2), (6, 0.7)]
+    to_the_end = [sum(reward for _, reward in made[i:]) for i in range(5)]
+    assert to_the_end == pytest.approx([0.7, 0.5, 0.7, 0.5, 0.7])
+    assert process.thoughts([True], -1.0, -1.0) == [(0, -1.0)]

@@ -32,7 +32,7 @@ class Steps:
     def __init__(self, rows: list[list[float]]) -> None:
         self.rows = rows
 
-    def __call__(self, images, prompts, metadata):  # type: ignore[no-untyped-def]
+    def __call__(self, samples, prompts, metadata):  # type: ignore[no-untyped-def]
         steps = [[(2 * k + 2, value) for k, value in enumerate(row)] for row in self.rows]
         return Scores(torch.tensor([sum(row) for row in self.rows]), steps=steps)
 

@@ -1,7 +1,5 @@
 """Verifiers: right, wrong, empty and slow answers."""
 
-import importlib.util
-
 import pytest
 
 from rewards import RewardError, score
@@ -44,14 +42,12 @@ def test_multiple_choice_reads_the_last_option_named() -> None:
     assert values(MultipleChoice(), texts, ["B"] * 8) == [1, 1, 1, 1, 0, 0, 0, 0]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="the extra `maths` is not installed")
 def test_maths_knows_equal_expressions() -> None:
     texts = ["$\\frac{1}{2}$", "so it is 0.5", "\\boxed{\\frac{2}{4}}", "0.51", "", "nonsense ((", "$x^2+2x+1$"]
     right = ["1/2"] * 6 + ["$(x+1)^2$"]
     assert values(Maths(timeout=60), texts, right) == [1, 1, 1, 0, 0, 0, 1]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="the extra `maths` is not installed")
 def test_a_slow_check_counts_as_wrong_and_the_next_one_works() -> None:
     reward = Maths(timeout=60, workers=1)
     assert values(reward, ["2"], ["2"]) == [1]

@@ -31,8 +31,8 @@ ATTENTION: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
 class Family:
     """What a pipeline's own call does not tell. Subclass it for a new family and add a line to the registry's `MODELS`.
 
-    Latents are [B, C, H, W] ([B, C, F, H, W] for videos) and velocities those of x = (1 - sigma) * x0 + sigma * noise
-    everywhere outside the pipeline's loop; `pack`, `unpack`, `scale` and `flow_velocity` go between the two.
+    Outside the pipeline's loop latents are [B, C, H, W] ([B, C, F, H, W] for videos), x = (1 - sigma) * x0 + sigma *
+    noise, and the velocity is noise - x0; `pack`, `unpack`, `scale` and `flow_velocity` go between the two.
     """
 
     pipelines: ClassVar[tuple[str, ...]]
@@ -55,7 +55,7 @@ class Family:
     """the call draws from the VAE's posterior, by each sample's seed, and so takes a picture for each sample"""
     encodes_images: ClassVar[bool] = False
     """a prompt is encoded together with its pictures"""
-    beside_axis: ClassVar[int] = 1
+    extra_axis: ClassVar[int] = 1
     """of the network's input, on which the latents are followed by what the pictures became"""
     unpadded: ClassVar[bool] = False
     """a text's length changes the sample, without a mask to help: prompts of different lengths are called apart"""
@@ -143,22 +143,23 @@ class Family:
 
     def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call that makes `count` samples from the same pictures, which have its size."""
-        given = {"image": images[0]} if mask is None else {"image": images[0], "mask_image": mask}
-        return call | ({name: [picture] * count for name, picture in given.items()} if self.one_each else given)
+        pictures = {"image": images[0]} if mask is None else {"image": images[0], "mask_image": mask}
+        return call | ({name: [own] * count for name, own in pictures.items()} if self.one_each else pictures)
 
-    def beside(self, entering: Any, carried: Sequence[int]) -> Any:
-        """What the network's input holds beside the latents, of a row a sample; None where there is nothing.
+    def extra_input(self, first_input: Any, loop_shape: Sequence[int]) -> Any:
+        """The part of the network's input that is not the latents, a row a sample; None where there is none.
 
         Args:
-            carried: shape of the latents in the pipeline's loop.
+            first_input: the network's input in the first call of a rollout.
+            loop_shape: of the latents in the pipeline's loop.
         """
-        axis = self.beside_axis
-        if not isinstance(entering, Tensor) or entering.shape[axis] == carried[axis]:
+        axis = self.extra_axis
+        if not isinstance(first_input, Tensor) or first_input.shape[axis] == loop_shape[axis]:
             return None
-        return entering.narrow(axis, carried[axis], entering.shape[axis] - carried[axis])
+        return first_input.narrow(axis, loop_shape[axis], first_input.shape[axis] - loop_shape[axis])
 
-    def given(self, beside: Any) -> Tensor | None:
-        """[B, C, F, H, W] the first frames of the latents, where they are given and not sampled."""
+    def first_frames(self, extra: Any) -> Tensor | None:
+        """[B, C, F, H, W] the first frames of the latents, where they are not sampled."""
         return None
 
     # Latents
@@ -176,16 +177,16 @@ class Family:
         return ()
 
     def unpack(self, latents: Tensor, size: Sequence[int]) -> Tensor:
-        """Latents as they are in the pipeline's loop to [B, C, H, W]; size as of `size`."""
+        """Latents of the pipeline's loop to [B, C, H, W]; `size` as the method of that name returns it."""
         return latents
 
     def pack(self, latents: Tensor) -> Tensor:
         """The inverse of `unpack`."""
         return latents
 
-    def network_input(self, latents: Tensor, beside: Any) -> Any:
-        """Packed latents as the denoiser takes them; `beside` as of `beside`."""
-        return latents if beside is None else torch.cat([latents, beside], self.beside_axis)
+    def network_input(self, latents: Tensor, extra: Any) -> Any:
+        """The denoiser's input: packed latents, and what `extra_input` gave."""
+        return latents if extra is None else torch.cat([latents, extra], self.extra_axis)
 
     def predicted(self, output: Tensor, count: int) -> Tensor:
         """What the network's output, cut on its second axis, says of the latents, which are `count` long there."""
@@ -229,7 +230,7 @@ class Family:
         return vae.decode(latents.to(vae.dtype), return_dict=False)[0]
 
     def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
-        """What `decode` made, as PIL images; a video is a list of them."""
+        """Decoded pixels as PIL images; a video is a list of them."""
         return pipeline.image_processor.postprocess(pixels, output_type="pil")
 
 

@@ -42,7 +42,7 @@ class FluxBeside(Flux):
 
     images = (1, 1)
     one_each = True
-    beside_axis = 2
+    extra_axis = 2
 
     def channels(self, denoiser: Any) -> int:
         return int(denoiser.config.out_channels) // 4

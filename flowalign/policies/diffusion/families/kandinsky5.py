@@ -23,7 +23,7 @@ class Kandinsky5(TrueGuidance):
         for part in ("to_query", "to_key", "to_value", "out_layer")
     )
     shared = ("visual_rope_pos", "text_rope_pos", "scale_factor", "sta_mask")
-    beside_axis = 4
+    extra_axis = 4
     one_each = True
     # diffusers rounds rotated queries and keys to bfloat16, whatever the network's dtype
     tolerance = 1e-3
@@ -102,14 +102,14 @@ class Kandinsky5ImageToVideo(Kandinsky5Video):
         if call.get("num_frames", fewest) < fewest:
             raise ConfigError(f"{type(pipeline).__name__} cannot make fewer frames than num_frames {fewest}")
 
-    def beside(self, entering: Any, carried: Sequence[int]) -> Any:
-        return entering[:, :1]
+    def extra_input(self, first_input: Any, loop_shape: Sequence[int]) -> Any:
+        return first_input[:, :1]
 
-    def given(self, beside: Any) -> Tensor | None:
-        return self.unpack(beside[..., : self.sampled], ())
+    def first_frames(self, extra: Any) -> Tensor | None:
+        return self.unpack(extra[..., : self.sampled], ())
 
-    def network_input(self, latents: Tensor, beside: Any) -> Any:
-        return torch.cat([beside, pad(latents, (0, beside.shape[4] - self.sampled))], 1)
+    def network_input(self, latents: Tensor, extra: Any) -> Any:
+        return torch.cat([extra, pad(latents, (0, extra.shape[4] - self.sampled))], 1)
 
     def predicted(self, output: Tensor, count: int) -> Tensor:
         return output[:, -count:]

@@ -1,4 +1,4 @@
-"""How latents travel in a pipeline's loop, and how those of videos become frames."""
+"""The shapes of latents in a pipeline's loop, and the decoding of videos into frames."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -60,12 +60,12 @@ class LTXImageToVideo(LTX):
     images = (1, 1)
     one_each = True
 
-    def beside(self, entering: Any, carried: Sequence[int]) -> Any:
-        height, width = carried[3:]
-        return super().unpack(entering[:, : height * width], (1, height, width))
+    def extra_input(self, first_input: Any, loop_shape: Sequence[int]) -> Any:
+        height, width = loop_shape[3:]
+        return super().unpack(first_input[:, : height * width], (1, height, width))
 
-    def given(self, beside: Any) -> Tensor | None:
-        return beside
+    def first_frames(self, extra: Any) -> Tensor | None:
+        return extra
 
     def unpack(self, latents: Tensor, size: Sequence[int]) -> Tensor:
         # tokens are the network's, of the first frame too
@@ -74,8 +74,8 @@ class LTXImageToVideo(LTX):
     def pack(self, latents: Tensor) -> Tensor:
         return latents
 
-    def network_input(self, latents: Tensor, beside: Any) -> Any:
-        return super().pack(torch.cat([beside, latents], 2))
+    def network_input(self, latents: Tensor, extra: Any) -> Any:
+        return super().pack(torch.cat([extra, latents], 2))
 
     def predicted(self, output: Tensor, count: int) -> Tensor:
         return output

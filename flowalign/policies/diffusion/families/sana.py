@@ -17,8 +17,8 @@ class Sana(Family):
     lora_targets = ATTENTION
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
-        told = inspect.signature(type(pipeline).__call__).parameters["complex_human_instruction"].default
-        return encode_masked(pipeline, prompts, **{"complex_human_instruction": told} | options)
+        instruction = inspect.signature(type(pipeline).__call__).parameters["complex_human_instruction"].default
+        return encode_masked(pipeline, prompts, **{"complex_human_instruction": instruction} | options)
 
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
         # the instruction before a prompt counts too

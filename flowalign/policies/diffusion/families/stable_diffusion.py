@@ -59,7 +59,7 @@ class SDXL(StableDiffusion):
             list(prompts), num_images_per_prompt=1, do_classifier_free_guidance=False, **options
         )
         if pipeline.config.force_zeros_for_empty_prompt:
-            # as the pipeline does where it is told no negative prompt
-            told = torch.tensor([bool(prompt) for prompt in prompts]).to(embeds)
-            embeds, pooled = embeds * told.view(-1, 1, 1), pooled * told.view(-1, 1)
+            # as the pipeline does without a negative prompt
+            kept = torch.tensor([bool(prompt) for prompt in prompts]).to(embeds)
+            embeds, pooled = embeds * kept.view(-1, 1, 1), pooled * kept.view(-1, 1)
         return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}

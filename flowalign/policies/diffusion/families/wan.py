@@ -23,7 +23,7 @@ class Wan(TrueGuidance, VideoVAE):
         return super().networks(pipeline) | both
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
-        # the length of the pipeline's call, not that of its encode_prompt
+        # the default of the pipeline's call, which differs from its encode_prompt's
         options = {"max_sequence_length": 512} | options
         embeds, _ = pipeline.encode_prompt(list(prompts), do_classifier_free_guidance=False, **options)
         return {"prompt_embeds": embeds}
@@ -38,16 +38,16 @@ class WanImageToVideo(Wan):
     pipelines = ("WanImageToVideoPipeline",)
     images = (1, 1)
     replaces: bool
-    """the latents' first frame is that of the picture, and only the others are sampled"""
+    """the picture is the latents' first frame, and only the others are sampled"""
 
     def check(self, pipeline: DiffusionPipeline) -> None:
         self.replaces = bool(pipeline.config.expand_timesteps)
 
-    def beside(self, entering: Any, carried: Sequence[int]) -> Any:
-        return entering[:, :, :1] if self.replaces else super().beside(entering, carried)
+    def extra_input(self, first_input: Any, loop_shape: Sequence[int]) -> Any:
+        return first_input[:, :, :1] if self.replaces else super().extra_input(first_input, loop_shape)
 
-    def given(self, beside: Any) -> Tensor | None:
-        return beside if self.replaces else None
+    def first_frames(self, extra: Any) -> Tensor | None:
+        return extra if self.replaces else None
 
     def unpack(self, latents: Tensor, size: Sequence[int]) -> Tensor:
         return latents[:, :, 1:] if self.replaces else latents
@@ -55,7 +55,7 @@ class WanImageToVideo(Wan):
     def pack(self, latents: Tensor) -> Tensor:
         return torch.cat([torch.zeros_like(latents[:, :, :1]), latents], 2) if self.replaces else latents
 
-    def network_input(self, latents: Tensor, beside: Any) -> Any:
+    def network_input(self, latents: Tensor, extra: Any) -> Any:
         if self.replaces:
-            return torch.cat([beside, latents[:, :, 1:]], 2)
-        return super().network_input(latents, beside)
+            return torch.cat([extra, latents[:, :, 1:]], 2)
+        return super().network_input(latents, extra)

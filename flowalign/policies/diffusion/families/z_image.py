@@ -42,5 +42,5 @@ class ZImage(Family):
         positive, negative = output.chunk(2)
         return -(positive + (guidance - 1) * (positive - negative))
 
-    def network_input(self, latents: Tensor, beside: Any) -> list[Tensor]:
+    def network_input(self, latents: Tensor, extra: Any) -> list[Tensor]:
         return list(latents.unsqueeze(2).unbind(0))

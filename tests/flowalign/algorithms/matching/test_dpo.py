@@ -9,12 +9,15 @@ import pytest
 import torch
 from PIL import Image
 
+from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
-from flowalign.data import Preferences, draw_batch
+from flowalign.data import Preferences
+from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.gallery.runs import read_run
 from flowalign.training import Trainer
 from rewards.shapes import draw, parse
+from tests.flowalign.small_run import small_run
 
 PROMPTS = ["a red circle", "a blue square", "two green triangles"]
 
@@ -33,19 +36,18 @@ def votes(tmp_path: Path) -> Path:
 
 
 def trainer(votes: Path, *overrides: str, resume: bool = False) -> Trainer:
-    small = [
-        *(f"data.prompts={votes}", f"output={votes.parent}", "name=run", "evaluation.prompts=null"),
+    own = [
         *("training.iterations=2", "training.prompts_per_iteration=2", "training.group_size=2"),
-        "algorithm.beta=1000",
+        *(f"data.prompts={votes}", "algorithm.beta=1000"),
     ]
-    return Trainer(load(recipe("tiny_sd3/dpo"), [*small, *overrides]), resume=resume, progress=False)
+    return small_run("tiny_sd3/dpo", votes.parent, *own, *overrides, resume=resume)
 
 
 def test_pictures_are_encoded_to_latents_that_decode_to_them(tiny_policy, votes: Path) -> None:
     policy = tiny_policy()
     images = [Image.open(votes.parent / f"chosen{i}.png") for i in range(3)]
     noised = policy.noised(PROMPTS, torch.tensor([0.2, 0.5, 0.9]), images, [1, 2, 3])
-    back = policy.decode(noised.x0)
+    back = policy.decode_latents(noised.x0)
     for image, other in zip(images, back, strict=True):
         assert np.abs(np.asarray(image).astype(int) - np.asarray(other)).mean() < 6
 
@@ -82,9 +84,9 @@ def literal_logits(run: Trainer, votes: Path, batch, beta: float) -> torch.Tenso
             pixels = torch.from_numpy(np.array(Image.open(record[key]))).permute(2, 0, 1)[None] / 127.5 - 1
             x0 = pipe.vae.encode(pixels).latent_dist.mean
             x0 = (x0 - pipe.vae.config.shift_factor) * pipe.vae.config.scaling_factor
-            noised = run.algorithm.collect(run.actor, batch[[i]]).noised
+            noised = run.algorithm.collect(run.actor, Draw(run.actor, batch[[i]])).noised
             # drawn alone a member has the whole interval: take the noise and the level from the whole batch
-            whole = run.algorithm.collect(run.actor, batch).noised
+            whole = run.algorithm.collect(run.actor, Draw(run.actor, batch)).noised
             noise, sigma = whole.noise[i], whole.sigma[i]
             assert torch.equal(noise, noised.noise[0])
             x = (1 - sigma) * x0 + sigma * noise
@@ -110,8 +112,8 @@ def test_the_loss_is_the_literal_one(votes: Path) -> None:
         for parameter in run.learner.parameters.values():
             parameter.add_(0.05 * torch.randn_like(parameter))
         batch = draw_batch(run.prompts, 0, 3, 2, 0, False)
-        experience = run.algorithm.collect(run.actor, batch)
-        loss, values = run.algorithm.losses(run.policy, experience, experience.items())
+        experience = run.algorithm.collect(run.actor, Draw(run.actor, batch))
+        loss, values = run.algorithm.losses(run.policy, experience, experience.items)
         logits = literal_logits(run, votes, batch, beta=1000)
     assert logits.abs().min() > 0.1
     torch.testing.assert_close(values["preference/logit"], logits, rtol=1e-3, atol=1e-3)
@@ -120,7 +122,7 @@ def test_the_loss_is_the_literal_one(votes: Path) -> None:
 
 def test_noise_and_level_are_the_pairs_and_levels_are_spread_over_its_members(votes: Path) -> None:
     run = trainer(votes)
-    noised = run.algorithm.collect(run.actor, draw_batch(run.prompts, 0, 3, 2, 0, True)).noised
+    noised = run.algorithm.collect(run.actor, Draw(run.actor, draw_batch(run.prompts, 0, 3, 2, 0, True))).noised
     chosen, rejected = noised.sigma.chunk(2)
     assert torch.equal(chosen, rejected)
     assert torch.equal(*noised.noise.chunk(2)) and not torch.equal(noised.noise[0], noised.noise[1])
@@ -144,7 +146,7 @@ def test_training_starts_at_log_two_and_turns_to_the_chosen_ones(votes: Path) ->
 
 
 def test_an_evaluation_tells_the_accuracy_and_shows_groups_without_advantages(votes: Path) -> None:
-    small = ["evaluation.prompts=shapes_heldout", "evaluation.limit=2", "evaluation.pictures_per_prompt=1"]
+    small = ["evaluation.prompts=shapes_heldout", "evaluation.limit=2", "evaluation.samples_per_prompt=1"]
     run = trainer(votes, *small, f"algorithm.heldout={votes}", "training.iterations=1", "training.previews=1")
     run.train()
     first, last = run.evaluator.lines.read()

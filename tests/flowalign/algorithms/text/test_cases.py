@@ -1,6 +1,5 @@
 """What docs/text.md says happens in the awkward cases, each through a whole training run."""
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,23 +9,15 @@ import pytest
 import torch
 
 from flowalign.cli.main import main
-from flowalign.config import load, recipe
+from flowalign.config import recipe
 from flowalign.data import ASSETS
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.training import Trainer
 from rewards import RewardError
+from tests.flowalign.small_run import SMALL, small_run
 
-SMALL = [
-    "evaluation.prompts=null",
-    "training.iterations=1",
-    "training.prompts_per_iteration=4",
-    "training.group_size=4",
-    "training.updates_per_iteration=1",
-    "training.micro_batch_size=16",
-    "training.optimizer.warmup_updates=0",
-    "name=run",
-]
+FEWER = "training.group_size=4", "training.micro_batch_size=16"
 
 
 def trainer(folder: Path, *overrides: str, end: float | None = None, **more: Any) -> Trainer:
@@ -40,8 +31,7 @@ def trainer(folder: Path, *overrides: str, end: float | None = None, **more: Any
         bias = torch.zeros(policy.network.config.vocab_size)
         bias[policy.ends] = end
         policy.network.lm_head.bias = torch.nn.Parameter(bias)
-    config = load(recipe("tiny_lm/grpo"), [*SMALL, f"output={folder}", *overrides])
-    return Trainer(config, policy=policy, progress=False, **more)
+    return small_run("tiny_lm/grpo", folder, *FEWER, *overrides, policy=policy, **more)
 
 
 def moved(run: Trainer) -> bool:
@@ -126,7 +116,7 @@ def test_a_verifier_that_fails_stops_the_run_with_one_line_and_the_run_goes_on(t
 
 def test_a_prompt_without_an_answer_is_one_line_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "sums.txt").write_text("1+1=\n2+2=\n3+3=\n4+4=\n")
-    arguments = [*SMALL, f"data.prompts={tmp_path / 'sums.txt'}", f"output={tmp_path}"]
+    arguments = [*SMALL, *FEWER, f"data.prompts={tmp_path / 'sums.txt'}", f"output={tmp_path}"]
     with pytest.raises(SystemExit) as left:
         main(["train", str(recipe("tiny_lm/grpo")), *arguments])
     assert left.value.code == 1
@@ -142,7 +132,6 @@ def test_a_prompt_that_does_not_fit_stops_the_run_with_its_beginning(tmp_path: P
         trainer(tmp_path, f"data.prompts={prompts}").train()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="the extra `maths` is not installed")
 def test_a_verifier_that_takes_too_long_counts_as_wrong_and_training_goes_on(tmp_path: Path) -> None:
     # each text that is stopped costs the start of a process
     few = ["training.prompts_per_iteration=2", "training.group_size=2"]

@@ -10,19 +10,22 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
-from flowalign.actors.language import TextActor
-from flowalign.algorithms.text.base import Experience, LanguageSettings
+from flowalign.actors.draw import Draw
+from flowalign.actors.language import LanguageActor
+from flowalign.algorithms.policy_gradient import Experience
+from flowalign.algorithms.text.base import LanguageSettings
 from flowalign.algorithms.text.grpo import GRPO
 from flowalign.config import load, recipe
 from flowalign.config.language import TextConfig
-from flowalign.core.aggregation import aggregate
-from flowalign.core.policy_losses import ppo
-from flowalign.core.record import ScoredTokens
-from flowalign.data import Batch, draw_batch
+from flowalign.core.aggregation import action_weights
+from flowalign.core.losses import ppo
+from flowalign.core.record import Actions
+from flowalign.data.batches import Batch, draw_batch
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.training import Trainer
 from rewards import as_reward
+from tests.flowalign.small_run import small_run
 
 ORIGINALS = Path(__file__).parents[2] / "core" / "originals"
 RECIPES = sorted(path.stem for path in recipe("tiny_lm/grpo").parent.glob("*.yaml"))
@@ -55,20 +58,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainer(
     world: Path, folder: Path, *overrides: str, name: str = "grpo", reward: Any = first_is_even, **more: Any
 ) -> Trainer:
-    small = [
+    own = [
         f"model.path={world / 'lm'}",
         f"data.prompts={world / 'sums.jsonl'}",
-        "evaluation.prompts=null",
-        "training.iterations=1",
-        "training.prompts_per_iteration=4",
-        "training.updates_per_iteration=1",
         "training.micro_batch_size=16",
-        # a first update of rate 0 would show nothing
-        "training.optimizer.warmup_updates=0",
-        f"output={folder}",
-        "name=run",
     ]
-    return Trainer(load(recipe(f"tiny_lm/{name}"), [*small, *overrides]), reward=reward, progress=False, **more)
+    return small_run(f"tiny_lm/{name}", folder, *own, *overrides, reward=reward, **more)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -125,20 +120,21 @@ def test_a_resumed_run_is_the_uninterrupted_one(lora: str, world: Path, tmp_path
 def test_micro_batches_add_up_to_the_aggregated_loss(aggregation: Any, world: Path, tmp_path: Path) -> None:
     run = trainer(world, tmp_path, f"algorithm.aggregation={aggregation}")
     batch = draw_batch(run.prompts, 0, 4, 8, 0, False)
-    experience = run.algorithm.collect(run.actor, batch)
-    parts = [run.algorithm.losses(run.policy, experience, items)[0] for items in experience.items().split(5)]
+    experience = run.algorithm.collect(run.actor, Draw(run.actor, batch))
+    parts = [run.algorithm.losses(run.policy, experience, items)[0] for items in experience.items.split(5)]
     rollout = experience.rollout
     log_prob, _ = run.policy.log_probs(rollout, torch.arange(32))
-    tokens = ScoredTokens(
+    tokens = Actions(
         log_prob, rollout.log_prob, experience.advantage, rollout.mask, experience.group, experience.reward
     )
-    expected = aggregate(ppo(tokens), rollout.mask, aggregation, length=5)
+    weights = action_weights(rollout.mask, aggregation, length=5)
+    expected = (ppo(tokens)[0].where(rollout.mask, 0) * weights).sum()
     torch.testing.assert_close(torch.cat(parts).sum() / 32, expected)
 
 
 def test_texts_that_were_cut_can_be_left_out(world: Path, tmp_path: Path) -> None:
     run = trainer(world, tmp_path, "algorithm.mask_truncated=true", "rollout.max_new_tokens=2")
-    experience = run.algorithm.collect(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False))
+    experience = run.algorithm.collect(run.actor, Draw(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False)))
     ended = experience.rollout.ended
     assert not ended.all()
     assert not experience.weight[~ended].any()
@@ -206,14 +202,14 @@ def test_one_step_has_trls_loss_and_gradient() -> None:
         training={"iterations": 1, "prompts_per_iteration": 2, "group_size": 4},
     )
     reward = as_reward(lambda texts, prompts: [step.reward(text) for text in texts])
-    actor = TextActor(config, policy, reward, Accelerator(cpu=True))
+    actor = LanguageActor(config, policy, reward, Accelerator(cpu=True))
     actor.rollout = lambda batch: rollout  # type: ignore[method-assign]
     batch = Batch(prompts, [{}] * 8, group, [0] * 8, list(range(8)), 0, group)
     algorithm = GRPO(
         LanguageSettings(loss={"name": "ppo", "clip_range": 0.2, "clip_range_high": 0.28}, kl_weight=step.BETA)
     )
-    experience: Experience = algorithm.collect(actor, batch)
-    losses, _ = algorithm.losses(policy, experience, experience.items())
+    experience: Experience = algorithm.collect(actor, Draw(actor, batch))
+    losses, _ = algorithm.losses(policy, experience, experience.items)
     loss = losses.sum() / 8
     loss.backward()
     assert loss.item() == pytest.approx(recorded["loss"], abs=1e-5)

@@ -11,40 +11,34 @@ import yaml
 from torch import Tensor
 
 from flowalign import registry
+from flowalign.actors.draw import Draw
 from flowalign.algorithms.text.prefix_rft import PrefixRFT
 from flowalign.config import load, recipe
 from flowalign.config.sections import Weighted
-from flowalign.data import ASSETS, draw_batch
+from flowalign.data import ASSETS
+from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
-from flowalign.policies.language.given import given
 from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.policies.language.teacher_forcing import scored
 from flowalign.training import Trainer
+from tests.flowalign.small_run import small_run
 
 OWN_REWARDS = ["p2s", "igpo", "rlpr", "self_certainty", "tournament"]
 
 
 def trainer(folder: Path, name: str, *overrides: str, **more: Any) -> Trainer:
-    small = [
-        "evaluation.prompts=null",
-        "training.iterations=1",
-        "training.prompts_per_iteration=4",
-        "training.micro_batch_size=16",
-        "training.optimizer.warmup_updates=0",
-        f"output={folder}",
-        "name=run",
-    ]
-    return Trainer(load(recipe(f"tiny_lm/{name}"), [*small, *overrides]), progress=False, **more)
+    return small_run(f"tiny_lm/{name}", folder, "training.micro_batch_size=16", *overrides, **more)
 
 
 def collected(run: Trainer, done: float = 0.0, iteration: int = 0) -> Any:
     batch = draw_batch(run.prompts, iteration, 4, 8, 0, False)
     run.algorithm.progress(done)
-    return run.algorithm.collect(run.actor, batch)
+    return run.algorithm.collect(run.actor, Draw(run.actor, batch))
 
 
 def loss_of(run: Trainer, experience: Any, size: int = 7) -> Tensor:
     """As the trainer adds it up, in micro-batches."""
-    items = experience.items()
+    items = experience.items
     return torch.cat([run.algorithm.losses(run.policy, experience, part)[0] for part in items.split(size)]).sum() / len(
         items
     )
@@ -119,7 +113,12 @@ def other_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "outcome": {"name": "exact_match"},
             "thought": {"name": "text_judge", "template": "text_rubric", "judge": {"model": str(ASSETS / "tiny_vlm")}},
         },
-        {"name": "thought_prm", "judge": {"model": str(ASSETS / "tiny_vlm")}, "separator": "(?<=.)"},
+        {
+            "name": "thought_prm",
+            "outcome": {"name": "exact_match"},
+            "judge": {"model": str(ASSETS / "tiny_vlm")},
+            "separator": "(?<=.)",
+        },
     ],
     ids=lambda reward: reward["name"],
 )
@@ -128,7 +127,8 @@ def test_every_other_reward_trains_a_step(reward: dict[str, Any], other_lm: Path
     inner = reward.get("reward", reward)
     if inner["name"] == "implicit_prm":
         reward = {**reward, "reward": {**inner, **models}} if "reward" in reward else {**reward, **models}
-    chosen = (f"rewards={json.dumps([reward])}", "algorithm.advantage={name: process}")
+    advantage = "process_returns" if reward["name"] in ("delta_bound", "thought_prm") else "process"
+    chosen = (f"rewards={json.dumps([reward])}", f"algorithm.advantage={{name: {advantage}}}")
     run = trainer(tmp_path, "grpo", *chosen)
     run.train()
     (metrics,) = run.metrics.read()
@@ -145,7 +145,7 @@ def test_chord_is_a_mean_of_grpo_and_imitation(weighting: str, tmp_path: Path) -
     sampled.completion_ids, sampled.mask = experience.rollout.completion_ids[:32], experience.rollout.mask[:32]
     sampled.log_prob = experience.rollout.log_prob[:32]
     prompts, answers = batch.prompts[::8], [record["answer"] for record in batch.metadata[::8]]
-    shown = given(run.policy, prompts, answers)
+    shown = scored(run.policy, prompts, answers)
 
     def imitated(value: float) -> float:
         return -value * (math.exp(value) * (1 - math.exp(value)) if weighting == "chord" else 1)
@@ -164,12 +164,12 @@ def test_relift_imitates_where_no_text_is_right(tmp_path: Path) -> None:
     hard = (value.amax(1) == 0).nonzero()[:, 0].tolist()
     assert 0 < len(hard) < 4, "the shipped model fails some of these prompts and not all"
     batch = experience.batch
-    shown = given(run.policy, batch.prompts[::8], [record["answer"] for record in batch.metadata[::8]])
+    shown = scored(run.policy, batch.prompts[::8], [record["answer"] for record in batch.metadata[::8]])
     own = experience.rollout[torch.arange(32)]
     expected = grpo_loss(run, own, value.flatten()) + 0.5 * token_mean(run, shown, lambda x: -x, hard)
     assert loss_of(run, experience).item() == pytest.approx(expected, abs=1e-5)
     # the other demonstrations cost no pass
-    useful = experience.useful(experience.items())[8::9].tolist()
+    useful = experience.useful(experience.items)[8::9].tolist()
     assert useful == [group in hard for group in range(4)]
 
 
@@ -277,6 +277,35 @@ def test_g_opd_rewards_tokens_that_the_teacher_finds_more_probable(
     assert distilled.abs().max() > 0.1
 
 
+def test_g_opd_extrapolates_away_from_the_reference_it_is_given(other_lm: Path, tmp_path: Path) -> None:
+    """The teacher as its own reference has nothing to add beyond what the policy lost of it."""
+    settings = (f"algorithm.teacher={other_lm}", f"algorithm.reference={other_lm}", "algorithm.reward_weight=0")
+    run = trainer(tmp_path, "g_opd", *settings, "algorithm.extrapolation=3")
+    assert not run.algorithm.uses_reference
+    experience = collected(run)
+    with torch.no_grad():
+        taught, _ = LanguagePolicy.from_pretrained(other_lm).log_probs(experience.rollout, torch.arange(32))
+    expected = (taught - experience.rollout.log_prob).where(experience.rollout.mask, 0)
+    torch.testing.assert_close(experience.advantage, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        "{name: clip_bound, reward: {name: path_faithfulness, key: answer}}",
+        "{name: gated, outcome: {name: exact_match}, reward: {name: delta_bound, reward: {name: path_faithfulness}}}",
+    ],
+)
+def test_a_bound_on_the_sum_is_not_undone_by_centring_each_step(reward: str) -> None:
+    def config(advantage: str) -> Any:
+        return load(recipe("tiny_lm/grpo"), [f"rewards=[{reward}]", f"algorithm.advantage={advantage}"])
+
+    for name in ("process", "'flowalign.core.advantages:process'"):
+        with pytest.raises(ConfigError, match=r"the bound in rewards\.0 no longer holds; process_returns works"):
+            config(f"{{name: {name}}}").check(processes=1)
+    config("{name: process_returns}").check(processes=1)
+
+
 @pytest.mark.parametrize(("level", "rule"), [("token", "truncate"), ("sequence", "mask")])
 def test_off_policy_weights_are_forward_over_sampling(level: str, rule: str, tmp_path: Path) -> None:
     settings = f"algorithm.off_policy={{level: {level}, rule: {rule}, largest: 1.05}}"
@@ -293,7 +322,7 @@ def test_off_policy_weights_are_forward_over_sampling(level: str, rule: str, tmp
     run.actor.rollout = distorted
     batch = draw_batch(run.prompts, 0, 4, 8, 0, False)
     reported = distorted(batch).log_prob
-    experience = run.algorithm.collect(run.actor, batch)
+    experience = run.algorithm.collect(run.actor, Draw(run.actor, batch))
     true, mask = experience.rollout.log_prob, experience.rollout.mask
     weight = torch.zeros_like(true)
     for row in range(32):

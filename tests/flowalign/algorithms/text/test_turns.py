@@ -9,21 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
-from flowalign.data import ASSETS, draw_batch
+from flowalign.data import ASSETS
+from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.runs.metrics import MetricsFile
 from flowalign.training import Trainer
-
-SMALL = [
-    "evaluation.prompts=null",
-    "training.iterations=1",
-    "training.prompts_per_iteration=4",
-    "training.micro_batch_size=16",
-    "training.optimizer.warmup_updates=0",
-    "name=run",
-]
+from tests.flowalign.small_run import SMALL, small_run
 
 
 class Broken:
@@ -42,11 +36,11 @@ class Broken:
 
 
 def trainer(folder: Path, name: str, *overrides: str, **more: Any) -> Trainer:
-    return Trainer(load(recipe(f"tiny_lm/{name}"), [*SMALL, f"output={folder}", *overrides]), progress=False, **more)
+    return small_run(f"tiny_lm/{name}", folder, "training.micro_batch_size=16", *overrides, **more)
 
 
 def collected(run: Trainer) -> Any:
-    return run.algorithm.collect(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False))
+    return run.algorithm.collect(run.actor, Draw(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False)))
 
 
 def turns_of(experience: Any) -> list[list[tuple[float, str]]]:
@@ -122,7 +116,7 @@ def test_ratios_are_1_on_the_first_update_and_all_is_learned_from_sampled_tokens
 def test_a_run_learns_is_looked_at_and_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     settings = [
         "evaluation.prompts=digits",
-        "evaluation.texts_per_prompt=2",
+        "evaluation.samples_per_prompt=2",
         "training.previews=2",
         "training.updates_per_iteration=2",
         "training.checkpoint_every=1",

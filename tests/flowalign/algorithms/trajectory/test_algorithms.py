@@ -7,35 +7,29 @@ import pytest
 import torch
 
 from flowalign.actors.dense import Estimator
+from flowalign.actors.draw import Draw
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.config import load, recipe
 from flowalign.core.credit import dense_rewards
-from flowalign.data import draw_batch
+from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.registry import ALGORITHMS, resolve
 from flowalign.training import Trainer
 from rewards import Scores, Spec
 from samplers.completion import completions
-
-SMALL = [
-    "training.iterations=1",
-    "training.prompts_per_iteration=4",
-    "training.group_size=4",
-    "training.updates_per_iteration=1",
-    "evaluation.prompts=null",
-]
+from tests.flowalign.small_run import small_run
 
 TRAJECTORY = [name for name in ALGORITHMS if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)]
 
 
 def trainer(name: str, folder: Path, *overrides: str) -> Trainer:
-    small = [s.replace("=4", "=8") if name == "branch_grpo" and "group_size" in s else s for s in SMALL]
-    return Trainer(load(recipe(f"tiny_sd3/{name}"), [*small, *overrides, f"output={folder}"]), progress=False)
+    members = 8 if name == "branch_grpo" else 4
+    return small_run(f"tiny_sd3/{name}", folder, f"training.group_size={members}", *overrides)
 
 
 def test_every_algorithm_has_a_recipe_for_the_tiny_model():
     for name in ALGORITHMS:
-        model = {"pictures": "tiny_sd3", "text": "tiny_lm"}[resolve("algorithms", name).medium]
+        model = {"pictures": "tiny_sd3", "text": "tiny_lm"}[resolve("algorithms", name).kind]
         assert load(recipe(f"{model}/{name}")).algorithm.name == name
 
 
@@ -87,7 +81,7 @@ def test_estimators_report_their_agreement_with_the_exact_values(kind: str, tmp_
 def test_single_step_credit_goes_to_the_step_that_branched(tmp_path: Path):
     run = trainer("g2rpo", tmp_path, "rollout.plan={name: single, start: 1, stop: 3}")
     batch = draw_batch(run.prompts, 0, 4, 4, 0, share_start_noise=True)
-    experience = run.algorithm.collect(run.actor, batch)
+    experience = run.algorithm.collect(run.actor, Draw(run.actor, batch))
     mask = experience.rollout.trajectory.mask
     assert (mask.sum(1) == 1).all() and (experience.advantage[~mask] == 0).all()
     # four prompts, branches at two steps, four members: each group shares all but its own noise
@@ -189,7 +183,9 @@ class Doubtful:
 
 def test_unreadable_verdicts_of_pref_grpo_are_ties_and_reported(tmp_path: Path):
     run = trainer("pref_grpo", tmp_path, f"algorithm.judge={{name: '{__name__}:Doubtful'}}", "algorithm.schedule=all")
-    experience = run.algorithm.collect(run.actor, draw_batch(run.prompts, 0, 1, 4, 0, share_start_noise=True))
+    experience = run.algorithm.collect(
+        run.actor, Draw(run.actor, draw_batch(run.prompts, 0, 1, 4, 0, share_start_noise=True))
+    )
     # the first of a pair wins, and the first pair is a tie: samples 0 and 1 met in it, and two others each
     assert experience.scores.parts["win_rate"].tolist() == pytest.approx([2.5 / 3, 2.5 / 3, 1 / 3, 0])
     assert experience.scores.parts["judge/unparsed"].tolist() == pytest.approx([1 / 3, 1 / 3, 0, 0])

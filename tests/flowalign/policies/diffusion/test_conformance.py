@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flowalign.data import Source
 from flowalign.errors import ConfigError
-from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.sources import opened
 from flowalign.tools.tiny_pipelines import PIPELINES, Tiny, build
 from samplers import All, cps, ddim, flow_sde
@@ -73,7 +73,8 @@ def policy(name: str) -> DiffusersPolicy:
 
 def roll(policy: DiffusersPolicy, tiny: Tiny, **settings: Any) -> Rollout:
     settings = {"steps": STEPS, "kernel": flow_sde, "eta": EVERY_STEP, "guidance": 3.0} | settings
-    return policy.sample(PROMPTS, SEEDS, sources=tiny.sources, **tiny.call, **settings)
+    metadata = [{"image": source.images, "mask": source.mask} for source in tiny.sources or ()]
+    return policy.sample(PROMPTS, SEEDS, metadata=metadata, **tiny.call, **settings)
 
 
 def ode(policy: DiffusersPolicy, tiny: Tiny, guidance: float) -> Tensor:
@@ -102,7 +103,7 @@ def plain(pipe: DiffusionPipeline, policy: DiffusersPolicy, tiny: Tiny, guidance
             guided |= {"negative_prompt": [""] * len(rows)} if guidance > 1 else {}
         given = {}
         if tiny.sources:
-            given = tiny.given(*opened(tiny.sources[rows[0]], (tiny.call["width"], tiny.call["height"])))
+            given = tiny.source_inputs(*opened(tiny.sources[rows[0]], (tiny.call["width"], tiny.call["height"])))
         made += pipe(
             prompt=[PROMPTS[i] for i in rows],
             generator=[torch.Generator().manual_seed(SEEDS[i]) for i in rows],
@@ -317,7 +318,7 @@ def test_sizes_that_cannot_be_made_are_refused_with_those_that_can(policy: Diffu
 
 def test_pictures(policy: DiffusersPolicy, tiny: Tiny) -> None:
     rollout = roll(policy, tiny)
-    made = policy.decode(rollout.whole(rollout.trajectory.final), batch_size=3)
+    made = policy.decode(rollout, batch_size=3)
     assert len(made) == len(PROMPTS)
     for picture in made:
         frames = picture if "num_frames" in tiny.call else [picture]

@@ -26,7 +26,7 @@ def named_by_dotted_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepare(folder: Path, steps: dict[str, Any]) -> Path:
-    """A folder with a small run of Wan 2.2 14B, and what `spread.py` reads."""
+    """A folder with a small run of Wan 2.2 14B, and what `run_processes.py` reads."""
     tiny = PIPELINES["wan22_14b"]
     build("wan22_14b").save_pretrained(folder / "model")
     prompts = [{"prompt": text} for text in ("a red circle", "two blue squares")]
@@ -35,7 +35,7 @@ def prepare(folder: Path, steps: dict[str, Any]) -> Path:
         "model": {"path": str(folder / "model"), "lora": {"rank": 2, "alpha": 4}, "encode": tiny.encode},
         "data": {"prompts": str(folder / "prompts.jsonl")},
         "rewards": [{"name": "per_frame", "reward": {"name": "recording:brightness"}, "frames": 2}],
-        "algorithm": {"name": "flow_grpo", "clip_range": 0.01},
+        "algorithm": {"name": "flow_grpo", "loss": {"clip_range": 0.01}},
         "rollout": {"steps": 3, "guidance": 2.0} | tiny.call | steps,
         "training": {
             "iterations": 2,
@@ -71,7 +71,7 @@ def test_processes_that_ask_different_networks_train_as_one(tmp_path: Path) -> N
         "OMP_NUM_THREADS": "1",
         "ACCELERATE_USE_CPU": "true",
     }
-    command = [sys.executable, str(HERE / "spread.py"), "2", *map(str, two)]
+    command = [sys.executable, str(HERE / "run_processes.py"), "2", *map(str, two)]
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=600)
     for name in cases:
         one, other = trained(tmp_path / name), trained(tmp_path / f"{name}2")

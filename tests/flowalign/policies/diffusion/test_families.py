@@ -7,9 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flowalign.data import Source
 from flowalign.errors import ConfigError
-from flowalign.policies import DiffusersPolicy
+from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.experts import check_shards
 from flowalign.policies.diffusion.families import Family
 from flowalign.registry import MODELS, resolve
@@ -60,9 +59,8 @@ def test_what_a_pipeline_cannot_begin_with_a_picture(name: str, call: dict[str, 
     policy = DiffusersPolicy(build(name))
     with pytest.raises(ConfigError, match=says):
         policy.family.check_size(policy.pipeline, call)
-    source = Source(("a.png",))
     with pytest.raises(ConfigError, match="set the height and width"):
-        policy.sample(["a cat"], [0], steps=1, sources=[source])
+        policy.sample(["a cat"], [0], steps=1, metadata=[{"image": "a.png"}])
 
 
 @pytest.mark.parametrize("name", ["sd35", "hunyuan_image"])

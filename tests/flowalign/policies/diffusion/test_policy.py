@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flowalign.data import ASSETS
 from flowalign.errors import ConfigError, FlowalignError
-from flowalign.policies import DiffusersPolicy, Rollout
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.families import family_of
 from samplers import All, Window, flow_sde, ode
 
@@ -94,7 +94,7 @@ def test_ode_sampling_is_the_pipelines_own_call_with_its_default_prompt_encoding
 
 def test_decoded_pictures_are_the_pipelines(policy: DiffusersPolicy) -> None:
     expected = picture(plain(), SEEDS[:1])[0]
-    [image] = policy.decode(policy.sample(PROMPTS[:1], SEEDS[:1], steps=4).trajectory.final)
+    [image] = policy.decode(policy.sample(PROMPTS[:1], SEEDS[:1], steps=4))
     assert image.size == (32, 32) and image.mode == "RGB"
     levels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(32, 32, 3).permute(2, 0, 1)
     assert (levels / 255 - expected).abs().max() <= 0.51 / 255

@@ -12,8 +12,8 @@ from torch import Tensor
 from flowalign.data import ASSETS
 from flowalign.environments import Answer, Environment, HigherLower
 from flowalign.errors import ConfigError, FlowalignError
-from flowalign.policies.language.given import at_tokens
 from flowalign.policies.language.rollout import TextRollout
+from flowalign.policies.language.teacher_forcing import at_tokens
 from flowalign.policies.language.turns import AgentPolicy
 from rewards import RewardError, score
 from rewards.text.steps import InformationGain
@@ -152,7 +152,7 @@ def test_some_rows_and_joined_rollouts_keep_their_turns() -> None:
     own = policy()
     rollout = played(own)
     halves = [rollout[torch.arange(8)], rollout[torch.arange(8, 16)]]
-    joined = TextRollout.cat(halves, own.tokenizer.pad_token_id).to("cpu")
+    joined = TextRollout.cat(halves).to("cpu")
     assert own.decode(joined) == own.decode(rollout)
     assert joined.episodes == rollout.episodes and torch.equal(joined.turn, rollout.turn)
 

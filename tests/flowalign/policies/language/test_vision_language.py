@@ -12,7 +12,7 @@ from flowalign.data import ASSETS
 from flowalign.errors import ConfigError
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.vision_language import VisionLanguagePolicy
-from rewards.judges import Local, PairwiseVLMJudge
+from rewards.judges import Local, PairwiseJudgeReward
 from rewards.shapes import draw, sample_requests, train_requests
 
 ASK = "Which picture shows {} better, 1 or 2?"
@@ -123,7 +123,7 @@ def test_what_is_saved_is_a_judge(tmp_path: Path) -> None:
     fresh.load(tmp_path)
     again, _ = fresh.log_probs(rollout, torch.arange(6))
     torch.testing.assert_close(again, rollout.log_prob, atol=1e-5, rtol=0)
-    judge = PairwiseVLMJudge("shapes_better", Local(str(tmp_path), device="cpu"))
+    judge = PairwiseJudgeReward("shapes_better", Local(str(tmp_path), device="cpu"))
     first, second = metadata[0]["image"]
     assert 0 < judge.compare([first], [second], ["a red circle"], [{}]).value.item() < 1
 

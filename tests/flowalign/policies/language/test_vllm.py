@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
-from flowalign.data import ASSETS, draw_batch
+from flowalign.data import ASSETS
+from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.vllm import Engine, as_rollout, hand_over, merged_weights, request
-from flowalign.training import Trainer
+from tests.flowalign.small_run import small_run
 
 PROMPTS = ["17+25=", "4-9=", "80+19=", "3+3="]
 # fields of vllm.SamplingParams, as vLLM documents them
@@ -108,18 +110,10 @@ def test_every_rollout_has_the_weights_of_now(policy: LanguagePolicy) -> None:
 
 
 def test_training_weighs_what_the_engine_thought_otherwise_of(tmp_path: Path) -> None:
-    settings = [
-        "evaluation.prompts=null",
-        "training.iterations=2",
-        "training.prompts_per_iteration=4",
-        "training.optimizer.warmup_updates=0",
-        f"output={tmp_path}",
-        "name=run",
-    ]
-    run = Trainer(load(recipe("tiny_lm/off_policy"), settings), progress=False)
+    run = small_run("tiny_lm/off_policy", tmp_path, "training.iterations=2")
     run.config.rollout.engine = "vllm"
     run.actor._engine = engine_of(run.policy, off=0.1)
-    experience = run.algorithm.collect(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False))
+    experience = run.algorithm.collect(run.actor, Draw(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False)))
     # pi_old / pi_sampler = exp(-0.1) everywhere
     assert experience.metrics["text/off_policy_weight"] == pytest.approx(0.904837, abs=1e-4)
     assert experience.metrics["text/entropy"] > 0

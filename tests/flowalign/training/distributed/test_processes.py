@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from accelerate.utils import is_deepspeed_available
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -25,11 +24,23 @@ from flowalign.errors import ConfigError
 from flowalign.training import Trainer
 from flowalign.training.distributed.sharding import Sharding, check_settings, zero_settings
 from rewards.shapes import draw, parse
+from tests.flowalign.training.small_run import settings
 
 HERE = Path(__file__).parents[1]
 LAUNCH = sorted((HERE.parents[2] / "configs" / "accelerate").glob("*.yaml"))
 ZERO = {stage: {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": str(stage)} for stage in (2, 3)}
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+SPLIT = {
+    "rewards": [{"name": "recording:brightness"}],
+    # three prompts cannot be shared evenly by two or four processes
+    "evaluation": {"prompts": "shapes_heldout", "limit": 3, "every": 2, "steps": 2, "save_samples": 2},
+    "training.iterations": 2,
+    "training.prompts_per_iteration": 4,
+    "training.micro_batch_size": 1,
+    "training.previews": 1,
+    "training.ema_decay": 0.9,
+}
+"""what makes a small run one that processes can share"""
 QUICK = {"evaluation": {}, "training.previews": 0}
 RUNS: dict[str, dict[str, Any]] = {
     "lora": {},
@@ -37,13 +48,17 @@ RUNS: dict[str, dict[str, Any]] = {
     # completes trajectories, and a head of its own learns what they are worth
     "dense_grpo": QUICK
     | {
-        "algorithm": {"name": "dense_grpo", "clip_range": 0.01, "estimator": {"kind": "learned", "warmup": 1}},
+        "algorithm": {
+            "name": "dense_grpo",
+            "loss": {"clip_range": 0.01},
+            "estimator": {"kind": "learned", "warmup": 1},
+        },
         "rollout.plan": {"name": "window", "start": 0, "size": 2},
     },
     # a network of its own is trained with the policy
     "reinflow": QUICK
     | {
-        "algorithm": {"name": "reinflow", "clip_range": 0.01, "noise_low": 0.15, "noise_high": 0.6},
+        "algorithm": {"name": "reinflow", "loss": {"clip_range": 0.01}, "noise_low": 0.15, "noise_high": 0.6},
         "rollout.kernel": "ode",
         "rollout.eta": 1.0,
     },
@@ -60,7 +75,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "training.optimizer.learning_rate": 1e-4,
     },
 }
-CROWDED = QUICK | {"algorithm": {"name": "recording:CrowdedFlowGRPO", "clip_range": 0.01}}
+CROWDED = QUICK | {"algorithm": {"name": "recording:CrowdedFlowGRPO", "loss": {"clip_range": 0.01}}}
 LATE = QUICK | {
     "rewards": [{"name": "recording:late_brightness"}],
     "training.patience": 6,
@@ -87,34 +102,7 @@ def named_by_dotted_path() -> Iterator[None]:
 
 def prepare(folder: Path, launch: dict[str, str] | None = None, **changes: Any) -> Path:
     """A folder with the configuration of a small run; changes are 'section.key': value."""
-    values: dict[str, Any] = {
-        "model": {"path": "tiny_sd3", "lora": {"rank": 2, "alpha": 8}, "encode": {"max_sequence_length": 0}},
-        "data": {"prompts": "shapes_train", "where": {"category": ["counting"]}},
-        "rewards": [{"name": "recording:brightness"}],
-        "algorithm": {"name": "flow_grpo", "clip_range": 0.01},
-        "rollout": {"steps": 3, "sigmas": [1.0, 0.6, 0.3], "plan": {"name": "window", "start": 1, "size": 1}},
-        # three prompts cannot be shared evenly by two or four processes
-        "evaluation": {"prompts": "shapes_heldout", "limit": 3, "every": 2, "steps": 2, "save_pictures": 2},
-        "training": {
-            "iterations": 2,
-            "prompts_per_iteration": 4,
-            "group_size": 4,
-            "updates_per_iteration": 2,
-            "micro_batch_size": 1,
-            "checkpoint_every": 1,
-            "previews": 1,
-            "ema_decay": 0.9,
-            "optimizer": {"learning_rate": 1e-3, "schedule": "linear"},
-        },
-        "output": str(folder),
-        "name": "run",
-    }
-    for key, value in changes.items():
-        *sections, last = key.split(".")
-        place = values
-        for section in sections:
-            place = place[section]
-        place[last] = value
+    values = settings(folder, **(SPLIT | changes))
     folder.mkdir(parents=True)
     if values["algorithm"]["name"] == "dpo":
         values["data"] = {"prompts": str(preferences(folder))}
@@ -145,7 +133,7 @@ def alone(folder: Path) -> Path:
 
 def together(processes: int, *folders: Path) -> str:
     """Train, or go on, one folder after the other on several processes; returns what they told on stderr."""
-    command = [sys.executable, str(HERE / "spread.py"), str(processes), *map(str, folders)]
+    command = [sys.executable, str(HERE / "run_processes.py"), str(processes), *map(str, folders)]
     run = subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, timeout=900, text=True)
     return run.stderr
 
@@ -258,7 +246,6 @@ def test_four_processes_give_the_run_of_one_from_the_start_and_resumed(
 @pytest.fixture(scope="module")
 def zero(tmp_path_factory: pytest.TempPathFactory, one: dict[str, Path], two: dict[str, Path]) -> dict[str, Path]:
     """Runs on two processes with DeepSpeed, and one that it goes on with."""
-    pytest.importorskip("deepspeed")
     folder = tmp_path_factory.mktemp("zero")
     made = {
         f"stage {s} {name}": prepare(folder / f"{s}{name}", ZERO[s], **RUNS[name])
@@ -407,10 +394,10 @@ def test_deepspeed_is_refused_where_it_is_not_installed_and_other_stages_where_i
 ) -> None:
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "1")
-    complaint = (
-        "zero_stage: 1 is not supported" if is_deepspeed_available() else r"pip install 'flowalign\[deepspeed\]'"
-    )
-    with pytest.raises(ConfigError, match=complaint):
+    with pytest.raises(ConfigError, match="zero_stage: 1 is not supported"):
+        zero_settings(torch.device("cpu"))
+    monkeypatch.setattr("flowalign.training.distributed.sharding.is_deepspeed_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"pip install 'flowalign\[deepspeed\]'"):
         zero_settings(torch.device("cpu"))
 
 

@@ -1,0 +1,210 @@
+"""Policy gradients over denoising steps and over tokens: an iteration, with advantage and loss of the core by name.
+
+The defaults are a method's published parts. `advantage: {name: ...}` and `loss: {name: ...}` put others in their place,
+with the settings given; without a name they change the default's settings: `loss: {clip_range: 1.0e-3}`.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field, ValidationInfo, field_validator
+from torch import Tensor
+
+from flowalign.actors.draw import Draw
+from flowalign.algorithms import base
+from flowalign.config import Named
+from flowalign.core.losses import LOOKS_AT, LooksAt
+from flowalign.core.record import Record, masked_mean
+from flowalign.data.batches import Batch
+from flowalign.errors import ConfigError
+from flowalign.policies.base import Policy
+from rewards import Scores
+
+
+class PolicyGradientSettings(base.AlgorithmSettings):
+    """Settings that all have; a family and its methods add their own."""
+
+    advantage: Named
+    """`flowalign list advantages`, with its settings"""
+    loss: Named
+    """`flowalign list losses`, with its settings"""
+    kl_weight: float = Field(0.0, ge=0)
+    """of the divergence from the start weights"""
+
+    moved: ClassVar[dict[str, str]] = {
+        "clip_range": "loss: {clip_range: ...}",
+        "clip_range_high": "loss: {clip_range_high: ...}",
+        "dual_clip": "loss: {dual_clip: ...}",
+        "advantage_scale": "advantage: {scale: ...}",
+        "advantage_clip": "advantage: {clip: ...}",
+        "combine": "advantage: {name: per_reward} or {name: gdpo}",
+        "kl_estimator": "kl_estimate",
+    }
+
+    @field_validator("advantage", "loss", mode="before")
+    @classmethod
+    def _with_name(cls, value: Any, field: ValidationInfo) -> Any:
+        if isinstance(value, Mapping) and "name" not in value:
+            assert field.field_name is not None
+            return cls.model_fields[field.field_name].default.model_dump() | dict(value)
+        return value
+
+
+@dataclass
+class Experience(base.Experience):
+    """One process's trajectories of an iteration, and what each action earned."""
+
+    rollout: Any
+    """of the policy's kind"""
+    scores: Scores
+    reward: Tensor
+    """[B] that the advantages came from: the score, where every action has a reward of its own"""
+    group: Tensor
+    """[B]"""
+    advantage: Tensor
+    """[B, T]"""
+    weight: Tensor
+    """[B, T] of each action's loss"""
+    all_teach: bool = False
+    """the loss is not one of advantages alone"""
+    teacher: Tensor | None = None
+    """[B, T] log-probabilities under a teacher, where there is one"""
+
+    def outcome(self) -> tuple[Tensor, Tensor]:
+        return self.scores.value, masked_mean(self.advantage.abs(), self.rollout.mask)[: len(self.batch)]
+
+    def useful(self, items: Tensor) -> Tensor | None:
+        if self.all_teach:
+            return None
+        teaches = (self.advantage * self.weight)[items.unbind(1)] != 0
+        return teaches.view(len(items), -1).any(1)
+
+
+class PolicyGradient(base.Algorithm):
+    """Base of the trajectory family and of the language models' algorithms.
+
+    An iteration is `collect`: sample, decode, score, give credit. A method answers how to sample (`rollout`), what the
+    samples are worth (`scores`), which reward every action gets (`step_reward`), how rewards become advantages
+    (`credit`), and what the loss of an action is.
+    """
+
+    settings: PolicyGradientSettings
+    headline = "reward/mean"
+    refills = True
+    replays = True
+    fields: ClassVar[frozenset[str]] = frozenset({"rewards"})
+    """fields of its record that an advantage may need, of those that not every rollout has"""
+    dense: ClassVar[bool] = False
+    """every action has a reward of its own"""
+    piece: ClassVar[LooksAt] = "action"
+    """the largest piece that a loss gets at once"""
+
+    def __init__(self, settings: PolicyGradientSettings) -> None:
+        super().__init__(settings)
+        own = type(self).__name__
+        self.advantage_of = settings.advantage.part("advantages", "algorithm.advantage")
+        self.loss_of = settings.loss.part("losses", "algorithm.loss")
+        self.loss_looks_at: LooksAt = getattr(self.loss_of, "looks_at", "action")
+        advantage = f"algorithm.advantage: '{settings.advantage.name}'"
+        missing: frozenset[str] = getattr(self.advantage_of, "needs", frozenset()) - self.fields
+        if missing:
+            raise ConfigError(
+                f"{advantage} needs {', '.join(sorted(missing))}, which {own} does not record; grpo works"
+            )
+        if self.dense and not getattr(self.advantage_of, "dense", False):
+            raise ConfigError(f"{advantage} takes one reward a row, and {own} has one for every action; grpo works")
+        if LOOKS_AT.index(self.loss_looks_at) > LOOKS_AT.index(self.piece):
+            raise ConfigError(
+                f"algorithm.loss: '{settings.loss.name}' looks at a whole {self.loss_looks_at} at once, and {own} "
+                f"shows it one {self.piece} at a time; ppo works"
+            )
+
+    @property
+    def uses_reference(self) -> bool:
+        return self.settings.kl_weight > 0
+
+    def needs(self, field: str) -> bool:
+        """Whether the advantage needs this field of the record."""
+        return field in getattr(self.advantage_of, "needs", ())
+
+    def collect(self, actor: Any, draw: Draw) -> Experience:
+        """Sample the groups drawn, decode, score, and give credit."""
+        with draw.scoring as scoring:
+            for batch in draw:
+                rollout, batch = self.rollout(actor, batch)
+                samples = actor.decode(rollout)
+                draw.put(rollout, batch, scoring.submit(self.scores, actor, samples, batch))
+            rollout, batch, scores = draw.whole()
+        record = self.record(actor, rollout, batch, scores)
+        advantage, weight = self.advantages(record), self.weights(actor, record)
+        metrics = actor.score_metrics(scores, record.group) | self.record_metrics(record) | actor.metrics
+        actor.metrics = {}
+
+        def own(values: Tensor) -> Tensor:
+            return actor.own(values, len(batch))
+
+        length = rollout.mask.shape[1]
+        return Experience(
+            batch,
+            metrics,
+            self.items_of(rollout),
+            rollout,
+            scores,
+            own(record.reward) if record.reward.dim() == 1 else scores.value,
+            own(record.group),
+            own(advantage)[:, :length],
+            own(weight)[:, :length],
+            all_teach=self.loss_looks_at == "group",
+        )
+
+    def rollout(self, actor: Any, batch: Batch) -> tuple[Any, Batch]:
+        """The trajectories to learn from, and the samples they are of; those of a group stand side by side."""
+        return actor.rollout(batch), batch
+
+    def scores(self, actor: Any, samples: Sequence[Any], batch: Batch) -> Scores:
+        """Scores of the finished samples.
+
+        May run in a thread of its own while the policy samples further groups, and so leaves the policy alone.
+        """
+        return actor.score(samples, batch)
+
+    def step_reward(self, actor: Any, rollout: Any, batch: Batch, scores: Scores) -> Tensor:
+        """[B] or [B, T] rewards; here the finished sample's, one a trajectory."""
+        return scores.value
+
+    def record(self, actor: Any, rollout: Any, batch: Batch, scores: Scores) -> Record:
+        """The record of all processes."""
+        begin = time.perf_counter()
+        reward = self.step_reward(actor, rollout, batch, scores)
+        actor.add_seconds("reward", time.perf_counter() - begin)
+        return actor.record(rollout, batch, scores, reward)
+
+    def credit(self, record: Record) -> Tensor:
+        """[B] or [B, T] advantages from the record of all processes."""
+        advantage: Tensor = self.advantage_of(record)
+        return advantage
+
+    def advantages(self, record: Record) -> Tensor:
+        """[B, T] what each action earned."""
+        advantage = self.credit(record)
+        if advantage.dim() == 1:
+            advantage = advantage[:, None].expand_as(record.mask)
+        return advantage if record.weight is None else advantage * record.weight[:, None]
+
+    def weights(self, actor: Any, record: Record) -> Tensor:
+        """[B, T] of the actions' losses."""
+        return torch.ones_like(record.log_prob)
+
+    def record_metrics(self, record: Record) -> dict[str, float]:
+        """What the metrics say of the record."""
+        return {}
+
+    def items_of(self, rollout: Any) -> Tensor:
+        """[N, ...] what is learned from in one piece, as of `Experience`."""
+        raise NotImplementedError
+
+    def verify(self, policy: Policy, experience: Experience) -> None:
+        policy.verify(experience.rollout)

@@ -1,0 +1,38 @@
+"""What the commands about rewards read."""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from flowalign.config.sections import Weighted
+from flowalign.runs.files import read_yaml
+from flowalign.settings import Section, parse
+
+
+class Serving(Section):
+    """The `server` section."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8300, ge=1, le=65535)
+    merge: int = Field(0, ge=0)
+    """join waiting requests up to this many samples; pointwise rewards only"""
+    queue: int = Field(64, ge=1)
+    """requests that may wait; more are told to come back"""
+    token_variable: str | None = None
+    """environment variable with the token that clients must send"""
+
+
+class RewardFile(Section):
+    """What the reward commands read: `rewards` as in a training configuration, and `server`."""
+
+    rewards: list[Weighted] = Field(min_length=1)
+    server: Serving = Serving()
+
+
+def read(path: Path) -> RewardFile:
+    """The rewards of a file; of a training configuration, only its `rewards` and `server` are read."""
+    values = read_yaml(path)
+    if "model" in values:
+        values = {key: values[key] for key in ("rewards", "server") if key in values}
+    settings: RewardFile = parse(RewardFile, values)
+    return settings

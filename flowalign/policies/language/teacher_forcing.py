@@ -1,0 +1,136 @@
+"""Teacher forcing: rollouts of texts that the policy did not sample, or not whole, with its log-probabilities."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.policies.language.rollout import TextRollout, right_padded
+from rewards.base import Steps
+
+
+@torch.no_grad()
+def rescored(
+    policy: LanguagePolicy, rollout: TextRollout, batch_size: int = 64, temperature: float | None = None
+) -> TextRollout:
+    """The same texts with log-probabilities and entropies of a plain forward pass.
+
+    Args:
+        temperature: of the log-probabilities; default the rollout's.
+    """
+    rollout = replace(rollout, temperature=rollout.temperature if temperature is None else temperature)
+    rows = torch.arange(len(rollout), device=policy.device).split(batch_size)
+    log_prob, entropy = zip(*(policy.log_probs(rollout, part) for part in rows), strict=True)
+    return replace(rollout, log_prob=torch.cat(log_prob), entropy=torch.cat(entropy))
+
+
+def scored(
+    policy: LanguagePolicy, prompts: Sequence[str], texts: Sequence[str], temperature: float = 1.0, batch_size: int = 64
+) -> TextRollout:
+    """Texts as if the policy had sampled them, each with an end token; raises as `demonstrated`."""
+    return rescored(policy, demonstrated(policy, prompts, texts, temperature=temperature), batch_size)
+
+
+def demonstrated(
+    policy: LanguagePolicy,
+    prompts: Sequence[str],
+    texts: Sequence[str],
+    metadata: Sequence[Mapping[str, Any]] = (),
+    temperature: float = 1.0,
+) -> TextRollout:
+    """Texts, each with an end token, their log-probabilities still 0.
+
+    Args:
+        metadata: of the prompts, for models that see pictures.
+
+    Raises:
+        ConfigError: a prompt and its text do not fit into the model's context.
+    """
+    rows = [[*policy.tokenizer(t, add_special_tokens=False).input_ids, policy.tokenizer.eos_token_id] for t in texts]
+    pictures = policy.pictures(metadata)
+    inputs = policy.prompt_inputs(prompts, pictures, max(map(len, rows)))
+    ids, prompt_mask = inputs["input_ids"], inputs["attention_mask"].bool()
+    ended = torch.ones(len(rows), dtype=torch.bool)
+    rollout = _rollout_of(policy, prompts, ids, prompt_mask, rows, ended, temperature)
+    return replace(rollout, pictures=pictures)
+
+
+def continued(
+    policy: LanguagePolicy,
+    prompts: Sequence[str],
+    prefixes: Sequence[list[int]],
+    seeds: Sequence[int],
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    batch_size: int,
+) -> TextRollout:
+    """Completions that begin with given token ids and are the policy's from there on; both are in the completion.
+
+    Args:
+        max_new_tokens: of the policy's part.
+    """
+    begun = [policy.begin(prompt) + prefix for prompt, prefix in zip(prompts, prefixes, strict=True)]
+    parts = []
+    for i in range(0, len(prompts), batch_size):
+        part = slice(i, i + batch_size)
+        ids, mask = policy.padded(begun[part], prompts[part], max_new_tokens)
+        inputs = {"input_ids": ids, "attention_mask": mask.long()}
+        parts.append(policy.generate(prompts[part], inputs, seeds[part], max_new_tokens, temperature, []))
+    own = TextRollout.cat(parts)
+    rows = [
+        prefix + row[kept].tolist() for prefix, row, kept in zip(prefixes, own.completion_ids, own.mask, strict=True)
+    ]
+    ids, prompt_mask = policy.encode(prompts, max(map(len, rows)))
+    rollout = _rollout_of(policy, prompts, ids, prompt_mask, rows, own.ended, temperature)
+    return rescored(policy, rollout, batch_size)
+
+
+def _rollout_of(
+    policy: LanguagePolicy,
+    prompts: Sequence[str],
+    ids: Tensor,
+    prompt_mask: Tensor,
+    rows: Sequence[list[int]],
+    ended: Tensor,
+    temperature: float,
+) -> TextRollout:
+    """A rollout of completions of these token ids, its log-probabilities still 0."""
+    padding = policy.tokenizer.pad_token_id
+    completion = right_padded(rows, padding, policy.device)
+    mask = right_padded([[True] * len(row) for row in rows], False, policy.device)
+    nothing = torch.zeros(mask.shape, device=policy.device)
+    ended = ended.to(policy.device)
+    return TextRollout(list(prompts), ids, prompt_mask, completion, mask, nothing, nothing, ended, temperature, padding)
+
+
+def at_tokens(policy: LanguagePolicy, rollout: TextRollout, steps: Sequence[Steps]) -> Tensor:
+    """[B, T] rewards of steps at the tokens that they end with, NaN elsewhere; several at one token add up.
+
+    They are sampled tokens. A step that ends with the text, or with a turn, ends with its end token if it has one.
+    """
+    rewards = torch.full(rollout.mask.shape, torch.nan)
+    for row, own in enumerate(steps):
+        ends = characters(policy, rollout.completion_ids[row][rollout.present[row]].tolist())
+        places = rollout.mask[row].nonzero()[:, 0].tolist()
+        reached = [ends[place] for place in places]
+        for end, value in own:
+            first = min(bisect_left(reached, end), len(reached) - 1)
+            place = places[bisect_right(reached, reached[first]) - 1]
+            rewards[row, place] = rewards[row, place].nan_to_num() + value
+    return rewards.to(policy.device)
+
+
+def characters(policy: LanguagePolicy, tokens: Sequence[int]) -> list[int]:
+    """How many characters of the decoded text each token ends after."""
+    decode = policy.tokenizer.decode
+    alone = list(accumulate(len(decode([token], skip_special_tokens=True)) for token in tokens))
+    if alone[-1] == len(decode(tokens, skip_special_tokens=True)):
+        return alone
+    # tokens that are parts of characters, or change each other's white space
+    return [len(decode(tokens[: t + 1], skip_special_tokens=True)) for t in range(len(tokens))]

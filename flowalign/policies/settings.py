@@ -1,0 +1,117 @@
+"""What can be set of models and of how they are sampled."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from flowalign.settings import Section
+
+
+class Lora(Section):
+    rank: int = Field(32, ge=1)
+    alpha: float = Field(64, gt=0)
+    targets: list[str] | None = None
+    """module names; default the model family's"""
+    init: bool | str = True
+    """peft's init_lora_weights"""
+
+
+class Network(Section):
+    """What all models have."""
+
+    kind: Literal["pictures", "text"]
+    """of the samples that it makes"""
+    path: str
+    """a folder, a hub name, or a model shipped with flowalign"""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """of the frozen weights and the forward pass; what is trained stays float32"""
+    lora: Lora | None = Lora()
+    """null trains every weight"""
+    gradient_checkpointing: bool = False
+    """compute activations again in the backward pass: a third more time, a fraction of the memory"""
+
+
+class Model(Network):
+    kind: Literal["pictures"] = "pictures"
+    attention: str | None = None
+    """diffusers attention backend: native (default), xformers, flash, ..."""
+    encode: dict[str, Any] = {}
+    """arguments of the pipeline's prompt encoding, e.g. max_sequence_length"""
+    base_bits: Literal[4, 8] | None = None
+    """of the frozen weights under a LoRA, by bitsandbytes (an extra; GPUs only)"""
+    offload_vae: bool = False
+    """the VAE stays in the CPU's memory and visits the device to decode, as the text encoders always do to encode"""
+    tile_vae: bool = False
+    """decode large pictures tile by tile; neighbours blend, which changes pixels a little"""
+    slice_vae: bool = False
+    """decode one picture at a time"""
+    compile: bool = False
+    """torch.compile the denoiser's repeated blocks: minutes once, then faster steps"""
+
+
+class TextModel(Network):
+    kind: Literal["text"]
+    path: str
+    """a folder, a hub name of a causal language model, or 'tiny_lm', which is shipped with flowalign"""
+    padding: Literal["left", "right"] = "left"
+    """side of the padding when log-probabilities are computed; sampling always pads on the left"""
+    chat: bool = False
+    """prompts are a user's turn, put into the tokenizer's chat template"""
+    system: str | None = None
+    """the system's turn before it"""
+    images: bool = False
+    """an image-text-to-text model: a prompt is a user's turn that shows the pictures under 'image' in its metadata"""
+
+
+class SamplingSettings(Section):
+    """What all sampling has."""
+
+    batch_size: int = Field(16, ge=1)
+    """samples a network call, each process"""
+
+    def arguments(self) -> dict[str, Any]:
+        """As keyword arguments of a policy's `sample`."""
+        raise NotImplementedError
+
+
+class Sampling(SamplingSettings):
+    """How a pipeline is sampled."""
+
+    steps: int = Field(10, ge=1)
+    guidance: float = Field(1.0, ge=1)
+    """1 samples without classifier-free guidance"""
+    sigmas: list[float] | None = None
+    """noise levels before the pipeline's own shift; default its scheduler's"""
+    height: int | None = Field(None, ge=8)
+    width: int | None = Field(None, ge=8)
+    num_frames: int | None = Field(None, ge=1)
+    """of a video"""
+
+    def arguments(self, kept: Sequence[int] | None = None) -> dict[str, Any]:
+        """As keyword arguments of a policy's `sample`.
+
+        Args:
+            kept: only these steps of the schedule; needs `sigmas`.
+        """
+        sides = {"height": self.height, "width": self.width, "num_frames": self.num_frames}
+        size = {name: side for name, side in sides.items() if side is not None}
+        base = {"steps": self.steps, "guidance": self.guidance, "sigmas": self.sigmas}
+        if kept is not None:
+            assert self.sigmas is not None
+            base |= {"steps": len(kept), "sigmas": [self.sigmas[k] for k in kept]}
+        return base | {"batch_size": self.batch_size} | size
+
+
+class TextSampling(SamplingSettings):
+    """How a language model is sampled."""
+
+    max_new_tokens: int = Field(256, ge=1)
+    """where a text without an end is cut; with an environment, a turn"""
+    temperature: float = Field(1.0, ge=0)
+    """0 takes the most probable token"""
+    batch_size: int = Field(64, ge=1)
+    """texts a network call, each process"""
+
+    def arguments(self) -> dict[str, Any]:
+        return {key: getattr(self, key) for key in ("max_new_tokens", "temperature", "batch_size")}

@@ -1,0 +1,64 @@
+"""Training by examples, for rewards, judges and language models alike, and the folder that the result appears in."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from flowalign.config.sections import Optimizer
+from flowalign.runs.files import sync
+from flowalign.settings import parse
+from flowalign.training.optimization import Optimization
+
+
+def fit(
+    parameters: dict[str, nn.Parameter],
+    losses: Callable[[Tensor], Tensor],
+    rows: Tensor,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+    weight_decay: float = 0.0,
+    size: Callable[[Tensor], Any] = len,
+    progress: bool = True,
+) -> list[float]:
+    """Lower the losses of examples by AdamW, its learning rate falling linearly to 0; returns each batch's mean loss.
+
+    Args:
+        losses: of a batch of rows; their sum over the batch's `size` is the mean.
+
+    Raises:
+        ConfigError: the learning rate is not above 0.
+    """
+    batches = [batch for _ in range(epochs) for batch in rows[torch.randperm(len(rows))].split(batch_size)]
+    values = {"learning_rate": learning_rate, "schedule": "linear", "weight_decay": weight_decay}
+    device = next(iter(parameters.values())).device
+    optimization, means = Optimization([parameters], parse(Optimizer, values), len(batches), device), []
+    bar = tqdm(batches, desc="training", disable=not progress)
+    for i, batch in enumerate(bar):
+        optimization.set_learning_rate(i)
+        total = float(size(batch))
+        sums = optimization.backward(lambda part: (losses(part), {}), batch, total, len(batch))
+        optimization.step()
+        means.append(sums["loss"].item() / total)
+        bar.set_postfix(loss=f"{means[-1]:.3f}")
+    return means
+
+
+@contextmanager
+def new_folder(output: Path, name: str, report: dict[str, Any]) -> Iterator[Path]:
+    """A folder to write into, which gets the report as `name` and appears when it is whole."""
+    partial = output.with_name(f".partial-{output.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    (partial / name).write_text(json.dumps(report, indent=2) + "\n")
+    sync(partial)
+    os.replace(partial, output)

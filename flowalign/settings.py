@@ -1,0 +1,42 @@
+"""Sections of settings: each stands with the component that it sets, and a configuration is made of them."""
+
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from flowalign.errors import ConfigError, nearest
+
+
+class Section(BaseModel):
+    """A part of a configuration; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def parse(section: type[BaseModel], values: Any, where: str = "") -> Any:
+    """Validate values as a section, turning pydantic's report into one line for people."""
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(str(part) for part in ([where] if where else []) + list(first["loc"]))
+        if first["type"] == "extra_forbidden":
+            key = str(first["loc"][-1])
+            known = _fields(section, [p for p in first["loc"][:-1] if isinstance(p, str)])
+            moved = getattr(section, "moved", {}).get(key)
+            hint = f"it stands in {moved}" if moved else nearest(key, known)
+            raise ConfigError(f"{path}: unknown key '{key}'; {hint}") from error
+        if first["type"] == "missing":
+            raise ConfigError(f"{path}: this key is required") from error
+        raise ConfigError(f"{path}: {first['msg']} (got {first['input']!r})") from error
+
+
+def _fields(section: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """Field names of the (sub)section that a path of keys leads to."""
+    for key in path:
+        annotation = section.model_fields[key].annotation
+        options = [annotation, *typing.get_args(annotation)]
+        section = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
+    return list(section.model_fields)

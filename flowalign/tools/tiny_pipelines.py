@@ -1,0 +1,127 @@
+"""Tiny random pipelines of the real classes, a few thousand weights each, made without any download.
+
+tiny_pipelines.json describes them: `parts`, each a class and what it is made with, and `pipelines`, which name parts.
+What is `like` another changes it key by key. Weights are drawn in the order of a pipeline's components.
+
+All tokenizers are the CLIP tokenizer of the shipped pipeline: what matters here is that prompts differ, in content
+and in length.
+"""
+
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from PIL.Image import Image
+from torch import nn
+from transformers import CLIPTokenizer, PreTrainedModel
+
+from flowalign.data import ASSETS, Source
+
+
+@dataclass
+class Tiny:
+    """How to make a pipeline and call it."""
+
+    pipeline: str
+    """its class in diffusers"""
+    components: dict[str, Any]
+    """names of parts, and what else the class is made with; those that begin with _ are drawn and dropped"""
+    call: dict[str, Any]
+    """arguments of the pipeline's call"""
+    encode: dict[str, Any] = field(default_factory=dict)
+    """arguments of its prompt encoding; they are also arguments of its call"""
+    attributes: dict[str, Any] = field(default_factory=dict)
+    """set on the pipeline once it is made"""
+    negative: bool = False
+    """the pipeline's call guides only when told a negative prompt, or told none by `Family.arguments`"""
+    unused: tuple[str, ...] = ()
+    """parts of names of weights that the network cannot use: the last block's text stream leads nowhere"""
+    images: int = 0
+    """pictures that a sample is made from"""
+    masked: bool = False
+    inputs: dict[str, Any] = field(default_factory=lambda: {"image": "first"})
+    """arguments of the call that take the 'first' picture, 'all' or the 'mask', and what goes with them"""
+    ratio: float = 1e-5
+    """how far a replayed step's may be from 1"""
+    alone: bool = False
+    """the pipeline's call makes one sample at a time"""
+    sources: list[Source] | None = None
+    """the picture files of each prompt of a test"""
+
+    def source_inputs(self, images: list[Image], mask: Image | None) -> dict[str, Any]:
+        """The arguments of the pipeline's call that hold its pictures and mask."""
+        pictures = {"first": images[0], "all": images, "mask": mask}
+        return {name: pictures[value] if isinstance(value, str) else value for name, value in self.inputs.items()}
+
+
+def _resolved(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """An entry on top of the one that it is `like`."""
+    entry = {key: value for key, value in entries[name].items() if key not in ("like", "note")}
+    if "like" not in entries[name]:
+        return entry
+    base = _resolved(entries, entries[name]["like"])
+    nested = {key: base[key] | entry[key] for key in entry if isinstance(entry[key], dict) and key in base}
+    return base | entry | nested
+
+
+def build(name: str) -> DiffusionPipeline:
+    """The same pipeline each time."""
+    torch.manual_seed(0)
+    tiny = PIPELINES[name]
+    made = {key: part(value) if isinstance(value, str) else value for key, value in tiny.components.items()}
+    pipe = _class(f"diffusers.{tiny.pipeline}")(**{key: value for key, value in made.items() if key[0] != "_"})
+    for attribute, value in tiny.attributes.items():
+        setattr(pipe, attribute, [tuple(size) for size in value] if isinstance(value, list) else value)
+    networks = [pipe.components[name] for name in ("unet", "transformer", "transformer_2") if name in pipe.components]
+    with torch.no_grad():
+        for parameter in (p for network in networks if network is not None for p in network.parameters()):
+            # some start at zero and some uninitialised
+            if parameter.dim() < 2 or not parameter.any() or not parameter.isfinite().all():
+                parameter.normal_(1.0 if parameter.dim() == 1 and bool((parameter == 1).all()) else 0.0, 0.1)
+    for component in pipe.components.values():
+        if isinstance(component, nn.Module):
+            component.eval()
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def part(name: str) -> Any:
+    """A part of the file by its name: a random network, a tokenizer, a scheduler."""
+    return _made({"like": name})
+
+
+def _made(described: dict[str, Any]) -> Any:
+    settings = _resolved(DATA["parts"] | {"": described}, "")
+    kind = settings.pop("class")
+    if kind == "tokenizer":
+        return _tokenizer(**settings)
+    buffers = settings.pop("buffers", {})
+    settings = {k: _made(v) if isinstance(v, dict) and v.keys() & {"class", "like"} else v for k, v in settings.items()}
+    target = _class(kind)
+    made = target(target.config_class(**settings)) if issubclass(target, PreTrainedModel) else target(**settings)
+    for name, (method, *arguments) in buffers.items():
+        getattr(made.get_buffer(name), method)(*arguments)
+    return made
+
+
+def _tokenizer(
+    chat_template: str | None = None, padding_side: str = "right", added_tokens: list[str] | None = None
+) -> CLIPTokenizer:
+    tokenizer = CLIPTokenizer.from_pretrained(ASSETS / "tiny_sd3" / "tokenizer")
+    tokenizer.chat_template, tokenizer.padding_side = chat_template, padding_side
+    tokenizer.add_tokens(added_tokens or [], special_tokens=True)
+    return tokenizer
+
+
+def _class(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+DATA: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text())
+PIPELINES = {name: Tiny(**_resolved(DATA["pipelines"], name)) for name in DATA["pipelines"]}

@@ -1,0 +1,76 @@
+"""Records of samples: tensors and lists of one entry a sample, of which rows can be taken and joined."""
+
+from collections.abc import Sequence
+from dataclasses import Field, dataclass, fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+SHARED = {"shared": True}
+"""metadata of a field whose tensor has no row a sample"""
+
+
+@dataclass
+class Rows:
+    """Base of records of B samples: tensors [B, ...], lists of B entries (or empty), and dictionaries of such tensors.
+
+    A field of another kind that can be joined (it has a `cat`) has rows as well. What is None or a plain value (a
+    number, a function) is the whole record's, as is a field with metadata `SHARED`. The first field has rows.
+    """
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+    def __getitem__(self, rows: Tensor | Sequence[int] | slice) -> Self:
+        """Some of the samples, in this order; one may come several times."""
+        return self.take(rows)
+
+    def take(self, rows: Tensor | Sequence[int] | slice, **instead: Any) -> Self:
+        """Some of the samples.
+
+        Args:
+            instead: values of fields that are not taken from this record.
+        """
+        own = {f.name: _take(getattr(self, f.name), rows) for f in self._by_row() if f.name not in instead}
+        return replace(self, **own, **instead)
+
+    @classmethod
+    def cat(cls, parts: Sequence[Self]) -> Self:
+        """Join records; what is the whole record's comes from the first."""
+        first = parts[0]
+        return replace(first, **{f.name: _cat([getattr(part, f.name) for part in parts]) for f in first._by_row()})
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same with its tensors on another device."""
+        return replace(self, **{name: value.to(device) for name, value in self.tensors().items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors it is made of, by name."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    def _by_row(self) -> list[Field[Any]]:
+        return [f for f in fields(self) if "shared" not in f.metadata]
+
+
+def _take(value: Any, rows: Tensor | Sequence[int] | slice) -> Any:
+    if isinstance(value, dict):
+        return {name: own[rows] for name, own in value.items()}
+    if isinstance(value, list):
+        if isinstance(rows, slice):
+            return value[rows]
+        numbers = rows.tolist() if isinstance(rows, Tensor) else rows
+        return [value[i] for i in numbers] if value else []
+    return value[rows] if isinstance(value, Tensor) or hasattr(value, "cat") else value
+
+
+def _cat(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(values))
+    if isinstance(first, dict):
+        return {name: torch.cat([value[name] for value in values]) for name in first}
+    if isinstance(first, list):
+        return [entry for value in values for entry in value]
+    return type(first).cat(values) if hasattr(first, "cat") else first

@@ -1,0 +1,93 @@
+"""What trajectory algorithms refuse before a model loads."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from flowalign.config import load, recipe
+from flowalign.errors import ConfigError
+
+
+def silent(x: Any, v: Any, sigma: Any, sigma_next: Any, eta: Any) -> Any:
+    """A user's own deterministic kernel."""
+    return x + v * (sigma_next - sigma), torch.zeros_like(sigma)
+
+
+class Short:
+    """A user's own plan, a step too short."""
+
+    def etas(self, steps: int, eta: float, iteration: int, seed: int) -> torch.Tensor:
+        return torch.full((steps - 1,), eta)
+
+
+def refusal(name: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(recipe(name), overrides).check(processes=1)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kernel", ["ode", "samplers.kernels:ode", f"'{__name__}:silent'"])
+def test_a_kernel_without_noise_has_no_actions_to_learn_from(kernel: str) -> None:
+    assert "adds no noise at step 0 of 5" in refusal("tiny_sd3/flow_grpo", f"rollout.kernel={kernel}")
+
+
+def test_a_step_whose_noise_the_kernel_takes_away_is_refused() -> None:
+    message = refusal("tiny_sd3/flow_grpo", "rollout.kernel=cps", "rollout.plan={name: all, last: true}")
+    assert "'cps' adds no noise at step 4" in message
+
+
+def test_reinflow_has_noise_of_its_own() -> None:
+    config = load(recipe("tiny_sd3/reinflow"))
+    assert config.rollout.kernel == "ode" and config.rollout.share_start_noise
+    config.check(processes=1)
+
+
+def test_a_group_of_one_start_noise_and_nothing_else_is_refused() -> None:
+    dpo = ("data.prompts=shapes_train", "rollout.share_start_noise=true")
+    config = load(recipe("tiny_sd3/dpo"), dpo)
+    algorithm = config.build_algorithm()
+    config.check_sampling(1, algorithm)
+    config = load(recipe("tiny_sd3/dpo"), [*dpo, "rollout.kernel=ode"])
+    with pytest.raises(ConfigError, match="share_start_noise: without noise on the way"):
+        config.check_sampling(1, algorithm)
+
+
+@pytest.mark.parametrize(
+    ("name", "plan", "works"),
+    [
+        ("hicogen", "{name: all}", "{name: decay"),
+        ("mix_grpo", "{name: all}", "{name: window"),
+        ("flow_grpo_fast", "{name: decay}", "{name: window"),
+        ("g2rpo", "{name: 'samplers.plans:Window', size: 1}", "{name: single"),
+        ("branch_grpo", "{name: all}", "{name: tree"),
+    ],
+)
+def test_a_method_needs_its_plan(name: str, plan: str, works: str) -> None:
+    message = refusal(f"tiny_sd3/{name}", f"rollout.plan={plan}")
+    assert f"{name} does not work with the plan" in message and works in message
+
+
+def test_a_plan_by_dotted_path_is_the_same_plan() -> None:
+    plan = "rollout.plan={name: 'samplers.plans:Window', size: 2}"
+    load(recipe("tiny_sd3/flow_grpo_fast"), [plan]).check(processes=1)
+
+
+def test_a_plan_must_give_a_level_a_step() -> None:
+    assert "for each of 5 steps" in refusal("tiny_sd3/flow_grpo", f"rollout.plan={{name: '{__name__}:Short'}}")
+
+
+def test_a_plan_may_not_raise_eta_above_what_the_kernel_takes() -> None:
+    plan = "rollout.plan={name: calibrated}"
+    assert "eta is 1.4; with this kernel it is at most 1" in refusal("tiny_sd3/flow_grpo", "rollout.kernel=cps", plan)
+
+
+def test_grpo_guard_needs_gaussian_log_probabilities() -> None:
+    assert "corrects Gaussian" in refusal("tiny_sd3/grpo_guard", "rollout.kernel=cps_published")
+
+
+def test_hicogen_weights_three_levels() -> None:
+    config = load(recipe("sd3/hicogen"))
+    names = {reward.name for reward in config.rewards}
+    levels = config.algorithm.settings["levels"]
+    assert len(levels) == 3 and {level.partition("/")[0] for level in levels} == names

@@ -1,0 +1,27 @@
+"""The small run that tests train: one iteration of a shipped recipe on four prompts, in a second or two."""
+
+from pathlib import Path
+from typing import Any
+
+from flowalign.config import load, recipe
+from flowalign.training import Trainer
+
+SMALL = [
+    "evaluation.prompts=null",
+    "training.iterations=1",
+    "training.prompts_per_iteration=4",
+    "training.updates_per_iteration=1",
+    # a first update of rate 0 would show nothing
+    "training.optimizer.warmup_updates=0",
+    "name=run",
+]
+
+
+def small_run(name: str, folder: Path, *overrides: str, **more: Any) -> Trainer:
+    """A trainer of the recipe `name`, such as tiny_sd3/flow_grpo, with its results in folder/run.
+
+    Args:
+        overrides: applied after `SMALL`.
+        more: of `Trainer`.
+    """
+    return Trainer(load(recipe(name), [*SMALL, f"output={folder}", *overrides]), progress=False, **more)

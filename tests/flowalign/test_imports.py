@@ -1,0 +1,65 @@
+"""What a fresh interpreter loads, and the environment it loads torch in."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flowalign.config import recipe
+
+HEAVY = "print(*[name for name in ('torch', 'diffusers', 'transformers') if name in sys.modules])"
+COMMAND = f"""
+import sys
+from pathlib import Path
+from flowalign.cli.main import main
+try:
+    main(sys.argv[1:])
+finally:
+    {HEAVY}
+"""
+
+
+def last_line(code: str, *arguments: str, **environment: str) -> str:
+    """The last line that a program prints; it may leave with an exit code."""
+    own = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    run = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=own | environment, timeout=300
+    )
+    assert "Traceback" not in run.stderr
+    return run.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("package", ["samplers", "rewards"])
+def test_samplers_and_rewards_load_torch_alone(package: str) -> None:
+    assert last_line(f"import sys, {package}; {HEAVY}") == "torch"
+
+
+def test_the_core_loads_torch_alone() -> None:
+    modules = [path.stem for path in (Path(__file__).parents[2] / "flowalign" / "core").glob("[a-z]*.py")]
+    assert len(modules) > 5
+    assert last_line(f"import sys; from flowalign.core import {', '.join(modules)}; {HEAVY}") == "torch"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["list"],
+        ["trian"],
+        ["train", str(recipe("tiny_sd3/flow_grpo")), "training.iteratoins=3"],
+        ["train", "nowhere.yaml"],
+    ],
+    ids=["help", "version", "list", "misspelt command", "misspelt key", "missing file"],
+)
+def test_answers_without_a_model_load_no_torch(arguments: list[str]) -> None:
+    assert last_line(COMMAND, *arguments) == ""
+
+
+@pytest.mark.parametrize("module", ["flowalign", "flowalign.cli.main", "flowalign.__main__"])
+def test_waiting_threads_sleep_unless_the_user_says_otherwise(module: str) -> None:
+    shown = f"import os, {module}; print(os.environ['OMP_WAIT_POLICY'])"
+    assert last_line(shown) == "PASSIVE"
+    assert last_line(shown, OMP_WAIT_POLICY="ACTIVE") == "ACTIVE"

@@ -1,0 +1,78 @@
+"""A run that learns nothing says so, once; one that learns does not."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flowalign.training import Trainer
+from tests.flowalign.training.small_run import settings
+
+TEXT = {
+    "model": {"kind": "text", "path": "tiny_lm", "lora": {"rank": 2, "alpha": 8}},
+    "data": {"prompts": "sums_train"},
+    "rewards": [{"name": "exact_match"}],
+    "algorithm": {"name": "grpo"},
+    "rollout": {"max_new_tokens": 3},
+}
+
+
+def constant(samples: list, prompts: list[str]) -> list[float]:
+    return [0.1] * len(samples)
+
+
+def alternating(samples: list, prompts: list[str]) -> list[float]:
+    return [float(i % 2) for i in range(len(samples))]
+
+
+def brightness(images: list, prompts: list[str]) -> list[float]:
+    return [float(np.asarray(image).mean() / 255) for image in images]
+
+
+@pytest.fixture
+def warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Callable[..., list[str]]:
+    """Of a run of two iterations."""
+
+    def train(reward: Any, **changes: Any) -> list[str]:
+        few = {"training.iterations": 2, "training.checkpoint_every": 0}
+        with caplog.at_level(logging.WARNING):
+            Trainer(settings(tmp_path, **{**changes, **few}), reward=reward, progress=False).train()
+        return [record.getMessage() for record in caplog.records if record.name == "flowalign.training.learner"]
+
+    return train
+
+
+@pytest.mark.parametrize("medium", [{}, TEXT], ids=["pictures", "text"])
+def test_rewards_that_are_all_alike_are_named_once_with_what_helps(
+    medium: dict[str, Any], warnings: Callable[..., list[str]]
+) -> None:
+    [warning] = warnings(constant, **medium)
+    assert "iteration 0 taught nothing" in warning and "reward/zero_spread" in warning
+    assert "training.group_size" in warning and ("share_start_noise" in warning) == (not medium)
+
+
+def test_a_gradient_of_0_is_named_once_with_its_causes(warnings: Callable[..., list[str]]) -> None:
+    # no completion of one token ends
+    cut = {**TEXT, "algorithm": {"name": "grpo", "mask_truncated": True}, "rollout": {"max_new_tokens": 1}}
+    [warning] = warnings(alternating, **cut)
+    assert "iteration 0 taught nothing" in warning and "policy/gradient_norm" in warning
+    assert "rollout.max_new_tokens" in warning
+
+
+@pytest.mark.parametrize(
+    ("reward", "changes"),
+    [
+        (brightness, {}),
+        (alternating, TEXT),
+        # it learns from groups that are all wrong
+        (lambda texts, prompts: [0.0] * len(texts), {**TEXT, "algorithm.advantage": {"name": "ngrpo"}}),
+    ],
+    ids=["pictures", "text", "ngrpo"],
+)
+def test_a_run_that_learns_is_left_in_peace(
+    reward: Any, changes: dict[str, Any], warnings: Callable[..., list[str]]
+) -> None:
+    assert warnings(reward, **changes) == []

@@ -1,0 +1,250 @@
+"""What README and docs show: commands and settings exist, commands of the shipped models run, and so does Python."""
+
+import argparse
+import json
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed.run
+import typer
+import yaml
+from accelerate.commands.launch import launch_command_parser
+from diffusers import StableDiffusion3Pipeline
+from PIL import Image
+
+from flowalign.cli.main import app, main
+from flowalign.cli.reward_file import read
+from flowalign.config import load, recipe
+from flowalign.data import ASSETS
+from flowalign.gallery.votes import Pair, Votes
+from flowalign.training import Trainer
+from rewards.rules import JPEGSize
+from rewards.shapes import draw, parse
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMES = [page.name for page in PAGES]
+PROGRAMS = ("flowalign", "python", "accelerate", "torchrun", "make")
+RECORD = """
+record() { printf '%s\\0' "$@"; printf '\\n\\0'; }
+for program in flowalign python accelerate torchrun make; do
+  eval "$program() { record $program \\"\\$@\\"; }"
+done
+grep() { :; }
+mkdir -p runs/pairs
+"""
+SETTINGS = [
+    "training.iterations=1",
+    "training.prompts_per_iteration=2",
+    "training.group_size=4",
+    "training.updates_per_iteration=1",
+    "training.previews=0",
+    "evaluation.limit=2",
+]
+SMALLER = {
+    "train": SETTINGS,
+    "eval": ["--pictures", "1"],
+    "league": ["--budget", "forwards=50", "--pictures", "1", "--seeds", "1", *(f"--set={s}" for s in SETTINGS[1:])],
+    "train-reward": ["--model", "tiny_clip", "--epochs", "1"],
+    "prompts": ["--count", "8", "--heldout", "4"],
+}
+PLACES = {
+    "RUN": "runs/tiny_lm-gspo-seed0",
+    "runs/one": "runs/tiny_sd3-demo-seed0",
+    "runs/two": "runs/tiny_sd3-dense_grpo-seed0",
+}
+ELSEWHERE = re.compile(
+    r"Qwen|configs/(sd3|flux|qwen_vl)/(?!\S+ --dry-run$)|tiny_sd3/{|^league.*reinflow|--serve|^demo|text_better"
+    r"|runs/(pairs|heldout|started|sifted|listening)|\.yaml \S*think|tiny_vlm/judge"
+)
+"""large models, servers, the demos (cli/test_demo*.py), and what comes after hours of training"""
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [text for language, text in fenced if language in languages]
+
+
+def commands(page: Path, folder: Path) -> list[list[str]]:
+    """The words of every command line of a page, as bash reads them."""
+    shown = [
+        block for block in blocks(page, "", "bash") if re.search(rf"^(\w+=\S+ )?({'|'.join(PROGRAMS)}) ", block, re.M)
+    ]
+    done = subprocess.run(["bash", "-euc", RECORD + "".join(shown)], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split("\0") for line in done.stdout.split("\0\n\0")[:-1]]
+    return [[word for word in words if word != "..."] for words in lines]
+
+
+def check_flowalign(words: list[str]) -> None:
+    """Read as the command line reads it, and every configuration with what is set in it."""
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        command, words = command.commands[words[0]], words[1:]
+    values = command.make_context(command.name, words).params
+    given = [*values.values(), *(values.get("configs") or ())]
+    for path in map(str, given):
+        if path.startswith("configs/"):
+            config = load(ROOT / path, values.get("overrides") or values.get("set_") or [])
+            if Path(str(config.data.prompts)).suffix != ".jsonl":
+                config.check(processes=1)
+
+
+def check_script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read by the script's own parser, which then stops."""
+
+    class Read(Exception):
+        pass
+
+    def stop(read: Callable[..., Any]) -> Callable[..., Any]:
+        def reading(*arguments: Any) -> None:
+            raise Read(read(*arguments))
+
+        return reading
+
+    parser = argparse.ArgumentParser
+    with monkeypatch.context() as patch, pytest.raises(Read):
+        for name in ("parse_args", "parse_intermixed_args"):
+            patch.setattr(parser, name, stop(getattr(parser, name)))
+        patch.setattr(sys, "argv", words)
+        patch.syspath_prepend(ROOT / "scripts")
+        runpy.run_path(str(ROOT / words[0]), run_name="__main__")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_and_their_options_exist(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for program, *words in commands({page.name: page for page in PAGES}[name], tmp_path):
+        told = f"{name}: {shlex.join([program, *words])}"
+        try:
+            if program in ("accelerate", "torchrun"):
+                launch = torch.distributed.run.get_args_parser() if program == "torchrun" else launch_command_parser()
+                launched = launch.parse_args(words[program == "accelerate" :])
+                assert launched.module and launched.training_script == "flowalign", told
+                if getattr(launched, "config_file", None):
+                    assert (ROOT / launched.config_file).is_file(), told
+                program, words = "flowalign", launched.training_script_args
+            if program == "flowalign":
+                check_flowalign(words)
+            elif program == "python":
+                check_script(words, monkeypatch)
+            elif program == "make":
+                subprocess.run(["make", "-n", *words], cwd=ROOT, check=True, capture_output=True)
+        except (Exception, SystemExit) as error:
+            raise AssertionError(f"{told}: {error}") from error
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the documented commands run: with the recipes, and files as they name them."""
+    place = tmp_path_factory.mktemp("documented")
+    (place / "configs").symlink_to(ROOT / "configs")
+    rng = np.random.default_rng(0)
+    (place / "runs/tiny_sd3-demo-seed0/gallery").mkdir(parents=True)
+    votes = Votes(place / "runs/tiny_sd3-demo-seed0/gallery/votes.sqlite")
+    for i, text in enumerate(["a red circle", "a blue square", "two green triangles", "a yellow square"] * 3):
+        sides = place / f"right{i}.png", place / f"wrong{i}.png"
+        for side, shown in zip(sides, (text, "three purple circles"), strict=True):
+            Image.fromarray(draw(parse(shown), rng)).save(side)
+        votes.add("Ada", Pair(f"pair{i}", text, str(i), *sides), "first")
+    votes.export(place / "votes.jsonl")
+    made = {"tag": "single_object", "include": [{"class": "bench", "count": 1}], "prompt": "a photo of a bench"}
+    (place / "evaluation_metadata.jsonl").write_text(json.dumps(made) + "\n")
+    for text in [text for page in PAGES for text in blocks(page, "python")]:
+        if file := re.match(r"# (\w+\.py)\n", text):
+            (place / file[1]).write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.syspath_prepend(place)
+        yield place
+
+
+@pytest.fixture(scope="module")
+def ran(folder: Path) -> dict[str, int | None]:
+    """The exit code of every documented command that a laptop runs in seconds, made smaller, in the pages' order."""
+    codes: dict[str, int | None] = {}
+    for page in PAGES:
+        for program, *words in commands(page, folder):
+            line = shlex.join(words)
+            if program != "flowalign" or line in codes or ELSEWHERE.search(line):
+                continue
+            with pytest.raises(SystemExit) as left:
+                main([*(PLACES.get(word, word) for word in words), *SMALLER.get(words[0], [])])
+            codes[line] = left.value.code
+    return codes
+
+
+def test_the_commands_of_the_shipped_models_run(ran: dict[str, int | None], folder: Path) -> None:
+    assert not {line: code for line, code in ran.items() if code}
+    names = {line.split()[0] for line in ran}
+    assert names == {
+        "train",
+        "sample",
+        "eval",
+        "league",
+        "gallery",
+        "train-reward",
+        "list",
+        "prompts",
+        "pair-questions",
+    }
+    assert len(ran) >= 18
+    for made in (
+        "comparison/index.html",
+        "questions.jsonl",
+        "geneval.jsonl",
+        "runs/our-taste",
+        "runs/league/league.png",
+    ):
+        assert (folder / made).exists(), made
+
+
+SNIPPETS = {
+    # a model of the reader, and less of everything
+    'training.iterations=20"': '{}"'.format('", "'.join(SETTINGS)),
+    # weights that are downloaded
+    "Aesthetic()": "JPEGSize()",
+}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+def test_the_python_of_a_page_runs(page: Path, ran: dict[str, int | None], folder: Path) -> None:
+    names: dict[str, Any] = {
+        "__name__": "snippet",
+        "pipe": StableDiffusion3Pipeline.from_pretrained(ASSETS / "tiny_sd3"),
+        "config": load(recipe("tiny_sd3/demo"), SETTINGS),
+        "Trainer": Trainer,
+        "JPEGSize": JPEGSize,
+    }
+    for text in blocks(page, "python"):
+        for shown, run in SNIPPETS.items():
+            text = text.replace(shown, run)
+        exec(compile(text, page.name, "exec"), names)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")], ids=lambda page: page.name)
+def test_the_settings_of_a_page_exist(page: Path, folder: Path) -> None:
+    for text in blocks(page, "yaml"):
+        # a section may be shown in several forms
+        for form in re.split(r"^(?=data: )", text, flags=re.MULTILINE) if text.startswith("data: ") else [text]:
+            check_settings(yaml.safe_load(form) or {}, folder)
+
+
+def check_settings(values: dict[str, Any], folder: Path) -> None:
+    """Of a part of a training configuration, put into a recipe, or of a reward server's."""
+    if "server" in values:
+        (folder / "server.yaml").write_text(yaml.safe_dump(values))
+        read(folder / "server.yaml")
+        return
+    text = {"environment", "model"} & values.keys() or "selection" in values.get("data", {})
+    base = recipe("tiny_lm/grpo" if text else "tiny_sd3/flow_grpo")
+    load(base, [f"{key}={json.dumps(value)}" for key, value in values.items()])
+    shipped = [f"{key}={json.dumps(value)}" for key, value in values.items() if key not in ("data", "model")]
+    load(base, [*shipped, "evaluation.prompts=null"]).check(processes=1)
