@@ -2,7 +2,7 @@
 
 The pipeline is the one that flowalign ships, loaded by plain diffusers. Of this project's packages the script uses
 `samplers`, for denoising steps with their log-probabilities, and `rewards`, for the rule that checks whether a picture
-shows what its prompt asks for. Settings, random numbers and updates are those of configs/tiny_sd3/flow_grpo.yaml.
+shows what its prompt asks for. Settings, random numbers and updates are those of configs/tiny_sd3/demo.yaml.
 
     python scripts/flow_grpo_in_one_page.py
 """
@@ -27,7 +27,7 @@ from samplers import Trajectory, derive_seed, flow_sde, generators, normal, roll
 
 ASSETS = Path(__file__).parents[1] / "flowalign" / "assets"
 SIGMAS = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.2, 0.0])  # [T + 1] noise levels, from noise to picture
-ETA = torch.tensor([0.7, 0.7, 0.7, 0.7, 0.0])  # [T] how much noise each denoising step adds
+ETA = torch.tensor([0.0, 0.7, 0.7, 0.0, 0.0])  # [T] how much noise each denoising step adds
 GROUP_SIZE, BATCH_SIZE, LEARNING_RATE = 8, 64, 2e-3
 CLIP_RANGE = 0.01  # of the ratio: a step's log-probability is a mean over its elements, so the ratio stays close to 1
 ATTENTION = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
@@ -75,16 +75,16 @@ def velocity(transformer: nn.Module, x: Tensor, sigma: Tensor, tokens: Tensor, p
 
 
 def sample(transformer: nn.Module, tokens: Tensor, pooled: Tensor, group: Tensor, seed: tuple[int, int]) -> Trajectory:
-    """Denoise whole groups: each step draws the next state from a Gaussian, and keeps its log-probability."""
+    """Denoise whole groups: a noisy step draws the next state from a Gaussian, and keeps its log-probability."""
     first = slice(None, None, GROUP_SIZE)
     starts = generators([derive_seed(*seed, g, 0, 0) for g in group[first].tolist()])
     size = transformer.config.sample_size
     noise = normal((transformer.config.in_channels, size, size), starts, "cpu")[group]
 
     def velocity_of_members(x: Tensor, sigma: Tensor) -> Tensor:
-        if sigma[0] < 1:
+        if sigma[0] < SIGMAS[:-1][ETA > 0].max():
             return velocity(transformer, x, sigma, tokens[group], pooled[group])
-        # the members of a group start from the same noise, where the velocity is computed once
+        # up to the first noisy step the members of a group are in one state, where the velocity is computed once
         return velocity(transformer, x[first], sigma[first], tokens, pooled)[group]
 
     seeds = [derive_seed(*seed, g, row % GROUP_SIZE, 1) for row, g in enumerate(group.tolist())]
@@ -143,7 +143,7 @@ def train(
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("iterations", 110), ("prompts", 24), ("updates", 4), ("seed", 0)):
+    for name, default in (("iterations", 110), ("prompts", 24), ("updates", 2), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     own = parser.parse_args()
     for iteration, rewards in enumerate(train(load(own.seed), own.iterations, own.prompts, own.updates, own.seed)):
