@@ -118,8 +118,8 @@ def check_script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_commands_and_their_options_exist(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for program, *words in commands({page.name: page for page in PAGES}[name], tmp_path):
+def test_commands_and_their_options_exist(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for program, *words in commands({page.name: page for page in PAGES}[name], folder):
         told = f"{name}: {shlex.join([program, *words])}"
         try:
             if program in ("accelerate", "torchrun"):
