@@ -130,5 +130,5 @@ def test_a_family_of_ones_own_is_trained(module: ModuleType, tmp_path: Path, mon
     policy = DiffusersPolicy(names["pipe"], encode_options={"max_sequence_length": 0})
     _, metrics = train(tmp_path, policy=policy)
     assert type(policy.family) is module.MySD3
-    assert {name.split(".")[-3] for name in policy.trainable()} == {"to_q", "to_k", "to_v"}
+    assert {name.split(".")[-4] for name in policy.trainable()} == {"to_q", "to_k", "to_v"}
     assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-6) and metrics["policy/gradient_norm"] > 0
