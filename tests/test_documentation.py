@@ -117,9 +117,26 @@ def check_script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         runpy.run_path(str(ROOT / words[0]), run_name="__main__")
 
 
+def anchors(page: Path) -> set[str]:
+    """What links to a page's headings are called."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_the_files_and_headings_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text()
+    folders = "samplers|rewards|flowalign|configs|scripts|tests|docs"
+    named = [(ROOT / path, "") for path in re.findall(rf"`((?:{folders})/[\w./-]*)`", text)]
+    linked = re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text)
+    for path, anchor in [*named, *((page.parent / path if path else page, anchor) for path, anchor in linked)]:
+        assert path.exists(), path
+        assert not anchor or anchor in anchors(path), f"{path.name}#{anchor}"
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_commands_and_their_options_exist(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for program, *words in commands({page.name: page for page in PAGES}[name], tmp_path):
+def test_commands_and_their_options_exist(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for program, *words in commands({page.name: page for page in PAGES}[name], folder):
         told = f"{name}: {shlex.join([program, *words])}"
         try:
             if program in ("accelerate", "torchrun"):
