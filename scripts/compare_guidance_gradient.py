@@ -74,20 +74,24 @@ def strict(trainer: Trainer) -> float:
     return 100 * mean(evaluated.parts["strict"])
 
 
-def learn(seed: int, folder: str, given: argparse.Namespace) -> dict[str, dict[str, float]]:
+def learn(seed: int, folder: str, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Strict pass before and after training with both branches, and with one for as many iterations and as long."""
-    figures: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, Any]] = {}
     for branches in BRANCHES:
         trainer = build(branches, seed, folder, given)
-        own = figures[branches] = {}
+        own = figures[branches] = {"rewards": []}
         if branches == "both":
             own["before"] = strict(trainer)
         spent = 0.0
         while trainer.iteration < given.iterations or spent < figures["both"].get("seconds", 0.0):
-            spent += seconds(trainer._iterate)
+            begin = time.process_time()
+            own["rewards"].append(trainer._iterate()["reward/mean"])
+            spent += time.process_time() - begin
             trainer.iteration += 1
             if trainer.iteration == given.iterations:
                 own |= {"seconds": spent, "strict": strict(trainer)}
+                half = own["rewards"][given.iterations // 2 :]
+                print(f"seed {seed}, {branches}: mean reward of the second half {mean(half):.3f}, {own}", flush=True)
         if branches == "conditional":
             own |= {"iterations": trainer.iteration, "strict_equal_time": strict(trainer)}
     return figures
@@ -95,8 +99,8 @@ def learn(seed: int, folder: str, given: argparse.Namespace) -> dict[str, dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--iterations", type=int, default=40)
-    parser.add_argument("--prompts", type=int, default=8, help="per iteration, in groups of 8")
+    parser.add_argument("--iterations", type=int, default=60)
+    parser.add_argument("--prompts", type=int, default=16, help="per iteration, in groups of 8")
     parser.add_argument("--pictures", type=int, default=20, help="of each held-out prompt")
     parser.add_argument("--guidance", type=float, default=3.0)
     parser.add_argument("--seeds", type=int, default=3, help="0 measures the cost alone")
@@ -109,7 +113,6 @@ def main() -> None:
         print("update / forward:", {name: round(figures["cost"][name], 2) for name in BRANCHES}, flush=True)
         for seed in range(given.seeds):
             figures["seeds"].append(learn(seed, folder, given))
-            print(f"seed {seed}:", figures["seeds"][-1], flush=True)
             if given.json:
                 given.json.write_text(json.dumps(figures, indent=1))
     for name, branches, key in (
