@@ -251,7 +251,7 @@ def test_the_python_of_a_page_runs(
     names: dict[str, Any] = {
         "__name__": "snippet",
         "pipe": tiny_policy().pipeline,
-        "config": load(recipe("tiny_sd3/demo"), SETTINGS),
+        "config": load(recipe("tiny_sd3/demo"), [*SETTINGS, "name=snippet"]),
         "Trainer": Trainer,
         "JPEGSize": JPEGSize,
     }
