@@ -54,7 +54,7 @@ def cost(given: argparse.Namespace, folder: str) -> dict[str, float]:
     for branches, trainer in trainers.items():
         experience = trainer.algorithm.collect(trainer.actor, trainer.groups.draw(0))
         assert isinstance(experience, Experience)
-        items = experience.items()[:64]
+        items = experience.items[:64]
         experience.advantage = torch.ones_like(experience.advantage)
         work[branches] = lambda own=trainer.learner, e=experience, i=items: own.update(e, i)
     rollout, policy = experience.rollout, trainer.policy
