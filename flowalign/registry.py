@@ -7,14 +7,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from flowalign.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    pass
 
 ALGORITHMS = {
     "flow_grpo": "flowalign.algorithms.trajectory.flow_grpo:FlowGRPO",
