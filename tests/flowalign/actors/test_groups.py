@@ -251,7 +251,7 @@ def test_groups_of_pictures_stand_in_for_later_ones(name: str, tmp_path: Path) -
         assert second.batch.group[rows] == [first + m // 4 for m in range(block)] and first % run.groups.branches == 0
         assert second.advantage[rows].any()
     # what the denoiser is called with is as it was: under the weights of then the old log-probabilities come again
-    items = second.items()
+    items = second.items
     items = items[torch.isin(items[:, 0] // block * block, torch.tensor(replayed))]
     ratio = run.algorithm.losses(run.policy, second, items)[1]["policy/ratio"]
     torch.testing.assert_close(ratio, torch.ones_like(ratio), atol=1e-4, rtol=0)
@@ -272,7 +272,7 @@ def test_a_resumed_run_replays_the_pictures_of_the_uninterrupted_one(tmp_path: P
 
 def test_what_is_each_samples_own_is_not_replayed(tmp_path: Path) -> None:
     run = pictures(tmp_path, "flow_grpo", PICTURES_REPLAY)
-    rollout = run.actor.rollout(run.groups.draw(0))
+    rollout = run.actor.rollout(run.groups.draw(0).batch)
     conditions = rollout.conditions
     for call in (call for calls in conditions.calls for call in calls):
         call["encoder_hidden_states"] = call["encoder_hidden_states"] + torch.arange(16.0)[:, None, None]
