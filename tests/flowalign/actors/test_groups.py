@@ -276,7 +276,7 @@ def test_what_is_each_samples_own_is_not_replayed(tmp_path: Path) -> None:
     conditions = rollout.conditions
     for call in (call for calls in conditions.calls for call in calls):
         call["encoder_hidden_states"] = call["encoder_hidden_states"] + torch.arange(16.0)[:, None, None]
-    with pytest.raises(ConfigError, match="something of each sample's own"):
+    with pytest.raises(ConfigError, match="more of each sample's own"):
         rollout[torch.arange(4)].packed()
 
 
