@@ -188,11 +188,13 @@ class PolicyGradient(base.Algorithm):
         return advantage
 
     def advantages(self, record: Record) -> Tensor:
-        """[B, T] what each action earned."""
+        """[B, T] what each action earned; 0 where none was drawn."""
         advantage = self.credit(record)
         if advantage.dim() == 1:
             advantage = advantage[:, None].expand_as(record.mask)
-        return advantage if record.weight is None else advantage * record.weight[:, None]
+        if record.weight is not None:
+            advantage = advantage * record.weight[:, None]
+        return advantage.where(record.mask, 0)
 
     def weights(self, actor: Any, record: Record) -> Tensor:
         """[B, T] of the actions' losses."""

@@ -60,7 +60,7 @@ def test_dense_rewards_telescope_to_the_whole_change(tmp_path: Path):
 
 @pytest.mark.parametrize("kind", ["n_step", "one_step", "learned"])
 def test_estimators_report_their_agreement_with_the_exact_values(kind: str, tmp_path: Path):
-    settings = f"{{name: dense_grpo, clip_range: 0.01, estimator: {{kind: {kind}, check_every: 1}}}}"
+    settings = f"{{name: dense_grpo, loss: {{clip_range: 0.01}}, estimator: {{kind: {kind}, check_every: 1}}}}"
     run = trainer("dense_grpo", tmp_path, f"algorithm={settings}")
     run.train()
     (metrics,) = run.metrics.read()

@@ -14,7 +14,7 @@ from flowalign.policies.diffusion.families import Family
 from flowalign.registry import MODELS, resolve
 from flowalign.tools.tiny_pipelines import PIPELINES, build
 
-DOCS = Path(__file__).parents[3] / "docs" / "models.md"
+DOCS = Path(__file__).parents[4] / "docs" / "models.md"
 
 
 @pytest.fixture(scope="module")
