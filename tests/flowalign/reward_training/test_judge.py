@@ -117,7 +117,7 @@ def test_margins_are_the_log_odds_of_what_the_judges_say(votes: Path) -> None:
 
     scorer = JudgeScorer(TINY, "shapes_better", "cpu")
     with torch.no_grad():
-        there, back = scorer(pairs, range(6)).chunk(2)
+        there, back = scorer.margins(pairs, range(6))
     both = PairwiseJudgeReward("shapes_better", local, both_orders=True).compare(
         chosen, rejected, pairs.texts, pairs.metadata
     )
