@@ -6,7 +6,7 @@ import pytest
 
 from flowalign.data import ASSETS
 from flowalign.errors import ConfigError
-from flowalign.policies import DiffusersPolicy
+from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.tools.tiny_pipelines import PIPELINES, build
 from flowalign.training import Trainer
 
