@@ -42,6 +42,8 @@ class Draw:
         return getattr(self.actor.config.rollout, "overlap", 1)
 
     def __iter__(self) -> Iterator[Batch]:
+        """From the start, whatever was put before: an attempt that ran out of memory is made again."""
+        self._parts = []
         yield from self._split(self.batch)
 
     def _split(self, batch: Batch) -> Iterator[Batch]:

@@ -103,12 +103,13 @@ class RefilledDraw(Draw):
 
     def __init__(self, groups: Groups, batch: Batch, picks: list[int]) -> None:
         super().__init__(groups.actor, batch)
-        self.groups, self.picks = groups, picks
-        self.current: dict[int, tuple[Sampled, int]] = {}
+        self.groups, self.first_picks = groups, picks
+        self.current: dict[int, tuple[Sampled, int]]
         """of each place of this process its groups: what they were sampled with, and the number of its prompt there"""
 
     def __iter__(self) -> Iterator[Batch]:
         groups, dynamic, iteration = self.groups, self.groups.dynamic, self.batch.iteration
+        self.picks, self.current = list(self.first_picks), {}
         yield from super().__iter__()
         self._fill(list(dict.fromkeys(self.batch.group)))
         drawn, rewards = 0, 0.0

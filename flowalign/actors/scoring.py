@@ -30,10 +30,10 @@ class Scoring:
 
     def __init__(self, threaded: bool, report: Callable[[str, float], None]) -> None:
         self._threaded, self._report = threaded, report
-        self._scored = self._waited = 0.0
-        self._failed = threading.Event()
 
     def __enter__(self) -> Self:
+        self._scored = self._waited = 0.0
+        self._failed = threading.Event()
         self._begin = time.perf_counter()
         if self._threaded:
             device = torch.cuda.current_device() if torch.cuda.is_available() else None

@@ -209,6 +209,7 @@ class Trainer:
         training = self.config.training
         # Stateless randomness: a resumed iteration draws what the uninterrupted one would have drawn.
         torch.manual_seed(derive_seed(training.seed, self.iteration, self.accelerator.process_index))
+        draw = self.groups.draw(self.iteration)
         progress = self.progress()
         self.algorithm.progress(progress)
         advance(self.actor.reward, progress)
@@ -216,7 +217,7 @@ class Trainer:
         begun = self.actor.exchanges
 
         def collect() -> Experience:
-            return self.algorithm.collect(self.actor, self.groups.draw(self.iteration))
+            return self.algorithm.collect(self.actor, draw)
 
         def by_itself() -> bool:
             return self.accelerator.num_processes == 1 or (self.learner.replicated and self.actor.exchanges == begun)
