@@ -155,7 +155,10 @@ def test_the_baseline_is_the_greedy_texts_reward(world: Path, tmp_path: Path) ->
     ("overrides", "message"),
     [
         (["algorithm.name=flow_grpo"], "trains models of pictures"),
-        (["algorithm={name: chord, loss: {name: pacs}}"], "a whole group at once, and CHORD shows it one row at a time"),
+        (
+            ["algorithm={name: chord, loss: {name: pacs}}"],
+            "a whole group at once, and CHORD shows it one row at a time",
+        ),
         (["algorithm.loss={name: pacs}", "training.micro_batch_size=12"], "whole groups of 8"),
         (["rollout.temperature=0"], "members of a group are alike"),
         (["rollout.steps=3"], "unknown key 'steps'"),
