@@ -120,6 +120,10 @@ class Learner(Optimization):
         means = {name: value / len(items) for name, value in sums.items()}
         return means | {"policy/gradient_norm": self.step().to(self.accelerator.device)}
 
+    def _clip(self) -> Tensor:
+        # which adds up the norms of sharded and of whole parameters
+        return self.accelerator.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm)
+
     def _accumulated(self, last: bool) -> contextlib.AbstractContextManager[None]:
         """Within it gradients are added up on each process, and with the last micro-batch's over processes."""
         return contextlib.nullcontext() if last else unsynced(self.accelerator, self.policy.model)

@@ -80,8 +80,11 @@ class Optimization:
             self.ema.step(self.local_parameters.values())
         return norm
 
+    def _clip(self) -> Tensor:
+        return nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm)
+
     def _step(self) -> Tensor:
-        norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm)
+        norm = self._clip()
         self.optimizer.step()
         self.optimizer.zero_grad()
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
