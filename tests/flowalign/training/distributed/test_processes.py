@@ -81,8 +81,10 @@ LATE = QUICK | {
     "training.patience": 6,
     "training.iterations": 1,
 }
-CLOSE = 0.002
-"""share of an iteration's movement; summing floats in another order moved these runs apart by at most 0.00013"""
+CLOSE, CLOSE_DENSE = 0.01, 0.08
+"""share of an iteration's movement. What floats do in other batches depends on the processor: 0.00013 at most on one, on
+another 0.0029, and 0.030 with a learned value head, at a revision and the one before alike; Adam's first steps are as
+large for weights of no gradient but noise. A head that every process trained for itself came to 0.47."""
 CLOSE_ZERO = 0.01
 """with DeepSpeed, which rounds more, by at most 0.0035, most of it in a few hundred weights of tiny gradients"""
 ENVIRONMENT = os.environ | {
@@ -205,7 +207,7 @@ def four(tmp_path_factory: pytest.TempPathFactory, one: dict[str, Path], two: di
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("label", ["copies lora", *(f"shards {name}" for name in RUNS)])
 def test_two_processes_give_the_run_of_one(one: dict[str, Path], two: dict[str, Path], label: str) -> None:
-    assert apart(two[label], one[label.split()[-1]]) < CLOSE
+    assert apart(two[label], one[label.split()[-1]]) < (CLOSE_DENSE if "dense" in label else CLOSE)
 
 
 @pytest.mark.slow
@@ -238,7 +240,7 @@ def test_four_processes_give_the_run_of_one_from_the_start_and_resumed(
     one: dict[str, Path], four: dict[str, Path]
 ) -> None:
     for label, folder in four.items():
-        assert apart(folder, one[label.split()[-1]]) < CLOSE, label
+        assert apart(folder, one[label.split()[-1]]) < (CLOSE_DENSE if "dense" in label else CLOSE), label
         # of all processes, whoever made them
         assert state_of(folder)["actor"]["reward_calls"] == 32, label
 
