@@ -82,9 +82,9 @@ LATE = QUICK | {
     "training.iterations": 1,
 }
 CLOSE, CLOSE_DENSE = 0.01, 0.08
-"""share of an iteration's movement. What floats do in other batches depends on the processor: 0.00013 at most on one, on
-another 0.0029, and 0.030 with a learned value head, at a revision and the one before alike; Adam's first steps are as
-large for weights of no gradient but noise. A head that every process trained for itself came to 0.47."""
+"""share of an iteration's movement. What floats do in other batches depends on the processor: 0.00013 at most on one,
+0.0029 on another, and 0.030 there with a learned value head, bit for bit as at the revision before. A head that every
+process trained for itself came to 0.47."""
 CLOSE_ZERO = 0.01
 """with DeepSpeed, which rounds more, by at most 0.0035, most of it in a few hundred weights of tiny gradients"""
 ENVIRONMENT = os.environ | {
