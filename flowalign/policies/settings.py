@@ -81,6 +81,10 @@ class Sampling(SamplingSettings):
     steps: int = Field(10, ge=1)
     guidance: float = Field(1.0, ge=1)
     """1 samples without classifier-free guidance"""
+    guidance_2: float | None = Field(None, ge=1)
+    """of the second denoiser (Wan 2.2 14B, low noise); default `guidance`"""
+    negative_prompt: str = ""
+    """what guidance leads away from; a line of the prompt file with a 'negative_prompt' of its own goes before"""
     sigmas: list[float] | None = None
     """noise levels before the pipeline's own shift; default its scheduler's"""
     height: int | None = Field(None, ge=8)
@@ -96,7 +100,8 @@ class Sampling(SamplingSettings):
         """
         sides = {"height": self.height, "width": self.width, "num_frames": self.num_frames}
         size = {name: side for name, side in sides.items() if side is not None}
-        base = {"steps": self.steps, "guidance": self.guidance, "sigmas": self.sigmas}
+        names = ("steps", "guidance", "guidance_2", "negative_prompt", "sigmas")
+        base = {name: getattr(self, name) for name in names}
         if kept is not None:
             assert self.sigmas is not None
             base |= {"steps": len(kept), "sigmas": [self.sigmas[k] for k in kept]}

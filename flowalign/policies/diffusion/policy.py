@@ -157,6 +157,8 @@ class DiffusersPolicy(Policy[Rollout]):
         *,
         steps: int,
         guidance: float = 1.0,
+        guidance_2: float | None = None,
+        negative_prompt: str = "",
         sigmas: Sequence[float] | None = None,
         kernel: Kernel = ode,
         eta: Tensor | None = None,
@@ -172,22 +174,28 @@ class DiffusersPolicy(Policy[Rollout]):
             seeds: B seeds of the start noise: `torch.Generator().manual_seed(seed)` in plain diffusers.
             steps: number of denoising steps T.
             guidance: classifier-free guidance scale; 1 does without.
+            guidance_2: that scale for the second network, where there are two; default `guidance`.
+            negative_prompt: what guidance leads away from.
             sigmas: T noise levels before the pipeline's own shift; default the scheduler's.
             kernel, eta: the transition kernel, and [T] or [B, T] noise levels; eta None samples the ODE.
             noise_seeds: B seeds of the step noise, default `seeds`.
             order: of the solver after the last stochastic step: 1 is Euler's rule, 2 DPM-Solver++.
-            metadata: names the pictures that a sample is made from (`Source`), brought to the call's height and width.
+            metadata: names the pictures that a sample is made from (`Source`), brought to the call's height and width,
+                and a negative prompt of its own ('negative_prompt').
             call: further arguments of the pipeline's call (height, width, ...).
         """
         if guidance < 1:
             raise ConfigError(f"guidance {guidance} is below 1; 1 samples without guidance")
+        self._check_guidance(guidance_2, call)
         self.family.check_size(self.pipeline, call)
         noise_seeds = seeds if noise_seeds is None else noise_seeds
         call |= {"sigmas": list(sigmas)} if sigmas is not None else {}
         sources = [Source.of(record) for record in metadata] or None
         own = check_sources(self.pipeline, self.family, sources, prompts, call)
+        negative = [record.get("negative_prompt", negative_prompt) for record in metadata or [{}] * len(prompts)]
+        scales = (guidance,) if guidance_2 is None else (guidance, guidance_2)
         parts = []
-        alike = list(zip(own, prompts, strict=True)) if self.family.unpadded else own
+        alike = list(zip(own, prompts, negative, strict=True)) if self.family.unpadded else own
         for rows in runs(alike, min(batch_size, self.family.largest_batch or batch_size)):
             part_eta = eta[rows] if eta is not None and eta.dim() == 2 else eta
             size = self.family.size(self.pipeline, call)
@@ -195,21 +203,31 @@ class DiffusersPolicy(Policy[Rollout]):
                 self.pipeline.scheduler, self.family, size, kernel, part_eta, noise_seeds[rows], order
             )
             source = own[rows.start]
-            parts.append(self._sample(prompts[rows], source, seeds[rows], steps, guidance, scheduler, call))
+            texts = list(zip(prompts[rows], negative[rows], strict=True))
+            parts.append(self._sample(texts, source, seeds[rows], steps, scales, scheduler, call))
         return Rollout.cat(parts)
+
+    def _check_guidance(self, guidance_2: float | None, call: dict[str, Any]) -> None:
+        """Refuse what this pipeline has not, or a replay would not repeat."""
+        name = type(self.pipeline).__name__
+        if guidance_2 is not None and len(self.networks) == 1:
+            raise ConfigError(f"guidance_2 is of a second denoiser, and this {name} has one; leave it out")
+        if call.get("guidance_rescale"):
+            raise ConfigError("guidance_rescale is not supported, since replay guides without it; leave it at 0")
 
     def _sample(
         self,
-        prompts: Sequence[str],
+        texts: Sequence[tuple[str, str]],
         source: Source | None,
         seeds: Sequence[int],
         steps: int,
-        guidance: float,
+        guidance: tuple[float, ...],
         scheduler: TransitionScheduler,
         call: dict[str, Any],
     ) -> Rollout:
+        prompts = [prompt for prompt, _ in texts]
         with CallRecorder(self.denoiser) as recorded:
-            self._call(prompts, source, seeds, steps, guidance, scheduler, call)
+            self._call(texts, source, seeds, steps, guidance, scheduler, call)
         self.forwards += sum(recorded.rows)
         extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
         conditions = recorded.conditions(len(prompts), len(scheduler.levels) - 1, self.family.shared, extra)
@@ -228,27 +246,35 @@ class DiffusersPolicy(Policy[Rollout]):
 
     def _call(
         self,
-        prompts: Sequence[str],
+        texts: Sequence[tuple[str, str]],
         source: Source | None,
         seeds: Sequence[int],
         steps: int,
-        guidance: float,
+        guidance: tuple[float, ...],
         scheduler: TransitionScheduler,
         call: dict[str, Any],
     ) -> None:
-        """The pipeline's own call with another scheduler."""
+        """The pipeline's own call with another scheduler.
+
+        Args:
+            texts: prompts, each with its negative one.
+            guidance: the scale of each network, or one for all.
+        """
         own = self.pipeline.scheduler
         size = None if source is None else (call["width"], call["height"])
-        embeds = self.encoder.arguments(prompts, guidance, source, size)
+        prompts, negative = zip(*texts, strict=True)
+        embeds = self.encoder.arguments(prompts, negative, guidance[0], source, size)
         if source is not None:
             pictures = opened(source, size)
-            call = self.family.sources(*pictures, len(prompts), call)
+            call = self.family.sources(*pictures, len(texts), call)
+        if len(guidance) == 2:
+            call = call | {"guidance_scale_2": guidance[1]}
         self.pipeline.scheduler = scheduler
         try:
             with self._autocast():
                 self.pipeline(
                     **embeds,
-                    **self.family.arguments(guidance),
+                    **self.family.arguments(guidance[0]),
                     num_inference_steps=steps,
                     generator=generators(seeds),
                     output_type="latent",
@@ -270,7 +296,13 @@ class DiffusersPolicy(Policy[Rollout]):
         return self._velocity(x, sigma, rollout.conditions, samples, steps, rollout.guidance)
 
     def _velocity(
-        self, x: Tensor, sigma: Tensor, conditions: Conditions | Ragged, samples: Tensor, steps: Tensor, guidance: float
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        conditions: Conditions | Ragged,
+        samples: Tensor,
+        steps: Tensor,
+        guidance: tuple[float, ...],
     ) -> Tensor:
         if isinstance(conditions, Ragged):
             parts = [
@@ -289,7 +321,12 @@ class DiffusersPolicy(Policy[Rollout]):
             calls = zip(copies, conditions.gather(samples, steps), strict=True)
             outputs = [self._output(torch.cat([latents] * n), call) for n, call in calls]
         with self._autocast():
-            guided = self.family.unpack(self.family.velocity(outputs, copies, guidance), x.shape[2:])
+            guided, *second = (
+                self.family.unpack(self.family.velocity(outputs, copies, scale), x.shape[2:]) for scale in guidance
+            )
+            if second:
+                first = conditions.expert(steps).to(self.device) == 0
+                guided = torch.where(first.view(sigma.shape), guided, *second)
             return self.family.flow_velocity(guided, x, sigma, self.family.scheduler(self.pipeline.scheduler))
 
     def _branches(self, latents: Tensor, branches: list[dict[str, Any]], calls: int) -> list[Any]:
@@ -374,7 +411,8 @@ class DiffusersPolicy(Policy[Rollout]):
         scheduler = LevelScheduler(self.pipeline.scheduler, self.family, size, ode, None, seeds)
         with CallRecorder(self.denoiser, dry=True) as recorded:
             call = {"sigmas": (-distinct).tolist()} | call
-            self._call(prompts, None, seeds, len(distinct), guidance, scheduler, call)
+            texts = [(prompt, "") for prompt in prompts]
+            self._call(texts, None, seeds, len(distinct), (guidance,), scheduler, call)
         conditions = recorded.conditions(len(prompts), len(distinct), self.family.shared)
         height, width = (self.pipeline.vae_scale_factor * side for side in scheduler.shape[-2:])
         pixels = self.pipeline.image_processor.preprocess(list(images), height=height, width=width)
@@ -384,7 +422,7 @@ class DiffusersPolicy(Policy[Rollout]):
         x0 = torch.cat(parts).float()
         noise = normal(x0.shape[1:], generators(seeds), self.device)
         place = place.to(self.device)
-        return NoisedSamples(x0, noise, scheduler.levels.to(self.device)[place], conditions, place, guidance)
+        return NoisedSamples(x0, noise, scheduler.levels.to(self.device)[place], conditions, place, (guidance,))
 
     def velocity_of(self, noised: NoisedSamples, rows: Tensor) -> Tensor:
         """[N, ...] velocities of the present weights at these of the noised samples, [N] indices."""

@@ -21,7 +21,8 @@ class Rollout(Rows):
     trajectory: Trajectory
     conditions: Conditions | Ragged
     prompts: list[str]
-    guidance: float
+    guidance: tuple[float, ...]
+    """classifier-free scale of each network, or one for all"""
     kernel: Kernel
     sources: list[Source | None]
     first_frames: Tensor | None = None
