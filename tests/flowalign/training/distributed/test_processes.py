@@ -87,7 +87,7 @@ LATE = QUICK | {
     "training.iterations": 1,
 }
 CLOSE = 0.002
-"""share of an iteration's movement; 0.00008 at most was seen, and 0.47 of a head that every process trained for itself"""
+"""share of an iteration's movement; 0.00008 at most was seen, 0.47 of a head that every process trained for itself"""
 CLOSE_ZERO = 0.01
 """with DeepSpeed, which rounds more, by at most 0.0035, most of it in a few hundred weights of tiny gradients"""
 ENVIRONMENT = os.environ | {
