@@ -305,7 +305,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 
 def _settings(target: type) -> dict[str, Any]:
-    """Names and types of what a class is made with; those of `**settings: Unpack[...]` among them."""
+    """Names and types of what a class is made with, `**settings: Unpack[...]` included."""
     hints = get_type_hints(target.__init__)  # type: ignore[misc]
     settings: dict[str, Any] = {}
     for name, parameter in inspect.signature(target).parameters.items():

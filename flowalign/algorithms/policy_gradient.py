@@ -161,7 +161,7 @@ class PolicyGradient(base.Algorithm):
         )
 
     def rollout(self, actor: Any, batch: Batch) -> tuple[Any, Batch]:
-        """The trajectories to learn from, and the samples they are of; those of a group stand side by side."""
+        """The trajectories to learn from, and the samples they are of; a group's stand side by side."""
         return actor.rollout(batch), batch
 
     def scores(self, actor: Any, samples: Sequence[Any], batch: Batch) -> Scores:

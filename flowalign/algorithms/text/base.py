@@ -62,7 +62,7 @@ class LanguageSettings(PolicyGradientSettings):
     unlikeliness: float = Field(0.0, ge=0, le=1)
     """how much the likeliest of a group's right texts loses of its reward (arXiv 2506.02355)"""
     entropy_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """learn from this share of the tokens, those of most entropy"""
+    """learn from this share of the tokens, the most uncertain ones"""
     empg: Modulation | None = None
     """modulate advantages by entropy (arXiv 2509.09265)"""
     off_policy: OffPolicy | None = None
