@@ -22,8 +22,8 @@ def overlapped(rollouts: Iterable[T], score: Callable[[T], S]) -> list[tuple[T, 
     The numbers are the same as by `in_turn`: the rollouts of an iteration are all sampled from the same weights, one
     after the other, in the calling thread, and scored one after the other in another. Of k rollouts whose scoring takes
     as long as their sampling, a share 1 - 1/k of the scoring is hidden. Worth it where scoring leaves this process
-    free: a served reward, or one on another device. `score` must draw no global random numbers. Once it fails nothing more
-    is sampled or scored: a server that stays away is waited for once.
+    free: a served reward, or one on another device. `score` must draw no global random numbers. Once it fails nothing
+    more is sampled or scored: a server that stays away is waited for once.
 
     Args:
         rollouts: an iterator that samples when asked for the next one; each holds whole groups.
