@@ -10,6 +10,7 @@ from diffusers import DiffusionPipeline
 from PIL.Image import Image
 from torch import Tensor, nn
 
+from flowalign import registry
 from flowalign.data import Source
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import Policy, torch_dtype
@@ -23,7 +24,7 @@ from flowalign.policies.diffusion.scheduler import LevelScheduler, TransitionSch
 from flowalign.policies.diffusion.sources import check_sources, opened, runs
 from flowalign.policies.diffusion.storage import load_lora, load_pipeline, save_lora, with_weights
 from flowalign.policies.settings import Model
-from samplers import Transition, ode
+from samplers import All, Transition, ode
 from samplers.completion import VelocityAt
 from samplers.kernels import Kernel
 from samplers.noise import generators, normal
@@ -152,32 +153,36 @@ class DiffusersPolicy(Policy[Rollout]):
     @torch.no_grad()
     def sample(
         self,
-        prompts: Sequence[str],
-        seeds: Sequence[int],
+        prompts: Sequence[str] | str,
+        seeds: Sequence[int] | None = None,
         *,
+        n: int = 1,
         steps: int,
         guidance: float = 1.0,
         guidance_2: float | None = None,
         negative_prompt: str = "",
         sigmas: Sequence[float] | None = None,
-        kernel: Kernel = ode,
-        eta: Tensor | None = None,
+        kernel: Kernel | str = ode,
+        eta: Tensor | float | None = None,
         noise_seeds: Sequence[int] | None = None,
         batch_size: int = 64,
         order: Literal[1, 2] = 1,
         metadata: Sequence[Mapping[str, Any]] = (),
         **call: Any,
     ) -> Rollout:
-        """Sample one trajectory a prompt through the pipeline's own call.
+        """Sample trajectories through the pipeline's own call.
 
         Args:
-            seeds: B seeds of the start noise: `torch.Generator().manual_seed(seed)` in plain diffusers.
+            prompts: one or several; B in all with the repetitions.
+            seeds: B seeds of the start noise, `torch.Generator().manual_seed(seed)` in plain diffusers; default from 0.
+            n: trajectories a prompt.
             steps: number of denoising steps T.
             guidance: classifier-free guidance scale; 1 does without.
             guidance_2: that scale for the second network, where there are two; default `guidance`.
             negative_prompt: what guidance leads away from.
             sigmas: T noise levels before the pipeline's own shift; default the scheduler's.
-            kernel, eta: the transition kernel, and [T] or [B, T] noise levels; eta None samples the ODE.
+            kernel: the transition kernel, or its name.
+            eta: [T] or [B, T] noise levels; a number is the level of all steps but the last; None samples the ODE.
             noise_seeds: B seeds of the step noise, default `seeds`.
             order: of the solver after the last stochastic step: 1 is Euler's rule, 2 DPM-Solver++.
             metadata: names the pictures that a sample is made from (`Source`), brought to the call's height and width,
@@ -187,6 +192,10 @@ class DiffusersPolicy(Policy[Rollout]):
         if guidance < 1:
             raise ConfigError(f"guidance {guidance} is below 1; 1 samples without guidance")
         self._check_guidance(guidance_2, call)
+        prompts = [text for text in ([prompts] if isinstance(prompts, str) else prompts) for _ in range(n)]
+        seeds = range(len(prompts)) if seeds is None else seeds
+        kernel = registry.resolve("kernels", kernel, "kernel") if isinstance(kernel, str) else kernel
+        eta = All().etas(steps, eta, 0, 0) if isinstance(eta, int | float) else eta
         self.family.check_size(self.pipeline, call)
         noise_seeds = seeds if noise_seeds is None else noise_seeds
         call |= {"sigmas": list(sigmas)} if sigmas is not None else {}
@@ -242,6 +251,7 @@ class DiffusersPolicy(Policy[Rollout]):
             scheduler.kernel,
             [source] * len(prompts),
             None if extra is None else self.family.first_frames(extra[: len(prompts)]),
+            self,
         )
 
     def _call(
