@@ -1,9 +1,9 @@
 """What can be set of models and of how they are sampled."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from flowalign.settings import Section
 
@@ -11,10 +11,17 @@ from flowalign.settings import Section
 class Lora(Section):
     rank: int = Field(32, ge=1)
     alpha: float = Field(64, gt=0)
+    """default twice the rank"""
     targets: list[str] | None = None
     """module names; default the model family's"""
     init: bool | str = True
     """peft's init_lora_weights"""
+
+    @model_validator(mode="after")
+    def _scale_with_rank(self) -> Self:
+        if "alpha" not in self.model_fields_set:
+            self.alpha = 2.0 * self.rank
+        return self
 
 
 class Network(Section):
@@ -74,6 +81,17 @@ class SamplingSettings(Section):
         """As keyword arguments of a policy's `sample`."""
         raise NotImplementedError
 
+    def shown(self) -> str:
+        """What was used, in a line for people."""
+        given = {name: value for name, value in self.arguments().items() if value is not None}
+        return "sampled with " + ", ".join(f"{name} {value}" for name, value in given.items() if name != "batch_size")
+
+    def following(self, other: "SamplingSettings") -> Self:
+        """A copy that has the settings of another where its own were left open, all but `batch_size`."""
+        known = type(self).model_fields.keys() & type(other).model_fields.keys()
+        left_open = known - self.model_fields_set - {"batch_size"}
+        return self.model_copy(update={name: getattr(other, name) for name in left_open})
+
 
 class Sampling(SamplingSettings):
     """How a pipeline is sampled."""
@@ -91,6 +109,12 @@ class Sampling(SamplingSettings):
     width: int | None = Field(None, ge=8)
     num_frames: int | None = Field(None, ge=1)
     """of a video"""
+
+    def following(self, other: SamplingSettings) -> Self:
+        copy = super().following(other)
+        # noise levels go with a number of steps
+        apart = "sigmas" not in self.model_fields_set and copy.steps != getattr(other, "steps", None)
+        return copy.model_copy(update={"sigmas": None}) if apart else copy
 
     def arguments(self, kept: Sequence[int] | None = None) -> dict[str, Any]:
         """As keyword arguments of a policy's `sample`.

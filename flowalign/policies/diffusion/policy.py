@@ -1,5 +1,6 @@
 """A policy over a diffusers pipeline: rollout is the pipeline's own call, replay is the denoiser alone."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -22,7 +23,13 @@ from flowalign.policies.diffusion.prompts import PromptEncoder
 from flowalign.policies.diffusion.rollout import Rollout
 from flowalign.policies.diffusion.scheduler import LevelScheduler, TransitionScheduler
 from flowalign.policies.diffusion.sources import check_sources, opened, runs
-from flowalign.policies.diffusion.storage import load_lora, load_pipeline, save_lora, with_weights
+from flowalign.policies.diffusion.storage import (
+    check_options,
+    load_lora,
+    load_pipeline,
+    save_lora,
+    with_weights,
+)
 from flowalign.policies.settings import Model
 from samplers import All, Transition, ode
 from samplers.completion import VelocityAt
@@ -83,6 +90,7 @@ class DiffusersPolicy(Policy[Rollout]):
         Args:
             base_bits: 4 or 8 loads the denoiser quantised by bitsandbytes, which needs a GPU; None as it is.
         """
+        check_options(path, settings.get("encode_options") or {}, settings.get("attention"))
         return cls(load_pipeline(path, torch_dtype(dtype), base_bits), device, **settings)
 
     def _set_attention(self, backend: str) -> None:
@@ -374,15 +382,22 @@ class DiffusersPolicy(Policy[Rollout]):
         samples = torch.arange(count, device=self.device).repeat(2)
         steps = torch.tensor([0] * count + [last] * count, device=self.device)
         recorded = rollout.trajectory.velocity[samples, steps]
+        name, largest = type(self.pipeline).__name__, float(recorded.abs().max())
+        if not 0 < largest < math.inf:
+            what = "all 0" if largest == 0 else "not finite"
+            raise FlowalignError(f"the velocities of {name} are {what} in {self.dtype}; model.dtype: float32 may work")
         forwards = self.forwards
-        difference = (self.velocity(rollout, samples, steps).float() - recorded).abs().max()
+        replayed, again = (self.velocity(rollout, samples, steps).float() for _ in range(2))
         self.forwards = forwards
-        relative = float(difference / recorded.abs().max())
+        relative, apart = (float((replayed - other).abs().max()) / largest for other in (recorded, again))
         tolerance = self.family.tolerance if self.dtype == torch.float32 else 5e-2
         if not relative <= tolerance:
+            cause = "its family needs its own velocity or encode"
+            if not apart <= tolerance:
+                cause = "its network answers otherwise each time (dropout, a kernel that is not deterministic)"
             raise FlowalignError(
-                f"replaying {type(self.pipeline).__name__} differs from its rollout by {relative:.2g} "
-                f"(at most {tolerance:g} is numerical noise); its family needs its own velocity or encode"
+                f"replaying {name} differs from its rollout by {relative:.2g} "
+                f"(at most {tolerance:g} is numerical noise); {cause}"
             )
         return relative
 
