@@ -32,9 +32,12 @@ from flowalign.policies.diffusion.storage import (
 )
 from flowalign.policies.settings import Model
 from samplers import All, Transition, ode
-from samplers.completion import VelocityAt
+from samplers.completion import VelocityAt, complete, path
 from samplers.kernels import Kernel
 from samplers.noise import generators, normal
+
+LARGEST_RATIO = 5
+"""of the standard deviations of finished latents, of a rollout and of the ODE; samples of both are alike"""
 
 
 class DiffusersPolicy(Policy[Rollout]):
@@ -259,7 +262,7 @@ class DiffusersPolicy(Policy[Rollout]):
             scheduler.kernel,
             [source] * len(prompts),
             None if extra is None else self.family.first_frames(extra[: len(prompts)]),
-            self,
+            policy=self,
         )
 
     def _call(
@@ -310,8 +313,11 @@ class DiffusersPolicy(Policy[Rollout]):
             x: [N, ...] states of these samples at these steps; default those stored.
         """
         x = rollout.trajectory.latents[samples, steps] if x is None else x
-        sigma = rollout.trajectory.sigmas[steps]
-        return self._velocity(x, sigma, rollout.conditions, samples, steps, rollout.guidance)
+        sigmas = rollout.trajectory.sigmas
+        velocity = self._velocity(x, sigmas[steps], rollout.conditions, samples, steps, rollout.guidance)
+        at, to = (sigma.view(-1, *[1] * (x.dim() - 1)) for sigma in (sigmas[steps], sigmas[steps + 1]))
+        scheduler = self.family.scheduler(self.pipeline.scheduler)
+        return self.family.own_step(velocity, x, at, to, len(sigmas) - 1, scheduler)
 
     def _velocity(
         self,
@@ -377,7 +383,10 @@ class DiffusersPolicy(Policy[Rollout]):
 
     @torch.no_grad()
     def verify(self, rollout: Rollout) -> float:
-        """Compare velocities, on up to 8 pairs of the first and last steps, relative to the largest."""
+        """Compare velocities, on up to 8 pairs of the first and last steps, relative to the largest.
+
+        And the finished latents with those of the ODE, which noise must not leave by far.
+        """
         count, last = min(len(rollout), 4), rollout.trajectory.velocity.shape[1] - 1
         samples = torch.arange(count, device=self.device).repeat(2)
         steps = torch.tensor([0] * count + [last] * count, device=self.device)
@@ -388,7 +397,6 @@ class DiffusersPolicy(Policy[Rollout]):
             raise FlowalignError(f"the velocities of {name} are {what} in {self.dtype}; model.dtype: float32 may work")
         forwards = self.forwards
         replayed, again = (self.velocity(rollout, samples, steps).float() for _ in range(2))
-        self.forwards = forwards
         relative, apart = (float((replayed - other).abs().max()) / largest for other in (recorded, again))
         tolerance = self.family.tolerance if self.dtype == torch.float32 else 5e-2
         if not relative <= tolerance:
@@ -399,7 +407,24 @@ class DiffusersPolicy(Policy[Rollout]):
                 f"replaying {name} differs from its rollout by {relative:.2g} "
                 f"(at most {tolerance:g} is numerical noise); {cause}"
             )
+        if rollout.trajectory.mask.any():
+            self._verify_noise(rollout)
+        self.forwards = forwards
         return relative
+
+    def _verify_noise(self, rollout: Rollout) -> None:
+        """Refuse a rollout whose finished latents are too large or too small to be samples."""
+        trajectory = rollout.trajectory
+        rows = torch.arange(min(len(rollout), 2), device=self.device)
+        start, whole = trajectory.latents[rows, 0], [path(0, trajectory.velocity.shape[1])] * len(rows)
+        made = complete(self.at(rollout), start, rows, whole, trajectory.sigmas, trajectory.velocity[rows, 0])
+        spread, expected = float(trajectory.final[rows].std()), float(made.std())
+        if not expected / LARGEST_RATIO <= spread <= expected * LARGEST_RATIO:
+            raise FlowalignError(
+                f"the kernel's noise takes {type(self.pipeline).__name__} away from its samples: finished latents have "
+                f"a standard deviation of {spread:.2g}, the ODE's {expected:.2g}; a smaller rollout.eta, more "
+                "rollout.steps or kernel: dance_sde would work"
+            )
 
     # The forward process
 
