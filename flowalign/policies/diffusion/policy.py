@@ -24,9 +24,12 @@ from flowalign.policies.diffusion.sources import check_sources, opened, runs
 from flowalign.policies.diffusion.storage import load_lora, load_pipeline, save_lora, with_weights
 from flowalign.policies.settings import Model
 from samplers import Transition, ode
-from samplers.completion import VelocityAt
+from samplers.completion import VelocityAt, complete, path
 from samplers.kernels import Kernel
 from samplers.noise import generators, normal
+
+LARGEST_RATIO = 5
+"""of the standard deviations of finished latents, of a rollout and of the ODE; samples of both are alike"""
 
 
 class DiffusersPolicy(Policy[Rollout]):
@@ -266,8 +269,11 @@ class DiffusersPolicy(Policy[Rollout]):
             x: [N, ...] states of these samples at these steps; default those stored.
         """
         x = rollout.trajectory.latents[samples, steps] if x is None else x
-        sigma = rollout.trajectory.sigmas[steps]
-        return self._velocity(x, sigma, rollout.conditions, samples, steps, rollout.guidance)
+        sigmas = rollout.trajectory.sigmas
+        velocity = self._velocity(x, sigmas[steps], rollout.conditions, samples, steps, rollout.guidance)
+        at, to = (sigma.view(-1, *[1] * (x.dim() - 1)) for sigma in (sigmas[steps], sigmas[steps + 1]))
+        scheduler = self.family.scheduler(self.pipeline.scheduler)
+        return self.family.own_step(velocity, x, at, to, len(sigmas) - 1, scheduler)
 
     def _velocity(
         self, x: Tensor, sigma: Tensor, conditions: Conditions | Ragged, samples: Tensor, steps: Tensor, guidance: float
@@ -322,14 +328,16 @@ class DiffusersPolicy(Policy[Rollout]):
 
     @torch.no_grad()
     def verify(self, rollout: Rollout) -> float:
-        """Compare velocities, on up to 8 pairs of the first and last steps, relative to the largest."""
+        """Compare velocities, on up to 8 pairs of the first and last steps, relative to the largest.
+
+        And the finished latents with those of the ODE, which noise must not leave by far.
+        """
         count, last = min(len(rollout), 4), rollout.trajectory.velocity.shape[1] - 1
         samples = torch.arange(count, device=self.device).repeat(2)
         steps = torch.tensor([0] * count + [last] * count, device=self.device)
         recorded = rollout.trajectory.velocity[samples, steps]
         forwards = self.forwards
         difference = (self.velocity(rollout, samples, steps).float() - recorded).abs().max()
-        self.forwards = forwards
         relative = float(difference / recorded.abs().max())
         tolerance = self.family.tolerance if self.dtype == torch.float32 else 5e-2
         if not relative <= tolerance:
@@ -337,7 +345,24 @@ class DiffusersPolicy(Policy[Rollout]):
                 f"replaying {type(self.pipeline).__name__} differs from its rollout by {relative:.2g} "
                 f"(at most {tolerance:g} is numerical noise); its family needs its own velocity or encode"
             )
+        if rollout.trajectory.mask.any():
+            self._verify_noise(rollout)
+        self.forwards = forwards
         return relative
+
+    def _verify_noise(self, rollout: Rollout) -> None:
+        """Refuse a rollout whose finished latents are too large or too small to be samples."""
+        trajectory = rollout.trajectory
+        rows = torch.arange(min(len(rollout), 2), device=self.device)
+        start, whole = trajectory.latents[rows, 0], [path(0, trajectory.velocity.shape[1])] * len(rows)
+        made = complete(self.at(rollout), start, rows, whole, trajectory.sigmas, trajectory.velocity[rows, 0])
+        spread, expected = float(trajectory.final[rows].std()), float(made.std())
+        if not expected / LARGEST_RATIO <= spread <= expected * LARGEST_RATIO:
+            raise FlowalignError(
+                f"the kernel's noise takes {type(self.pipeline).__name__} away from its samples: finished latents have "
+                f"a standard deviation of {spread:.2g}, those of the ODE {expected:.2g}; a smaller rollout.eta, more "
+                "rollout.steps or kernel: dance_sde would work"
+            )
 
     # The forward process
 

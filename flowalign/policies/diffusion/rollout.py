@@ -26,11 +26,14 @@ class Rollout(Rows):
     sources: list[Source | None]
     first_frames: Tensor | None = None
     """[B, C, F, H, W] latents that were not sampled but come from a picture; None where all were sampled"""
+    unlearned: int = 0
+    """how many of the last steps are not learned from, though they may be stochastic"""
 
     @property
     def mask(self) -> Tensor:
-        """[B, T] bool: the stochastic steps."""
-        return self.trajectory.mask
+        """[B, T] bool: the stochastic steps that are learned from."""
+        mask = self.trajectory.mask
+        return mask & (torch.arange(mask.shape[1], device=mask.device) < mask.shape[1] - self.unlearned)
 
     def branch(self, trajectory: Trajectory, samples: Tensor) -> "Rollout":
         """A rollout of other trajectories under the conditions of these samples, [N] indices."""

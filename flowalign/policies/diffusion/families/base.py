@@ -215,6 +215,15 @@ class Family:
         """The velocity at x that a guided prediction of the model stands for."""
         return output
 
+    def own_step(
+        self, velocity: Tensor, x: Tensor, sigma: Tensor, sigma_next: Tensor, steps: int, scheduler: Any
+    ) -> Tensor:
+        """The velocity whose Euler step from sigma to sigma_next is the scheduler's own, one of `steps`.
+
+        It is another one only where a scheduler's steps do not end where the next ones begin.
+        """
+        return velocity
+
     # Pictures
 
     def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
