@@ -48,6 +48,31 @@ def test_maths_knows_equal_expressions() -> None:
     assert values(Maths(timeout=60), texts, right) == [1, 1, 1, 0, 0, 0, 1]
 
 
+def test_the_right_answer_of_maths_is_read_whole() -> None:
+    """As verl does; a raw one is read up to its first number, or not at all."""
+    cases = [
+        (r"2\sqrt{3}", r"\boxed{2}", 0),
+        (r"2\sqrt{3}", r"\boxed{2\sqrt{3}}", 1),
+        ("(1,2)", r"so \boxed{(1, 2)}", 1),
+        ("(1,2)", r"so \boxed{2}", 0),
+        ("x^2+2x+1", r"$(x+1)^2$", 1),
+        (r"\text{Evelyn}", r"\boxed{\text{Evelyn}}", 1),
+        (r"\text{Evelyn}", r"\boxed{\text{Simon}}", 0),
+        (r"$\frac{1}{2}$", "0.5", 1),
+        (r"\boxed{5}", "it is 5", 1),
+    ]
+    right, texts, expected = zip(*cases, strict=True)
+    assert values(Maths(timeout=60), texts, right) == list(expected)
+
+
+def test_a_right_answer_that_is_no_mathematics_is_reported_and_not_scored(caplog: pytest.LogCaptureFixture) -> None:
+    metadata = [{"answer": "}{"}, {"answer": "4"}]
+    scores = score(Maths(timeout=60, workers=1), ["4", "4"], ["?", "2+2"], metadata)
+    assert scores.value.tolist() == [0, 1] and scores.parts["maths_unreadable"].tolist() == [1, 0]
+    assert scores.weight is not None and scores.weight.tolist() == [0, 1]
+    assert "the right answer '}{' of the prompt '?'" in caplog.text
+
+
 def test_a_slow_check_counts_as_wrong_and_the_next_one_works() -> None:
     reward = Maths(timeout=60, workers=1)
     assert values(reward, ["2"], ["2"]) == [1]
