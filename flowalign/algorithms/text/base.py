@@ -114,7 +114,8 @@ class LanguageAlgorithm(PolicyGradient):
 
     @property
     def aggregation(self) -> Aggregation:
-        return self.settings.aggregation or getattr(self.loss_of, "aggregation", "token")
+        own: Aggregation = getattr(self.loss_of, "aggregation", "token")
+        return self.settings.aggregation or own
 
     def items(self, config: TextConfig) -> int:
         return config.training.group_size
