@@ -12,8 +12,8 @@ class Lora(Section):
     rank: int = Field(32, ge=1)
     alpha: float = Field(64, gt=0)
     """default twice the rank"""
-    targets: list[str] | None = None
-    """module names; default the model family's"""
+    targets: list[str] | Literal["all-linear"] | None = None
+    """module names, or all linear layers but the output's; default the model family's"""
     init: bool | str = True
     """peft's init_lora_weights"""
 
@@ -139,8 +139,16 @@ class TextSampling(SamplingSettings):
     """where a text without an end is cut; with an environment, a turn"""
     temperature: float = Field(1.0, ge=0)
     """0 takes the most probable token"""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """draw from the most probable tokens up to this probability together; what is drawn is scored that way too"""
+    top_k: int = Field(0, ge=0)
+    """draw from this many; 0: all"""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """draw from tokens of at least this share of the largest probability"""
+    repetition_penalty: float = Field(1.0, gt=0)
+    """divides the logits of tokens that came before, where positive, and multiplies them, where negative"""
     batch_size: int = Field(64, ge=1)
     """texts a network call, each process"""
 
     def arguments(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in ("max_new_tokens", "temperature", "batch_size")}
+        return {key: getattr(self, key) for key in TextSampling.model_fields}

@@ -70,4 +70,6 @@ class PrefixRFT(language.LanguageAlgorithm):
         prefix = (torch.arange(rollout.mask.shape[1], device=actor.device) < count[:, None]) & rollout.mask
         learned = uncertain_prefix(rollout.entropy, prefix, self.settings.uncertain)
         experience.weight = experience.weight.where(~prefix | learned, 0)
+        # divergences are estimated on what the policy drew
+        experience.penalty_weight = experience.penalty_weight.where(~prefix, 0)
         return experience
