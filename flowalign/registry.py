@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from flowalign.errors import ConfigError, nearest
+from flowalign.errors import ConfigError, FlowalignError, nearest
 
 ALGORITHMS = {
     "flow_grpo": "flowalign.algorithms.trajectory.flow_grpo:FlowGRPO",
@@ -180,8 +180,9 @@ def resolve(table: str, name: str, where: str = "") -> Any:
         raise ConfigError(f"{place}no {kind} is called '{name}'; {nearest(name, names(table))}")
     try:
         return _imported(found)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{place}{kind} '{name}' cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:  # a module runs whatever its author wrote
+        what = str(error) if isinstance(error, ImportError | AttributeError | ValueError) else repr(error)
+        raise ConfigError(f"{place}{kind} '{name}' cannot be imported: {' '.join(what.split())}") from error
 
 
 def summary(table: str, name: str) -> str:
@@ -239,8 +240,12 @@ def build(table: str, name: str, arguments: Mapping[str, Any], where: str) -> An
         return target
     try:
         return target(**checked)
+    except FlowalignError:
+        raise
     except (TypeError, ValueError, OSError, ImportError) as error:
         raise ConfigError(f"{where}: {' '.join(str(error).split())}") from error
+    except (Exception, SystemExit) as error:  # its author's code
+        raise ConfigError(f"{where}: '{name}' cannot be made: {' '.join(repr(error).split())}") from error
 
 
 def rewards_within(name: str, settings: Mapping[str, Any]) -> list[Any]:
