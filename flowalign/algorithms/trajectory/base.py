@@ -112,8 +112,9 @@ class TrajectoryAlgorithm(PolicyGradient):
             )
 
     def items(self, config: Config) -> int:
-        etas = config.build_plan().etas(config.rollout.steps, config.rollout.eta, 0, 0)
-        return config.training.group_size * int((etas > 0).sum())
+        plan = config.build_plan()
+        etas = plan.etas(config.rollout.steps, config.rollout.eta, 0, 0)
+        return config.training.group_size * (int((etas > 0).sum()) - getattr(plan, "unlearned", 0))
 
     def record(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Record:
         record = super().record(actor, rollout, batch, scores)
@@ -129,7 +130,7 @@ class TrajectoryAlgorithm(PolicyGradient):
         return experience
 
     def items_of(self, rollout: Rollout) -> Tensor:
-        """[N, 2] (sample, step) of every stochastic step, group after group."""
+        """[N, 2] (sample, step) of every stochastic step that is learned from, group after group."""
         return rollout.mask.nonzero()
 
     def loss(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
@@ -155,7 +156,7 @@ class TrajectoryAlgorithm(PolicyGradient):
 
     def show(self, actor: DiffusionActor, batch: Batch) -> base.Seen:
         seen = self.collect(actor, Draw(actor, batch))
-        earned = seen.advantage.where(seen.rollout.trajectory.mask, torch.nan)
+        earned = seen.advantage.where(seen.rollout.mask, torch.nan)
         pictures = actor.decode(seen.rollout)
         return base.Seen(
             seen.rollout, seen.batch, pictures, seen.scores, seen.reward, earned, self.wins(len(seen.batch))
