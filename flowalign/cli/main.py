@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
-import flowalign
 from flowalign.cli.gallery import gallery
 from flowalign.cli.judges import cold_start, pair_questions, rejection_sampling
 from flowalign.cli.prompts import difficulty, prompts
@@ -35,7 +34,7 @@ def options(
 ) -> None:
     """Align diffusion and flow models with rewards."""
     if version:
-        print(f"flowalign {flowalign.__version__}")
+        print(f"flowalign {version('flowalign')}")
         raise typer.Exit
 
 

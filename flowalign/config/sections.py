@@ -141,8 +141,8 @@ class BaseConfig(Section):
 
     model: Network
     data: Data
-    rewards: list[Weighted] = Field(min_length=1)
-    """weighted sum; each has `name`, optional `weight`, and its own settings"""
+    rewards: list[Weighted] = []
+    """weighted sum; each has `name`, optional `weight`, and its own settings. None where a reward is given in Python"""
     algorithm: Named
     rollout: Section = Section()
     evaluation: Heldout = Heldout()
@@ -187,7 +187,8 @@ class BaseConfig(Section):
         }
         for where, rewards in places.items():
             for i, named in enumerate(rewards):
-                registry.check("rewards", named.name, named.settings, f"{where}.{i}")
+                if not named.name.startswith(registry.GIVEN):
+                    registry.check("rewards", named.name, named.settings, f"{where}.{i}")
         registry.build("selections", self.data.selection.name, self.data.selection.settings, "data.selection")
         self.data.kept(algorithm.read(self.data))
         refilled = [key for key in ("dynamic_sampling", "replay") if getattr(self.data, key) is not None]

@@ -30,6 +30,9 @@ from rewards import Reward, WeightedSum, as_reward, spec_of
 def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
     """Load the model of a configuration, without anything trainable yet."""
     check_precision(config.model.dtype, torch.device(device))
+    if config.model.path.startswith(registry.GIVEN):
+        own = config.model.path.removeprefix(registry.GIVEN)
+        raise ConfigError(f"model.path: the model '{own}' was handed over in Python; hand it over again (policy=...)")
     path = shipped(config.model.path)
     if isinstance(config, TextConfig):
         kind, settings = language_policy(config)
@@ -114,7 +117,9 @@ def make_trainable(policy: Policy, model: Network, keep_reference: bool) -> None
     Args:
         keep_reference: the start weights are needed in training.
     """
-    if model.lora is not None:
+    if policy.lora_config is not None:
+        assert policy.lora, "a policy that came with its adapter"
+    elif model.lora is not None:
         policy.add_lora(model.lora.rank, model.lora.alpha, model.lora.targets, model.lora.init)
     else:
         if keep_reference:
@@ -138,5 +143,7 @@ def build_rewards(named: Sequence[Named], where: str = "rewards") -> list[Reward
 
 def build_reward(named: Sequence[Weighted], where: str = "rewards") -> Reward:
     """The weighted sum of configured rewards; a single one of weight 1 stays itself."""
+    if not named:
+        raise ConfigError(f"{where}: name at least one, e.g. {where}: [{{name: clip_score}}]")
     rewards, weights = build_rewards(named, where), [entry.weight for entry in named]
     return rewards[0] if weights == [1.0] else WeightedSum(rewards, weights)
