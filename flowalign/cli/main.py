@@ -3,6 +3,7 @@
 import errno
 import logging
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,7 +35,7 @@ def options(
 ) -> None:
     """Align diffusion and flow models with rewards."""
     if version:
-        print(f"flowalign {version('flowalign')}")
+        print(f"flowalign {metadata.version('flowalign')}")
         raise typer.Exit
 
 

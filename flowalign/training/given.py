@@ -1,5 +1,6 @@
 """How a run's folder records a policy and a reward that were handed over in Python."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ def recorded(config: BaseConfig, policy: Policy | None, reward: Any) -> BaseConf
     """The configuration with the names of a policy and a reward that were handed over in Python."""
     changes: dict[str, Any] = {}
     if policy is not None:
-        model: dict[str, Any] = {"path": policy_name(policy)}
+        model: dict[str, Any] = {"path": policy_name(policy), "dtype": str(policy.dtype).removeprefix("torch.")}
+        if isinstance(policy, DiffusersPolicy):
+            model["encode"] = policy.encoder.options
         if policy.lora_config is not None:
             own = policy.lora_config
             model["lora"] = Lora(rank=own.r, alpha=own.lora_alpha, init=own.init_lora_weights)
@@ -44,6 +47,6 @@ def reward_names(reward: Any) -> list[Weighted]:
         return [entry.model_copy(update={"weight": w}) for own, w in pairs for entry in reward_names(own)]
     function = reward.function if isinstance(reward, FunctionReward) else reward
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<>")
-    if module not in (None, "__main__") and name.isidentifier() and not isinstance(function, type):
+    if module != "__main__" and getattr(sys.modules.get(str(module)), name, None) is function:
         return [Weighted(name=f"{module}:{name}")]
     return [Weighted(name=registry.GIVEN + as_reward(reward).name)]

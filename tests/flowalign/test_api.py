@@ -75,7 +75,7 @@ def test_a_sum_of_rewards_is_a_reward_and_can_be_written_down() -> None:
 def test_a_run_records_what_it_was_given(runs: list[Any]) -> None:
     first, second = (yaml.safe_load((run.folder / "config.yaml").read_text()) for run in runs)
     assert first["model"]["path"] == "tiny_sd3" and first["model"]["lora"]["rank"] == 4
-    assert first["model"]["lora"]["alpha"] == 8
+    assert first["model"]["lora"]["alpha"] == 8 and first["model"]["encode"] == {"max_sequence_length": 0}
     names = [(entry["name"], entry.get("weight", 1.0)) for entry in first["rewards"]]
     assert names == [("jpeg_size", 0.04), (f"{__name__}:redness", 1.0)]
     build_reward(load_config(runs[0].folder / "config.yaml").rewards)
