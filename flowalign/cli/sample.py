@@ -20,6 +20,8 @@ def sample(
     mask: Annotated[Path | None, typer.Option(help="White where the picture is to be filled.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.")] = None,
     guidance: Annotated[float | None, typer.Option(min=1, help="Classifier-free guidance scale.")] = None,
+    guidance_2: Annotated[float | None, typer.Option(min=1, help="That scale for Wan 2.2's second network.")] = None,
+    negative_prompt: Annotated[str | None, typer.Option(help="What guidance leads away from.")] = None,
     height: Annotated[int | None, typer.Option(min=8, help="Pixels.")] = None,
     width: Annotated[int | None, typer.Option(min=8, help="Pixels.")] = None,
     num_frames: Annotated[int | None, typer.Option(min=1, help="Of a video.")] = None,
@@ -37,7 +39,8 @@ def sample(
     source = pictures(image, mask)
     check_output(output, "--output", folder=True)
     policy, sampling = load_for_sampling(model, lora, dtype)
-    asked = {"steps": steps, "guidance": guidance, "height": height, "width": width, "num_frames": num_frames}
+    asked = {"steps": steps, "guidance": guidance, "guidance_2": guidance_2, "negative_prompt": negative_prompt}
+    asked |= {"height": height, "width": width, "num_frames": num_frames}
     asked = {name: value for name, value in asked.items() if value is not None}
     texts = [prompt for prompt in prompts for _ in range(count)]
     # the same for every prompt, so that they can be compared

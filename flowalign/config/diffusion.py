@@ -113,6 +113,10 @@ class Config(BaseConfig):
                 "leave it out"
             )
         for where, sampling in (("rollout", self.rollout), ("evaluation", self.evaluation)):
+            if sampling.guidance == 1 and (sampling.negative_prompt or sampling.guidance_2):
+                raise ConfigError(
+                    f"{where}: negative_prompt and guidance_2 are of guidance, and {where}.guidance is 1, which is none"
+                )
             if sampling.sigmas is not None and len(sampling.sigmas) != sampling.steps:
                 raise ConfigError(
                     f"{where}.sigmas: {len(sampling.sigmas)} noise levels for {where}.steps={sampling.steps}; "

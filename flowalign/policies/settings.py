@@ -12,8 +12,8 @@ class Lora(Section):
     rank: int = Field(32, ge=1)
     alpha: float = Field(64, gt=0)
     """default twice the rank"""
-    targets: list[str] | None = None
-    """module names; default the model family's"""
+    targets: list[str] | Literal["all-linear"] | None = None
+    """module names, or all linear layers but the output's; default the model family's"""
     init: bool | str = True
     """peft's init_lora_weights"""
 
@@ -99,6 +99,10 @@ class Sampling(SamplingSettings):
     steps: int = Field(10, ge=1, le=10_000)
     guidance: float = Field(1.0, ge=1)
     """1 samples without classifier-free guidance"""
+    guidance_2: float | None = Field(None, ge=1)
+    """of the second denoiser (Wan 2.2 14B, low noise); default `guidance`"""
+    negative_prompt: str = ""
+    """what guidance leads away from; a line of the prompt file with a 'negative_prompt' of its own goes before"""
     sigmas: list[float] | None = None
     """noise levels before the pipeline's own shift; default its scheduler's"""
     height: int | None = Field(None, ge=8)
@@ -120,7 +124,8 @@ class Sampling(SamplingSettings):
         """
         sides = {"height": self.height, "width": self.width, "num_frames": self.num_frames}
         size = {name: side for name, side in sides.items() if side is not None}
-        base = {"steps": self.steps, "guidance": self.guidance, "sigmas": self.sigmas}
+        names = ("steps", "guidance", "guidance_2", "negative_prompt", "sigmas")
+        base = {name: getattr(self, name) for name in names}
         if kept is not None:
             assert self.sigmas is not None
             base |= {"steps": len(kept), "sigmas": [self.sigmas[k] for k in kept]}
@@ -134,8 +139,16 @@ class TextSampling(SamplingSettings):
     """where a text without an end is cut; with an environment, a turn"""
     temperature: float = Field(1.0, ge=0)
     """0 takes the most probable token"""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """draw from the most probable tokens up to this probability together; what is drawn is scored that way too"""
+    top_k: int = Field(0, ge=0)
+    """draw from this many; 0: all"""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """draw from tokens of at least this share of the largest probability"""
+    repetition_penalty: float = Field(1.0, gt=0)
+    """divides the logits of tokens that came before, where positive, and multiplies them, where negative"""
     batch_size: int = Field(64, ge=1)
     """texts a network call, each process"""
 
     def arguments(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in ("max_new_tokens", "temperature", "batch_size")}
+        return {key: getattr(self, key) for key in TextSampling.model_fields}

@@ -34,7 +34,7 @@ IDLE = {
         "text": f"{NO_GRADIENT} no text ends in time to count (rollout.max_new_tokens, algorithm.mask_truncated)",
     },
 }
-"""what an iteration that taught nothing shows, and what would help, by metric and medium"""
+"""what an iteration that taught nothing shows, and what would help, by metric and kind of sample"""
 
 
 class Learner(Optimization):

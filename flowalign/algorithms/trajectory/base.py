@@ -33,7 +33,8 @@ class PolicySettings(PolicyGradientSettings):
     advantage: Named = Named(name="grpo", clip=5.0)
     loss: Named = Named(name="ppo", clip_range=1e-4)
     """log-probabilities are means over a sample's elements, so that ratios stay close to 1"""
-    divergence: Literal["kl", "velocity_mse"] = "kl"
+    divergence: Literal["kl", "kl_dt", "velocity_mse"] = "kl"
+    """from the start weights: the KL of a step, -dt times it, or the mean squared difference of the velocities"""
 
 
 @dataclass
@@ -100,8 +101,9 @@ class TrajectoryAlgorithm(PolicyGradient):
                 )
 
     def items(self, config: Config) -> int:
-        etas = config.build_plan().etas(config.rollout.steps, config.rollout.eta, 0, 0)
-        return config.training.group_size * int((etas > 0).sum())
+        plan = config.build_plan()
+        etas = plan.etas(config.rollout.steps, config.rollout.eta, 0, 0)
+        return config.training.group_size * (int((etas > 0).sum()) - getattr(plan, "unlearned", 0))
 
     def record(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Record:
         record = super().record(actor, rollout, batch, scores)
@@ -110,7 +112,7 @@ class TrajectoryAlgorithm(PolicyGradient):
         return record
 
     def items_of(self, rollout: Rollout) -> Tensor:
-        """[N, 2] (sample, step) of every stochastic step, group after group."""
+        """[N, 2] (sample, step) of every stochastic step that is learned from, group after group."""
         return rollout.mask.nonzero()
 
     def loss(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
@@ -124,16 +126,19 @@ class TrajectoryAlgorithm(PolicyGradient):
         if not self.uses_reference:
             return torch.zeros_like(actions.log_prob), {}
         assert actions.velocity_reference is not None
-        if self.settings.divergence == "kl":
+        if self.settings.divergence == "velocity_mse":
+            divergence = velocity_mse(actions.velocity, actions.velocity_reference)
+        else:
             step = actions.transition
             divergence = gaussian_kl(step.mean, actions.mean_reference, step.std)
-        else:
-            divergence = velocity_mse(actions.velocity, actions.velocity_reference)
+            if self.settings.divergence == "kl_dt":
+                # as Flow-GRPO's authors have it, who divide by twice the diffusion^2, not by twice the variance
+                divergence = divergence * -actions.dt
         return self.settings.kl_weight * divergence, {"policy/kl": divergence}
 
     def show(self, actor: DiffusionActor, batch: Batch) -> base.Seen:
         seen = self.collect(actor, Draw(actor, batch))
-        earned = seen.advantage.where(seen.rollout.trajectory.mask, torch.nan)
+        earned = seen.advantage.where(seen.rollout.mask, torch.nan)
         pictures = actor.decode(seen.rollout)
         return base.Seen(
             seen.rollout, seen.batch, pictures, seen.scores, seen.reward, earned, self.wins(len(seen.batch))

@@ -151,6 +151,8 @@ def test_an_unknown_name_gets_the_nearest(override: str, hint: str) -> None:
         (["rollout.sigmas=[1.0, 0.5]"], "rollout.sigmas"),
         (["evaluation.sigmas=[1.0, 0.5]"], "evaluation.sigmas"),
         (["rollout.guidance_gradient=conditional"], "there is no unconditional branch"),
+        (["rollout.negative_prompt=blurry"], "rollout.guidance is 1"),
+        (["evaluation.guidance_2=2"], "evaluation.guidance is 1"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(overrides: list[str], hint: str) -> None:
