@@ -33,7 +33,8 @@ class PolicySettings(PolicyGradientSettings):
     advantage: Named = Named(name="grpo", clip=5.0)
     loss: Named = Named(name="ppo", clip_range=1e-4)
     """log-probabilities are means over a sample's elements, so that ratios stay close to 1"""
-    divergence: Literal["kl", "velocity_mse"] = "kl"
+    divergence: Literal["kl", "kl_dt", "velocity_mse"] = "kl"
+    """from the start weights: the KL of a step, -dt times it, or the mean squared difference of the velocities"""
 
 
 @dataclass
@@ -125,11 +126,14 @@ class TrajectoryAlgorithm(PolicyGradient):
         if not self.uses_reference:
             return torch.zeros_like(actions.log_prob), {}
         assert actions.velocity_reference is not None
-        if self.settings.divergence == "kl":
+        if self.settings.divergence == "velocity_mse":
+            divergence = velocity_mse(actions.velocity, actions.velocity_reference)
+        else:
             step = actions.transition
             divergence = gaussian_kl(step.mean, actions.mean_reference, step.std)
-        else:
-            divergence = velocity_mse(actions.velocity, actions.velocity_reference)
+            if self.settings.divergence == "kl_dt":
+                # as Flow-GRPO's authors have it, who divide by twice the diffusion^2, not by twice the variance
+                divergence = divergence * -actions.dt
         return self.settings.kl_weight * divergence, {"policy/kl": divergence}
 
     def show(self, actor: DiffusionActor, batch: Batch) -> base.Seen:
