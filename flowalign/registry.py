@@ -180,8 +180,8 @@ def resolve(table: str, name: str, where: str = "") -> Any:
         raise ConfigError(f"{place}no {kind} is called '{name}'; {nearest(name, names(table))}")
     try:
         return _imported(found)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{place}{kind} '{name}' cannot be imported: {error}") from error
+    except (ImportError, AttributeError, ValueError, TypeError, SyntaxError, SystemExit) as error:
+        raise ConfigError(f"{place}{kind} '{name}' cannot be imported: {_reason(error)}") from error
 
 
 def summary(table: str, name: str) -> str:
@@ -239,8 +239,15 @@ def build(table: str, name: str, arguments: Mapping[str, Any], where: str) -> An
         return target
     try:
         return target(**checked)
-    except (TypeError, ValueError, OSError, ImportError) as error:
-        raise ConfigError(f"{where}: {' '.join(str(error).split())}") from error
+    except (TypeError, ValueError, OSError, ImportError, SystemExit) as error:
+        raise ConfigError(f"{where}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """In one line; to call sys.exit while something is made is a failure too."""
+    if isinstance(error, SystemExit):
+        return f"it calls sys.exit({error.code!r})"
+    return " ".join(str(error).split())
 
 
 def rewards_within(name: str, settings: Mapping[str, Any]) -> list[Any]:
@@ -305,7 +312,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 
 def _settings(target: type) -> dict[str, Any]:
-    """Names and types of what a class is made with; those of `**settings: Unpack[...]` among them."""
+    """Names and types of what a class is made with, `**settings: Unpack[...]` included."""
     hints = get_type_hints(target.__init__)  # type: ignore[misc]
     settings: dict[str, Any] = {}
     for name, parameter in inspect.signature(target).parameters.items():

@@ -171,7 +171,7 @@ def fork(
     Args:
         samples: [N] the trunk of each.
         eta: [T] noise levels, 0 before step `first`.
-        seeds: N seeds of the step noise: the trajectories are those of N rollouts of their own.
+        seeds: N seeds of the step noise: the trajectories equal N rollouts of their own.
         order: of the solver after the last stochastic step, as of `Recorder`.
     """
     recorder = Recorder(trunk.latents[samples, first], trunk.sigmas[first:], kernel, eta[first:], seeds, order)

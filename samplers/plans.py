@@ -241,7 +241,7 @@ class Calibrated:
             self.levels = [eta] * (steps - 1)
             self.counts = [[0.0] * (steps - 1), [0.0] * (steps - 1)]
         if len(self.levels) != steps - 1:
-            raise ValueError(f"calibrated: the levels are those of {len(self.levels) + 1} steps, not of {steps}")
+            raise ValueError(f"calibrated: these are the levels of {len(self.levels) + 1} steps, not of {steps}")
         return torch.tensor([*self.levels, 0.0])
 
     def update(self, dense: Tensor, mask: Tensor) -> None:

@@ -68,6 +68,8 @@ class Experience(base.Experience):
     """[B, T]"""
     weight: Tensor
     """[B, T] of each action's loss"""
+    penalty_weight: Tensor
+    """[B, T] of each action's divergences, which are part of every loss"""
     all_teach: bool = False
     """the loss is not one of advantages alone"""
     teacher: Tensor | None = None
@@ -139,7 +141,8 @@ class PolicyGradient(base.Algorithm):
                 draw.put(rollout, batch, scoring.submit(self.scores, actor, samples, batch))
             rollout, batch, scores = draw.whole()
         record = self.record(actor, rollout, batch, scores)
-        advantage, weight = self.advantages(record), self.weights(actor, record)
+        advantage, penalty_weight = self.advantages(record), self.weights(actor, record)
+        weight = penalty_weight * self.shares(record)
         metrics = actor.score_metrics(scores, record.group) | self.record_metrics(record) | actor.metrics
         actor.metrics = {}
 
@@ -157,11 +160,12 @@ class PolicyGradient(base.Algorithm):
             own(record.group),
             own(advantage)[:, :length],
             own(weight)[:, :length],
+            own(penalty_weight)[:, :length],
             all_teach=self.loss_looks_at == "group",
         )
 
     def rollout(self, actor: Any, batch: Batch) -> tuple[Any, Batch]:
-        """The trajectories to learn from, and the samples they are of; those of a group stand side by side."""
+        """The trajectories to learn from, and the samples they are of; a group's stand side by side."""
         return actor.rollout(batch), batch
 
     def scores(self, actor: Any, samples: Sequence[Any], batch: Batch) -> Scores:
@@ -199,6 +203,10 @@ class PolicyGradient(base.Algorithm):
     def weights(self, actor: Any, record: Record) -> Tensor:
         """[B, T] of the actions' losses."""
         return torch.ones_like(record.log_prob)
+
+    def shares(self, record: Record) -> Tensor | float:
+        """[B, T] how much of each action's policy loss counts; divergences count whole."""
+        return 1.0
 
     def record_metrics(self, record: Record) -> dict[str, float]:
         """What the metrics say of the record."""

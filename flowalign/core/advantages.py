@@ -365,9 +365,9 @@ def pass_k(record: Record, *, k: Annotated[int, Field(ge=1)] = 4) -> Tensor:
 def max_rl(record: Record) -> Tensor:
     """MaxRL (arXiv 2602.02710): (r - mean_g) / mean_g; 0 where nothing is right. Rewards are 0 or 1.
 
-    The expected gradient is that of log p, p the chance to be right, cut after as many terms of its series as a member
-    has others in its group (theorem 5 of its third version): likelihood, learned from samples. That of p itself
-    vanishes where p is near 0.
+    The expected gradient is the gradient of log p, p the chance to be right, cut after as many terms of its series as
+    a member has others in its group (theorem 5 of its third version): likelihood, learned from samples. The gradient
+    of p itself vanishes where p is near 0.
     """
     mean, _ = group_mean_std(record.reward, record.group)
     return ((record.reward - mean) / mean).where(mean > 0, 0)

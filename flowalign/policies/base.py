@@ -52,14 +52,14 @@ class Policy(Generic[R]):
         """Module names that LoRA goes on unless others are named."""
         raise NotImplementedError
 
-    def add_lora(self, rank: int, alpha: float, targets: Sequence[str] | None = None, init: Any = True) -> None:
+    def add_lora(self, rank: int, alpha: float, targets: Sequence[str] | str | None = None, init: Any = True) -> None:
         """Train a LoRA adapter; the reference is the same network with the adapter off.
 
         Args:
-            targets: module names, default `lora_targets`.
+            targets: module names, or 'all-linear'; default `lora_targets`.
             init: peft's `init_lora_weights`, e.g. 'gaussian'.
         """
-        targets = list(targets or self.lora_targets)
+        targets = targets if isinstance(targets, str) else list(targets or self.lora_targets)
         config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, init_lora_weights=init)
         try:
             self.network.add_adapter(config)

@@ -34,7 +34,7 @@ IDLE = {
         "text": f"{NO_GRADIENT} no text ends in time to count (rollout.max_new_tokens, algorithm.mask_truncated)",
     },
 }
-"""what an iteration that taught nothing shows, and what would help, by metric and medium"""
+"""what an iteration that taught nothing shows, and what would help, by metric and kind of sample"""
 
 
 class Learner(Optimization):
@@ -67,14 +67,19 @@ class Learner(Optimization):
             progress: share of the training that came before, for the learning rate's schedule.
 
         Returns:
-            the means of what the updates measured, over all processes.
+            the means of what the updates measured, over all processes, without the updates that were skipped.
         """
         sums: dict[str, list[Tensor]] = defaultdict(list)
+        skipped = 0
         for i, items in enumerate(self.chunks(experience, iteration)):
             rate = self.set_learning_rate(round(progress * self.updates) + i)
-            for name, value in self.update(experience, items).items():
+            measured = self.update(experience, items)
+            skipped += self.skipped > 0
+            for name, value in measured.items() if not self.skipped else ():
                 sums[name].append(value)
         metrics = {name: self.actor.gather(torch.stack(values)).mean().item() for name, values in sums.items()}
+        if skipped:
+            metrics["policy/skipped_updates"] = skipped
         self._warn_if_idle(experience, experience.metrics | metrics, iteration)
         return metrics | {"learning_rate": rate}
 
@@ -84,7 +89,7 @@ class Learner(Optimization):
         if metrics.get("reward/zero_spread") == 1 and outcome is not None:
             # NGRPO's advantages, for one, are not 0 in a group of equal rewards
             name = "" if self.actor.maximum(bool((outcome[1] > NO_ADVANTAGE).any())) else "reward/zero_spread"
-        if not name and metrics["policy/gradient_norm"] == 0:
+        if not name and metrics.get("policy/gradient_norm") == 0:
             name = "policy/gradient_norm"
         if name and name not in self._warned and self.accelerator.is_main_process:
             logger.warning("iteration %d taught nothing: %s", iteration, IDLE[name][self.config.model.kind])

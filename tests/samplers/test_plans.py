@@ -218,7 +218,7 @@ def test_calibration_resumes_bit_for_bit_from_plain_json() -> None:
         resumed.update(dense, mask)
     assert torch.equal(whole.etas(6, 0.4, 8, 0), resumed.etas(6, 0.4, 8, 0))
     assert whole.state_dict() == resumed.state_dict()
-    with pytest.raises(ValueError, match="levels are those of 6 steps, not of 7"):
+    with pytest.raises(ValueError, match="these are the levels of 6 steps, not of 7"):
         resumed.etas(7, 0.4, 8, 0)
 
 

@@ -73,8 +73,12 @@ class SDXL(StableDiffusion):
         embeds, _, pooled, _ = pipeline.encode_prompt(
             list(prompts), num_images_per_prompt=1, do_classifier_free_guidance=False, **options
         )
+        return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
+
+    def encode_negative(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
+        encoded = self.encode(pipeline, prompts, **options)
         if pipeline.config.force_zeros_for_empty_prompt:
             # as the pipeline does without a negative prompt
-            kept = torch.tensor([bool(prompt) for prompt in prompts]).to(embeds)
-            embeds, pooled = embeds * kept.view(-1, 1, 1), pooled * kept.view(-1, 1)
-        return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
+            kept = [float(bool(prompt)) for prompt in prompts]
+            return {name: [row * k for row, k in zip(rows, kept, strict=True)] for name, rows in encoded.items()}
+        return encoded
