@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from flowalign.errors import ConfigError, nearest
+from flowalign.errors import ConfigError, FlowalignError, nearest
 
 ALGORITHMS = {
     "flow_grpo": "flowalign.algorithms.trajectory.flow_grpo:FlowGRPO",
@@ -180,8 +180,8 @@ def resolve(table: str, name: str, where: str = "") -> Any:
         raise ConfigError(f"{place}no {kind} is called '{name}'; {nearest(name, names(table))}")
     try:
         return _imported(found)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{place}{kind} '{name}' cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:  # a module runs whatever its author wrote
+        raise ConfigError(f"{place}{kind} '{name}' cannot be imported: {_reason(error)}") from error
 
 
 def summary(table: str, name: str) -> str:
@@ -239,8 +239,20 @@ def build(table: str, name: str, arguments: Mapping[str, Any], where: str) -> An
         return target
     try:
         return target(**checked)
+    except FlowalignError:
+        raise
     except (TypeError, ValueError, OSError, ImportError) as error:
-        raise ConfigError(f"{where}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{where}: {_reason(error)}") from error
+    except (Exception, SystemExit) as error:  # its author's code
+        raise ConfigError(f"{where}: '{name}' cannot be made: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """In one line; to call sys.exit while something is made is a failure too."""
+    if isinstance(error, SystemExit):
+        return f"it calls sys.exit({error.code!r})"
+    plain = isinstance(error, ImportError | AttributeError | ValueError | TypeError | OSError)
+    return " ".join((str(error) if plain else repr(error)).split())
 
 
 def rewards_within(name: str, settings: Mapping[str, Any]) -> list[Any]:
@@ -305,7 +317,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 
 def _settings(target: type) -> dict[str, Any]:
-    """Names and types of what a class is made with; those of `**settings: Unpack[...]` among them."""
+    """Names and types of what a class is made with, `**settings: Unpack[...]` included."""
     hints = get_type_hints(target.__init__)  # type: ignore[misc]
     settings: dict[str, Any] = {}
     for name, parameter in inspect.signature(target).parameters.items():

@@ -1,11 +1,14 @@
 """What a reward is: a batch of samples in, one value a sample and named parts out."""
 
+import contextlib
 import inspect
+import logging
 import math
+import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 import torch
 from PIL import Image as PIL
@@ -14,6 +17,11 @@ from torch import Tensor
 
 from samplers.rows import Rows
 
+logger = logging.getLogger(__name__)
+
+SLOW = 60.0
+"""seconds after which a reward that has not answered is named on the screen, and again whenever they have doubled"""
+NEEDS = frozenset({"image", "text", "prompt", "metadata", "reference", "frames"})
 Kind = Literal["pointwise", "pairwise", "group", "set"]
 Metadata = Sequence[Mapping[str, Any]]
 """what is known of each sample besides its prompt"""
@@ -55,6 +63,15 @@ class Spec:
     """the same samples always get the same values, so that they may be cached"""
     scheduled: bool = False
     """the value changes over training: it has an `advance` that must be told how far training is"""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.needs, str) or not isinstance(self.needs, set | frozenset | list | tuple):
+            raise ValueError(f"a Spec's needs are a set of {', '.join(sorted(NEEDS))}; got {self.needs!r}")
+        object.__setattr__(self, "needs", frozenset(self.needs))
+        if unknown := self.needs - NEEDS:
+            raise ValueError(f"a Spec's needs are of {', '.join(sorted(NEEDS))}; got {sorted(unknown)}")
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"a Spec's kind is one of {', '.join(get_args(Kind))}; got {self.kind!r}")
 
 
 class Reward(Protocol):
@@ -113,12 +130,15 @@ class FunctionReward:
     def __init__(self, function: Callable[..., Sequence[float]], name: str | None = None) -> None:
         self.function = function
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
-        self.takes_metadata = len(inspect.signature(function).parameters) > 2
+        try:
+            self.takes_metadata = len(inspect.signature(function).parameters) > 2
+        except ValueError:  # of some functions written in C nothing is known
+            self.takes_metadata = False
         self.spec = Spec(frozenset({"image", "text", "prompt"} | ({"metadata"} if self.takes_metadata else set())))
 
     def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
         values = self.function(samples, prompts, *([metadata] if self.takes_metadata else []))
-        return Scores(torch.as_tensor(values, dtype=torch.float32).cpu())
+        return Scores(column(self.name, "values", values, len(samples)))
 
 
 UNPARSED = "unparsed"
@@ -133,8 +153,15 @@ def as_reward(reward: Reward | Callable[..., Sequence[float]]) -> Reward:
 
 
 def spec_of(reward: Any) -> Spec:
-    """What a reward says of itself."""
-    return getattr(reward, "spec", Spec())
+    """What a reward says of itself.
+
+    Raises:
+        RewardError: its `spec` is no Spec.
+    """
+    spec = getattr(reward, "spec", Spec())
+    if not isinstance(spec, Spec):
+        raise RewardError(f"reward '{reward.name}': its `spec` must be a rewards.Spec (got {_short(spec)})")
+    return spec
 
 
 def advance(reward: Any, progress: float) -> None:
@@ -167,35 +194,174 @@ class Around:
         bind(self.reward, model)
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """An error of somebody's code in one line, with its place."""
     where = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {' '.join(str(error).split())} ({where.filename}, line {where.lineno})"
 
 
 def score(reward: Reward, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
-    """Call a reward and check its answer.
+    """Call a reward and check its answer; what it does to its copies of samples, prompts and metadata stays its own.
+
+    Returns:
+        its scores as float32 on the CPU, without a gradient.
 
     Raises:
-        RewardError: a sample lacks what the reward needs, a wrong number of values, NaN or infinity; names the reward
-            and the prompt. `RewardFailed` where the reward's own code failed.
+        RewardError: a sample lacks what the reward needs, an answer of a wrong type or number, NaN or infinity; names
+            the reward and the prompt. `RewardFailed` where the reward's own code failed.
     """
     _check_needs(reward, samples, prompts, metadata)
-    try:
-        scores = reward(samples, prompts, metadata)
-    except RewardError:
-        raise
-    except Exception as error:
-        raise RewardFailed(f"reward '{reward.name}' failed: {one_line(error)}; first prompt: {prompts[0]!r}") from error
-    if scores.value.shape != (len(samples),):
-        raise RewardError(
-            f"reward '{reward.name}' returned {scores.value.numel()} values for {len(samples)} samples "
-            f"(first prompt: {prompts[0]!r})"
-        )
+    with asking(reward, prompts):
+        scores = reward(*_copies(samples, metadata, prompts))
+    scores = checked(reward.name, scores, len(samples), prompts[0] if prompts else "")
     for value, prompt in zip(scores.value.tolist(), prompts, strict=True):
         if not math.isfinite(value):
             raise RewardError(f"reward '{reward.name}' returned {value} for the prompt {prompt!r}")
     return scores
+
+
+def compare(
+    reward: PairwiseReward, first: Sequence[Any], second: Sequence[Any], prompts: Sequence[str], metadata: Metadata
+) -> Scores:
+    """Ask a reward about pairs and check its answer, as `score` does.
+
+    Raises:
+        RewardError: as `score`, and values outside [0, 1].
+    """
+    with asking(reward, prompts):
+        both, copied, records = _copies([*first, *second], metadata, prompts)
+        scores = reward.compare(both[: len(first)], both[len(first) :], copied, records)
+    scores = checked(reward.name, scores, len(first), prompts[0])
+    for value, prompt in zip(scores.value.tolist(), prompts, strict=True):
+        if not 0 <= value <= 1:
+            raise RewardError(
+                f"reward '{reward.name}' returned {value} for the prompt {prompt!r}; a comparison is worth 0 to 1"
+            )
+    return scores
+
+
+@contextlib.contextmanager
+def asking(reward: Any, prompts: Sequence[str]) -> Iterator[None]:
+    """Around a call of a reward: what fails is its own fault, and one that takes long is named in a warning.
+
+    Raises:
+        RewardFailed: its code failed, or left the program.
+    """
+    first = repr(prompts[0]) if prompts else "none"
+    within, done = _asked.__dict__.setdefault("rewards", []), threading.Event()
+    within.append(reward)
+    depth = len(within)
+
+    def watch(seconds: float) -> None:
+        waited = 0.0
+        while not done.wait(seconds - waited):
+            waited, seconds = seconds, 2 * seconds
+            # of rewards within rewards the innermost is the one to blame
+            if len(within) == depth:
+                logger.warning("reward '%s' has not answered for %g s (first prompt: %s)", reward.name, waited, first)
+
+    threading.Thread(target=watch, args=(SLOW,), name="watch", daemon=True).start()
+    try:
+        yield
+    except RewardError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise RewardFailed(f"reward '{reward.name}' failed: {one_line(error)}; first prompt: {first}") from error
+    finally:
+        done.set()
+        within.pop()
+
+
+_asked = threading.local()
+"""`rewards`: those being asked in this thread, outermost first"""
+
+
+def checked(name: str, scores: Any, count: int, first: str) -> Scores:
+    """A reward's answer about `count` samples as float32 on the CPU; NaN in a part says it does not apply.
+
+    Raises:
+        RewardError: what is wrong with it.
+    """
+    if not isinstance(scores, Scores):
+        raise RewardError(f"reward '{name}' must return rewards.Scores (got {_short(scores)})")
+    try:
+        value = column(name, "values", scores.value, count)
+        if not isinstance(scores.parts, Mapping):
+            raise RewardError(f"reward '{name}': its parts must be a dict of [{count}] (got {_short(scores.parts)})")
+        parts = {}
+        for part, values in scores.parts.items():
+            if not isinstance(part, str):
+                raise RewardError(f"reward '{name}': the name of a part must be a text (got {_short(part)})")
+            parts[part] = column(name, f"values of the part '{part}'", values, count)
+            if parts[part].isinf().any():
+                raise RewardError(f"reward '{name}': its part '{part}' is infinite")
+        weight = None if scores.weight is None else column(name, "weights", scores.weight, count)
+    except RewardError as error:
+        raise RewardError(f"{error} (first prompt: {first!r})") from error
+    if weight is not None and not ((weight >= 0) & (weight <= 1)).all():
+        raise RewardError(f"reward '{name}': its weights must be in [0, 1] (got {weight.tolist()[:8]})")
+    if scores.steps is not None and not _are_steps(scores.steps, count):
+        raise RewardError(
+            f"reward '{name}': its steps must be a list of (end, reward) for each of {count} samples "
+            f"(got {_short(scores.steps)})"
+        )
+    return Scores(value, parts, scores.steps, weight)
+
+
+def column(name: str, what: str, values: Any, count: int) -> Tensor:
+    """Numbers of a reward as float32 [count] on the CPU, without a gradient.
+
+    Raises:
+        RewardError: no numbers, or not one a sample.
+    """
+    try:
+        tensor = torch.as_tensor(values)
+        if tensor.is_complex():
+            raise TypeError
+        tensor = tensor.detach().to("cpu", torch.float32)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RewardError(f"reward '{name}' returned no numbers as {what}: {_short(values)}") from error
+    if tensor.ndim == 1 and len(tensor) != count:
+        raise RewardError(f"reward '{name}' returned {len(tensor)} {what} for {count} samples")
+    if tensor.shape != (count,):
+        raise RewardError(
+            f"reward '{name}' returned {what} of shape {list(tensor.shape)} for {count} samples; it must be [{count}]"
+        )
+    return tensor
+
+
+def _are_steps(steps: Any, count: int) -> bool:
+    try:
+        return len(steps) == count and all(
+            math.isfinite(value) and int(end) == end for row in steps for end, value in row
+        )
+    except (TypeError, ValueError):
+        return False
+
+
+def _copies(samples: Sequence[Any], metadata: Metadata, prompts: Sequence[str]) -> tuple[list[Any], list[str], Any]:
+    """Samples, prompts and metadata of a reward's own; the same picture stays one picture."""
+    made: dict[int, Image] = {}
+
+    def own(value: Any) -> Any:
+        if isinstance(value, Image):
+            if id(value) not in made:
+                made[id(value)] = value.copy()
+            return made[id(value)]
+        if isinstance(value, list | tuple):
+            return [own(item) for item in value]
+        return value
+
+    records = [{key: own(value) for key, value in record.items()} for record in metadata]
+    return [own(sample) for sample in samples], list(prompts), records
+
+
+def _short(value: Any) -> str:
+    """A value in a few words of one line."""
+    if isinstance(value, Tensor):
+        return f"a tensor {list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _check_needs(reward: Reward, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> None:

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rewards import base
 from rewards.base import (
     UNPARSED,
     Around,
     Metadata,
     PairwiseReward,
     Reward,
-    RewardError,
     Scores,
     Spec,
     as_reward,
@@ -216,14 +216,13 @@ class Games:
     def __call__(self, pairs: list[Pair]) -> list[float]:
         """The first's share of the win in each pair."""
         first, second = zip(*pairs, strict=True)
-        made = self.reward.compare(
+        made = base.compare(
+            self.reward,
             [self.samples[i] for i in first],
             [self.samples[j] for j in second],
             [self.prompts[i] for i in first],
             [self.metadata[i] for i in first],
         )
-        if made.value.shape != (len(pairs),):
-            raise RewardError(f"'{self.reward.name}' returned {made.value.numel()} values for {len(pairs)} pairs")
         self.pairs += pairs
         self.verdicts.append(made)
         return made.value.tolist()

@@ -3,7 +3,7 @@
     python scripts/build_tiny_clip.py --out rewards/shapes/tiny_clip
 
 A `CLIPModel` trained from nothing on drawn pictures and prompts of `rewards.shapes`: to tell a prompt's picture from
-those of other prompts, and from one that is wrong in a single thing (a colour, a shape, the number, the places). It
+other prompts' pictures, and from one that is wrong in a single thing (a colour, a shape, the number, the places). It
 is measured on the held-out prompts and written as float16 safetensors with its tokenizer, picture settings and
 quality.json. It loads with AutoModel, AutoTokenizer and AutoImageProcessor, so also as `pick_score`.
 """

@@ -2,7 +2,7 @@
 
     python scripts/measure_rewrites.py runs/tiny_lm-prompt_enhancer-seed0 [RUN ...]
 
-Prompts, rewards and sampling are those of the first run's evaluation; texts are the most probable ones besides.
+Prompts, rewards and sampling are as in the first run's evaluation; texts are the most probable ones besides.
 """
 
 import argparse

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pydantic import Field
 
+from flowalign.config.loader import read as read_config
 from flowalign.config.sections import Weighted
-from flowalign.runs.files import read_yaml
 from flowalign.settings import Section, parse
 
 
@@ -31,7 +31,7 @@ class RewardFile(Section):
 
 def read(path: Path) -> RewardFile:
     """The rewards of a file; of a training configuration, only its `rewards` and `server` are read."""
-    values = read_yaml(path)
+    values = read_config(path)
     if "model" in values:
         values = {key: values[key] for key in ("rewards", "server") if key in values}
     settings: RewardFile = parse(RewardFile, values)

@@ -92,7 +92,7 @@ def dppo_mask(ratio: Tensor, advantage: Tensor, divergence: Tensor, threshold: f
 
     Args:
         ratio, advantage: [N].
-        divergence: [N], of the transition from that of the sampling weights: `gaussian_kl(mean, mean_old, std)`.
+        divergence: [N], of the transition from the sampling weights' transition: `gaussian_kl(mean, mean_old, std)`.
         threshold: the divergence from which on a step may not move away any more.
 
     Returns:
@@ -121,7 +121,7 @@ def preference_loss(logit: Tensor) -> Tensor:
 
     Args:
         logit: how much more the chosen one is worth than the rejected one. For a reward the difference of its scores;
-            for a generator that of its implicit rewards (Diffusion-DPO, arXiv 2311.12908, eq. 14).
+            for a generator the difference of its implicit rewards (Diffusion-DPO, arXiv 2311.12908, eq. 14).
     """
     return -F.logsigmoid(logit)
 

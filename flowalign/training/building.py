@@ -1,11 +1,14 @@
 """The models and rewards that a configuration names, built."""
 
+import inspect
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import LoggerType
 
 from flowalign import registry
 from flowalign.actors.base import Actor
@@ -13,13 +16,13 @@ from flowalign.actors.diffusion import DiffusionActor
 from flowalign.actors.language import LanguageActor
 from flowalign.config import BaseConfig, Config, Model, Named, TextConfig, Weighted
 from flowalign.data import shipped
-from flowalign.errors import ConfigError
+from flowalign.errors import ConfigError, nearest
 from flowalign.policies.base import Policy
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.turns import AgentPolicy
 from flowalign.policies.language.vision_language import VisionLanguagePolicy
-from flowalign.policies.settings import Network
+from flowalign.policies.settings import Network, Sampling
 from flowalign.training.memory import check_precision
 from rewards import Reward, WeightedSum, as_reward, spec_of
 
@@ -42,7 +45,23 @@ def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
         attention=model.attention,
     )
     policy.save_memory(model)
+    for where, sampling in (("rollout", config.rollout), ("evaluation", config.evaluation)):
+        check_call(policy, sampling, where)
     return policy
+
+
+def check_call(policy: DiffusersPolicy, sampling: Sampling, where: str) -> None:
+    """Refuse sizes that the pipeline cannot make, before anything is sampled."""
+    call = {name: getattr(sampling, name) for name in ("height", "width", "num_frames")}
+    call = {name: size for name, size in call.items() if size is not None}
+    known = inspect.signature(type(policy.pipeline).__call__).parameters
+    for name in call:
+        if name not in known:
+            raise ConfigError(f"{where}.{name}: {type(policy.pipeline).__name__} has no {name}; leave it out")
+    try:
+        policy.family.check_size(policy.pipeline, call)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def language_policy(config: TextConfig) -> tuple[type[LanguagePolicy], dict[str, Any]]:
@@ -56,6 +75,29 @@ def language_policy(config: TextConfig) -> tuple[type[LanguagePolicy], dict[str,
     own = registry.check("environments", environment.name, environment.settings, "environment")
     make = partial(registry.resolve("environments", environment.name, "environment"), **own)
     return AgentPolicy, settings | {"environment": make, "turns": environment.turns}
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuse trackers that accelerate does not know, or would leave out since they are not installed."""
+    if not names:
+        return
+    known = {tracker.value: tracker for tracker in LoggerType}
+    there = {*get_available_trackers(), LoggerType.ALL}
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"trackers: there is no '{name}'; {nearest(name, known)}")
+        if known[name] not in there:
+            raise ConfigError(f"trackers: '{name}' is not installed; pip install {name}, or leave it out")
+
+
+def check_media(reward: Reward, kind: str) -> None:
+    """Refuse rewards that look at texts where pictures are made, and the other way round."""
+    for one in reward.rewards if isinstance(reward, WeightedSum) else [reward]:
+        needs = spec_of(one).needs
+        texts, pictures = "text" in needs, bool(needs & {"image", "frames"})
+        if (texts or pictures) and not (texts if kind == "text" else pictures):
+            own, made = ("texts", "pictures") if texts else ("pictures", "texts")
+            raise ConfigError(f"rewards: '{one.name}' scores {own}, and this model makes {made}")
 
 
 def build_actor(config: BaseConfig, policy: Any, reward: Reward, accelerator: Accelerator) -> Actor:

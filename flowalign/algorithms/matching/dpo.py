@@ -2,7 +2,7 @@
 
 Data: a prompt, the picture that was chosen and the one that was not, as the gallery's votes are exported. Both
 pictures of a pair are noised by the same noise to the same level. Loss: -log sigmoid of how much more the policy's
-error than the reference's fell on the chosen one than on the rejected one. For a flow model the error is that of the
+error than the reference's fell on the chosen one than on the rejected one. For a flow model it is the error of the
 velocity (Flow-DPO, arXiv 2501.13918, with constant beta, which its authors found better than beta (1 - t)^2).
 
 A group is a pair; its members are noise levels, drawn from equal parts of (0, 1) and then shifted as the pipeline

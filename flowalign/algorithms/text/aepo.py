@@ -1,7 +1,7 @@
 """AEPO: the policy's entropy held at a target (arXiv 2510.08141, and the authors' code).
 
 Rollout: one more text of each prompt, sampled at a high temperature while the entropy is below its target and at a
-low one while above. Loss: GRPO's, plus `coefficient` times REINFORCE with advantage 1 on those of these texts whose
+low one while above. Loss: GRPO's, plus `coefficient` times REINFORCE with advantage 1 on such texts whose
 advantage in their group is above 0.05: right ones, where not all are. Above the target the coefficient is half.
 
 Departures: the authors sample a quarter of the prompts as often as a group is large, take the advantage among these

@@ -58,7 +58,9 @@ const gallery = (() => {
     Math.max(picture.width, picture.height) > data.thumbnail ? "thumbnails/" + picture.name + ".jpg" : address(picture);
   const shortened = (words) => (words.length > 150 ? words.slice(0, 150) + "…" : words);
 
-  // a picture or a clip; small ones keep their pixels sharp when enlarged
+  // small pictures keep their pixels sharp when enlarged
+  const small = (width, height) => Math.max(width, height) <= 128;
+  // a picture or a clip
   function image(source, alt, attributes = {}) {
     if (/\.(mp4|webm)$/.test(source)) {
       const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
@@ -67,7 +69,7 @@ const gallery = (() => {
       clip.muted = true;
       return clip;
     }
-    const sharpen = () => view.classList.toggle("pixels", Math.max(view.naturalWidth, view.naturalHeight) <= 128);
+    const sharpen = () => view.classList.toggle("pixels", small(view.naturalWidth, view.naturalHeight));
     const view = element("img", { src: source, alt, decoding: "async", onload: sharpen, ...attributes });
     return view;
   }
@@ -154,5 +156,5 @@ const gallery = (() => {
     }
   }
 
-  return { data, element, svg, text, number, signed, rows, columns, score, gain, clip, thumbnail, shortened, image, written, full, select, views, go, link, remember, show, keys, nearest, warned, warnings, notes };
+  return { data, element, svg, text, number, signed, rows, columns, score, gain, clip, thumbnail, shortened, small, image, written, full, select, views, go, link, remember, show, keys, nearest, warned, warnings, notes };
 })();

@@ -8,8 +8,8 @@ gallery.views.grid = (main, settings) => {
     return;
   }
   const CAPTION = 40, CELL_TEXT = 24, GAP = 8, MARGIN = 2;
-  // set by measure(): pixels of a picture, a column, a row and a lane; rows with few columns stand in several lanes
-  let side, width, height, lane, lanes;
+  // set by measure(): pixels of the room, a picture, a column, a row and a lane; rows with few columns stand in several lanes
+  let room, side, width, height, lane, lanes;
   const number_of = Object.fromEntries(data.scores.map((name, i) => [name, i]));
   const chosen = {
     text: "", category: "", score: data.scores.includes("reward") ? "reward" : data.scores[0] ?? "",
@@ -42,7 +42,7 @@ gallery.views.grid = (main, settings) => {
   body.setAttribute("aria-colcount", columns.length);
 
   function measure() {
-    const room = scroller.clientWidth;
+    room = scroller.clientWidth;
     side = Math.min(144, Math.max(innerWidth < 600 ? 104 : 136, Math.floor(room / columns.length) - GAP));
     width = side + GAP;
     height = CAPTION + side + CELL_TEXT + GAP * 2;
@@ -93,7 +93,7 @@ gallery.views.grid = (main, settings) => {
     }
     const value = gallery.score(picture, index), gained = columns[column].base === column ? null : gallery.gain(row, column, index);
     const words = `${columns[column].label}, ${chosen.score} ${number(value)}${gained === null ? "" : `, gain ${signed(gained)}`}: ${gallery.shortened(row.prompt)}`;
-    const view = picture.text === null ? gallery.image(gallery.thumbnail(picture), words, gallery.clip(picture) ? { autoplay: false } : {})
+    const view = picture.text === null ? gallery.image(gallery.thumbnail(picture), words, gallery.clip(picture) ? { autoplay: false } : { class: gallery.small(picture.width, picture.height) ? "pixels" : null })
       : gallery.written(gallery.shortened(picture.text), { title: words });
     view.style.height = view.style.width = side + "px";
     box.append(view, element("span", { class: "value" }, number(value),
@@ -101,14 +101,15 @@ gallery.views.grid = (main, settings) => {
     return box;
   }
 
+  // asks the page for its measures once, before it changes anything: each question after a change is a layout of its own
   const drawn = new Map();
-  function draw() {
+  function draw(passing = false) {
     head.style.transform = `translateX(${-scroller.scrollLeft}px)`;
     const top = Math.max(0, -body.getBoundingClientRect().top), view = innerHeight;
     const first = lanes * Math.max(0, Math.floor(top / height) - MARGIN);
     const last = Math.min(shown.length, lanes * (Math.ceil((top + view) / height) + MARGIN + 1)) - 1;
     const left = scroller.scrollLeft;
-    const from = Math.max(0, Math.floor(left / width) - MARGIN), to = Math.min(columns.length - 1, Math.ceil((left + scroller.clientWidth) / width) + MARGIN);
+    const from = Math.max(0, Math.floor(left / width) - MARGIN), to = Math.min(columns.length - 1, Math.ceil((left + room) / width) + MARGIN);
     for (const [position, line] of drawn) {
       if (position < first || position > last) { line.node.remove(); drawn.delete(position); }
     }
@@ -125,11 +126,12 @@ gallery.views.grid = (main, settings) => {
         node.style.left = (position % lanes) * lane + "px";
         node.style.width = columns.length * width + "px";
         node.style.height = height + "px";
-        node.firstChild.style.width = Math.min(scroller.clientWidth, columns.length * width) - GAP + "px";
+        node.firstChild.style.width = Math.min(room, columns.length * width) - GAP + "px";
         body.append(node);
         line = { node, cells: new Map() };
         drawn.set(position, line);
       }
+      if (passing) continue;
       for (const [column, node] of line.cells) {
         if (column < from || column > to) { node.remove(); line.cells.delete(column); }
       }
@@ -202,9 +204,18 @@ gallery.views.grid = (main, settings) => {
     if (box) open(shown[box.dataset.row], Number(box.dataset.column));
   });
 
-  let waiting = false;
+  let waiting = false, before = 0;
   const soon = () => {
-    if (!waiting) { waiting = true; requestAnimationFrame(() => { waiting = false; draw(); }); }
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => {
+      waiting = false;
+      // rows that fly past, a screen or more in a frame, get their captions; their pictures come where the page rests
+      const passing = Math.abs(scrollY - before) >= innerHeight;
+      before = scrollY;
+      draw(passing);
+      if (passing) setTimeout(soon, 100);
+    });
   };
   const again = () => { measure(); clear(); soon(); };
   addEventListener("scroll", soon, { passive: true });

@@ -1,6 +1,8 @@
 """Trajectories with what is needed to score their transitions again."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,27 +12,72 @@ from torch.utils._pytree import tree_flatten
 from flowalign.data import Source
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion.conditions import Conditions, Ragged
+from flowalign.policies.diffusion.dense import Dense, dense, film
+from flowalign.runs.show import Grid
+from rewards import Reward
 from samplers import Rows, Trajectory
 from samplers.kernels import Kernel
 
 
-@dataclass
+@dataclass(repr=False)
 class Rollout(Rows):
     """B sampled trajectories and what is needed to score them again."""
 
     trajectory: Trajectory
     conditions: Conditions | Ragged
     prompts: list[str]
-    guidance: float
+    guidance: tuple[float, ...]
+    """classifier-free scale of each network, or one for all"""
     kernel: Kernel
     sources: list[Source | None]
     first_frames: Tensor | None = None
     """[B, C, F, H, W] latents that were not sampled but come from a picture; None where all were sampled"""
+    unlearned: int = 0
+    """how many of the last steps are not learned from, though they may be stochastic"""
+    policy: Any = field(default=None, compare=False)
+    """the `DiffusersPolicy` that sampled it"""
+
+    def __repr__(self) -> str:
+        batch, steps = self.mask.shape
+        return f"Rollout({batch} samples of {steps} steps, {int(self.mask.any(0).sum())} of them stochastic)"
+
+    @cached_property
+    def images(self) -> list[Any]:
+        """The finished pictures, or videos as lists of them."""
+        return self.policy.decode(self)
+
+    @property
+    def log_prob(self) -> Tensor:
+        """[B, T] of the steps taken, the mean over a step's elements; 0 at deterministic ones."""
+        return self.trajectory.log_prob
+
+    def show(self) -> None:
+        """Show the finished pictures: in the cell of a notebook, else in the system's viewer."""
+        Grid([self.images], [self.prompts]).show()
+
+    def _repr_html_(self) -> str:
+        return Grid([self.images], [self.prompts])._repr_html_()
+
+    def dense(
+        self, reward: Reward | Callable[..., Sequence[float]], metadata: Sequence[Mapping[str, Any]] = ()
+    ) -> Dense:
+        """What each state is worth: the reward of its completion by the ODE.
+
+        Args:
+            reward: a reward, or any function (samples, prompts) -> list of floats.
+            metadata: of the samples' prompts, for rewards that need them.
+        """
+        return dense(self, reward, metadata)
+
+    def film(self, sample: int) -> Grid:
+        """What each state of a sample would end in, from the start noise to the finished picture."""
+        return film(self.take([sample]))
 
     @property
     def mask(self) -> Tensor:
-        """[B, T] bool: the stochastic steps."""
-        return self.trajectory.mask
+        """[B, T] bool: the stochastic steps that are learned from."""
+        mask = self.trajectory.mask
+        return mask & (torch.arange(mask.shape[1], device=mask.device) < mask.shape[1] - self.unlearned)
 
     def branch(self, trajectory: Trajectory, samples: Tensor) -> "Rollout":
         """A rollout of other trajectories under the conditions of these samples, [N] indices."""

@@ -301,7 +301,7 @@ class LanguagePolicy(Policy[TextRollout]):
         tolerance = 1e-3 if self.dtype == torch.float32 else 0.5
         if not difference <= tolerance:
             raise FlowalignError(
-                f"log-probabilities of a forward pass differ from those of sampling by {difference:.2g} "
+                f"log-probabilities of a forward pass differ from the sampled ones by {difference:.2g} "
                 f"(at most {tolerance:g} is numerical noise)"
             )
         return difference

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flowalign.actors.base import Actor
 from flowalign.algorithms.base import Algorithm
-from flowalign.errors import ConfigError
+from flowalign.errors import ConfigError, FlowalignError
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from flowalign.training.learner import Learner
 
@@ -73,7 +73,14 @@ class ZeroLearner(Learner):
 
     def _step(self) -> Tensor:
         self.engine.step()
-        return torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32)
+        norm = torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32)
+        if not torch.isfinite(norm):
+            # the engine has moved the weights by it
+            raise FlowalignError(
+                f"the gradients' norm is {norm.item()}, and DeepSpeed does not skip such updates; --resume goes on "
+                "from the last checkpoint, with a lower training.optimizer.learning_rate or model.dtype: float32"
+            )
+        return norm
 
     @contextlib.contextmanager
     def _gathered(self) -> Iterator[None]:

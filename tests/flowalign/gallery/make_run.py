@@ -32,8 +32,9 @@ def draw(prompt: str, quality: float, seed: int, side: int) -> Image.Image:
         pen.rectangle(box, fill=colour)
     spot = max(1, side // 16)
     for _ in range(round((1 - quality) * 60)):
-        x, y = noise.randrange(side), noise.randrange(side)
-        pen.rectangle([x, y, x + spot, y + spot], fill=tuple(noise.randrange(256) for _ in range(3)))
+        x, y, *colour = noise.randbytes(5)
+        x, y = x * side // 256, y * side // 256
+        pen.rectangle([x, y, x + spot, y + spot], fill=tuple(colour))
     return picture
 
 

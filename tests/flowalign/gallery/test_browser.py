@@ -409,12 +409,24 @@ def test_votes_by_keys_are_exported_and_read_back(open_page, maker, tmp_path):
         server.stdout.close()
 
 
-def test_ten_thousand_pictures(open_page, maker, tmp_path):
-    """The stated limits: build 60 s, after one more checkpoint 5 s, first view 2 s, and no stalls while scrolling.
+SCROLL = """async ([step, screens]) => { scrollTo(0, 0);
+  for (let i = 0; i < screens; i++) { scrollBy(0, step); await new Promise(requestAnimationFrame); } }"""
 
-    Building is measured in CPU seconds over all threads, which a busy machine does not change.
+JUMP = """async (top) => { scrollTo(0, top); await new Promise(requestAnimationFrame); await new Promise(setTimeout);
+  return ['.row', '.cell'].map((name) => document.querySelectorAll(name).length); }"""
+
+
+def test_ten_thousand_pictures(open_page, maker, tmp_path):
+    """The stated limits: build 60 s, after one more checkpoint 5 s, first view 1.5 s, a screen of scrolling 0.2 s.
+
+    All are CPU seconds, of building over all threads, of the page on its main thread, which other work on the machine
+    hardly changes. A page with every picture in its document needs 3 s for its first view and 0.3 s a screen, and
+    that if the browser is told to load only those in the window.
     """
-    run = maker.make_run(tmp_path / "run", prompts=500, moments=20)
+    run = maker.make_run(tmp_path / "run", prompts=500, moments=1)
+    first = run / "samples" / "iteration-000000"
+    for moment in range(1, 20):
+        shutil.copytree(first, first.with_name(f"iteration-{10 * moment:06d}"), copy_function=os.link)
     begin = time.process_time()
     index = build([run], tmp_path / "out")
     assert time.process_time() - begin < 60
@@ -422,18 +434,25 @@ def test_ten_thousand_pictures(open_page, maker, tmp_path):
     begin = time.process_time()
     build([run], tmp_path / "out")
     assert time.process_time() - begin < 5
-    times = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        page = open_page(f"file://{index}")
+    page = open_page(f"file://{index}")
+    counters = page.context.new_cdp_session(page)
+    counters.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def cost(work: Callable[[], Any]) -> tuple[float, int]:
+        """CPU seconds and layouts until every picture in the document is there."""
+        before = {m["name"]: m["value"] for m in counters.send("Performance.getMetrics")["metrics"]}
+        work()
         page.wait_for_selector(".cell img")
         settle(page)
-        times.append(time.perf_counter() - begin)
-    assert min(times) < 2, times
+        after = {m["name"]: m["value"] for m in counters.send("Performance.getMetrics")["metrics"]}
+        return after["TaskDuration"] - before["TaskDuration"], after["LayoutCount"] - before["LayoutCount"]
+
+    first_view, _ = cost(page.reload)
+    assert first_view < 1.5
+    seconds, layouts = cost(lambda: page.evaluate(SCROLL, [400, 20]))
+    assert seconds / 10 < 0.2
+    assert layouts < 1.5 * 20, "a frame asks for its layout once"
     assert page.evaluate("document.querySelectorAll('*').length") < 3000
-    scroll = """async () => { const times = []; let last = performance.now(); scrollTo(0, 0);
-        for (let i = 0; i < 60; i++) { scrollBy(0, 900); await new Promise(requestAnimationFrame);
-          const now = performance.now(); times.push(now - last); last = now; } return times.sort((a, b) => a - b); }"""
-    # what stalls the page stalls every pass; what stalls a shared machine does not
-    slow = [page.evaluate(scroll)[60 * 9 // 10] for _ in range(3)]
-    assert min(slow) < 200, slow
+    rows, cells = page.evaluate(JUMP, 50_000)
+    assert rows and not cells, "rows that fly past load no pictures"
+    wait(page, "document.querySelectorAll('.cell img').length > 20")

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,10 +20,13 @@ import yaml
 from diffusers import StableDiffusion3Pipeline
 from safetensors.torch import load_file
 
+from flowalign.cli.launch import load_for_sampling
 from flowalign.config import load
 from flowalign.data import ASSETS
-from flowalign.errors import ConfigError
-from flowalign.training import Trainer
+from flowalign.errors import ConfigError, FlowalignError
+from flowalign.runs.checkpoint import Checkpoints
+from flowalign.training import Trainer, signals
+from flowalign.training.signals import Stopped
 from rewards import RewardError
 from tests.flowalign.training.small_run import settings
 
@@ -172,11 +176,148 @@ def test_a_run_is_not_written_over(uninterrupted: Path) -> None:
 
 
 def test_resuming_a_finished_run_changes_nothing(uninterrupted: Path, tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(uninterrupted, tmp_path / "copy")
     run(tmp_path / "copy", resume=True, **WITH_EVALUATION, **{"training.ema_decay": 0.9})
     assert_same_run(tmp_path / "copy", uninterrupted)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model.lora.rank": 4}, "model.lora.rank: the run was trained with 2 and cannot go on with 4"),
+        ({"model.lora": None}, "model.lora: the run was trained with a LoRA and cannot go on with all weights"),
+        ({"training.ema_decay": None}, "training.ema_decay: .* an average and cannot go on with no average"),
+        ({"data.selection": {"name": "sec"}}, "data.selection.name: .* shuffled and cannot go on with sec"),
+        ({"algorithm": {"name": "dance_grpo"}}, "algorithm.name: .* flow_grpo and cannot go on with dance_grpo"),
+        ({"rollout.plan": {"name": "calibrated"}}, "rollout.plan.name: .* cannot go on with calibrated"),
+    ],
+)
+def test_a_run_does_not_go_on_with_what_would_not_fit(uninterrupted: Path, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Trainer(
+            settings(uninterrupted, **{**WITH_EVALUATION, "training.ema_decay": 0.9, **changes}),
+            reward=brightness,
+            resume=True,
+        )
+
+
+def test_a_run_that_goes_on_says_what_is_set_otherwise_and_serves_its_newest_weights(
+    uninterrupted: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(uninterrupted, tmp_path / "copy")
+    folder = tmp_path / "copy" / "run"
+    first = (folder / "config.yaml").read_text()
+    changes = {**WITH_EVALUATION, "training.ema_decay": 0.9, "training.seed": 7, "training.iterations": 6}
+
+    def failing(images: list, prompts: list[str]) -> list[float]:
+        raise RuntimeError
+
+    # damaged behind the run's back: it goes on from iteration 3
+    (folder / "checkpoints" / "checkpoint-000004" / "optimizer.safetensors").write_bytes(b"damaged")
+    calls = 0
+
+    def later(images: list, prompts: list[str]) -> list[float]:
+        nonlocal calls
+        calls += 1
+        return brightness(images, prompts) if calls < 5 else failing(images, prompts)
+
+    with pytest.raises(RewardError):
+        run(tmp_path / "copy", later, resume=True, **changes)
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("flowalign")]
+    assert "checkpoint-000004 is damaged (optimizer.safetensors is not as it was written)" in said[0]
+    assert said[1].endswith("goes on with other settings: training.iterations: 4 -> 6; training.seed: 0 -> 7")
+    assert (folder / "config-until-000003.yaml").read_text() == first
+    assert load(folder / "config.yaml").training.seed == 7
+    # the run did not come to its end, and its LoRA is that of its newest checkpoint all the same
+    newest = Checkpoints(folder / "checkpoints", keep=2).newest()
+    assert newest is not None and newest.name == "checkpoint-000004"
+    [served] = (folder / "lora").iterdir()
+    assert (
+        served.read_bytes()
+        == (newest / served.name).read_bytes()
+        != (uninterrupted / "run" / "lora").joinpath(served.name).read_bytes()
+    )
+    assert served.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_ends_the_run_with_a_checkpoint(
+    number: signal.Signals, uninterrupted: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    calls = 0
+
+    def interrupted(images: list, prompts: list[str]) -> list[float]:
+        nonlocal calls
+        calls += len(images) == 8
+        if calls == 2 and len(images) == 8:
+            signal.raise_signal(number)
+        return brightness(images, prompts)
+
+    changes = {**WITH_EVALUATION, "training.ema_decay": 0.9, "training.checkpoint_every": 0}
+    before = signal.getsignal(number)
+    with pytest.raises(Stopped, match=rf"{number.name}: left after 2 of 4 iterations; --resume goes on") as left:
+        run(tmp_path, interrupted, **changes)
+    assert left.value.exit_code == 75 and signal.getsignal(number) is before
+    assert f"{number.name}: a checkpoint after this iteration" in capfd.readouterr().err
+    if number == signal.SIGTERM:
+        run(tmp_path, resume=True, **changes | {"training.checkpoint_every": 1})
+        assert_same_run(tmp_path, uninterrupted)
+
+
+def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "ONCE", 0.02)
+    child = os.fork()
+    if child == 0:
+        with signals.Signals(announce=False) as seen:
+            # the second one is the launcher's copy of the first
+            for wait in (0, 0, 0.05):
+                time.sleep(wait)
+                os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(seen.received is None)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM
+
+
+def test_a_reward_that_leaves_python_is_an_error(tmp_path: Path) -> None:
+    def leaving(images: list, prompts: list[str]) -> list[float]:
+        sys.exit(0)
+
+    with pytest.raises(FlowalignError, match=r"iteration 0: .*test_trainer.py, line \d+, called sys.exit\(0\)"):
+        run(tmp_path, leaving)
+    with pytest.raises(ConfigError, match=r"rewards.0: it calls sys.exit\(0\)"):
+        run(tmp_path, None, rewards=[{"name": f"{__name__}:Leaving"}])
+
+
+class Leaving:
+    """A reward whose constructor leaves Python."""
+
+    name = "leaving"
+
+    def __init__(self) -> None:
+        sys.exit(0)
+
+
+def test_a_run_that_starts_again_forgets_what_was_killed_before_its_first_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = 0
+
+    def failing(images: list, prompts: list[str]) -> list[float]:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise RuntimeError
+        return brightness(images, prompts)
+
+    changes = {"training.checkpoint_every": 0, "training.iterations": 3}
+    with pytest.raises(RewardError):
+        run(tmp_path, failing, **changes)
+    assert len(records(tmp_path)) == 2
+    (tmp_path / "run" / "samples" / "iteration-000002").mkdir(parents=True)
+    run(tmp_path, resume=True, **changes)
+    assert "nothing to resume" in caplog.text
+    assert [line["iteration"] for line in records(tmp_path)] == [0, 1, 2]
+    assert not (tmp_path / "run" / "samples").exists()
 
 
 def test_full_fine_tuning_with_kl(tmp_path: Path, tiny_policy: Callable[..., Any]) -> None:
@@ -190,6 +331,10 @@ def test_full_fine_tuning_with_kl(tmp_path: Path, tiny_policy: Callable[..., Any
     made = plain.sample(["a red circle"], [1], steps=2).trajectory.final
     expected = trainer.policy.sample(["a red circle"], [1], steps=2).trajectory.final
     assert torch.equal(made, expected)
+    # a run that has not come to its end has no export
+    shutil.rmtree(tmp_path / "run" / "model")
+    policy, _ = load_for_sampling(str(tmp_path / "run"), None, "float32")
+    assert torch.equal(policy.sample(["a red circle"], [1], steps=2).trajectory.final, expected)
 
 
 def test_kl_to_the_reference_with_lora_keeps_no_second_copy(tmp_path: Path) -> None:
