@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from flowalign.cli.reward_file import read
 from flowalign.cli.rewards import reward_check, reward_server
+from flowalign.config.rewards import build_reward
 from flowalign.errors import ConfigError
-from flowalign.training.building import build_reward
 from rewards.remote import RemoteReward
 from rewards.shapes import draw, heldout_requests, sample_requests
 
