@@ -232,6 +232,21 @@ class LanguageAlgorithm(PolicyGradient):
             values[name] = divergence
         return total, {name: masked_mean(each, mask) for name, each in values.items()}
 
+    def few(self, experience: Experience) -> Tensor:
+        return experience.items[:4]
+
+    def replay(self, policy: LanguagePolicy, experience: Experience, items: Tensor, keep: bool) -> Tensor:
+        rows, rollout, own = items[:, 0], experience.rollout, len(experience.batch)
+        # texts that were not sampled come after the batch's own
+        fresh = experience.fresh[rows.clamp(max=own - 1)] & (rows < own)
+        log_prob = policy.log_probs(rollout, rows)[0].detach()
+        log_ratio, mask = log_prob - rollout.log_prob[rows], rollout.mask[rows]
+        if keep:
+            rollout.log_prob[rows[fresh]] = log_prob.where(mask, 0)[fresh]
+        if self.loss_looks_at == "action":
+            log_ratio = log_ratio.abs()
+        return masked_mean(log_ratio, mask).where(fresh, torch.nan)[:, None]
+
     def token_losses(self, experience: Experience, rows: Tensor, tokens: Actions) -> tuple[Tensor, dict[str, Tensor]]:
         """[N, T] losses of these rows' tokens, and values for the metrics by name."""
         losses: tuple[Tensor, dict[str, Tensor]] = self.loss_of(tokens)
