@@ -1,6 +1,5 @@
 """The models and rewards that a configuration names, built."""
 
-import inspect
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -19,6 +18,7 @@ from flowalign.data import shipped
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.base import Policy
 from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.diffusion.storage import check_arguments
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.turns import AgentPolicy
 from flowalign.policies.language.vision_language import VisionLanguagePolicy
@@ -39,6 +39,9 @@ def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
         return kind.from_pretrained(path, config.model.dtype, device, **settings)
     assert isinstance(config, Config)
     model = config.model
+    sizes = {"rollout": _sides(config.rollout), "evaluation": _sides(config.evaluation)}
+    for where, sides in sizes.items():
+        check_arguments(path, sides, where)
     policy = DiffusersPolicy.from_pretrained(
         path,
         model.dtype,
@@ -48,23 +51,18 @@ def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
         attention=model.attention,
     )
     policy.save_memory(model)
-    for where, sampling in (("rollout", config.rollout), ("evaluation", config.evaluation)):
-        check_call(policy, sampling, where)
+    for where, sides in sizes.items():
+        try:
+            policy.family.check_size(policy.pipeline, sides)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
     return policy
 
 
-def check_call(policy: DiffusersPolicy, sampling: Sampling, where: str) -> None:
-    """Refuse sizes that the pipeline cannot make, before anything is sampled."""
-    call = {name: getattr(sampling, name) for name in ("height", "width", "num_frames")}
-    call = {name: size for name, size in call.items() if size is not None}
-    known = inspect.signature(type(policy.pipeline).__call__).parameters
-    for name in call:
-        if name not in known:
-            raise ConfigError(f"{where}.{name}: {type(policy.pipeline).__name__} has no {name}; leave it out")
-    try:
-        policy.family.check_size(policy.pipeline, call)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+def _sides(sampling: Sampling) -> dict[str, Any]:
+    """The sizes that are asked for."""
+    sides = {name: getattr(sampling, name) for name in ("height", "width", "num_frames")}
+    return {name: size for name, size in sides.items() if size is not None}
 
 
 def language_policy(config: TextConfig) -> tuple[type[LanguagePolicy], dict[str, Any]]:

@@ -225,7 +225,8 @@ def test_a_run_that_goes_on_says_what_is_set_otherwise_and_serves_its_newest_wei
         run(tmp_path / "copy", later, resume=True, **changes)
     said = [record.getMessage() for record in caplog.records if record.name.startswith("flowalign")]
     assert "checkpoint-000004 is damaged (optimizer.safetensors is not as it was written)" in said[0]
-    assert said[1].endswith("goes on with other settings: training.iterations: 4 -> 6; training.seed: 0 -> 7")
+    assert "goes on with other settings: rewards" in said[1]
+    assert said[1].endswith("training.iterations: 4 -> 6; training.seed: 0 -> 7")
     assert (folder / "config-until-000003.yaml").read_text() == first
     assert load(folder / "config.yaml").training.seed == 7
     # the run did not come to its end, and its LoRA is that of its newest checkpoint all the same
