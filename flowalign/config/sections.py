@@ -147,8 +147,8 @@ class BaseConfig(Section):
 
     model: Network
     data: Data
-    rewards: list[Weighted] = Field(min_length=1)
-    """weighted sum; each has `name`, optional `weight`, and its own settings"""
+    rewards: list[Weighted] = []
+    """weighted sum; each has `name`, optional `weight`, and its own settings. None where a reward is given in Python"""
     algorithm: Named
     rollout: Section = Section()
     evaluation: Heldout = Heldout()
@@ -163,6 +163,8 @@ class BaseConfig(Section):
     def build_algorithm(self) -> Any:
         """The algorithm with its settings checked."""
         kind = registry.resolve("algorithms", self.algorithm.name)
+        if not hasattr(kind, "Settings"):
+            raise ConfigError(f"algorithm: '{self.algorithm.name}' is no algorithm (docs/extending.md)")
         return kind(parse(kind.Settings, self.algorithm.settings, "algorithm"))
 
     def check(self, processes: int) -> None:
@@ -193,8 +195,11 @@ class BaseConfig(Section):
         }
         for where, rewards in places.items():
             for i, named in enumerate(rewards):
-                registry.check("rewards", named.name, named.settings, f"{where}.{i}")
-        registry.build("selections", self.data.selection.name, self.data.selection.settings, "data.selection")
+                if not named.name.startswith(registry.GIVEN):
+                    registry.check("rewards", named.name, named.settings, f"{where}.{i}")
+        chosen = self.data.selection
+        if not hasattr(registry.build("selections", chosen.name, chosen.settings, "data.selection"), "picks"):
+            raise ConfigError(f"data.selection: '{chosen.name}' is no selection (docs/extending.md)")
         self.data.kept(algorithm.read(self.data))
         refilled = [key for key in ("dynamic_sampling", "replay") if getattr(self.data, key) is not None]
         if refilled and not algorithm.refills:

@@ -84,7 +84,7 @@ class Checkpoints:
         Raises:
             FlowalignError: all are damaged.
         """
-        problems = {}
+        problems: dict[Path, str] = {}
         for path in reversed(self._until(until)):
             problem = damage(path)
             if problem is None:
@@ -96,7 +96,7 @@ class Checkpoints:
         if problems:
             listed = "; ".join(f"{path.name}: {problem}" for path, problem in problems.items())
             raise FlowalignError(
-                f"every checkpoint in {self.folder} is damaged ({listed}); name=... starts another run"
+                f"every checkpoint of {self.folder} is damaged ({listed}); name=... starts another run"
             )
         return None
 

@@ -19,13 +19,14 @@ from flowalign.actors.draw import Draw
 from flowalign.actors.language import LanguageActor
 from flowalign.algorithms import base
 from flowalign.algorithms.policy_gradient import Experience, PolicyGradient, PolicyGradientSettings
-from flowalign.config import Named, TextConfig
+from flowalign.config import Data, Named, TextConfig
 from flowalign.core.aggregation import Aggregation, action_weights
 from flowalign.core.divergences import KLEstimate, sampled_kl
 from flowalign.core.entropy import entropy_modulated, uncertain, unlikeliness
 from flowalign.core.losses import LooksAt
 from flowalign.core.off_policy import Level, Rule, correction
 from flowalign.core.record import Actions, Record, masked_mean, masked_sum
+from flowalign.data import Prompts
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
@@ -83,6 +84,13 @@ class LanguageAlgorithm(PolicyGradient):
     takes_turns: ClassVar[bool] = True
     """every text is sampled, so that it may be an episode with an environment"""
     unit = "texts"
+
+    def read(self, data: Data) -> Prompts:
+        prompts, key = super().read(data), getattr(self.settings, "demonstration", None)
+        for text, record in zip(prompts.texts, prompts.metadata, strict=True):
+            if key is not None and key not in record:
+                raise ConfigError(f"data.prompts: no '{key}' with the prompt {text[:60]!r} to learn from")
+        return prompts
 
     def check(self, config: TextConfig) -> None:
         if config.environment is not None and not self.takes_turns:

@@ -8,6 +8,7 @@ the settings name.
 
 from dataclasses import dataclass
 from functools import cached_property
+from types import UnionType
 from typing import ClassVar, Literal
 
 import torch
@@ -86,7 +87,7 @@ class TrajectoryAlgorithm(PolicyGradient):
     Settings: ClassVar[type[base.AlgorithmSettings]] = PolicySettings
     settings: PolicySettings
     unit = "stochastic steps"
-    plan: ClassVar[tuple[type, str] | None] = None
+    plan: ClassVar[tuple[type | UnionType, str] | None] = None
     """the kind of plan that it needs, and an example"""
 
     def check(self, config: Config) -> None:

@@ -99,11 +99,11 @@ def test_noise_at_the_last_step_can_go_without_learning(tmp_path: Path):
 
 def test_a_trees_edges_are_credited_and_pruned_as_the_authors_do(tmp_path: Path):
     """Their code normalises the nodes of a depth by torch's std + 1e-8, and leaves out depths and leaves after that."""
-    plain = trainer("branch_grpo", tmp_path / "plain")
-    pruning = "algorithm.pruning={depths: [4, 5], every: 2, stop: 2, width: extremes, keep: 0.25}"
-    pruned = trainer("branch_grpo", tmp_path / "pruned", pruning)
-    batch = draw_batch(plain.prompts, 5, 2, 8, 0, share_start_noise=True)
-    whole, part = (run.algorithm.collect(run.actor, Draw(run.actor, batch)) for run in (plain, pruned))
+    run = trainer("branch_grpo", tmp_path)
+    batch = draw_batch(run.prompts, 5, 2, 8, 0, share_start_noise=True)
+    whole = run.algorithm.collect(run.actor, Draw(run.actor, batch))
+    run.algorithm.settings.pruning = Pruning(depths=[4, 5], every=2, stop=2, width="extremes", keep=0.25)
+    part = run.algorithm.collect(run.actor, Draw(run.actor, batch))
     rewards, nodes = whole.scores.value.tolist(), whole.rollout.trajectory.numbered().tolist()
     for tree in (range(8), range(8, 16)):
         order = sorted(tree, key=lambda leaf: -rewards[leaf])
