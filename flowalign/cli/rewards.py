@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from flowalign.cli.modules import find_beside
 from flowalign.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ def reward_server(
     from flowalign.config.rewards import build_reward
     from rewards.server import serve
 
+    find_beside(config)
     settings = read(config)
     server = settings.server
     host, port = host or server.host, port or server.port
@@ -54,6 +56,7 @@ def reward_check(
 
     console = Console()
     failed = False
+    find_beside(config)
     for named in read(config).rewards:
         reward = build_reward([named.model_copy(update={"weight": 1.0})])
         table = Table(title=reward.name, title_justify="left")
