@@ -155,6 +155,10 @@ TABLES: dict[str, dict[str, str] | str] = {
 """names to paths, or the path of a table that stands with what it names"""
 
 
+GIVEN = "python:"
+"""what a name begins with that stands for an object handed over in Python, which cannot be built again"""
+
+
 def names(table: str) -> Mapping[str, Any]:
     """The names of a table, each with its path or with what it stands for."""
     entries = TABLES[table]
@@ -173,6 +177,12 @@ def resolve(table: str, name: str, where: str = "") -> Any:
         where: the name stands in the configuration, for messages.
     """
     place, kind = f"{where}: " if where else "", "loss" if table == "losses" else table[:-1]
+    if name.startswith(GIVEN):
+        own = name.removeprefix(GIVEN)
+        raise ConfigError(
+            f"{place}the {kind} '{own}' was handed over in Python and cannot be built from its name; hand it over "
+            f"again ({kind}=...), or write it in a file and name it there (my_file:{own})"
+        )
     found = names(table).get(name, name)
     if not isinstance(found, str):
         return found

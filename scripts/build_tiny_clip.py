@@ -29,7 +29,7 @@ from rewards.shapes.grammar import COLOURS, OPPOSITES, RELATIONS, SHAPES
 from rewards.vision import CLIP_MEAN, CLIP_STD
 
 ROOT = Path(__file__).parents[1]
-TOKENIZER = ROOT / "flowalign" / "assets" / "tiny_sd3" / "tokenizer"  # made by build_tiny_sd3.py
+TOKENIZER = ROOT / "flowalign" / "data" / "assets" / "tiny_sd3" / "tokenizer"  # made by build_tiny_sd3.py
 WEIGHTS = {"single": 0.1, "counting": 0.25, "two_objects": 0.25, "position": 0.4}
 SIZE, PATCH = 32, 8
 

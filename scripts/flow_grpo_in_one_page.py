@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from rewards.shapes.reward import ShapesReward
 from samplers import Trajectory, derive_seed, flow_sde, generators, normal, rollout
 
-ASSETS = Path(__file__).parents[1] / "flowalign" / "assets"
+ASSETS = Path(__file__).parents[1] / "flowalign" / "data" / "assets"
 SIGMAS = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.2, 0.0])  # [T + 1] noise levels, from noise to picture
 ETA = torch.tensor([0.0, 0.7, 0.7, 0.0, 0.0])  # [T] how much noise each denoising step adds
 GROUP_SIZE, BATCH_SIZE, LEARNING_RATE = 8, 64, 2e-3

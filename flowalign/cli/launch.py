@@ -6,7 +6,7 @@ from typing import Any
 from flowalign.config import load
 from flowalign.data import shipped
 from flowalign.errors import ConfigError
-from flowalign.policies.base import Policy
+from flowalign.policies.base import Policy, best_device
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.settings import Sampling, SamplingSettings
 from flowalign.runs.checkpoint import Checkpoints
@@ -23,9 +23,7 @@ def load_for_sampling(
         lora: folder with LoRA weights.
         trained: with a run's folder, put on what the run trained.
     """
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = best_device()
     folder, weights = Path(model), lora
     if (folder / "config.yaml").is_file():
         config = load(folder / "config.yaml")

@@ -3,6 +3,7 @@
 import errno
 import logging
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,6 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
-import flowalign
 from flowalign.cli.gallery import gallery
 from flowalign.cli.judges import cold_start, pair_questions, rejection_sampling
 from flowalign.cli.prompts import difficulty, prompts
@@ -35,7 +35,7 @@ def options(
 ) -> None:
     """Align diffusion and flow models with rewards."""
     if version:
-        print(f"flowalign {flowalign.__version__}")
+        print(f"flowalign {metadata.version('flowalign')}")
         raise typer.Exit
 
 
@@ -103,8 +103,8 @@ def evaluate_run(
     """Score what a run trained on its held-out prompts."""
     from flowalign.cli.launch import load_for_sampling
     from flowalign.config import load
+    from flowalign.config.rewards import build_reward
     from flowalign.data import Prompts
-    from flowalign.training.building import build_reward
     from flowalign.training.evaluation import evaluate
 
     config = load(run / "config.yaml")

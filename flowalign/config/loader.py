@@ -44,15 +44,15 @@ def read(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
         return values
     if not isinstance(base, str):
         raise ConfigError(f"{path}: extends: the name of a file is wanted (got {base!r})")
-    return _merge(read(path.parent / base, [*above, path.resolve()]), values)
+    return merge(read(path.parent / base, [*above, path.resolve()]), values)
 
 
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """Sections merge key by key; one that gives a name replaces the other whole."""
     merged = dict(base)
     for key, value in over.items():
         both = isinstance(value, dict) and isinstance(base.get(key), dict)
-        merged[key] = _merge(base[key], value) if both and "name" not in value else value
+        merged[key] = merge(base[key], value) if both and "name" not in value else value
     return merged
 
 

@@ -123,6 +123,12 @@ class Training(Section):
     """(sample, step) pairs a network call, each process; gradients accumulate over the calls"""
     optimizer: Optimizer = Optimizer()
     ema_decay: float | None = Field(None, gt=0, lt=1)
+    """of an average of the weights, which is evaluated and saved in their place"""
+    ema_every: int = Field(1, ge=1)
+    """updates from one averaging to the next"""
+    old_log_prob: Literal["sampled", "replayed"] | None = None
+    """what ratios refer to: the log-probabilities that sampling recorded, or a replay's in the very batches of the
+    updates, so that ratios start at 1 in any precision, for one more forward pass; null: the algorithm's choice"""
     seed: Seed = 0
     checkpoint_every: int = Field(10, ge=0)
     """iterations between checkpoints; 0: only at the end"""
@@ -141,8 +147,8 @@ class BaseConfig(Section):
 
     model: Network
     data: Data
-    rewards: list[Weighted] = Field(min_length=1)
-    """weighted sum; each has `name`, optional `weight`, and its own settings"""
+    rewards: list[Weighted] = []
+    """weighted sum; each has `name`, optional `weight`, and its own settings. None where a reward is given in Python"""
     algorithm: Named
     rollout: Section = Section()
     evaluation: Heldout = Heldout()
@@ -187,7 +193,8 @@ class BaseConfig(Section):
         }
         for where, rewards in places.items():
             for i, named in enumerate(rewards):
-                registry.check("rewards", named.name, named.settings, f"{where}.{i}")
+                if not named.name.startswith(registry.GIVEN):
+                    registry.check("rewards", named.name, named.settings, f"{where}.{i}")
         registry.build("selections", self.data.selection.name, self.data.selection.settings, "data.selection")
         self.data.kept(algorithm.read(self.data))
         refilled = [key for key in ("dynamic_sampling", "replay") if getattr(self.data, key) is not None]
@@ -200,6 +207,10 @@ class BaseConfig(Section):
             raise ConfigError(
                 f"data.replay: how '{self.algorithm.name}' learns from a group depends on the iteration that sampled "
                 "it; data.dynamic_sampling works"
+            )
+        if training.old_log_prob is not None and not algorithm.has_ratios:
+            raise ConfigError(
+                f"training.old_log_prob: '{self.algorithm.name}' has no ratios of old and new probabilities; null works"
             )
         if self.evaluation.prompts is not None:
             Prompts.of(self.evaluation)

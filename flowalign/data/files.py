@@ -9,7 +9,7 @@ from typing import Any
 
 from flowalign.errors import ConfigError, nearest
 
-ASSETS = Path(str(resources.files("flowalign"))) / "assets"
+ASSETS = Path(str(resources.files("flowalign.data"))) / "assets"
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 LONGEST = 100_000
 """characters of a prompt"""

@@ -42,6 +42,8 @@ class Policy(Generic[R]):
         """the network for calls without: a wrapper would wait for the other processes"""
         self.dtype: torch.dtype = network.dtype
         self.lora = False
+        self.lora_config: LoraConfig | None = None
+        """of the adapter that is trained"""
         self.forwards = 0
         """samples the network was evaluated on so far"""
         self._reference: nn.Module | None = None
@@ -65,7 +67,7 @@ class Policy(Generic[R]):
             self.network.add_adapter(config)
         except ValueError as error:
             raise ConfigError(f"LoRA targets {targets} match nothing in the network: {error}") from error
-        self.lora = True
+        self.lora, self.lora_config = True, config
         cast_training_params(self.network, dtype=torch.float32)
 
     def train_all(self) -> None:
@@ -187,6 +189,12 @@ class Policy(Generic[R]):
         """A finished sample of every prompt."""
         rollout = self.sample(prompts, seeds, metadata=metadata, **sampling.arguments())
         return self.decode(rollout, sampling.batch_size)
+
+
+def best_device() -> torch.device:
+    """The accelerator that is there (CUDA, Apple's GPU, ...), else the CPU."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found or torch.device("cpu")
 
 
 def torch_dtype(dtype: torch.dtype | str) -> torch.dtype:

@@ -96,7 +96,7 @@ class SamplingSettings(Section):
 class Sampling(SamplingSettings):
     """How a pipeline is sampled."""
 
-    steps: int = Field(10, ge=1)
+    steps: int = Field(10, ge=1, le=10_000)
     guidance: float = Field(1.0, ge=1)
     """1 samples without classifier-free guidance"""
     guidance_2: float | None = Field(None, ge=1)

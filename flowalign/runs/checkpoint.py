@@ -96,7 +96,7 @@ class Checkpoints:
         if problems:
             listed = "; ".join(f"{path.name}: {problem}" for path, problem in problems.items())
             raise FlowalignError(
-                f"every checkpoint in {self.folder} is damaged ({listed}); name=... starts another run"
+                f"every checkpoint of {self.folder} is damaged ({listed}); name=... starts another run"
             )
         return None
 

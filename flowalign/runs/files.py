@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from safetensors import SafetensorError
 
-from flowalign.errors import ConfigError
+from flowalign.errors import ConfigError, FlowalignError
 
 LARGEST = 1_000_000
 """bytes of a configuration file, and values in it once its aliases are written out"""
@@ -120,14 +121,22 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_folder(final: Path, write: Callable[[Path], None]) -> None:
-    """Replace a folder by what `write` puts into another: readers see the old, the new or none, never half."""
+    """Replace a folder by what `write` puts into another: readers see the old, the new or none, never half.
+
+    Raises:
+        FlowalignError: the disk does not take it.
+    """
     partial, removed = (final.with_name(f".{what}-{final.name}") for what in ("partial", "removed"))
     for leftover in (partial, removed):
         shutil.rmtree(leftover, ignore_errors=True)
-    partial.mkdir(parents=True)
-    write(partial)
-    readable(partial)
-    sync(partial)
+    try:
+        partial.mkdir(parents=True)
+        write(partial)
+        readable(partial)
+        sync(partial)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise FlowalignError(f"{final} cannot be written: {error}") from error
     if final.exists():
         os.replace(final, removed)
     os.replace(partial, final)

@@ -130,7 +130,7 @@ def run_league(
     for (name, _), config in loaded.items():
         done = output / str(config.name) / "league.json"
         if not done.is_file():
-            trainer = Trainer(config, resume=True)
+            trainer = Trainer(config, resume=(done.parent / "checkpoints").is_dir())
             base = output / "base.json"
             if not base.is_file():
                 output.mkdir(parents=True, exist_ok=True)

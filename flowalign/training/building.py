@@ -14,7 +14,7 @@ from flowalign import registry
 from flowalign.actors.base import Actor
 from flowalign.actors.diffusion import DiffusionActor
 from flowalign.actors.language import LanguageActor
-from flowalign.config import BaseConfig, Config, Model, Named, TextConfig, Weighted
+from flowalign.config import BaseConfig, Config, Model, TextConfig
 from flowalign.data import shipped
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.base import Policy
@@ -24,12 +24,15 @@ from flowalign.policies.language.turns import AgentPolicy
 from flowalign.policies.language.vision_language import VisionLanguagePolicy
 from flowalign.policies.settings import Network, Sampling
 from flowalign.training.memory import check_precision
-from rewards import Reward, WeightedSum, as_reward, spec_of
+from rewards import Reward, WeightedSum, spec_of
 
 
 def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
     """Load the model of a configuration, without anything trainable yet."""
     check_precision(config.model.dtype, torch.device(device))
+    if config.model.path.startswith(registry.GIVEN):
+        own = config.model.path.removeprefix(registry.GIVEN)
+        raise ConfigError(f"model.path: the model '{own}' was handed over in Python; hand it over again (policy=...)")
     path = shipped(config.model.path)
     if isinstance(config, TextConfig):
         kind, settings = language_policy(config)
@@ -114,7 +117,9 @@ def make_trainable(policy: Policy, model: Network, keep_reference: bool) -> None
     Args:
         keep_reference: the start weights are needed in training.
     """
-    if model.lora is not None:
+    if policy.lora_config is not None:
+        assert policy.lora, "a policy that came with its adapter"
+    elif model.lora is not None:
         policy.add_lora(model.lora.rank, model.lora.alpha, model.lora.targets, model.lora.init)
     else:
         if keep_reference:
@@ -124,19 +129,3 @@ def make_trainable(policy: Policy, model: Network, keep_reference: bool) -> None
         policy.checkpoint_gradients()
     if isinstance(model, Model) and model.compile:
         policy.compile()
-
-
-def build_rewards(named: Sequence[Named], where: str = "rewards") -> list[Reward]:
-    """Configured rewards, each of which gives one value a sample."""
-    rewards = []
-    for i, entry in enumerate(named):
-        rewards.append(as_reward(registry.build("rewards", entry.name, entry.settings, f"{where}.{i}")))
-        if spec_of(rewards[-1]).kind == "pairwise":
-            raise ConfigError(f"{where}.{i}: '{entry.name}' compares pairs; wrap it in 'win_rate'")
-    return rewards
-
-
-def build_reward(named: Sequence[Weighted], where: str = "rewards") -> Reward:
-    """The weighted sum of configured rewards; a single one of weight 1 stays itself."""
-    rewards, weights = build_rewards(named, where), [entry.weight for entry in named]
-    return rewards[0] if weights == [1.0] else WeightedSum(rewards, weights)

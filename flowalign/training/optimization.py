@@ -29,6 +29,7 @@ class Optimization:
         settings: of AdamW and its learning rate.
         updates: optimizer steps of the whole training, for the learning rate's schedule.
         ema_decay: of the average of the weights; None: there is none.
+        ema_every: updates from one averaging to the next.
     """
 
     def __init__(
@@ -38,8 +39,9 @@ class Optimization:
         updates: int,
         device: torch.device,
         ema_decay: float | None = None,
+        ema_every: int = 1,
     ) -> None:
-        self.settings, self.updates = settings, updates
+        self.settings, self.updates, self.ema_every = settings, updates, ema_every
         self.parameters = {name: parameter for group in groups for name, parameter in group.items()}
         self.optimizer = make_optimizer([list(group.values()) for group in groups if group], settings, device)
         schedule = get_scheduler(
@@ -100,8 +102,15 @@ class Optimization:
             return norm
         self.skipped = 0
         if self.ema is not None:
-            self.ema.step(self.local_parameters.values())
+            self._average(self.ema)
         return norm
+
+    def _average(self, ema: EMAModel) -> None:
+        """Count an update, by which the decay rises to its value, and average the weights at every `ema_every`-th."""
+        if (ema.optimization_step + 1) % self.ema_every:
+            ema.optimization_step += 1
+        else:
+            ema.step(self.local_parameters.values())
 
     def _clip(self) -> Tensor:
         return nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm)

@@ -35,6 +35,7 @@ class Signals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
+        self.received = None
         # signals are the main thread's; Windows has no SIGUSR1
         if threading.current_thread() is threading.main_thread():
             numbers = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]

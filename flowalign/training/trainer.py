@@ -22,6 +22,7 @@ from flowalign.actors.base import Actor
 from flowalign.actors.groups import Groups
 from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.config import kind_of
+from flowalign.config.rewards import build_reward
 from flowalign.config.sections import BaseConfig
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import Policy
@@ -31,11 +32,11 @@ from flowalign.runs.environment import flat, record_environment
 from flowalign.runs.files import write_folder
 from flowalign.runs.lock import locked
 from flowalign.runs.metrics import MetricsFile
+from flowalign.runs.result import Result
 from flowalign.settings import parse
 from flowalign.training.building import (
     build_actor,
     build_policy,
-    build_reward,
     check_media,
     check_trackers,
     make_trainable,
@@ -45,6 +46,7 @@ from flowalign.training.distributed.sharding import distribute
 from flowalign.training.distributed.zero import ZeroLearner
 from flowalign.training.evaluation import Evaluated
 from flowalign.training.evaluator import Evaluator
+from flowalign.training.given import recorded
 from flowalign.training.learner import Learner
 from flowalign.training.memory import out_of_memory, while_it_fits
 from flowalign.training.resuming import changed, check_resumable
@@ -80,8 +82,8 @@ class Trainer:
         resume: bool = False,
         progress: bool = True,
     ) -> None:
-        self.config: BaseConfig = parse(kind_of(config), config) if isinstance(config, dict) else config
-        config = self.config
+        config = parse(kind_of(config), config) if isinstance(config, dict) else config
+        self.config = config = recorded(config, policy, reward)
         self.folder = Path(config.output) / (config.name or "run")
         check_trackers(config.trackers)
         self.accelerator = Accelerator(
@@ -143,8 +145,11 @@ class Trainer:
         elif resume and self.accelerator.is_main_process:
             logger.warning("nothing to resume: %s holds no checkpoint; the run starts at its beginning", self.folder)
 
-    def train(self) -> None:
+    def train(self) -> Result:
         """Run the remaining iterations; evaluates before, in between as configured, and after.
+
+        Returns:
+            the run's folder: its metrics, evaluations and adapter.
 
         Raises:
             FlowalignError: another process is gone, or did not come in time; says where each was. `Stopped`: a signal
@@ -163,6 +168,7 @@ class Trainer:
                 f"iteration {self.iteration}: {where.filename}, line {where.lineno}, called sys.exit({error.code!r}), "
                 "which would pass for the end of the run"
             ) from error
+        return Result(self.folder)
 
     def _train_together(self) -> None:
         store = torch.distributed.distributed_c10d._get_default_store()

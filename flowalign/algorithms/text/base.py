@@ -19,13 +19,14 @@ from flowalign.actors.draw import Draw
 from flowalign.actors.language import LanguageActor
 from flowalign.algorithms import base
 from flowalign.algorithms.policy_gradient import Experience, PolicyGradient, PolicyGradientSettings
-from flowalign.config import Named, TextConfig
+from flowalign.config import Data, Named, TextConfig
 from flowalign.core.aggregation import Aggregation, action_weights
 from flowalign.core.divergences import KLEstimate, sampled_kl
 from flowalign.core.entropy import entropy_modulated, uncertain, unlikeliness
 from flowalign.core.losses import LooksAt
 from flowalign.core.off_policy import Level, Rule, correction
 from flowalign.core.record import Actions, Record, masked_mean, masked_sum
+from flowalign.data import Prompts
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
@@ -83,6 +84,13 @@ class LanguageAlgorithm(PolicyGradient):
     takes_turns: ClassVar[bool] = True
     """every text is sampled, so that it may be an episode with an environment"""
     unit = "texts"
+
+    def read(self, data: Data) -> Prompts:
+        prompts, key = super().read(data), getattr(self.settings, "demonstration", None)
+        for text, record in zip(prompts.texts, prompts.metadata, strict=True):
+            if key is not None and key not in record:
+                raise ConfigError(f"data.prompts: no '{key}' with the prompt {text[:60]!r} to learn from")
+        return prompts
 
     def check(self, config: TextConfig) -> None:
         if config.environment is not None and not self.takes_turns:
@@ -223,6 +231,21 @@ class LanguageAlgorithm(PolicyGradient):
             total = total + coefficient * masked_sum(divergence * experience.penalty_weight[rows], mask)
             values[name] = divergence
         return total, {name: masked_mean(each, mask) for name, each in values.items()}
+
+    def few(self, experience: Experience) -> Tensor:
+        return experience.items[:4]
+
+    def replay(self, policy: LanguagePolicy, experience: Experience, items: Tensor, keep: bool) -> Tensor:
+        rows, rollout, own = items[:, 0], experience.rollout, len(experience.batch)
+        # texts that were not sampled come after the batch's own
+        fresh = experience.fresh[rows.clamp(max=own - 1)] & (rows < own)
+        log_prob = policy.log_probs(rollout, rows)[0].detach()
+        log_ratio, mask = log_prob - rollout.log_prob[rows], rollout.mask[rows]
+        if keep:
+            rollout.log_prob[rows[fresh]] = log_prob.where(mask, 0)[fresh]
+        if self.loss_looks_at == "action":
+            log_ratio = log_ratio.abs()
+        return masked_mean(log_ratio, mask).where(fresh, torch.nan)[:, None]
 
     def token_losses(self, experience: Experience, rows: Tensor, tokens: Actions) -> tuple[Tensor, dict[str, Tensor]]:
         """[N, T] losses of these rows' tokens, and values for the metrics by name."""

@@ -8,6 +8,7 @@ the settings name.
 
 from dataclasses import dataclass
 from functools import cached_property
+from types import UnionType
 from typing import ClassVar, Literal
 
 import torch
@@ -35,6 +36,11 @@ class PolicySettings(PolicyGradientSettings):
     """log-probabilities are means over a sample's elements, so that ratios stay close to 1"""
     divergence: Literal["kl", "kl_dt", "velocity_mse"] = "kl"
     """from the start weights: the KL of a step, -dt times it, or the mean squared difference of the velocities"""
+    drop_zero_advantage: bool = False
+    """samples whose advantages are all 0 leave the KL and the number that the loss is divided by, as in Flow-GRPO's
+    code; otherwise they keep their KL and count"""
+    pool_prompts: bool = False
+    """groups of a prompt that an iteration draws twice are one group to the advantages, as in Flow-GRPO's code"""
 
 
 @dataclass
@@ -49,8 +55,8 @@ class Steps(Actions):
     velocity: Tensor
     """[N, ...]"""
     transition: Transition
-    velocity_reference: Tensor | None
-    """[N, ...], None where the loss does not use the reference"""
+    velocity_reference: Tensor | None = None
+    """[N, ...] under the start weights, None where the loss does not use them"""
 
     @cached_property
     def mean_old(self) -> Tensor:
@@ -81,7 +87,7 @@ class TrajectoryAlgorithm(PolicyGradient):
     Settings: ClassVar[type[base.AlgorithmSettings]] = PolicySettings
     settings: PolicySettings
     unit = "stochastic steps"
-    plan: ClassVar[tuple[type, str] | None] = None
+    plan: ClassVar[tuple[type | UnionType, str] | None] = None
     """the kind of plan that it needs, and an example"""
 
     def check(self, config: Config) -> None:
@@ -100,6 +106,12 @@ class TrajectoryAlgorithm(PolicyGradient):
                     "the plan wants an action to learn from; flow_sde works"
                 )
 
+        if self.settings.pool_prompts and self.branches(config) > 1:
+            raise ConfigError(
+                f"algorithm.pool_prompts: the groups that {config.algorithm.name} makes of a prompt left its path at "
+                "different steps, and are not alike; false works"
+            )
+
     def items(self, config: Config) -> int:
         plan = config.build_plan()
         etas = plan.etas(config.rollout.steps, config.rollout.eta, 0, 0)
@@ -107,9 +119,16 @@ class TrajectoryAlgorithm(PolicyGradient):
 
     def record(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Record:
         record = super().record(actor, rollout, batch, scores)
+        if self.settings.pool_prompts:
+            record.group = actor.gather(torch.tensor(batch.pooled, device=actor.device))
         if record.reward.dim() == 2:
             actor.calibrate(record.reward, record.mask)
         return record
+
+    def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
+        experience = super().collect(actor, draw)
+        experience.drops_rows = self.settings.drop_zero_advantage
+        return experience
 
     def items_of(self, rollout: Rollout) -> Tensor:
         """[N, 2] (sample, step) of every stochastic step that is learned from, group after group."""
@@ -152,18 +171,38 @@ class TrajectoryAlgorithm(PolicyGradient):
         self, policy: DiffusersPolicy, experience: Experience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         actions = self.actions(policy, experience, items)
+        if self.uses_reference:
+            with torch.no_grad(), policy.reference():
+                actions.velocity_reference = policy.velocity(experience.rollout, *items.unbind(1))
         loss, values = self.loss(actions)
+        counted = experience.counted(items)
+        if counted is not None:
+            loss = loss.where(counted, 0)
         return loss, {**values, "policy/ratio": actions.ratio}
+
+    def few(self, experience: Experience) -> Tensor:
+        return experience.items[: 4 * experience.rollout.mask.shape[1]]
+
+    def replay(self, policy: DiffusersPolicy, experience: Experience, items: Tensor, keep: bool) -> Tensor:
+        actions = self.actions(policy, experience, items)
+        trajectory, fresh = experience.rollout.trajectory, experience.fresh[actions.samples]
+        log_ratio = self.log_ratio(actions).detach()
+        if keep:
+            places = actions.samples[fresh], actions.steps[fresh]
+            trajectory.velocity[places] = actions.velocity.detach().float()[fresh]
+            trajectory.log_prob[places] = actions.log_prob.detach()[fresh]
+        made = torch.full((len(items), trajectory.mask.shape[1]), torch.nan, device=items.device)
+        return made.scatter(1, actions.steps[:, None], log_ratio.where(fresh, torch.nan)[:, None])
+
+    def log_ratio(self, actions: Steps) -> Tensor:
+        """[N] what the loss clips the exponential of."""
+        return actions.log_prob - actions.old_log_prob
 
     def actions(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Steps:
         """The stored actions of [N, 2] (sample, step) pairs, scored under the present weights."""
         samples, steps = items.unbind(1)
         rollout = experience.rollout
         velocity = policy.velocity(rollout, samples, steps)
-        reference = None
-        if self.uses_reference:
-            with torch.no_grad(), policy.reference():
-                reference = policy.velocity(rollout, samples, steps)
         transition = rollout.trajectory.score(rollout.kernel, velocity, samples, steps)
         return Steps(
             transition.log_prob,
@@ -177,5 +216,4 @@ class TrajectoryAlgorithm(PolicyGradient):
             steps,
             velocity,
             transition,
-            reference,
         )

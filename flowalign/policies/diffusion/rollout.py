@@ -12,10 +12,11 @@ from torch.utils._pytree import tree_flatten
 from flowalign.data import Source
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion.conditions import Conditions, Ragged
-from flowalign.policies.diffusion.dense import Dense, dense, film
+from flowalign.policies.diffusion.dense import Dense
 from flowalign.runs.show import Grid
-from rewards import Reward
+from rewards import Reward, as_reward, score
 from samplers import Rows, Trajectory
+from samplers.completion import completions
 from samplers.kernels import Kernel
 
 
@@ -59,19 +60,37 @@ class Rollout(Rows):
         return Grid([self.images], [self.prompts])._repr_html_()
 
     def dense(
-        self, reward: Reward | Callable[..., Sequence[float]], metadata: Sequence[Mapping[str, Any]] = ()
+        self,
+        reward: Reward | Callable[..., Sequence[float]],
+        metadata: Sequence[Mapping[str, Any]] = (),
+        batch_size: int = 64,
     ) -> Dense:
         """What each state is worth: the reward of its completion by the ODE.
 
         Args:
             reward: a reward, or any function (samples, prompts) -> list of floats.
             metadata: of the samples' prompts, for rewards that need them.
+            batch_size: samples a network call.
         """
-        return dense(self, reward, metadata)
+        images, samples, steps, index = self._ends(batch_size)
+        records = list(metadata) or [{}] * len(self)
+        # samples finished from one step are a group
+        known = [{"group": step} | dict(records[row]) for row, step in zip(samples, steps, strict=True)]
+        values = score(as_reward(reward), images, [self.prompts[row] for row in samples], known).value
+        return Dense(values[index], self.trajectory.sigmas.cpu(), self.mask.cpu())
 
-    def film(self, sample: int) -> Grid:
+    def film(self, sample: int, batch_size: int = 64) -> Grid:
         """What each state of a sample would end in, from the start noise to the finished picture."""
-        return film(self.take([sample]))
+        images, _, _, index = self.take([sample])._ends(batch_size)
+        captions = [f"sigma {sigma:.2f}" for sigma in self.trajectory.sigmas.tolist()]
+        return Grid([[images[state] for state in index[0].tolist()]], [captions])
+
+    @torch.no_grad()
+    def _ends(self, batch_size: int) -> tuple[list[Any], list[int], list[int], Tensor]:
+        """The distinct completions' pictures, the sample and the step of each, and [B, T + 1] which a state ends in."""
+        made = completions(self.policy.at(self), self.trajectory, batch_size=batch_size)
+        images = self.policy.decode_latents(self.whole(made.latents, made.samples), batch_size)
+        return images, made.samples.tolist(), made.steps.tolist(), made.index.cpu()
 
     @property
     def mask(self) -> Tensor:

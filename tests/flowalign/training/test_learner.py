@@ -1,5 +1,6 @@
 """A run that learns nothing says so, once; one that learns does not."""
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -147,3 +148,29 @@ def test_a_run_that_learns_is_left_in_peace(
     reward: Any, changes: dict[str, Any], warnings: Callable[..., list[str]]
 ) -> None:
     assert warnings(reward, **changes) == []
+
+
+BY_ONES = {"model.dtype": "bfloat16", "training.micro_batch_size": 1, "training.updates_per_iteration": 1}
+"""a single row is computed otherwise than a batch, and rounded"""
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"algorithm.name": "grpo_guard"}, TEXT], ids=["pictures", "regulated ratios", "text"]
+)
+def test_ratios_to_a_replay_start_at_exactly_1_in_low_precision(changes: dict[str, Any], tmp_path: Path) -> None:
+    replayed = {**changes, **BY_ONES, "training.old_log_prob": "replayed"}
+    run = Trainer(settings(tmp_path, **replayed), reward=alternating, progress=False)
+    metrics = run.learner.learn(run.algorithm.collect(run.actor, run.groups.draw(0)), 0, 0.0)
+    assert metrics["policy/ratio"] == 1
+    # which to the rollout they do not
+    assert 0 < metrics["policy/mismatch"] < 0.05
+
+
+def test_rounding_that_reaches_the_clip_is_named_once_and_measured_every_iteration(
+    warnings: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    [warning] = warnings(alternating, **BY_ONES, **{"algorithm.loss": {"clip_range": 1e-6}})
+    assert "policy/mismatch" in warning and "1e-06" in warning and "old_log_prob: replayed" in warning
+    measured = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    # the one noisy step of three
+    assert all(line["policy/mismatch"] == line["policy/mismatch/1"] > 0 for line in measured) and len(measured) == 2

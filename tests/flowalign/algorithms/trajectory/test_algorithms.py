@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,16 +18,16 @@ from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.registry import ALGORITHMS, resolve
 from flowalign.training import Trainer
-from rewards import Scores, Spec
+from rewards import Scores, Spec, WeightedSum, as_reward
 from samplers.completion import completions
 from tests.flowalign.small_run import small_run
 
 TRAJECTORY = [name for name in ALGORITHMS if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)]
 
 
-def trainer(name: str, folder: Path, *overrides: str) -> Trainer:
+def trainer(name: str, folder: Path, *overrides: str, **more: Any) -> Trainer:
     members = 8 if name == "branch_grpo" else 4
-    return small_run(f"tiny_sd3/{name}", folder, f"training.group_size={members}", *overrides)
+    return small_run(f"tiny_sd3/{name}", folder, f"training.group_size={members}", *overrides, **more)
 
 
 def test_every_algorithm_has_a_recipe_for_the_tiny_model():
@@ -265,6 +266,29 @@ def test_unreadable_verdicts_of_pref_grpo_are_ties_and_reported(tmp_path: Path):
     assert experience.scores.parts["win_rate"].tolist() == pytest.approx([2.5 / 3, 2.5 / 3, 1 / 3, 0])
     assert experience.scores.parts["judge/unparsed"].tolist() == pytest.approx([1 / 3, 1 / 3, 0, 0])
     assert experience.metrics["reward/judge/unparsed"] == pytest.approx(1 / 6)
+
+
+def test_the_win_rate_can_be_one_reward_of_several(tmp_path: Path):
+    """.4 of it and .6 of another, by GDPO, as in Pref-GRPO's code: unbiased deviations, 1e-8 added to them."""
+    rewards = [0.1, 0.5, 0.2, 0.9, 0.3, 0.3, 0.8, 0.4]
+    other = WeightedSum([as_reward(lambda *_: rewards)], [0.6])
+    chosen = [
+        f"algorithm.judge={{name: '{__name__}:Doubtful'}}",
+        "algorithm.win_rate_weight=0.4",
+        "algorithm.advantage={name: gdpo, eps: 1.0e-8, unbiased: true}",
+    ]
+    run = trainer("pref_grpo", tmp_path, *chosen, reward=other)
+    draw = Draw(run.actor, draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=True))
+    experience = run.algorithm.collect(run.actor, draw)
+
+    def standardised(values: torch.Tensor) -> torch.Tensor:
+        return (values - values.mean(-1, keepdim=True)) / (values.std(-1, keepdim=True) + 1e-8)
+
+    won = experience.scores.parts["win_rate"].view(2, 4)
+    total = 0.4 * standardised(won) + 0.6 * standardised(torch.tensor(rewards).view(2, 4))
+    earned = experience.advantage[experience.rollout.mask].view(8, -1)
+    torch.testing.assert_close(earned, standardised(total.flatten())[:, None].expand_as(earned))
+    torch.testing.assert_close(experience.reward, 0.4 * won.flatten() + 0.6 * torch.tensor(rewards))
 
 
 def test_a_misspelt_setting_of_the_judge_is_found_before_anything_loads():
