@@ -82,8 +82,8 @@ class Config(BaseConfig):
 
         sampling = self.rollout
         etas = self.build_plan().etas(sampling.steps, sampling.eta, 0, 0)
-        # how large the noise is depends on the pipeline's schedule, whether there is any does not, for levels above those
-        # at which a kernel may end before 0 (ddim_published)
+        # how large the noise is depends on the pipeline's schedule, whether there is any does not; the last level is
+        # above where ddim_published ends
         sigmas = torch.cat([torch.linspace(1, 0.1, sampling.steps), torch.zeros(1)])
         return etas > 0, step_std(registry.resolve("kernels", sampling.kernel), sigmas, etas) > 0
 
