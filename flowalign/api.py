@@ -15,6 +15,7 @@ from flowalign.cli.launch import load_for_sampling
 from flowalign.config import Config, Weighted
 from flowalign.config import load as load_config
 from flowalign.config.loader import merge
+from flowalign.config.rewards import build_reward, build_rewards
 from flowalign.data import Prompts, shipped
 from flowalign.errors import ConfigError
 from flowalign.policies.base import best_device
@@ -23,7 +24,6 @@ from flowalign.runs.result import Result
 from flowalign.runs.show import Grid
 from flowalign.settings import parse
 from flowalign.training import Trainer
-from flowalign.training.building import build_reward, build_rewards
 from flowalign.training.evaluation import evaluate
 from flowalign.training.given import reward_names
 from rewards import Metadata, Reward, Scores, WeightedSum, advance, as_reward, spec_of

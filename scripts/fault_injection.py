@@ -2,19 +2,23 @@
 
     checkpoints      the newest of a small run's two, in nine ways a file; then the run is to go on
     configurations   the shipped recipes with random changes; they are read and checked, and no model loads
+    kills            a small run, killed and asked to leave at random moments until it is done, against one in peace
     prompts          files of prompts that are broken in every way thought of
 
 Outcomes: 'fine', 'refused' in one line, 'passed over' for the checkpoint before, and what must not be: 'WRONG' weights,
-'TRACEBACK', 'HANGS' (over 20 seconds). Leaves with 1 where one of these came up, and lists them.
+'TRACEBACK', 'HANGS' (over a minute). Leaves with 1 where one of these came up, and lists them.
 """
 
 import argparse
+import contextlib
 import json
+import os
 import random
 import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,10 +33,11 @@ from safetensors.torch import load_file, save_file
 from flowalign.config import load, recipe
 from flowalign.data import Prompts
 from flowalign.errors import FlowalignError
+from flowalign.runs.checkpoint import Checkpoints
 from flowalign.training import Trainer
 from rewards import RewardError
 
-SECONDS = 20
+SECONDS = 60
 """after which something hangs"""
 
 
@@ -101,16 +106,21 @@ def damages(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "NaN", not_finite
 
 
+def small(folder: str, name: str) -> Any:
+    """The configuration of a run of four iterations, with a LoRA and an average."""
+    changes = [f"output={folder}", f"name={name}", "evaluation.prompts=null", "training.iterations=4"]
+    changes += ["training.ema_decay=0.9", "training.checkpoint_every=1", "training.prompts_per_iteration=2"]
+    return load(recipe("tiny_sd3/flow_grpo"), changes)
+
+
 def brightness(images: list[Any], prompts: list[str]) -> list[float]:
-    return [sum(image.convert("L").resize((1, 1)).getdata()) / 255 for image in images]
+    return [image.convert("L").resize((1, 1)).getpixel((0, 0)) / 255 for image in images]
 
 
 def checkpoints() -> Iterator[tuple[str, str]]:
     """Of a run with a LoRA and an average."""
     with tempfile.TemporaryDirectory() as scratch:
-        changes = [f"output={scratch}", "name=run", "evaluation.prompts=null", "training.iterations=4"]
-        changes += ["training.ema_decay=0.9", "training.checkpoint_every=1", "training.prompts_per_iteration=2"]
-        config = load(recipe("tiny_sd3/flow_grpo"), changes)
+        config = small(scratch, "run")
         Trainer(config, reward=brightness, progress=False).train()
         kept = Path(scratch) / "run" / "checkpoints"
         stored = Path(scratch) / "stored"
@@ -139,6 +149,67 @@ def checkpoints() -> Iterator[tuple[str, str]]:
                 yield f"{file}, {way}", outcome(go_on)
                 shutil.rmtree(kept)
                 shutil.copytree(stored, kept)
+
+
+# Kills
+
+
+def in_a_child(config: Any) -> int:
+    """The number of a process that trains as configured, going on where it can."""
+    child = os.fork()
+    if child == 0:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 2)
+        try:
+            Trainer(config, reward=brightness, resume=True, progress=False).train()
+        except FlowalignError as error:
+            os._exit(error.exit_code)
+        except BaseException:
+            os._exit(99)
+        os._exit(0)
+    return child
+
+
+def result(folder: Path) -> dict[str, Any]:
+    """The weights and moments of a run's end, and its metrics without the times."""
+    newest = Checkpoints(folder / "checkpoints", 1).newest()
+    assert newest is not None
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    found: dict[str, Any] = {"metrics": [{k: v for k, v in r.items() if not k.startswith("seconds")} for r in lines]}
+    for name in ("trainable", "optimizer", "ema"):
+        found[name] = {key: value.tolist() for key, value in load_file(newest / f"{name}.safetensors").items()}
+    found["lora"] = [path.read_bytes() for path in sorted((folder / "lora").iterdir())]
+    return found
+
+
+def kills(count: int, seed: int) -> Iterator[tuple[str, str]]:
+    """Runs that SIGKILL and SIGTERM end, each at a random moment of the time that a whole run takes."""
+    generator = random.Random(seed)
+    with tempfile.TemporaryDirectory() as scratch:
+        begin = time.monotonic()
+        os.waitpid(in_a_child(small(scratch, "whole")), 0)
+        whole, expected = time.monotonic() - begin, result(Path(scratch) / "whole")
+        done, rounds = 0, 0
+        while done < count:
+            config, rounds = small(scratch, f"round{rounds}"), rounds + 1
+            while True:
+                child = in_a_child(config)
+                time.sleep(generator.uniform(0, whole))
+                number = generator.choice([signal.SIGKILL, signal.SIGTERM])
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, number)
+                _, status = os.waitpid(child, 0)
+                if status == 0:
+                    break
+                done += 1
+                code = os.waitstatus_to_exitcode(status)
+                kind = {-signal.SIGKILL: "killed", -signal.SIGTERM: "killed", 75: "left with a checkpoint"}
+                yield f"round {rounds}, signal {done}", kind.get(code, f"TRACEBACK: code {code}")
+            same = result(Path(scratch) / str(config.name)) == expected
+            yield (
+                f"round {rounds}, its end",
+                "as in peace" if same else "WRONG: other weights, metrics or files",
+            )
 
 
 # Configurations
@@ -251,14 +322,15 @@ def read_prompts(source: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["checkpoints", "configurations", "prompts"])
-    parser.add_argument("--count", type=int, default=1000, help="of configurations")
+    parser.add_argument("what", choices=["checkpoints", "kills", "configurations", "prompts"])
+    parser.add_argument("--count", type=int, help="of configurations, default 1000, and of kills, default 100")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     kinds = {
         "checkpoints": checkpoints,
         "prompts": prompts,
-        "configurations": lambda: configurations(arguments.count, arguments.seed),
+        "kills": lambda: kills(arguments.count or 100, arguments.seed),
+        "configurations": lambda: configurations(arguments.count or 1000, arguments.seed),
     }
     counts: Counter[str] = Counter()
     for case, result in kinds[arguments.what]():

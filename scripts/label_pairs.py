@@ -18,10 +18,11 @@ import torch
 from tqdm import tqdm
 
 from flowalign.config import Config, load
+from flowalign.config.rewards import build_reward
 from flowalign.data import Prompts
 from flowalign.data.batches import draw_batch
 from flowalign.runs.files import write_atomically
-from flowalign.training.building import build_policy, build_reward
+from flowalign.training.building import build_policy
 from rewards import score
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from flowalign.cli.launch import load_for_sampling
 from flowalign.config import load
+from flowalign.config.rewards import build_reward
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError
 from flowalign.policies.rendering import renderer
-from flowalign.training.building import build_reward
 from rewards import score
 
 

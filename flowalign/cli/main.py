@@ -103,8 +103,8 @@ def evaluate_run(
     """Score what a run trained on its held-out prompts."""
     from flowalign.cli.launch import load_for_sampling
     from flowalign.config import load
+    from flowalign.config.rewards import build_reward
     from flowalign.data import Prompts
-    from flowalign.training.building import build_reward
     from flowalign.training.evaluation import evaluate
 
     config = load(run / "config.yaml")

@@ -64,8 +64,9 @@ def difficulty(
     import torch
 
     from flowalign.config import load
+    from flowalign.config.rewards import build_reward
     from flowalign.data import Prompts
-    from flowalign.training.building import build_policy, build_reward
+    from flowalign.training.building import build_policy
     from flowalign.training.evaluation import evaluate
 
     check_output(output, "OUTPUT")

@@ -22,7 +22,7 @@ def reward_server(
 ) -> None:
     """Serve rewards over HTTP, for the reward 'remote' of training runs elsewhere."""
     from flowalign.cli.reward_file import read
-    from flowalign.training.building import build_reward
+    from flowalign.config.rewards import build_reward
     from rewards.server import serve
 
     settings = read(config)
@@ -49,7 +49,7 @@ def reward_check(
 ) -> None:
     """Try hostile samples and verdicts on each reward of a configuration; leaves with 1 if one pays for them."""
     from flowalign.cli.reward_file import read
-    from flowalign.training.building import build_reward
+    from flowalign.config.rewards import build_reward
     from rewards.check import check_reward
 
     console = Console()

@@ -163,6 +163,8 @@ class BaseConfig(Section):
     def build_algorithm(self) -> Any:
         """The algorithm with its settings checked."""
         kind = registry.resolve("algorithms", self.algorithm.name)
+        if not hasattr(kind, "Settings"):
+            raise ConfigError(f"algorithm: '{self.algorithm.name}' is no algorithm (docs/extending.md)")
         return kind(parse(kind.Settings, self.algorithm.settings, "algorithm"))
 
     def check(self, processes: int) -> None:
@@ -195,7 +197,9 @@ class BaseConfig(Section):
             for i, named in enumerate(rewards):
                 if not named.name.startswith(registry.GIVEN):
                     registry.check("rewards", named.name, named.settings, f"{where}.{i}")
-        registry.build("selections", self.data.selection.name, self.data.selection.settings, "data.selection")
+        chosen = self.data.selection
+        if not hasattr(registry.build("selections", chosen.name, chosen.settings, "data.selection"), "picks"):
+            raise ConfigError(f"data.selection: '{chosen.name}' is no selection (docs/extending.md)")
         self.data.kept(algorithm.read(self.data))
         refilled = [key for key in ("dynamic_sampling", "replay") if getattr(self.data, key) is not None]
         if refilled and not algorithm.refills:

@@ -1,6 +1,5 @@
 """The models and rewards that a configuration names, built."""
 
-import inspect
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -14,17 +13,18 @@ from flowalign import registry
 from flowalign.actors.base import Actor
 from flowalign.actors.diffusion import DiffusionActor
 from flowalign.actors.language import LanguageActor
-from flowalign.config import BaseConfig, Config, Model, Named, TextConfig, Weighted
+from flowalign.config import BaseConfig, Config, Model, TextConfig
 from flowalign.data import shipped
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.base import Policy
 from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.diffusion.storage import check_arguments
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.turns import AgentPolicy
 from flowalign.policies.language.vision_language import VisionLanguagePolicy
 from flowalign.policies.settings import Network, Sampling
 from flowalign.training.memory import check_precision
-from rewards import Reward, WeightedSum, as_reward, spec_of
+from rewards import Reward, WeightedSum, spec_of
 
 
 def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
@@ -39,6 +39,9 @@ def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
         return kind.from_pretrained(path, config.model.dtype, device, **settings)
     assert isinstance(config, Config)
     model = config.model
+    sizes = {"rollout": _sides(config.rollout), "evaluation": _sides(config.evaluation)}
+    for where, sides in sizes.items():
+        check_arguments(path, sides, where)
     policy = DiffusersPolicy.from_pretrained(
         path,
         model.dtype,
@@ -48,23 +51,18 @@ def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
         attention=model.attention,
     )
     policy.save_memory(model)
-    for where, sampling in (("rollout", config.rollout), ("evaluation", config.evaluation)):
-        check_call(policy, sampling, where)
+    for where, sides in sizes.items():
+        try:
+            policy.family.check_size(policy.pipeline, sides)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
     return policy
 
 
-def check_call(policy: DiffusersPolicy, sampling: Sampling, where: str) -> None:
-    """Refuse sizes that the pipeline cannot make, before anything is sampled."""
-    call = {name: getattr(sampling, name) for name in ("height", "width", "num_frames")}
-    call = {name: size for name, size in call.items() if size is not None}
-    known = inspect.signature(type(policy.pipeline).__call__).parameters
-    for name in call:
-        if name not in known:
-            raise ConfigError(f"{where}.{name}: {type(policy.pipeline).__name__} has no {name}; leave it out")
-    try:
-        policy.family.check_size(policy.pipeline, call)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+def _sides(sampling: Sampling) -> dict[str, Any]:
+    """The sizes that are asked for."""
+    sides = {name: getattr(sampling, name) for name in ("height", "width", "num_frames")}
+    return {name: size for name, size in sides.items() if size is not None}
 
 
 def language_policy(config: TextConfig) -> tuple[type[LanguagePolicy], dict[str, Any]]:
@@ -129,21 +127,3 @@ def make_trainable(policy: Policy, model: Network, keep_reference: bool) -> None
         policy.checkpoint_gradients()
     if isinstance(model, Model) and model.compile:
         policy.compile()
-
-
-def build_rewards(named: Sequence[Named], where: str = "rewards") -> list[Reward]:
-    """Configured rewards, each of which gives one value a sample."""
-    rewards = []
-    for i, entry in enumerate(named):
-        rewards.append(as_reward(registry.build("rewards", entry.name, entry.settings, f"{where}.{i}")))
-        if spec_of(rewards[-1]).kind == "pairwise":
-            raise ConfigError(f"{where}.{i}: '{entry.name}' compares pairs; wrap it in 'win_rate'")
-    return rewards
-
-
-def build_reward(named: Sequence[Weighted], where: str = "rewards") -> Reward:
-    """The weighted sum of configured rewards; a single one of weight 1 stays itself."""
-    if not named:
-        raise ConfigError(f"{where}: name at least one, e.g. {where}: [{{name: clip_score}}]")
-    rewards, weights = build_rewards(named, where), [entry.weight for entry in named]
-    return rewards[0] if weights == [1.0] else WeightedSum(rewards, weights)

@@ -22,6 +22,7 @@ from flowalign.actors.base import Actor
 from flowalign.actors.groups import Groups
 from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.config import kind_of
+from flowalign.config.rewards import build_reward
 from flowalign.config.sections import BaseConfig
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import Policy
@@ -36,7 +37,6 @@ from flowalign.settings import parse
 from flowalign.training.building import (
     build_actor,
     build_policy,
-    build_reward,
     check_media,
     check_trackers,
     make_trainable,

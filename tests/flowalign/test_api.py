@@ -12,10 +12,11 @@ import yaml
 
 import flowalign as fa
 from flowalign.config import load as load_config
+from flowalign.config.rewards import build_reward
 from flowalign.data import ASSETS
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion.storage import load_pipeline
-from flowalign.training.building import build_policy, build_reward
+from flowalign.training.building import build_policy
 from rewards import score
 
 ENCODE = {"encode_options": {"max_sequence_length": 0}}

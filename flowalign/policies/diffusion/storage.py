@@ -2,7 +2,7 @@
 
 import importlib.util
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def check_options(path: str | Path, encode: Mapping[str, Any], attention: str | 
             f"model.attention: attention backend '{attention}' cannot be used here; {nearest(attention, backends)}"
         )
     saved = load_config(path)
-    pipeline = getattr(diffusers, saved["_class_name"], None)
+    pipeline: Any = getattr(diffusers, saved["_class_name"], None)
     if not encode or not hasattr(pipeline, "encode_prompt"):
         return
     takers = pipeline.encode_prompt, family_of(saved["_class_name"]).encode
@@ -45,6 +45,15 @@ def check_options(path: str | Path, encode: Mapping[str, Any], attention: str | 
                 f"model.encode: the prompt encoding of {saved['_class_name']} has no '{name}'; "
                 f"{nearest(name, known - {'self', 'pipeline', 'options'})}"
             )
+
+
+def check_arguments(path: str | Path, names: Iterable[str], where: str) -> None:
+    """Refuse arguments that the call of a pipeline's class does not take, before its weights are read."""
+    name = load_config(path)["_class_name"]
+    call = inspect.signature(getattr(diffusers, name).__call__).parameters if hasattr(diffusers, name) else None
+    for argument in names:
+        if call is not None and argument not in call:
+            raise ConfigError(f"{where}.{argument}: {name} has no {argument}; leave it out")
 
 
 def load_config(path: str | Path) -> dict[str, Any]:

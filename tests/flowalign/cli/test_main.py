@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from diffusers import DiffusionPipeline
 
 import flowalign
 from flowalign import registry
@@ -89,6 +90,39 @@ def test_a_missing_model(capsys: pytest.CaptureFixture[str], tmp_path: Path, arg
     if arguments[0] == "train":
         arguments = [*arguments, f"output={tmp_path}"]
     assert "no pipeline at 'nowhere'" in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("rollout.num_frames=9", "rollout.num_frames: StableDiffusion3Pipeline has no num_frames"),
+        ("model.encode={max_sequence_lenght: 3}", "did you mean 'max_sequence_length'"),
+        ("model.attention=flesh", "attention backend 'flesh' cannot be used here; did you mean 'flash'"),
+        ("rewards=[{name: exact_match}]", "'exact_match' scores texts, and this model makes pictures"),
+        ("trackers=[tensorbord]", "trackers: there is no 'tensorbord'; did you mean 'tensorboard'"),
+        ("trackers=[clearml]", "trackers: 'clearml' is not installed"),
+    ],
+)
+def test_what_the_pipeline_or_the_rewards_do_not_take_is_known_before_the_model_loads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, override: str, hint: str
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(DiffusionPipeline, "from_pretrained", load)
+    assert hint in refused(capsys, "train", RECIPE, f"output={tmp_path}", override)
+
+
+def test_sizes_that_the_pipeline_cannot_make_are_known_before_anything_is_sampled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def sample(*_: object, **__: object) -> None:
+        raise AssertionError("something was sampled")
+
+    monkeypatch.setattr(DiffusersPolicy, "sample", sample)
+    with pytest.raises(SystemExit):
+        main(["train", RECIPE, f"output={tmp_path}", "rollout.height=33", "evaluation.height=32"])
+    assert "flowalign: rollout: StableDiffusion3Pipeline cannot make height 33; 32 or" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

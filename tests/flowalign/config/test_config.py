@@ -176,6 +176,8 @@ def test_settings_that_do_not_go_together_are_refused(overrides: list[str], hint
         (f"training.seed={2**63}", "training.seed"),
         (f"evaluation.seed={2**63}", "evaluation.seed"),
         ("name=" + "x" * 300, "output: "),
+        ("algorithm={name: 'rewards.base:score'}", "is no algorithm"),
+        ("data.selection={name: 'rewards.base:score'}", "is no selection"),
         ("training.iterations=" + "9" * 5000, "training.iterations"),
         ("training.iterations=2026-99-99", "month must be"),
     ],
