@@ -57,7 +57,8 @@ class Learner(Optimization):
         updates = training.iterations * training.updates_per_iteration
         groups = [self.policy.trainable(), own]
         average = training.ema_decay, training.ema_every
-        super().__init__(groups, training.optimizer, updates, self.accelerator.device, *average)
+        half = self.config.model.dtype == "float16"
+        super().__init__(groups, training.optimizer, updates, self.accelerator.device, *average, half)
         self.replicated = sharding is None
         """every process has the network whole, and can use it by itself"""
         self._warned: set[str] = set()
@@ -272,6 +273,8 @@ class Learner(Optimization):
         if self.ema is not None:
             tensors["ema"] = dict(zip(self.parameters, self.ema.shadow_params, strict=True))
             state["ema_steps"] = self.ema.optimization_step
+        if self.scale:
+            state["loss_scale"] = vars(self.scale)
         main = self.accelerator.is_main_process
         return {name: whole(entries, keep=main) for name, entries in tensors.items()}, state
 
@@ -283,6 +286,8 @@ class Learner(Optimization):
         for index, values in moments["state"].items():
             values |= {key: like(value, parameters[index]) for key, value in values.items()}
         self.optimizer.load_state_dict(moments)
+        if self.scale and "loss_scale" in state:
+            vars(self.scale).update(state["loss_scale"])
 
     def load_weights(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
         """The trained weights of a checkpoint, and their average."""

@@ -21,6 +21,26 @@ MOST_SKIPPED = 5
 """updates in a row that may be skipped before the training ends"""
 
 
+class LossScale:
+    """What losses are multiplied by before the backward pass, since small gradients would be 0 in float16.
+
+    By the rule of torch.amp.GradScaler: halved by gradients that are not finite, doubled after `patience` that were.
+    """
+
+    patience = 2000
+
+    def __init__(self) -> None:
+        self.value, self.finite = 2.0**16, 0
+
+    def learn(self, finite: bool) -> None:
+        """Told of every update whether its gradients were finite."""
+        self.finite = self.finite + 1 if finite else 0
+        if not finite:
+            self.value /= 2
+        elif self.finite == self.patience:
+            self.value, self.finite = self.value * 2, 0
+
+
 class Optimization:
     """Parameters and how they are moved; on one process.
 
@@ -30,6 +50,7 @@ class Optimization:
         updates: optimizer steps of the whole training, for the learning rate's schedule.
         ema_decay: of the average of the weights; None: there is none.
         ema_every: updates from one averaging to the next.
+        half: the backward pass is in float16.
     """
 
     def __init__(
@@ -40,6 +61,7 @@ class Optimization:
         device: torch.device,
         ema_decay: float | None = None,
         ema_every: int = 1,
+        half: bool = False,
     ) -> None:
         self.settings, self.updates, self.ema_every = settings, updates, ema_every
         self.parameters = {name: parameter for group in groups for name, parameter in group.items()}
@@ -51,6 +73,7 @@ class Optimization:
         self.local_parameters = self.parameters
         """the part of each parameter on this process, in the same memory"""
         self.ema = EMAModel(self.local_parameters.values(), ema_decay) if ema_decay else None
+        self.scale = LossScale() if half else None
         self.skipped = 0
         """updates in a row, up to the last one, that moved nothing since their gradients were not finite"""
         self._loss = torch.zeros(())
@@ -81,7 +104,7 @@ class Optimization:
         for i, part in enumerate(parts):
             with self._accumulated(last=i == len(parts) - 1):
                 loss, values = losses(part)
-                self._backpropagate(loss.sum() / total)
+                self._backpropagate(loss.sum() / total * (self.scale.value if self.scale else 1))
             for name, value in {**values, "loss": loss}.items():
                 sums[name] = sums.get(name, 0) + value.detach().sum()
         self._loss = sums["loss"]
@@ -97,7 +120,10 @@ class Optimization:
         """
         norm = self._step()
         # waits for the device, once an update
-        if not torch.isfinite(norm):
+        finite = bool(torch.isfinite(norm))
+        if self.scale:
+            self.scale.learn(finite)
+        if not finite:
             self._skip(norm)
             return norm
         self.skipped = 0
@@ -116,6 +142,10 @@ class Optimization:
         return nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm)
 
     def _step(self) -> Tensor:
+        if self.scale:
+            for parameter in self.parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad /= self.scale.value
         norm = self._clip()
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         if torch.isfinite(norm):
@@ -126,7 +156,10 @@ class Optimization:
     def _skip(self, norm: Tensor) -> None:
         self.skipped += 1
         what = "the losses" if not torch.isfinite(self._loss) else "the gradients of finite losses"
-        if self.skipped == MOST_SKIPPED:
+        if self.scale and self.scale.value >= 1 and torch.isfinite(self._loss):
+            # too large for float16 as they were multiplied, not by themselves
+            return
+        if self.skipped >= MOST_SKIPPED:
             raise FlowalignError(
                 f"{MOST_SKIPPED} updates in a row were skipped: {what} are not finite (their norm is {norm.item()}); "
                 "what helps: a lower training.optimizer.learning_rate, model.dtype: float32, a reward within bounds"

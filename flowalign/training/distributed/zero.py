@@ -28,11 +28,16 @@ class ZeroLearner(Learner):
         settings: accelerate's; those under `zero_optimization` count.
 
     Raises:
-        ConfigError: the algorithm has networks of its own.
+        ConfigError: the algorithm has networks of its own, or the network computes in float16.
     """
 
     def __init__(self, algorithm: Algorithm, actor: Actor, settings: DeepSpeedPlugin) -> None:
         super().__init__(algorithm, actor)
+        if self.scale:
+            raise ConfigError(
+                "model.dtype: float16 needs losses that are scaled, which goes without DeepSpeed only; bfloat16 works, "
+                "or configs/accelerate/fsdp2.yaml"
+            )
         if self.modules:
             raise ConfigError(
                 f"{type(algorithm).__name__} trains networks of its own, which DeepSpeed would leave out; "

@@ -1,6 +1,5 @@
 """A run that learns nothing says so, once; one that learns does not."""
 
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -150,7 +149,13 @@ def test_a_run_that_learns_is_left_in_peace(
     assert warnings(reward, **changes) == []
 
 
-BY_ONES = {"model.dtype": "bfloat16", "training.micro_batch_size": 1, "training.updates_per_iteration": 1}
+BY_ONES = {
+    "model.dtype": "bfloat16",
+    "training.prompts_per_iteration": 1,
+    "training.group_size": 2,
+    "training.micro_batch_size": 1,
+    "training.updates_per_iteration": 1,
+}
 """a single row is computed otherwise than a batch, and rounded"""
 
 
@@ -160,17 +165,27 @@ BY_ONES = {"model.dtype": "bfloat16", "training.micro_batch_size": 1, "training.
 def test_ratios_to_a_replay_start_at_exactly_1_in_low_precision(changes: dict[str, Any], tmp_path: Path) -> None:
     replayed = {**changes, **BY_ONES, "training.old_log_prob": "replayed"}
     run = Trainer(settings(tmp_path, **replayed), reward=alternating, progress=False)
-    metrics = run.learner.learn(run.algorithm.collect(run.actor, run.groups.draw(0)), 0, 0.0)
+    experience = run.algorithm.collect(run.actor, run.groups.draw(0))
+    # as an engine of other numerics might record them
+    recorded = experience.rollout if changes is TEXT else experience.rollout.trajectory
+    recorded.log_prob += 0.01
+    metrics = run.learner.learn(experience, 0, 0.0)
     assert metrics["policy/ratio"] == 1
-    # which to the rollout they do not
-    assert 0 < metrics["policy/mismatch"] < 0.05
+    assert metrics["policy/mismatch"] == pytest.approx(0.01, rel=0.9)
 
 
-def test_rounding_that_reaches_the_clip_is_named_once_and_measured_every_iteration(
-    warnings: Callable[..., list[str]], tmp_path: Path
+def test_rounding_that_reaches_the_clip_is_measured_every_iteration_and_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    [warning] = warnings(alternating, **BY_ONES, **{"algorithm.loss": {"clip_range": 1e-6}})
-    assert "policy/mismatch" in warning and "1e-06" in warning and "old_log_prob: replayed" in warning
-    measured = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    narrow = {**BY_ONES, "algorithm.loss": {"clip_range": 1e-6}}
+    run = Trainer(settings(tmp_path, **narrow), reward=alternating, progress=False)
+    experience = run.algorithm.collect(run.actor, run.groups.draw(0))
+    forwards = run.policy.forwards
+    with caplog.at_level(logging.WARNING):
+        measured = [run.learner.learn(experience, iteration, 0.0) for iteration in range(2)]
     # the one noisy step of three
-    assert all(line["policy/mismatch"] == line["policy/mismatch/1"] > 0 for line in measured) and len(measured) == 2
+    assert all(metrics["policy/mismatch"] == metrics["policy/mismatch/1"] > 5e-7 for metrics in measured)
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "policy/mismatch" in warning and "1e-06" in warning and "old_log_prob: replayed" in warning
+    # which counts as no training: both updates were of two actions
+    assert run.policy.forwards == forwards + 4

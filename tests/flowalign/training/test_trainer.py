@@ -1,5 +1,6 @@
 """The training loop: the same weights however it is interrupted or spread, and results that plain diffusers loads."""
 
+import contextlib
 import json
 import math
 import os
@@ -383,24 +384,38 @@ def command(folder: Path, *launch: str, **changes: Any) -> tuple[list[str], dict
     return [sys.executable, "-m", *launch, "flowalign", "train", str(folder / "config.yaml")], environment
 
 
+def lines(file: Path) -> int:
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
 @pytest.mark.slow
-def test_a_run_killed_at_any_moment_and_resumed_ends_with_the_same_weights(tmp_path: Path) -> None:
+def test_a_run_killed_at_any_moment_and_resumed_ends_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     changes = {"training.iterations": 12, "training.ema_decay": 0.9}
-    whole, environment = command(tmp_path / "whole", **changes)
-    subprocess.run(whole, env=environment, check=True, capture_output=True)
-    killed, environment = command(tmp_path / "killed", **changes)
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    command(tmp_path / "whole", **changes)
+    Trainer(load(tmp_path / "whole" / "config.yaml"), progress=False).train()
+    _, environment = command(tmp_path / "killed", **changes)
+    script = [sys.executable, str(Path(__file__).parent / "train_forks.py"), str(tmp_path / "killed" / "config.yaml")]
     metrics = tmp_path / "killed" / "run" / "metrics.jsonl"
     generator = random.Random(time.time_ns())  # other moments every time
     done = 0
-    for _ in range(3):
-        process = subprocess.Popen([*killed, "--resume"], env=environment, stderr=subprocess.DEVNULL)
-        while process.poll() is None and len(metrics.read_text().splitlines() if metrics.exists() else []) <= done:
-            time.sleep(0.01)
-        time.sleep(generator.uniform(0, 1))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        done = len(metrics.read_text().splitlines())
-    subprocess.run([*killed, "--resume"], env=environment, check=True, capture_output=True)
+    with subprocess.Popen(script, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forks:
+        assert forks.stdin is not None and forks.stdout is not None
+        for kill in (True, True, True, False):
+            print(file=forks.stdin, flush=True)
+            child = int(forks.stdout.readline())
+            # a child that has finished is not there any more
+            while kill and Path(f"/proc/{child}").exists() and (lines(metrics) <= done):
+                time.sleep(0.01)
+            if kill:
+                time.sleep(generator.uniform(0, 1))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+            done = lines(metrics)
+            assert int(forks.stdout.readline()) in ((-signal.SIGKILL, 0) if kill else (0,))
+        forks.stdin.close()
     for name in ("trainable", "optimizer", "ema"):
         mine, theirs = weights(tmp_path / "killed", 12, name), weights(tmp_path / "whole", 12, name)
         assert all(torch.equal(mine[key], theirs[key]) for key in theirs), name
@@ -409,15 +424,18 @@ def test_a_run_killed_at_any_moment_and_resumed_ends_with_the_same_weights(tmp_p
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_advantages_and_weights_of_one(tmp_path: Path) -> None:
+def test_two_processes_give_the_advantages_and_weights_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = {"algorithm.name": "recording:RecordingFlowGRPO", "training.iterations": 2, **WITH_EVALUATION}
     # previews, which the main process alone makes, would be recorded as well
     changes |= {"training.prompts_per_iteration": 4, "training.checkpoint_every": 0, "training.previews": 0}
     # `--cpu --num_processes 2` starts one process (accelerate 1.15); this starts two, here on the CPU
     launch = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0", "-m"]
-    for name, arguments in {"one": [], "two": launch}.items():
-        line, environment = command(tmp_path / name, *arguments, **changes)
-        subprocess.run(line, env=environment, check=True, capture_output=True)
+    line, environment = command(tmp_path / "two", *launch, **changes)
+    subprocess.run(line, env=environment, check=True, capture_output=True)
+    _, environment = command(tmp_path / "one", **changes)
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.setenv("FLOWALIGN_ADVANTAGES", environment["FLOWALIGN_ADVANTAGES"])
+    Trainer(load(tmp_path / "one" / "config.yaml"), progress=False).train()
     one = torch.load(tmp_path / "one" / "advantages.0", weights_only=True)
     for rank in (0, 1):
         two = torch.load(tmp_path / "two" / f"advantages.{rank}", weights_only=True)
