@@ -178,7 +178,8 @@ def result(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"metrics": [{k: v for k, v in r.items() if not k.startswith("seconds")} for r in lines]}
     for name in ("trainable", "optimizer", "ema"):
         found[name] = {key: value.tolist() for key, value in load_file(newest / f"{name}.safetensors").items()}
-    found["lora"] = [path.read_bytes() for path in sorted((folder / "lora").iterdir())]
+    for path in (folder / "lora").iterdir():
+        found[path.name] = {key: value.tolist() for key, value in load_file(path).items()}
     return found
 
 
