@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pydantic import Field
 
+from flowalign.config.loader import read_merged
 from flowalign.config.sections import Weighted
-from flowalign.runs.files import read_yaml
 from flowalign.settings import Section, parse
 
 
@@ -19,7 +19,11 @@ class Serving(Section):
     queue: int = Field(64, ge=1)
     """requests that may wait; more are told to come back"""
     token_variable: str | None = None
-    """environment variable with the token that clients must send"""
+    """environment variable with the token that clients must send; needed beyond loopback"""
+    memory: int = Field(384, ge=1)
+    """megabytes that the requests in hand may take, pictures decoded"""
+    timeout: float = Field(600.0, gt=0)
+    """seconds that a call of the reward may take, and a request to arrive"""
 
 
 class RewardFile(Section):
@@ -31,7 +35,7 @@ class RewardFile(Section):
 
 def read(path: Path) -> RewardFile:
     """The rewards of a file; of a training configuration, only its `rewards` and `server` are read."""
-    values = read_yaml(path)
+    values = read_merged(path)
     if "model" in values:
         values = {key: values[key] for key in ("rewards", "server") if key in values}
     settings: RewardFile = parse(RewardFile, values)

@@ -28,11 +28,11 @@ def recipe(name: str) -> Path:
     return folders[0] / f"{name}.yaml"
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_merged(path: Path) -> dict[str, Any]:
     """The keys and values of a YAML file, merged into the file that it `extends`."""
     values = read_yaml(path)
     base = values.pop("extends", None)
-    return values if base is None else _merge(_read(path.parent / str(base)), values)
+    return values if base is None else _merge(read_merged(path.parent / str(base)), values)
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Any:
         ConfigError: naming the file, the key, and the nearest valid one.
     """
     path = Path(path)
-    values = _read(path)
+    values = read_merged(path)
     for override in overrides:
         _override(values, override)
     config = parse(kind_of(values), values)

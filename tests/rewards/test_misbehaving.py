@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
+from flowalign.config.sections import Weighted
 from flowalign.errors import ConfigError
 from flowalign.training.building import build_reward
-from flowalign.config.sections import Weighted
 from rewards import RewardError, Scores, Spec, WeightedSum, as_reward, base, score
 from rewards.pairwise import WinRate
 
@@ -190,7 +190,9 @@ def test_a_spec_is_checked_where_it_is_made(wrong):
 @pytest.mark.parametrize("place", ["constructor", "module"])
 def test_constructors_and_modules_that_raise(tmp_path, monkeypatch, body, place):
     indent = "        "
-    made = f"class Bad:\n    name = 'bad'\n    def __init__(self):\n{indent}{body if place == 'constructor' else 'pass'}\n"
+    made = (
+        f"class Bad:\n    name = 'bad'\n    def __init__(self):\n{indent}{body if place == 'constructor' else 'pass'}\n"
+    )
     (tmp_path / "bad_reward.py").write_text((f"{body}\n" if place == "module" else "") + made)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "bad_reward", raising=False)
