@@ -1,9 +1,44 @@
-"""flowalign: align diffusion and flow models with rewards."""
+"""flowalign: align diffusion and flow models with rewards.
 
+import flowalign as fa
+
+policy = fa.load("tiny_sd3", lora={"rank": 8})
+run = fa.train(policy, fa.reward("shapes"), "shapes_train", iterations=20)
+"""
+
+import importlib
 import os
+from typing import TYPE_CHECKING, Any
 
 # Threads that wait for others sleep. By default they spin, and a run beside other busy processes takes many times as
 # long. GNU's OpenMP, which torch's wheels bring, reads it when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from flowalign import gallery
+    from flowalign.api import Run, compare, load, reward, train
+    from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+    from flowalign.tools.league import run_league as league
+    from flowalign.training import Trainer
+
+__all__ = ["DiffusersPolicy", "Rollout", "Run", "Trainer", "compare", "gallery", "league", "load", "reward", "train"]
+
+PLACES = {
+    "DiffusersPolicy": "flowalign.policies.diffusion:DiffusersPolicy",
+    "Rollout": "flowalign.policies.diffusion:Rollout",
+    "Trainer": "flowalign.training:Trainer",
+    "league": "flowalign.tools.league:run_league",
+    **{name: f"flowalign.api:{name}" for name in ("Run", "compare", "load", "reward", "train")},
+}
+"""what is loaded when it is first used, so that `import flowalign` is quick"""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "gallery":
+        return importlib.import_module("flowalign.gallery")
+    if name not in PLACES:
+        raise AttributeError(f"module 'flowalign' has no attribute '{name}'")
+    module, _, attribute = PLACES[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)

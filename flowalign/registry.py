@@ -155,6 +155,10 @@ TABLES: dict[str, dict[str, str] | str] = {
 """names to paths, or the path of a table that stands with what it names"""
 
 
+GIVEN = "python:"
+"""what a name begins with that stands for an object handed over in Python, which cannot be built again"""
+
+
 def names(table: str) -> Mapping[str, Any]:
     """The names of a table, each with its path or with what it stands for."""
     entries = TABLES[table]
@@ -173,6 +177,12 @@ def resolve(table: str, name: str, where: str = "") -> Any:
         where: the name stands in the configuration, for messages.
     """
     place, kind = f"{where}: " if where else "", "loss" if table == "losses" else table[:-1]
+    if name.startswith(GIVEN):
+        own = name.removeprefix(GIVEN)
+        raise ConfigError(
+            f"{place}the {kind} '{own}' was handed over in Python and cannot be built from its name; hand it over "
+            f"again ({kind}=...), or write it in a file and name it there (my_file:{own})"
+        )
     found = names(table).get(name, name)
     if not isinstance(found, str):
         return found
@@ -181,8 +191,7 @@ def resolve(table: str, name: str, where: str = "") -> Any:
     try:
         return _imported(found)
     except (Exception, SystemExit) as error:  # a module runs whatever its author wrote
-        what = str(error) if isinstance(error, ImportError | AttributeError | ValueError) else repr(error)
-        raise ConfigError(f"{place}{kind} '{name}' cannot be imported: {' '.join(what.split())}") from error
+        raise ConfigError(f"{place}{kind} '{name}' cannot be imported: {_reason(error)}") from error
 
 
 def summary(table: str, name: str) -> str:
@@ -243,9 +252,17 @@ def build(table: str, name: str, arguments: Mapping[str, Any], where: str) -> An
     except FlowalignError:
         raise
     except (TypeError, ValueError, OSError, ImportError) as error:
-        raise ConfigError(f"{where}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{where}: {_reason(error)}") from error
     except (Exception, SystemExit) as error:  # its author's code
-        raise ConfigError(f"{where}: '{name}' cannot be made: {' '.join(repr(error).split())}") from error
+        raise ConfigError(f"{where}: '{name}' cannot be made: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """In one line; to call sys.exit while something is made is a failure too."""
+    if isinstance(error, SystemExit):
+        return f"it calls sys.exit({error.code!r})"
+    plain = isinstance(error, ImportError | AttributeError | ValueError | TypeError | OSError)
+    return " ".join((str(error) if plain else repr(error)).split())
 
 
 def rewards_within(name: str, settings: Mapping[str, Any]) -> list[Any]:
@@ -310,7 +327,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 
 def _settings(target: type) -> dict[str, Any]:
-    """Names and types of what a class is made with; those of `**settings: Unpack[...]` among them."""
+    """Names and types of what a class is made with, `**settings: Unpack[...]` included."""
     hints = get_type_hints(target.__init__)  # type: ignore[misc]
     settings: dict[str, Any] = {}
     for name, parameter in inspect.signature(target).parameters.items():

@@ -1,7 +1,8 @@
 """Sections of settings: each stands with the component that it sets, and a configuration is made of them."""
 
+import math
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -12,7 +13,7 @@ from flowalign.errors import ConfigError, nearest
 class Section(BaseModel):
     """A part of a configuration; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 def parse(section: type[BaseModel], values: Any, where: str = "") -> Any:
@@ -30,7 +31,26 @@ def parse(section: type[BaseModel], values: Any, where: str = "") -> Any:
             raise ConfigError(f"{path}: unknown key '{key}'; {hint}") from error
         if first["type"] == "missing":
             raise ConfigError(f"{path}: this key is required") from error
-        raise ConfigError(f"{path}: {first['msg']} (got {first['input']!r})") from error
+        raise ConfigError(f"{path}: {first['msg']} (got {shortened(first['input'])})") from error
+
+
+def shortened(value: Any) -> str:
+    """A value as a message shows it."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def not_finite(values: Any, where: str = "") -> str | None:
+    """The place of a number among nested settings that is infinite or none."""
+    if isinstance(values, float) and not math.isfinite(values):
+        return where
+    pairs: Iterable[tuple[Any, Any]] = ()
+    if isinstance(values, dict):
+        pairs = values.items()
+    elif isinstance(values, list | tuple):
+        pairs = enumerate(values)
+    places = (not_finite(value, f"{where}.{key}" if where else str(key)) for key, value in pairs)
+    return next((place for place in places if place is not None), None)
 
 
 def _fields(section: type[BaseModel], path: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from rewards.vision import load_weights
 class LinearHead(nn.Module):
     """The head of the aesthetic predictor and of ImageReward: five linear layers with nothing between them.
 
-    The numbers of the layers are those of the published weights, where dropout stands between.
+    Layers are numbered as in the published weights, where dropout stands between.
     """
 
     def __init__(self, width: int) -> None:

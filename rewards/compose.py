@@ -202,7 +202,7 @@ class Agreement(Composition):
     """Ctrl-U (arXiv 2410.11236): learn less from a sample the less its reward agrees with the others of its group.
 
     The value is the reward itself; the weight, by which advantages are multiplied, is exp(-disagreement). A sample's
-    disagreement is the mean absolute difference of its reward and those of the other generations of its condition,
+    disagreement is the mean absolute difference between its reward and each other generation's of its condition,
     the same for both of two. It acts after normalisation within the group, which would divide a group's factor out.
 
     Departures: the paper weights the loss of a differentiable reward, takes the KL divergence of the reward model's

@@ -82,7 +82,7 @@ class Network(nn.Module):
 
 
 def _place(name: str) -> str | None:
-    """transformers' name of a tensor of the checkpoint; None for those of the heads."""
+    """transformers' name of a tensor of the checkpoint; None for the heads' tensors."""
     for old, new in _PLACES:
         if name.startswith(old):
             return new + name.removeprefix(old)

@@ -31,7 +31,7 @@ _VISION_NAMES = (
 
 
 class Blip(nn.Module):
-    """The networks of ImageReward; their sizes are those of the checkpoint's tensors."""
+    """The networks of ImageReward; their sizes are read from the checkpoint's tensors."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         from transformers import BlipTextConfig, BlipVisionConfig, BlipVisionModel

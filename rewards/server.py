@@ -5,8 +5,8 @@
     GET  /version    versions, the reward's name and its spec
     GET  /metrics    queue and work in Prometheus' text format
 
-A request that cannot be scored gets 422 with {"error": why}, malformed bytes 400, one that would take too much memory 413,
-a full queue or memory 503 (clients wait and come back). The server is stateless: several may run behind one address.
+A request that cannot be scored gets 422 with {"error": why}, malformed bytes 400, one that takes too much memory 413, a
+full queue or memory 503 (clients wait and come back). The server is stateless: several may run behind one address.
 Pictures come in the request; it opens no files, and answers no web page.
 """
 

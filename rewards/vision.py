@@ -128,7 +128,7 @@ class ModelReward(ABC):
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """As `DifferentiableReward.score_pixels`. The resize is torch's, not PIL's in 8 bits: values differ a little
-        from those of the same pictures, except at the model's own size."""
+        from what `score` gives the same pictures, except at the model's own size."""
         prepared = self.preprocess.pixels(pixels.to(self.device, torch.float32)).to(self.dtype)
         scores = self.model_scores(prepared, prompts, metadata)
         return Scores(scores.value.float(), {name: part.detach().float() for name, part in scores.parts.items()})

@@ -9,7 +9,9 @@ from samplers.kernels import (
     cps_published,
     dance_sde,
     ddim,
+    ddim_published,
     flow_sde,
+    linear_sde,
     ode,
     step_std,
     transition,
@@ -17,7 +19,7 @@ from samplers.kernels import (
 )
 from samplers.learned import LearnedNoise
 from samplers.noise import derive_seed, generators, normal
-from samplers.plans import PLANS, All, Calibrated, Decay, Plan, Single, Tree, Window
+from samplers.plans import PLANS, All, Calibrated, Decay, Plan, Random, Single, Tree, Window
 from samplers.rollout import rollout, sample_ode
 from samplers.rows import Rows
 from samplers.trajectory import Recorder, Trajectory
@@ -31,6 +33,7 @@ __all__ = [
     "Kernel",
     "LearnedNoise",
     "Plan",
+    "Random",
     "Recorder",
     "Rows",
     "Single",
@@ -43,9 +46,11 @@ __all__ = [
     "cps_published",
     "dance_sde",
     "ddim",
+    "ddim_published",
     "derive_seed",
     "flow_sde",
     "generators",
+    "linear_sde",
     "normal",
     "ode",
     "rollout",

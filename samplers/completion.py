@@ -21,9 +21,12 @@ VelocityAt = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def path(first: int, last: int, count: int | None = None, stride: int = 1) -> list[int]:
-    """Schedule indices from `first` to `last`: in `count` near-equal leaps, or every `stride`-th, ending in `last`."""
+    """Schedule indices from `first` to `last`: in `count` near-equal leaps, or one step and then every `stride`-th.
+
+    What a last stride cannot reach is part of the leap before it, as in G2RPO's code: 1, 2, 4, 6, 9 for stride 2.
+    """
     if count is None:
-        return [*range(first, last, stride), last]
+        return [first, *range(first + 1, last + 1, stride)[:-1], last] if first < last else [last]
     count = min(count, last - first)
     return [first + round(i * (last - first) / count) for i in range(count + 1)]
 
@@ -168,7 +171,7 @@ def fork(
     Args:
         samples: [N] the trunk of each.
         eta: [T] noise levels, 0 before step `first`.
-        seeds: N seeds of the step noise: the trajectories are those of N rollouts of their own.
+        seeds: N seeds of the step noise: the trajectories equal N rollouts of their own.
         order: of the solver after the last stochastic step, as of `Recorder`.
     """
     recorder = Recorder(trunk.latents[samples, first], trunk.sigmas[first:], kernel, eta[first:], seeds, order)

@@ -65,9 +65,10 @@ def flow_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tenso
     """Flow-GRPO's SDE with the marginals of the ODE (arXiv 2505.05470): g = eta * sqrt(s / (1 - s)).
 
     The diffusion is infinite at sigma = 1; there 1 - s uses the schedule's second sigma, as the authors' code
-    does. Published eta: 0.7.
+    does. So it does just below 1, where flow solvers of a higher order start to keep their logarithms finite (UniPC
+    at 0.999999, DPM-Solver at 0.9997): wherever 1 - sigma is less than a tenth of 1 - sigma_next. Published eta: 0.7.
     """
-    finite = torch.where(sigma == 1, sigma_next, sigma)
+    finite = torch.where(10 * (1 - sigma) < 1 - sigma_next, sigma_next, sigma)
     return _sde(x, v, sigma, sigma_next, eta**2 * sigma / (1 - finite))
 
 
@@ -77,6 +78,14 @@ def dance_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tens
     Finite at sigma = 1. Published eta: 0.3 (FLUX, Wan), 0.25 (HunyuanVideo); DenseGRPO calibrates one a step.
     """
     return _sde(x, v, sigma, sigma_next, eta**2)
+
+
+def linear_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
+    """The SDE of Flow-GRPO's script for Wan, with the marginals of the ODE: the diffusion is g = eta * s.
+
+    Finite at sigma = 1. The script's eta is the schedule's second sigma: 0.983 at Wan's 20 steps of shift 3.
+    """
+    return _sde(x, v, sigma, sigma_next, (eta * sigma) ** 2)
 
 
 def _sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, g2: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,6 +136,24 @@ def ddim(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -
     return (1 - sigma_next) * x0 + torch.sqrt(kept) * noise, eta * torch.sqrt(variance)
 
 
+FIRST_LEVEL = math.sqrt(0.00085) / (math.sqrt(0.00085) + math.sqrt(1 - 0.00085))
+"""sigma at timestep 0 of Stable Diffusion 1.5, 2 and XL"""
+
+
+@declares(Traits(largest_eta=1))
+def ddim_published(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
+    """`ddim` whose last step ends at timestep 0, not at x0, and so carries noise: ddpo-pytorch's steps.
+
+    What is left of the noise there stays in the picture: std 0.03 in latents. For Stable Diffusion's timesteps; to
+    train the last step too, the plan is {name: all, last: true}.
+    """
+    end = sigma_next.clamp(min=FIRST_LEVEL)
+    mean, std = ddim(x, v, sigma, end, eta)
+    # in DDPM's notation the state stays as it is
+    scale = torch.hypot(1 - sigma_next, sigma_next) / torch.hypot(1 - end, end)
+    return mean * scale, std * scale
+
+
 def v_from_epsilon(x: Tensor, epsilon: Tensor, sigma: Tensor) -> Tensor:
     """The velocity at x that a noise prediction stands for; sigma in (0, 1) broadcasts against x [B, ...]."""
     return (epsilon - x) / (1 - sigma)
@@ -136,9 +163,11 @@ KERNELS: dict[str, Kernel] = {
     "ode": ode,
     "flow_sde": flow_sde,
     "dance_sde": dance_sde,
+    "linear_sde": linear_sde,
     "cps": cps,
     "cps_published": cps_published,
     "ddim": ddim,
+    "ddim_published": ddim_published,
 }
 """by the names that configurations use"""
 

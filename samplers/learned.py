@@ -21,7 +21,7 @@ class LearnedNoise(nn.Module):
     The module is itself a kernel (one without a condition), and `given` makes one that knows the condition. eta
     scales the learned std and switches steps off: 1 at stochastic steps. The last step may be stochastic.
 
-    Departures from the authors' code: std is that of the unclipped Gaussian for sampling too (theirs clips the
+    Departures from the authors' code: std is the unclipped Gaussian's for sampling too (theirs clips the
     noise at 3 std and scores it without), and rollout and replay ask for it at one and the same sigma.
 
     Args:

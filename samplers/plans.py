@@ -24,13 +24,19 @@ class All:
     """Every step but the last is stochastic (Flow-GRPO, DanceGRPO).
 
     Args:
-        last: the last step is stochastic too, for kernels whose noise does not end with sigma (ReinFlow's).
+        last: the last step is stochastic too, for kernels whose noise does not end with sigma (ReinFlow's). 'noise':
+            it is, but nothing is learned from it, as in Flow-GRPO's code: its noise stays in the pictures.
     """
 
-    last: bool = False
+    last: bool | Literal["noise"] = False
 
     def etas(self, steps: int, eta: float, iteration: int, seed: int) -> Tensor:
         return torch.tensor([eta] * (steps - 1) + [eta if self.last else 0.0])
+
+    @property
+    def unlearned(self) -> int:
+        """How many of the last stochastic steps nothing is learned from."""
+        return int(self.last == "noise")
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,39 @@ class Window:
         last = self.every if self.every_last is None else self.every_last
         stays = np.linspace(self.every, last, len(stops)).astype(int)
         return stops[int(np.searchsorted(stays.cumsum(), iteration % stays.sum(), side="right"))]
+
+
+@dataclass(frozen=True)
+class Random:
+    """`size` stochastic steps drawn from a range, ODE elsewhere (Flow-DPPO's code, arXiv 2606.11025: 3 of the first 5).
+
+    Args:
+        size: number of stochastic steps, at least 1.
+        start: first step of the range, counted from 0.
+        stop: the range ends below this step; default the last step, which never carries noise.
+        every: iterations between two draws, at least 1.
+    """
+
+    size: int = 3
+    start: int = 0
+    stop: int | None = None
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.start < 0 or self.every < 1:
+            raise ValueError("random: size and every must be at least 1 and start at least 0")
+
+    def etas(self, steps: int, eta: float, iteration: int, seed: int) -> Tensor:
+        stop = steps - 1 if self.stop is None else self.stop
+        if stop > steps - 1 or self.start + self.size > stop:
+            raise ValueError(
+                f"random: {self.size} stochastic steps from step {self.start} do not fit below step "
+                f"{min(stop, steps - 1)} of a {steps}-step schedule (its last step carries no noise)"
+            )
+        rng = np.random.default_rng([seed, iteration // self.every])
+        etas = torch.zeros(steps)
+        etas[rng.choice(np.arange(self.start, stop), self.size, replace=False)] = eta
+        return etas
 
 
 @dataclass(frozen=True)
@@ -202,7 +241,7 @@ class Calibrated:
             self.levels = [eta] * (steps - 1)
             self.counts = [[0.0] * (steps - 1), [0.0] * (steps - 1)]
         if len(self.levels) != steps - 1:
-            raise ValueError(f"calibrated: the levels are those of {len(self.levels) + 1} steps, not of {steps}")
+            raise ValueError(f"calibrated: these are the levels of {len(self.levels) + 1} steps, not of {steps}")
         return torch.tensor([*self.levels, 0.0])
 
     def update(self, dense: Tensor, mask: Tensor) -> None:
@@ -249,16 +288,21 @@ class Tree:
     Args:
         splits: steps that branch, counted from 0, increasing, below the last step.
         children: continuations at a split, at least 2.
+        noise_scale: the noise at a split is this many times the kernel's, which scores it as its own (the authors'
+            code: 4).
     """
 
     splits: list[int]
     children: int = 2
+    noise_scale: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.splits or self.splits != sorted(set(self.splits)) or self.splits[0] < 0:
             raise ValueError(f"tree: splits must be increasing steps counted from 0, not {self.splits}")
         if self.children < 2:
             raise ValueError(f"tree: {self.children} children do not branch; at least 2 do")
+        if self.noise_scale <= 0:
+            raise ValueError(f"tree: noise_scale is {self.noise_scale:g}; it must be positive")
 
     def etas(self, steps: int, eta: float, iteration: int, seed: int) -> Tensor:
         if self.splits[-1] >= steps - 1:
@@ -294,6 +338,7 @@ class Tree:
 PLANS: dict[str, type] = {
     "all": All,
     "window": Window,
+    "random": Random,
     "single": Single,
     "decay": Decay,
     "calibrated": Calibrated,

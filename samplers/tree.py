@@ -54,7 +54,7 @@ def grow(
         noise = None
         if eta[k] > 0:
             sources = [derive_seed(seed, k, node) for seed in seeds for node in range(widths[k + 1])]
-            noise = normal(x.shape[1:], generators(sources), device)
+            noise = normal(x.shape[1:], generators(sources), device) * (plan.noise_scale if children > 1 else 1.0)
         made = transition(
             kernel,
             x,

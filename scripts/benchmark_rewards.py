@@ -4,7 +4,7 @@
     python scripts/benchmark_rewards.py --reward '{name: pick_score, dtype: bfloat16}' --size 1024
 
 Served: the same reward in this process and behind `flowalign reward-server` on loopback, in turns, the same --pictures.
-The overhead is the median over --repeats of the served time, over that of the time in process, less 1; and the same for
+The overhead is the median served time over --repeats, divided by the median time in process, less 1; and the same for
 the processor time that all processes use together, which other programs on the machine change less.
 
 Overlap: an iteration of Flow-GRPO is sampled here and scored by a server in another process that waits as long for a

@@ -2,7 +2,7 @@
 
     python scripts/build_object_prompts.py
 
-writes flowalign/assets/prompts/objects_train.jsonl and objects_heldout.jsonl: one object, two objects, counting,
+writes flowalign/data/assets/prompts/objects_train.jsonl and objects_heldout.jsonl: one object, two objects, counting,
 colours, position and colour attribution, each line with the category and what the picture must hold.
 """
 
@@ -61,7 +61,7 @@ def draw(category: str, rng: np.random.Generator) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("flowalign/assets/prompts"))
+    parser.add_argument("--out", type=Path, default=Path("flowalign/data/assets/prompts"))
     parser.add_argument("--train", type=int, default=1200, help="prompts to train on")
     parser.add_argument("--heldout", type=int, default=120, help="prompts never trained on")
     parser.add_argument("--seed", type=int, default=0)

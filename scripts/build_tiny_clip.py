@@ -3,7 +3,7 @@
     python scripts/build_tiny_clip.py --out rewards/shapes/tiny_clip
 
 A `CLIPModel` trained from nothing on drawn pictures and prompts of `rewards.shapes`: to tell a prompt's picture from
-those of other prompts, and from one that is wrong in a single thing (a colour, a shape, the number, the places). It
+other prompts' pictures, and from one that is wrong in a single thing (a colour, a shape, the number, the places). It
 is measured on the held-out prompts and written as float16 safetensors with its tokenizer, picture settings and
 quality.json. It loads with AutoModel, AutoTokenizer and AutoImageProcessor, so also as `pick_score`.
 """
@@ -29,7 +29,7 @@ from rewards.shapes.grammar import COLOURS, OPPOSITES, RELATIONS, SHAPES
 from rewards.vision import CLIP_MEAN, CLIP_STD
 
 ROOT = Path(__file__).parents[1]
-TOKENIZER = ROOT / "flowalign" / "assets" / "tiny_sd3" / "tokenizer"  # made by build_tiny_sd3.py
+TOKENIZER = ROOT / "flowalign" / "data" / "assets" / "tiny_sd3" / "tokenizer"  # made by build_tiny_sd3.py
 WEIGHTS = {"single": 0.1, "counting": 0.25, "two_objects": 0.25, "position": 0.4}
 SIZE, PATCH = 32, 8
 

@@ -2,7 +2,7 @@
 
     python scripts/build_tiny_lm.py        # minutes on a CPU
 
-It writes the model and its tokenizer to flowalign/assets/tiny_lm, and the sums to flowalign/assets/prompts:
+It writes the model and its tokenizer to flowalign/data/assets/tiny_lm, and the sums to flowalign/data/assets/prompts:
 `sums_train` to be learned by reinforcement, `sums_heldout` to measure on. Sums of the three parts (those taught here,
 the two lists) are disjoint. Teaching ends when the model samples the right answer to half of the held-out sums.
 """
@@ -20,7 +20,7 @@ from tiny_language import accuracy, language_model, teach
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-ASSETS = Path(__file__).parents[1] / "flowalign" / "assets"
+ASSETS = Path(__file__).parents[1] / "flowalign" / "data" / "assets"
 ALPHABET = "0123456789+-="
 SPECIAL = ["<pad>", "<s>", "</s>"]
 TARGET = 0.5

@@ -4,13 +4,13 @@
 
 A loose request asks for what a prompt of `rewards.shapes` asks for, in words that the tiny generator never saw: other
 names of colours, shapes and numbers, another order, no articles, a polite beginning. The script writes
-`loose_train` and `loose_heldout` to flowalign/assets/prompts: {"prompt": "please 2 scarlet discs", "means": "two red
-circles", "category": "counting"} a line. Requests that are held out in the shapes world are held out here too.
+`loose_train` and `loose_heldout` to flowalign/data/assets/prompts: {"prompt": "please 2 scarlet discs", "means": "two
+red circles", "category": "counting"} a line. Requests that are held out in the shapes world are held out here too.
 
 The rewriter, a Llama of half a million weights with a token a word, imitates a teacher that writes good English but
 does not know the generator: it keeps each odd word with probability KEPT, and puts the generator's in its place
 otherwise. That is the first stage of PromptEnhancer (arXiv 2509.04545). The second, the recipe tiny_lm/prompt_enhancer,
-has to find out which words make the right picture. Model and tokenizer go to flowalign/assets/tiny_rewriter.
+has to find out which words make the right picture. Model and tokenizer go to flowalign/data/assets/tiny_rewriter.
 """
 
 import flowalign  # noqa: F401  before torch: it lets threads that wait sleep
@@ -29,7 +29,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rewards.shapes import Request, Thing, all_requests, heldout_requests, train_requests
 
-ASSETS = Path(__file__).parents[1] / "flowalign" / "assets"
+ASSETS = Path(__file__).parents[1] / "flowalign" / "data" / "assets"
 SPECIAL = ["<pad>", "<s>", "<rewrite>", "</s>"]
 KEPT = 0.45
 STEPS, BATCH, RATE = 500, 128, 1e-3

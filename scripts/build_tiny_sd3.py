@@ -1,6 +1,6 @@
 """Make the embedded world: a tiny but real StableDiffusion3Pipeline, trained from nothing on drawn shapes.
 
-    python scripts/build_tiny_sd3.py --out flowalign/assets/tiny_sd3
+    python scripts/build_tiny_sd3.py --out flowalign/data/assets/tiny_sd3
 
 Draws pictures of the prompts of `rewards.shapes`, trains the VAE on them, then the transformer and both
 text encoders together by flow matching, and writes the pipeline in diffusers' folder layout (float16
@@ -69,7 +69,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    root = Path("flowalign/assets")
+    root = Path("flowalign/data/assets")
     parser.add_argument("--out", type=Path, default=root / "tiny_sd3", help="folder of the pipeline; replaced whole")
     parser.add_argument("--prompts-out", type=Path, default=root / "prompts", help="folder of the two prompt lists")
     parser.add_argument("--seed", type=int, default=0, help="of weights, pictures, noise and evaluation")

@@ -1,6 +1,6 @@
 """Make a tiny but real image-text-to-text model that answers questions about the shapes world.
 
-    python scripts/build_tiny_vlm.py --out flowalign/assets/tiny_vlm
+    python scripts/build_tiny_vlm.py --out flowalign/data/assets/tiny_vlm
 
 An InternVL of 0.7 million weights (vision transformer, pixel shuffle, Qwen2) with its own tokenizer, processor and
 chat template, trained from nothing on drawn pictures to
@@ -65,7 +65,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("flowalign/assets/tiny_vlm"), help="folder; replaced whole")
+    parser.add_argument(
+        "--out", type=Path, default=Path("flowalign/data/assets/tiny_vlm"), help="folder; replaced whole"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weights and pictures")
     parser.add_argument("--steps", type=int, default=1100, help="training steps")
     parser.add_argument("--batch", type=int, default=24, help="pictures a step, eight questions each")

@@ -2,7 +2,7 @@
 
     python scripts/build_word_prompts.py
 
-writes flowalign/assets/prompts/words_train.jsonl and words_heldout.jsonl: a place for writing, and what is to be
+writes flowalign/data/assets/prompts/words_train.jsonl and words_heldout.jsonl: a place for writing, and what is to be
 written on it, in quotes and under 'text'. No text is in both lists.
 """
 
@@ -44,7 +44,7 @@ def main() -> None:
             place, text = pairs[i]
             line = {"prompt": f'{place} that says "{text}"', "category": "words", "text": text}
             lines.append(json.dumps(line) + "\n")
-        path = Path(__file__).parent.parent / "flowalign" / "assets" / "prompts" / f"words_{name}.jsonl"
+        path = Path(__file__).parent.parent / "flowalign" / "data" / "assets" / "prompts" / f"words_{name}.jsonl"
         path.write_text("".join(lines))
 
 

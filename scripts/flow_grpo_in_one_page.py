@@ -2,7 +2,7 @@
 
 The pipeline is the one that flowalign ships, loaded by plain diffusers. Of this project's packages the script uses
 `samplers`, for denoising steps with their log-probabilities, and `rewards`, for the rule that checks whether a picture
-shows what its prompt asks for. Settings, random numbers and updates are those of configs/tiny_sd3/demo.yaml.
+shows what its prompt asks for. Settings, random numbers and updates are as in configs/tiny_sd3/demo.yaml.
 
     python scripts/flow_grpo_in_one_page.py
 """
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from rewards.shapes.reward import ShapesReward
 from samplers import Trajectory, derive_seed, flow_sde, generators, normal, rollout
 
-ASSETS = Path(__file__).parents[1] / "flowalign" / "assets"
+ASSETS = Path(__file__).parents[1] / "flowalign" / "data" / "assets"
 SIGMAS = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.2, 0.0])  # [T + 1] noise levels, from noise to picture
 ETA = torch.tensor([0.0, 0.7, 0.7, 0.0, 0.0])  # [T] how much noise each denoising step adds
 GROUP_SIZE, BATCH_SIZE, LEARNING_RATE = 8, 64, 2e-3

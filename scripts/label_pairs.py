@@ -2,7 +2,7 @@
 
     python scripts/label_pairs.py configs/tiny_sd3/flow_grpo.yaml --pairs 1000 --output runs/pairs [KEY=VALUE ...]
 
-Model, prompts, rewards and the evaluation's sampling are those of the configuration. Writes OUTPUT/preferences.jsonl,
+The configuration gives model, prompts, rewards and the evaluation's sampling. Writes OUTPUT/preferences.jsonl,
 as the gallery exports votes, and the pictures beside it. Both pictures of a pair have one prompt; pairs that score
 alike are left out.
 """
@@ -18,10 +18,11 @@ import torch
 from tqdm import tqdm
 
 from flowalign.config import Config, load
+from flowalign.config.rewards import build_reward
 from flowalign.data import Prompts
 from flowalign.data.batches import draw_batch
 from flowalign.runs.files import write_atomically
-from flowalign.training.building import build_policy, build_reward
+from flowalign.training.building import build_policy
 from rewards import score
 
 

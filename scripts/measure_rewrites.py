@@ -2,7 +2,7 @@
 
     python scripts/measure_rewrites.py runs/tiny_lm-prompt_enhancer-seed0 [RUN ...]
 
-Prompts, rewards and sampling are those of the first run's evaluation; texts are the most probable ones besides.
+Prompts, rewards and sampling are as in the first run's evaluation; texts are the most probable ones besides.
 """
 
 import argparse
@@ -10,10 +10,10 @@ from pathlib import Path
 
 from flowalign.cli.launch import load_for_sampling
 from flowalign.config import load
+from flowalign.config.rewards import build_reward
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError
 from flowalign.policies.rendering import renderer
-from flowalign.training.building import build_reward
 from rewards import score
 
 

@@ -281,3 +281,11 @@ def check_settings(values: dict[str, Any], folder: Path) -> None:
     # whether they go together, with models and prompts that are here
     shipped = [f"{key}={json.dumps(value)}" for key, value in values.items() if key not in ("data", "model")]
     load(base, [*shipped, f"evaluation.prompts={load(base).evaluation.prompts}"]).check(processes=1)
+
+
+def test_every_message_that_the_page_of_troubles_explains_is_said() -> None:
+    rows = re.findall(r"^\| `(.+?)` \|", (ROOT / "docs" / "troubles.md").read_text(), re.MULTILINE)
+    assert len(rows) > 30
+    files = [file for package in ("flowalign", "rewards", "samplers") for file in (ROOT / package).rglob("*.py")]
+    source = "\n".join(file.read_text() for file in files)
+    assert [row for row in rows if row not in source] == []

@@ -64,12 +64,12 @@ def vivid(trainer: Trainer, metrics: Metrics, module: ModuleType) -> None:
     assert price > 0 and metrics["reward/mean"] == pytest.approx(metrics["reward/saturation"] - price, abs=1e-4)
 
 
-def linear_sde(trainer: Trainer, metrics: Metrics, module: ModuleType) -> None:
-    assert trainer.actor.kernel is module.linear_sde
+def root_sde(trainer: Trainer, metrics: Metrics, module: ModuleType) -> None:
+    assert trainer.actor.kernel is module.root_sde
     assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-6)
     x, v = torch.ones(2, 3), torch.full((2, 3), 0.5)
     level, later = torch.full((2, 1), 0.8), torch.full((2, 1), 0.6)
-    mean, std = module.linear_sde(x, v, level, later, torch.zeros(2, 1))
+    mean, std = module.root_sde(x, v, level, later, torch.zeros(2, 1))
     torch.testing.assert_close(mean, x - 0.2 * v)
     assert (std == 0).all()
 
@@ -102,7 +102,7 @@ def short_first(trainer: Trainer, metrics: Metrics, module: ModuleType) -> None:
 
 
 USED: dict[str, Callable[[Trainer, Metrics, ModuleType], None]] = {
-    used.__name__: used for used in (vivid, linear_sde, every_other, ranks, parabola, early_grpo, short_first)
+    used.__name__: used for used in (vivid, root_sde, every_other, ranks, parabola, early_grpo, short_first)
 }
 
 

@@ -76,7 +76,7 @@ class Actor:
     ) -> Scores:
         """Checked scores of one sample a row of the batch, or of samples of these rows.
 
-        Rewards that look at groups see those of the batch; pictures finished from the states of different `steps` are
+        Rewards that look at groups see the batch's; pictures finished from the states of different `steps` are
         not in one group.
         """
         rows = range(len(batch)) if rows is None else rows

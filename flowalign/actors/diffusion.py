@@ -35,6 +35,7 @@ class DiffusionActor(Actor):
         super().__init__(config, policy, reward, accelerator)
         self.kernel = registry.resolve("kernels", config.rollout.kernel)
         self.plan = config.build_plan()
+        self.unlearned: int = getattr(self.plan, "unlearned", 0)
         self._head: ValueHead | None = None
         policy.guidance_gradient = config.rollout.guidance_gradient
         if policy.guidance_gradient == "conditional" and not policy.family.negative(config.rollout.guidance):
@@ -66,17 +67,20 @@ class DiffusionActor(Actor):
         kernel = kernel or self.kernel
         eta = self.etas(batch) if eta is None else eta
         if batch.shares_start_noise and len(set(batch.group)) < len(batch) and eta.dim() == 1 and (eta > 0).any():
-            return self._forked(batch, eta, kernel, kept)
-        return self.policy.sample(
-            batch.prompts,
-            batch.seeds,
-            noise_seeds=batch.noise_seeds,
-            kernel=kernel,
-            eta=eta if kept is None else eta[kept],
-            order=1 if kept is None else 2,
-            metadata=batch.metadata,
-            **self.config.rollout.arguments(kept),
-        )
+            rollout = self._forked(batch, eta, kernel, kept)
+        else:
+            rollout = self.policy.sample(
+                batch.prompts,
+                batch.seeds,
+                noise_seeds=batch.noise_seeds,
+                kernel=kernel,
+                eta=eta if kept is None else eta[kept],
+                order=1 if kept is None else 2,
+                metadata=batch.metadata,
+                **self.config.rollout.arguments(kept),
+            )
+        rollout.unlearned = self.unlearned
+        return rollout
 
     def _forked(self, batch: Batch, eta: Tensor, kernel: Any, kept: Sequence[int] | None) -> Rollout:
         numbers = list(dict.fromkeys(batch.group))
@@ -152,7 +156,7 @@ class DiffusionActor(Actor):
         again = self.policy.sample(one.prompts, one.seeds, metadata=one.metadata, **self.config.rollout.arguments())
         trajectory = Trajectory(**{name: value.to(self.device) for name, value in tensors.items()})
         rollout = again.branch(trajectory, torch.zeros(len(batch), dtype=torch.long, device=self.device))
-        rollout.kernel = self.kernel
+        rollout.kernel, rollout.unlearned = self.kernel, self.unlearned
         return rollout
 
     def values(self, rollout: Rollout, batch: Batch, final: Tensor, estimator: Estimator) -> Tensor:
@@ -237,7 +241,7 @@ class DiffusionActor(Actor):
         rewards, weights = self.separate(scores)
         return Record(
             log_prob=self.gather(trajectory.log_prob),
-            mask=self.gather(trajectory.mask),
+            mask=self.gather(rollout.mask),
             reward=self.gather(reward.to(self.device)),
             group=self.gather(torch.tensor(batch.group, device=self.device)),
             rewards=rewards,

@@ -30,7 +30,7 @@ class Groups:
         self.prompts, self.selection, self.actor, self.branches = prompts, selection, actor, branches
         config = actor.config
         self.seed, self.size = config.training.seed, config.training.group_size
-        # a text draws from its noise seed alone; the start noise is that of a picture made of it
+        # a text draws from its noise seed alone; a picture that is made of it starts from the start noise
         self.shares_start_noise = getattr(config.rollout, "share_start_noise", True)
         self.dynamic = config.data.dynamic_sampling
         settings = config.data.replay

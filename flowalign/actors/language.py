@@ -90,7 +90,7 @@ class LanguageActor(Actor):
         )
 
     def states(self, rollout: TextRollout, batch: Batch) -> Tensor:
-        """`states`, or those of turns, of all processes; a group is on one, so that its numbers belong together."""
+        """`states` (of turns) of all processes; a group is on one process, so that its numbers belong together."""
         made = (states_of_turns if rollout.episodes else states)(rollout, batch.group)
         return self._gather_padded(made, self.maximum(made.shape[1]))
 

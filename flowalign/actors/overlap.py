@@ -19,11 +19,11 @@ def in_turn(rollouts: Iterable[T], score: Callable[[T], S]) -> list[tuple[T, S]]
 def overlapped(rollouts: Iterable[T], score: Callable[[T], S]) -> list[tuple[T, S]]:
     """Each rollout with its scores, in order; rollout n is scored while rollout n + 1 is sampled.
 
-    The numbers are those of `in_turn`: the rollouts of an iteration are all sampled from the same weights, one after
-    the other, in the calling thread, and scored one after the other in another. Of k rollouts whose scoring takes as
-    long as their sampling, a share 1 - 1/k of the scoring is hidden. Worth it where scoring leaves this process free:
-    a served reward, or one on another device. `score` must draw no global random numbers. Once it fails nothing more
-    is sampled or scored: a server that stays away is waited for once.
+    The numbers are the same as by `in_turn`: the rollouts of an iteration are all sampled from the same weights, one
+    after the other, in the calling thread, and scored one after the other in another. Of k rollouts whose scoring takes
+    as long as their sampling, a share 1 - 1/k of the scoring is hidden. Worth it where scoring leaves this process
+    free: a served reward, or one on another device. `score` must draw no global random numbers. Once it fails nothing
+    more is sampled or scored: a server that stays away is waited for once.
 
     Args:
         rollouts: an iterator that samples when asked for the next one; each holds whole groups.

@@ -42,6 +42,10 @@ class Experience:
         """[N] bool: the items whose loss has a gradient; None where all have."""
         return None
 
+    def counted(self, items: Tensor) -> Tensor | None:
+        """[N] bool: the items that an update's mean loss is over; None where it is over all."""
+        return None
+
 
 @dataclass
 class Seen:
@@ -73,6 +77,8 @@ class Algorithm:
     """it samples what it draws, group by group: groups can be replaced"""
     replays: ClassVar[bool] = False
     """and a group of an earlier iteration can stand in for one"""
+    has_ratios: ClassVar[bool] = False
+    """it compares the policy with the one that sampled, action by action"""
     headline: ClassVar[str]
     """the metric that the progress bar shows"""
     unit: ClassVar[str]

@@ -4,6 +4,7 @@ The defaults are a method's published parts. `advantage: {name: ...}` and `loss:
 with the settings given; without a name they change the default's settings: `loss: {clip_range: 1.0e-3}`.
 """
 
+import inspect
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,10 +69,14 @@ class Experience(base.Experience):
     """[B, T]"""
     weight: Tensor
     """[B, T] of each action's loss"""
+    penalty_weight: Tensor
+    """[B, T] of each action's divergences, which are part of every loss"""
     all_teach: bool = False
     """the loss is not one of advantages alone"""
     teacher: Tensor | None = None
     """[B, T] log-probabilities under a teacher, where there is one"""
+    drops_rows: bool = False
+    """rows that earned nothing leave the loss with all its terms"""
 
     def outcome(self) -> tuple[Tensor, Tensor]:
         return self.scores.value, masked_mean(self.advantage.abs(), self.rollout.mask)[: len(self.batch)]
@@ -81,6 +86,16 @@ class Experience(base.Experience):
             return None
         teaches = (self.advantage * self.weight)[items.unbind(1)] != 0
         return teaches.view(len(items), -1).any(1)
+
+    def counted(self, items: Tensor) -> Tensor | None:
+        if not self.drops_rows:
+            return None
+        return (self.advantage * self.weight).any(1)[items[:, 0]]
+
+    @property
+    def fresh(self) -> Tensor:
+        """[B] bool: sampled by the weights of now, not kept from an earlier iteration."""
+        return torch.tensor(self.batch.picks, device=self.advantage.device) >= 0
 
 
 class PolicyGradient(base.Algorithm):
@@ -95,6 +110,7 @@ class PolicyGradient(base.Algorithm):
     headline = "reward/mean"
     refills = True
     replays = True
+    has_ratios = True
     fields: ClassVar[frozenset[str]] = frozenset({"rewards"})
     """fields of its record that an advantage may need, of those that not every rollout has"""
     dense: ClassVar[bool] = False
@@ -139,7 +155,8 @@ class PolicyGradient(base.Algorithm):
                 draw.put(rollout, batch, scoring.submit(self.scores, actor, samples, batch))
             rollout, batch, scores = draw.whole()
         record = self.record(actor, rollout, batch, scores)
-        advantage, weight = self.advantages(record), self.weights(actor, record)
+        advantage, penalty_weight = self.advantages(record), self.weights(actor, record)
+        weight = penalty_weight * self.shares(record)
         metrics = actor.score_metrics(scores, record.group) | self.record_metrics(record) | actor.metrics
         actor.metrics = {}
 
@@ -157,11 +174,12 @@ class PolicyGradient(base.Algorithm):
             own(record.group),
             own(advantage)[:, :length],
             own(weight)[:, :length],
+            own(penalty_weight)[:, :length],
             all_teach=self.loss_looks_at == "group",
         )
 
     def rollout(self, actor: Any, batch: Batch) -> tuple[Any, Batch]:
-        """The trajectories to learn from, and the samples they are of; those of a group stand side by side."""
+        """The trajectories to learn from, and the samples they are of; a group's stand side by side."""
         return actor.rollout(batch), batch
 
     def scores(self, actor: Any, samples: Sequence[Any], batch: Batch) -> Scores:
@@ -200,6 +218,10 @@ class PolicyGradient(base.Algorithm):
         """[B, T] of the actions' losses."""
         return torch.ones_like(record.log_prob)
 
+    def shares(self, record: Record) -> Tensor | float:
+        """[B, T] how much of each action's policy loss counts; divergences count whole."""
+        return 1.0
+
     def record_metrics(self, record: Record) -> dict[str, float]:
         """What the metrics say of the record."""
         return {}
@@ -210,3 +232,31 @@ class PolicyGradient(base.Algorithm):
 
     def verify(self, policy: Policy, experience: Experience) -> None:
         policy.verify(experience.rollout)
+
+    @property
+    def clip_range(self) -> float | None:
+        """How far a ratio may be from 1 before the loss clips it, on the narrower side; None where it does not."""
+        defaults = getattr(inspect.unwrap(self.loss_of), "__kwdefaults__", None) or {}
+        settings = defaults | self.settings.loss.settings
+        ranges = [settings.get(name) for name in ("clip_range", "clip_range_high")]
+        return min((each for each in ranges if each is not None), default=None)
+
+    def replays_old(self, config: Any) -> bool:
+        """Whether ratios refer to a replay where `training.old_log_prob` does not say."""
+        return False
+
+    def few(self, experience: Experience) -> Tensor:
+        """Items enough to compare a replay with the rollout by; as many on every process."""
+        raise NotImplementedError
+
+    def replay(self, policy: Policy, experience: Experience, items: Tensor, keep: bool) -> Tensor:
+        """Log-ratios of items between a replay and what ratios refer to, which before any update should be 0.
+
+        Args:
+            keep: from now on ratios refer to the replay.
+
+        Returns:
+            [N, K], K places of an action in its row of which the metrics speak; NaN where an item has none, and for
+            rows that earlier weights sampled.
+        """
+        raise NotImplementedError

@@ -13,7 +13,7 @@ from rich.table import Table
 from flowalign.config import Config, load, recipe
 from flowalign.data import Prompts
 from flowalign.gallery import build, save_samples
-from flowalign.runs.files import write_atomically
+from flowalign.runs.files import check_output, write_atomically
 from flowalign.training import Trainer
 from flowalign.training.evaluation import Evaluated, evaluate
 
@@ -37,6 +37,8 @@ def run_demo(
         text: the language model learns sums, in the place of Stable Diffusion 3 its prompts.
     """
     folder = output or Path("runs") / time.strftime("demo-text-%Y%m%d-%H%M%S" if text else "demo-%Y%m%d-%H%M%S")
+    if json_path is not None:
+        check_output(json_path, "--json")
     runs: list[dict[str, Any]] = []
     for seed in range(seeds):
         begin, worked = time.perf_counter(), time.process_time()

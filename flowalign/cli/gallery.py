@@ -1,12 +1,14 @@
 """`flowalign gallery`."""
 
 import os
+import sqlite3
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flowalign.errors import ConfigError
+from flowalign.runs.files import check_output
 
 
 def gallery(
@@ -24,13 +26,21 @@ def gallery(
     ] = None,
 ) -> None:
     """Build a page that shows what runs did to the pictures; it opens from disk, and served it takes votes."""
+    folder = output or _beside(runs) / "gallery"
+    try:
+        _show(runs, folder, serve, host, port, export)
+    except sqlite3.DatabaseError as error:
+        raise ConfigError(f"{folder / 'votes.sqlite'} is no file of votes: {error}; --output names another") from error
+
+
+def _show(runs: list[Path], folder: Path, serve: bool, host: str, port: int, export: Path | None) -> None:
     from flowalign.gallery.build import build
     from flowalign.gallery.votes import Votes
 
-    folder = output or _beside(runs) / "gallery"
     if export is not None:
         if not (folder / "votes.sqlite").is_file():
             raise ConfigError(f"no votes in {folder}; --serve takes them, and --output names another gallery")
+        check_output(export, "--export")
         print(f"{Votes(folder / 'votes.sqlite').export(export)} preferences: {export}")
     elif serve:
         try:

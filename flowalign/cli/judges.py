@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flowalign.errors import ConfigError
-from flowalign.runs.files import write_atomically
+from flowalign.runs.files import check_output, write_atomically
 
 if TYPE_CHECKING:
     from flowalign.config.language import TextConfig
@@ -24,6 +24,7 @@ def pair_questions(
     from flowalign.data import Preferences
     from flowalign.reward_training.judge import questions
 
+    check_output(output, "--out")
     records = questions(Preferences.read(preferences), template)
     write_atomically(output, "".join(json.dumps(record) + "\n" for record in records))
     print(f"{len(records)} questions: {output}")

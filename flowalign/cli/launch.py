@@ -6,9 +6,10 @@ from typing import Any
 from flowalign.config import load
 from flowalign.data import shipped
 from flowalign.errors import ConfigError
-from flowalign.policies.base import Policy
+from flowalign.policies.base import Policy, best_device
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.settings import Sampling, SamplingSettings
+from flowalign.runs.checkpoint import Checkpoints
 from flowalign.training.building import build_policy
 
 
@@ -22,16 +23,14 @@ def load_for_sampling(
         lora: folder with LoRA weights.
         trained: with a run's folder, put on what the run trained.
     """
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = best_device()
     folder, weights = Path(model), lora
     if (folder / "config.yaml").is_file():
         config = load(folder / "config.yaml")
         policy: Policy[Any] = build_policy(config, device)
         sampling: SamplingSettings = config.evaluation
         if trained and weights is None:
-            weights = trained_weights(folder)
+            load_trained(policy, folder)
     else:
         policy, sampling = DiffusersPolicy.from_pretrained(shipped(model), dtype, device), Sampling()
     if weights is not None:
@@ -39,16 +38,25 @@ def load_for_sampling(
     return policy, sampling
 
 
-def trained_weights(run: Path) -> Path:
-    """Where a run's newest trained weights are: the finished export, else the newest checkpoint."""
-    candidates = [
-        run / "lora",
-        run / "model",
-        *sorted((run / "checkpoints").glob("checkpoint-*"), reverse=True),
-    ]
-    # of a pipeline: LoRA, denoiser; of a language model: LoRA, all weights
-    marks = ("pytorch_lora_weights.safetensors", "transformer", "unet", "adapter_config.json", "config.json")
-    for folder in candidates:
-        if any((folder / mark).exists() for mark in marks):
-            return folder
-    raise ConfigError(f"{run} holds no trained weights yet")
+def load_trained(policy: Policy[Any], run: Path) -> None:
+    """Put a run's newest weights on its policy: those it exported, which a run that goes on keeps up to date or takes
+    away, else those of its newest checkpoint.
+
+    Raises:
+        ConfigError: it has trained nothing yet.
+    """
+    exported = [folder for folder in (run / "lora", run / "model") if folder.is_dir()]
+    if exported:
+        policy.load(exported[0])
+        return
+    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    newest = checkpoints.newest()
+    if newest is None:
+        raise ConfigError(f"{run} holds no trained weights yet")
+    if checkpoints.state(newest)["config"]["model"]["lora"] is not None:
+        policy.load(newest)
+        return
+    tensors, _ = checkpoints.load(newest)
+    # the averaged weights, where there are some
+    values = tensors.get("ema", tensors["trainable"])
+    policy.network.load_state_dict({name: values[name] for name, _ in policy.network.named_parameters()}, strict=False)

@@ -1,7 +1,9 @@
 """The command line: `flowalign`, also `python -m flowalign` and under `accelerate launch -m flowalign`."""
 
+import errno
 import logging
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +12,6 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
-import flowalign
 from flowalign.cli.gallery import gallery
 from flowalign.cli.judges import cold_start, pair_questions, rejection_sampling
 from flowalign.cli.prompts import difficulty, prompts
@@ -34,7 +35,7 @@ def options(
 ) -> None:
     """Align diffusion and flow models with rewards."""
     if version:
-        print(f"flowalign {flowalign.__version__}")
+        print(f"flowalign {metadata.version('flowalign')}")
         raise typer.Exit
 
 
@@ -77,7 +78,9 @@ def train(
     if dry_run:
         from flowalign.tools.dry_run import dry_run as try_out
 
-        print("\n".join(try_out(settings, full).lines()))
+        report = try_out(settings, full)
+        if report is not None:
+            print("\n".join(report.lines()))
         return
     from flowalign.training import Trainer
 
@@ -95,13 +98,13 @@ def evaluate_run(
     run: Annotated[Path, typer.Argument(help="A run's folder.")],
     base: Annotated[bool, typer.Option("--base", help="Evaluate the model before training instead.")] = False,
     pictures: Annotated[int | None, typer.Option(min=1, help="Pictures a prompt.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the first start noise.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Seed of the first start noise.")] = None,
 ) -> None:
     """Score what a run trained on its held-out prompts."""
     from flowalign.cli.launch import load_for_sampling
     from flowalign.config import load
+    from flowalign.config.rewards import build_reward
     from flowalign.data import Prompts
-    from flowalign.training.building import build_reward
     from flowalign.training.evaluation import evaluate
 
     config = load(run / "config.yaml")
@@ -119,6 +122,7 @@ def evaluate_run(
         pictures or settings.samples_per_prompt,
         settings.seed if seed is None else seed,
     )
+    print(settings.shown())
     print_means(result.means(by="category"))
 
 
@@ -129,8 +133,13 @@ def print_means(means: dict[str, dict[str, float]]) -> None:
     for name in means["all"]:
         table.add_column(name, justify="right")
     for label, row in means.items():
-        table.add_row(label, *(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
+        # a part that no sample of a category has is not among its means
+        table.add_row(label, *(_figure(row.get(name)) for name in means["all"]))
     console.print(table)
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 @app.command()
@@ -189,12 +198,21 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(args=arguments)
     except FlowalignError as error:
-        print(f"flowalign: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _leave(str(error), error.exit_code)
+    except OSError as error:
+        if error.errno is None or error.errno == errno.EPIPE:
+            raise
+        place = f" ({error.filename})" if error.filename else ""
+        _leave(f"{error.strerror}{place}; a run goes on from its last checkpoint (--resume)")
     except Exception as error:
         from rewards import RewardError
 
         if not isinstance(error, RewardError):
             raise
-        print(f"flowalign: {error}; the last checkpoint stays usable (--resume)", file=sys.stderr)
-        sys.exit(1)
+        _leave(f"{error}; the last checkpoint stays usable (--resume)")
+
+
+def _leave(message: str, code: int = 1) -> None:
+    """Print one line and leave."""
+    print(" ".join(f"flowalign: {message}".split()), file=sys.stderr)
+    sys.exit(code)

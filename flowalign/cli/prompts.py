@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from flowalign.errors import ConfigError
-from flowalign.runs.files import write_atomically
+from flowalign.runs.files import check_output, write_atomically
 
 prompts = typer.Typer(help="Write prompts to train on.", no_args_is_help=True)
 
@@ -39,6 +39,7 @@ def geneval(
     from flowalign.data import Prompts
     from flowalign.data.geneval import TASKS, asked, generate, parse_shares
 
+    check_output(output, "--output")
     try:
         kept_clear = [asked(record) for record in Prompts.read(str(avoid)).metadata] if avoid else []
     except (KeyError, IndexError) as error:
@@ -63,10 +64,12 @@ def difficulty(
     import torch
 
     from flowalign.config import load
+    from flowalign.config.rewards import build_reward
     from flowalign.data import Prompts
-    from flowalign.training.building import build_policy, build_reward
+    from flowalign.training.building import build_policy
     from flowalign.training.evaluation import evaluate
 
+    check_output(output, "OUTPUT")
     settings = load(config, overrides or [])
     policy = build_policy(settings, "cuda" if torch.cuda.is_available() else "cpu")
     prompts = Prompts.of(settings.data)

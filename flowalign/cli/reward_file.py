@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from flowalign.config.loader import read_merged
+from flowalign.config.loader import read as read_config
 from flowalign.config.sections import Weighted
 from flowalign.settings import Section, parse
 
@@ -35,7 +35,7 @@ class RewardFile(Section):
 
 def read(path: Path) -> RewardFile:
     """The rewards of a file; of a training configuration, only its `rewards` and `server` are read."""
-    values = read_merged(path)
+    values = read_config(path)
     if "model" in values:
         values = {key: values[key] for key in ("rewards", "server") if key in values}
     settings: RewardFile = parse(RewardFile, values)

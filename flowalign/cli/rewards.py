@@ -17,7 +17,7 @@ def reward_server(
 ) -> None:
     """Serve rewards over HTTP, for the reward 'remote' of training runs elsewhere."""
     from flowalign.cli.reward_file import read
-    from flowalign.training.building import build_reward
+    from flowalign.config.rewards import build_reward
     from rewards.http import token_in
     from rewards.server import loopback, serve
 
@@ -46,7 +46,7 @@ def reward_check(
 ) -> None:
     """Try hostile samples and verdicts on each reward of a configuration; leaves with 1 if one pays for them."""
     from flowalign.cli.reward_file import read
-    from flowalign.training.building import build_reward
+    from flowalign.config.rewards import build_reward
     from rewards.check import check_reward
 
     console = Console()

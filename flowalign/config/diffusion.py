@@ -1,8 +1,10 @@
 """The configuration of a run that trains a generator of pictures or videos."""
 
-from typing import TYPE_CHECKING, Any, Literal
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from flowalign import registry
 from flowalign.config.sections import BaseConfig, Heldout, Named
@@ -11,6 +13,16 @@ from flowalign.policies.settings import Model, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def check_levels(sigmas: Sequence[float], where: str) -> None:
+    """Refuse noise levels that do not fall, from at most 1 to above 0."""
+    falling = all(first > second for first, second in itertools.pairwise(sigmas))
+    if not sigmas or not falling or sigmas[0] > 1 or sigmas[-1] <= 0:
+        raise ConfigError(
+            f"{where}: noise levels fall from at most 1 to above 0, each below the one before (got {list(sigmas)}); "
+            "e.g. [1.0, 0.75, 0.5, 0.25]"
+        )
 
 
 class RolloutSampling(Sampling):
@@ -35,6 +47,12 @@ class Config(BaseConfig):
     model: Model
     rollout: RolloutSampling = RolloutSampling()
     evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="after")
+    def _evaluate_as_sampled(self) -> Self:
+        """What evaluation leaves open is as in the rollout; noise levels only with as many steps."""
+        self.evaluation = self.evaluation.following(self.rollout)
+        return self
 
     def build_plan(self) -> Any:
         """The plan, checked against the number of steps."""
@@ -95,11 +113,17 @@ class Config(BaseConfig):
                 "leave it out"
             )
         for where, sampling in (("rollout", self.rollout), ("evaluation", self.evaluation)):
+            if sampling.guidance == 1 and (sampling.negative_prompt or sampling.guidance_2):
+                raise ConfigError(
+                    f"{where}: negative_prompt and guidance_2 are of guidance, and {where}.guidance is 1, which is none"
+                )
             if sampling.sigmas is not None and len(sampling.sigmas) != sampling.steps:
                 raise ConfigError(
                     f"{where}.sigmas: {len(sampling.sigmas)} noise levels for {where}.steps={sampling.steps}; "
                     "give one a step, without the final 0"
                 )
+            if sampling.sigmas is not None:
+                check_levels(sampling.sigmas, f"{where}.sigmas")
         if self.rollout.overlap > groups:
             raise ConfigError(
                 f"rollout.overlap: the {groups} groups of a process cannot be split into {self.rollout.overlap} parts "

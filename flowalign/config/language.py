@@ -1,8 +1,8 @@
 """The configuration of a run that trains a language model: `model.kind` is 'text'."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from flowalign import registry
 from flowalign.config.sections import BaseConfig, Heldout, Named
@@ -36,6 +36,12 @@ class TextConfig(BaseConfig):
     """`flowalign list environments`; a dotted path names your own"""
     rollout: TextRollouts = TextRollouts()
     evaluation: TextEvaluation = TextEvaluation()
+
+    @model_validator(mode="after")
+    def _evaluate_as_sampled(self) -> Self:
+        """What evaluation leaves open is as in the rollout."""
+        self.evaluation = self.evaluation.following(self.rollout)
+        return self
 
     @property
     def most_tokens(self) -> int:

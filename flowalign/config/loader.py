@@ -5,13 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flowalign.config.diffusion import Config
 from flowalign.config.language import TextConfig
 from flowalign.config.sections import BaseConfig
 from flowalign.errors import ConfigError
-from flowalign.runs.files import read_yaml
+from flowalign.runs.files import parse_yaml, read_yaml
 from flowalign.settings import parse
 
 
@@ -28,19 +26,33 @@ def recipe(name: str) -> Path:
     return folders[0] / f"{name}.yaml"
 
 
-def read_merged(path: Path) -> dict[str, Any]:
-    """The keys and values of a YAML file, merged into the file that it `extends`."""
+def read(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
+    """The keys and values of a YAML file, merged into the file that it `extends`.
+
+    Args:
+        above: the files that led to this one.
+
+    Raises:
+        ConfigError: a file cannot be read, or extends itself.
+    """
+    if path.resolve() in above:
+        chain = " -> ".join(file.name for file in [*above, path])
+        raise ConfigError(f"{above[0]} extends itself: {chain}")
     values = read_yaml(path)
     base = values.pop("extends", None)
-    return values if base is None else _merge(read_merged(path.parent / str(base)), values)
+    if base is None:
+        return values
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: extends: the name of a file is wanted (got {base!r})")
+    return merge(read(path.parent / base, [*above, path.resolve()]), values)
 
 
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """Sections merge key by key; one that gives a name replaces the other whole."""
     merged = dict(base)
     for key, value in over.items():
         both = isinstance(value, dict) and isinstance(base.get(key), dict)
-        merged[key] = _merge(base[key], value) if both and "name" not in value else value
+        merged[key] = merge(base[key], value) if both and "name" not in value else value
     return merged
 
 
@@ -57,12 +69,14 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Any:
         ConfigError: naming the file, the key, and the nearest valid one.
     """
     path = Path(path)
-    values = read_merged(path)
+    values = read(path)
     for override in overrides:
         _override(values, override)
     config = parse(kind_of(values), values)
     if config.name is None:
-        config.name = f"{path.parent.name}-{path.stem}-seed{config.training.seed}"
+        # the same however the file was named from wherever
+        folder = Path(os.path.abspath(path)).parent.name
+        config.name = "-".join(filter(None, (folder, path.stem, f"seed{config.training.seed}")))
     return config
 
 
@@ -78,6 +92,6 @@ def _override(values: dict[str, Any], override: str) -> None:
         if not isinstance(section, dict):
             raise ConfigError(f"{key}: '{parent}' is not a section")
     try:
-        section[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{key}: '{text}' is not readable YAML: {' '.join(str(error).split())}") from error
+        section[last] = parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"{key}: '{text[:80]}' is not readable YAML: {error}") from error

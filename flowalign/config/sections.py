@@ -1,7 +1,8 @@
 """The sections that all configurations share."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,8 +11,14 @@ from flowalign import registry
 from flowalign.data import Difficulty, PromptList, Prompts
 from flowalign.errors import ConfigError
 from flowalign.policies.settings import Network, SamplingSettings
+from flowalign.runs.files import check_output
 from flowalign.selection.settings import DynamicSampling, ReplaySettings
-from flowalign.settings import Section, parse
+from flowalign.settings import Section, not_finite, parse
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+"""of torch's generators"""
+Decay = Annotated[float, Field(ge=0, lt=1)]
+"""of a running mean"""
 
 
 class Named(BaseModel):
@@ -55,7 +62,7 @@ class Heldout(SamplingSettings, PromptList):
     """held out from training; null: no evaluation"""
     every: int = Field(0, ge=0)
     """iterations between evaluations; 0: only before and after training"""
-    seed: int = 1_000_000
+    seed: Seed = 1_000_000
     """of the first sample"""
     rewards: list[Weighted] | None = None
     """default: the rewards trained on"""
@@ -88,7 +95,7 @@ class Optimizer(Section):
     )
     """diffusers' get_scheduler"""
     warmup_updates: int = Field(0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     weight_decay: float = Field(1e-4, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     bits: Literal[8, 32] = 32
@@ -116,7 +123,13 @@ class Training(Section):
     """(sample, step) pairs a network call, each process; gradients accumulate over the calls"""
     optimizer: Optimizer = Optimizer()
     ema_decay: float | None = Field(None, gt=0, lt=1)
-    seed: int = Field(0, ge=0)
+    """of an average of the weights, which is evaluated and saved in their place"""
+    ema_every: int = Field(1, ge=1)
+    """updates from one averaging to the next"""
+    old_log_prob: Literal["sampled", "replayed"] | None = None
+    """what ratios refer to: the log-probabilities that sampling recorded, or a replay's in the very batches of the
+    updates, so that ratios start at 1 in any precision, for one more forward pass; null: the algorithm's choice"""
+    seed: Seed = 0
     checkpoint_every: int = Field(10, ge=0)
     """iterations between checkpoints; 0: only at the end"""
     keep_checkpoints: int = Field(2, ge=1)
@@ -134,8 +147,8 @@ class BaseConfig(Section):
 
     model: Network
     data: Data
-    rewards: list[Weighted] = Field(min_length=1)
-    """weighted sum; each has `name`, optional `weight`, and its own settings"""
+    rewards: list[Weighted] = []
+    """weighted sum; each has `name`, optional `weight`, and its own settings. None where a reward is given in Python"""
     algorithm: Named
     rollout: Section = Section()
     evaluation: Heldout = Heldout()
@@ -150,10 +163,16 @@ class BaseConfig(Section):
     def build_algorithm(self) -> Any:
         """The algorithm with its settings checked."""
         kind = registry.resolve("algorithms", self.algorithm.name)
+        if not hasattr(kind, "Settings"):
+            raise ConfigError(f"algorithm: '{self.algorithm.name}' is no algorithm (docs/extending.md)")
         return kind(parse(kind.Settings, self.algorithm.settings, "algorithm"))
 
     def check(self, processes: int) -> None:
         """Everything that can be known to be wrong before a model loads."""
+        place = not_finite(self.model_dump())
+        if place is not None:
+            raise ConfigError(f"{place}: a finite number is wanted")
+        check_output(Path(self.output) / (self.name or "run"), "output", folder=True)
         algorithm = self.build_algorithm()
         if algorithm.kind != self.model.kind:
             raise ConfigError(
@@ -176,8 +195,11 @@ class BaseConfig(Section):
         }
         for where, rewards in places.items():
             for i, named in enumerate(rewards):
-                registry.check("rewards", named.name, named.settings, f"{where}.{i}")
-        registry.build("selections", self.data.selection.name, self.data.selection.settings, "data.selection")
+                if not named.name.startswith(registry.GIVEN):
+                    registry.check("rewards", named.name, named.settings, f"{where}.{i}")
+        chosen = self.data.selection
+        if not hasattr(registry.build("selections", chosen.name, chosen.settings, "data.selection"), "picks"):
+            raise ConfigError(f"data.selection: '{chosen.name}' is no selection (docs/extending.md)")
         self.data.kept(algorithm.read(self.data))
         refilled = [key for key in ("dynamic_sampling", "replay") if getattr(self.data, key) is not None]
         if refilled and not algorithm.refills:
@@ -189,6 +211,10 @@ class BaseConfig(Section):
             raise ConfigError(
                 f"data.replay: how '{self.algorithm.name}' learns from a group depends on the iteration that sampled "
                 "it; data.dynamic_sampling works"
+            )
+        if training.old_log_prob is not None and not algorithm.has_ratios:
+            raise ConfigError(
+                f"training.old_log_prob: '{self.algorithm.name}' has no ratios of old and new probabilities; null works"
             )
         if self.evaluation.prompts is not None:
             Prompts.of(self.evaluation)

@@ -25,6 +25,8 @@ def group_mean_std(
 ) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each row's group, spread back to the rows.
 
+    Computed in float64: there the mean of equal values is that value, and their standard deviation 0.
+
     Args:
         values: [B] or [B, T].
         group: [B] integers; rows with the same number belong together.
@@ -34,6 +36,7 @@ def group_mean_std(
     Returns:
         Two tensors shaped like values; the columns of [B, T] are kept apart.
     """
+    dtype, values = values.dtype, values.double()
     numbers, index = group.unique(return_inverse=True)
     mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
 
@@ -42,7 +45,8 @@ def group_mean_std(
 
     count = total(torch.ones_like(values)).clamp(min=1)
     centre = total(values) / count
-    return centre, (total((values - centre) ** 2) / (count - int(unbiased)).clamp(min=1)).sqrt()
+    std = (total((values - centre) ** 2) / (count - int(unbiased)).clamp(min=1)).sqrt()
+    return centre.to(dtype), std.to(dtype)
 
 
 def group_advantage(
@@ -83,7 +87,7 @@ def group_advantage(
 def zero_spread(reward: Tensor, group: Tensor, mask: Tensor | None = None) -> Tensor:
     """Share of trajectories whose group got one and the same reward, so that they teach nothing: a scalar."""
     _, std = group_mean_std(reward, group, mask)
-    return (std.reshape(len(std), -1).amax(1) < 1e-6).float().mean()
+    return (std.reshape(len(std), -1).amax(1) == 0).float().mean()
 
 
 F = TypeVar("F", bound=Callable[..., Tensor])
@@ -361,9 +365,9 @@ def pass_k(record: Record, *, k: Annotated[int, Field(ge=1)] = 4) -> Tensor:
 def max_rl(record: Record) -> Tensor:
     """MaxRL (arXiv 2602.02710): (r - mean_g) / mean_g; 0 where nothing is right. Rewards are 0 or 1.
 
-    The expected gradient is that of log p, p the chance to be right, cut after as many terms of its series as a member
-    has others in its group (theorem 5 of its third version): likelihood, learned from samples. That of p itself
-    vanishes where p is near 0.
+    The expected gradient is the gradient of log p, p the chance to be right, cut after as many terms of its series as
+    a member has others in its group (theorem 5 of its third version): likelihood, learned from samples. The gradient
+    of p itself vanishes where p is near 0.
     """
     mean, _ = group_mean_std(record.reward, record.group)
     return ((record.reward - mean) / mean).where(mean > 0, 0)

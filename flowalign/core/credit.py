@@ -2,7 +2,7 @@
 
 `values` [B, T + 1] are the rewards of a trajectory's completions: values[:, k] scores the deterministic finish of
 the state after k steps, so that column 0 is the finish of the start noise and column T the sample itself. They may
-as well be those of some consecutive steps, a window's for instance, with T the number of steps in it.
+as well be of some consecutive steps, a window's for instance, with T the number of steps in it.
 """
 
 from collections.abc import Mapping
@@ -125,7 +125,7 @@ def back_up(reward: Tensor, nodes: Tensor) -> Tensor:
     Args:
         reward: [B] of the leaves.
         nodes: [B, T + 1] integers, the node each leaf's path is at; within a depth (a column) no two trees share one.
-            `samplers.Tree.nodes` gives those of one tree.
+            `samplers.Tree.nodes` gives one tree's.
 
     Returns:
         [B, T + 1]; column k + 1 is what the step k of a path led to.

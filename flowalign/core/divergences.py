@@ -5,6 +5,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from flowalign.core.record import LARGEST_LOG_RATIO
+
 
 def gaussian_kl(mean: Tensor, mean_reference: Tensor, std: Tensor) -> Tensor:
     """KL(N(mean, std) || N(mean_reference, std)), the mean over the elements of a sample.
@@ -39,7 +41,9 @@ def sampled_kl(log_prob: Tensor, log_prob_reference: Tensor, estimate: KLEstimat
     """Estimates of KL(policy || reference) from actions that the policy drew, one an action (Schulman's k1, k2, k3).
 
     With d = log pi_ref - log pi: k1 = -d is unbiased but of zero expected gradient as a loss; k2 = d^2 / 2 has the KL's
-    expected gradient; k3 = exp(d) - d - 1 is unbiased and never negative, and is GRPO's (arXiv 2402.03300, eq. 4).
+    expected gradient; k3 = exp(d) - d - 1 is unbiased and never negative, and is GRPO's (arXiv 2402.03300, eq. 4). Its
+    expected gradient is not the KL's; times the ratio of pi to what the actions were drawn from, it is (DeepSeek-V3.2,
+    arXiv 2512.02556).
 
     Args:
         log_prob, log_prob_reference: of one shape.
@@ -49,4 +53,5 @@ def sampled_kl(log_prob: Tensor, log_prob_reference: Tensor, estimate: KLEstimat
         return -difference
     if estimate == "k2":
         return 0.5 * difference**2
+    difference = difference.clamp(max=LARGEST_LOG_RATIO)
     return difference.exp() - difference - 1

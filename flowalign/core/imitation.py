@@ -100,7 +100,7 @@ def demonstrated_reward(reward: Tensor, demonstration: Tensor, group: Tensor) ->
 
     The demonstration raises the group's mean until the policy is as good: where another member reaches its reward, it
     gets the mean of the others instead, hence no advantage. The paper names this smoothing; its exact rule was not at
-    hand (nor that of its two other reward controls, which are about forms and thoughts of demonstrations).
+    hand (nor its two other reward controls' rules, which are about forms and thoughts of demonstrations).
 
     Args:
         reward: [B].

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from flowalign.core.advantages import group_mean_std
 from flowalign.core.divergences import gaussian_kl
-from flowalign.core.record import Actions, masked_mean, masked_sum
+from flowalign.core.record import Actions, masked_mean, masked_sum, ratio_of
 
 Positive = Annotated[float, Field(gt=0)]
 Losses = tuple[Tensor, dict[str, Tensor]]
@@ -39,7 +39,7 @@ def clipped_policy_loss(
         dual: > 1, bound -dual * A on the loss of negative advantages, whose ratio the plain clip leaves without
             one (dual-clip PPO, arXiv 1912.09729, eq. 5).
     """
-    ratio = torch.exp(log_prob - old_log_prob)
+    ratio = ratio_of(log_prob, old_log_prob)
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     loss = torch.maximum(-advantage * ratio, -advantage * clipped)
     if dual is None:
@@ -56,7 +56,7 @@ def clip_fraction(
     dual: float | None = None,
 ) -> Tensor:
     """1 where the clip takes the gradient away, 0 elsewhere."""
-    ratio = torch.exp(log_prob - old_log_prob)
+    ratio = ratio_of(log_prob, old_log_prob)
     high = (advantage > 0) & (ratio > 1 + clip_high)
     low = (advantage < 0) & (ratio < 1 - clip_low)
     clipped = high | low
@@ -92,7 +92,7 @@ def dppo_mask(ratio: Tensor, advantage: Tensor, divergence: Tensor, threshold: f
 
     Args:
         ratio, advantage: [N].
-        divergence: [N], of the transition from that of the sampling weights: `gaussian_kl(mean, mean_old, std)`.
+        divergence: [N], of the transition from the sampling weights' transition: `gaussian_kl(mean, mean_old, std)`.
         threshold: the divergence from which on a step may not move away any more.
 
     Returns:
@@ -121,7 +121,7 @@ def preference_loss(logit: Tensor) -> Tensor:
 
     Args:
         logit: how much more the chosen one is worth than the rejected one. For a reward the difference of its scores;
-            for a generator that of its implicit rewards (Diffusion-DPO, arXiv 2311.12908, eq. 14).
+            for a generator the difference of its implicit rewards (Diffusion-DPO, arXiv 2311.12908, eq. 14).
     """
     return -F.logsigmoid(logit)
 
@@ -134,12 +134,14 @@ N = TypeVar("N", bound=Callable[..., Losses])
 def declares(looks_at: LooksAt) -> Callable[[N], N]:
     """Decorator: what a loss looks at in one piece; without it, one action.
 
+    A loss of rows is one number a row, so that its aggregation is 'sequence' unless another is set: the mean over rows.
+
     Args:
         looks_at: 'row', all actions of a row; 'group', all rows of a group too.
     """
 
     def declare(loss: N) -> N:
-        vars(loss).update(looks_at=looks_at)
+        vars(loss).update(looks_at=looks_at, aggregation="sequence")
         return loss
 
     return declare
@@ -188,7 +190,7 @@ def cispo(actions: Actions, *, clip_range: Positive | None = None, clip_range_hi
     Args:
         clip_range: the weight's lower bound is 1 - clip_range; None: none, as published.
     """
-    ratio = (actions.log_prob - actions.old_log_prob).exp().detach()
+    ratio = actions.ratio.detach()
     ratio = ratio.clamp(None if clip_range is None else 1 - clip_range, 1 + clip_range_high)
     return -ratio * actions.advantage * actions.log_prob, {}
 

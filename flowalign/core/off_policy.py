@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flowalign.core.record import masked_sum
+from flowalign.core.record import LARGEST_LOG_RATIO, masked_sum
 
 Level = Literal["token", "sequence"]
 Rule = Literal["truncate", "mask"]
@@ -32,7 +32,8 @@ def correction(
         level: a weight for each action, or the product over the row's for all of them.
     """
     difference = torch.where(mask, old_log_prob - sampler_log_prob, 0)
-    ratio = (difference if level == "token" else masked_sum(difference, mask)[:, None]).exp()
+    log_ratio = difference if level == "token" else masked_sum(difference, mask)[:, None]
+    ratio = log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
     if rule == "truncate":
         return ratio.clamp(smallest, largest)
     return ratio.where((ratio >= smallest) & (ratio <= largest), 0)

@@ -59,7 +59,16 @@ class Actions:
     @property
     def ratio(self) -> Tensor:
         """How much more probable an action is under the present weights."""
-        return torch.exp(self.log_prob - self.old_log_prob)
+        return ratio_of(self.log_prob, self.old_log_prob)
+
+
+LARGEST_LOG_RATIO = 20.0
+"""beyond it a ratio stays as it is: from 88 on it is infinite in float32, and infinity times 0 is no number"""
+
+
+def ratio_of(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
+    """exp(log_prob - old_log_prob), its logarithm within +-LARGEST_LOG_RATIO as in verl; no gradient beyond."""
+    return (log_prob - old_log_prob).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

@@ -32,6 +32,11 @@ class Batch(Rows):
         """Whether the members of each group start from the same noise."""
         return len(set(zip(self.group, self.seeds, strict=True))) == len(set(self.group))
 
+    @property
+    def pooled(self) -> list[int]:
+        """A number for each sample's prompt: groups of one prompt that were drawn in this iteration have the same."""
+        return [pick if pick >= 0 else -1 - group for pick, group in zip(self.picks, self.group, strict=True)]
+
     def split(self, parts: int) -> list["Batch"]:
         """Parts of whole groups, as equal as can be."""
         shares = np.array_split(np.array(list(dict.fromkeys(self.group))), parts)

@@ -2,15 +2,17 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from flowalign.errors import ConfigError, nearest
 
-ASSETS = Path(str(resources.files("flowalign"))) / "assets"
+ASSETS = Path(str(resources.files("flowalign.data"))) / "assets"
 SUFFIXES = (".txt", ".jsonl", ".parquet")
+LONGEST = 100_000
+"""characters of a prompt"""
 Rows = Iterator[tuple[str, Any]]
 """a place for messages, such as 'prompts.txt, line 3', and what is there"""
 
@@ -39,10 +41,13 @@ def records(
     if path.is_file():
         if split or subset:
             raise ConfigError(f"{path} is a file and has no split or subset; only data sets have them")
-        if path.suffix == ".jsonl":
+        suffix = path.suffix.lower()
+        if suffix == ".jsonl":
             rows = _json_lines(path)
-        elif path.suffix == ".parquet":
+        elif suffix == ".parquet":
             rows = _parquet(path)
+        elif suffix != ".txt":
+            raise ConfigError(f"{path}: prompts are read from {_either(SUFFIXES)} files, and from data sets")
         else:
             rows = ((place, {column: line}) for place, line in _lines(path))
     elif is_data_set(source):
@@ -50,14 +55,32 @@ def records(
     else:
         shipped = [path.stem for path in (ASSETS / "prompts").glob("*.jsonl")]
         raise ConfigError(
-            f"no prompts at '{source}'; give a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file, a data set of the "
+            f"no prompts at '{source}'; give a {_either(SUFFIXES)} file, a data set of the "
             f"hub (owner/name), or a shipped list: {nearest(source, shipped)}"
         )
     for place, record in rows:
         if not isinstance(record, dict) or not isinstance(record.get(column), str):
-            keys = f"; its keys are {', '.join(map(str, record))}" if isinstance(record, dict) else ""
+            keys = f"; its keys are {', '.join(map(str, record))[:200]}" if isinstance(record, dict) else ""
             raise ConfigError(f"{place}: not a record with a text under the key '{column}'{keys}")
+        problem = _unusable(record[column])
+        if problem is not None:
+            raise ConfigError(f"{place}: the prompt {problem}")
         yield place, record[column], {key: value for key, value in record.items() if key != column}
+
+
+def _either(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _unusable(prompt: str) -> str | None:
+    """Why no model can be given a prompt."""
+    if len(prompt) > LONGEST:
+        return f"has {len(prompt):,} characters; at most {LONGEST:,} work"
+    if "\0" in prompt:
+        return "holds a NUL character"
+    if not prompt.isascii() and any("\ud800" <= character <= "\udfff" for character in prompt):
+        return "holds half of a surrogate pair, which is no character"
+    return None
 
 
 def is_data_set(source: str) -> bool:
@@ -80,22 +103,26 @@ def folder(source: str) -> Path:
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
     """The lines of a text file that are not blank."""
-    # not splitlines(): a text may hold U+2028 and its like
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
-        place = f"{path}, line {number}"
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{place}: not UTF-8 text") from error
-        if text.strip():
-            yield place, text
+    try:
+        # as bytes, whose lines end at \n alone: a text may hold U+2028 and its like
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                place = f"{path}, line {number}"
+                try:
+                    text = line.rstrip(b"\r\n").decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    raise ConfigError(f"{place}: not UTF-8 text") from error
+                if text.strip():
+                    yield place, text
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _json_lines(path: Path) -> Rows:
     for place, line in _lines(path):
         try:
             yield place, json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             yield place, None
 
 
@@ -107,9 +134,10 @@ def _parquet(path: Path) -> Rows:
         raise ConfigError(f"{path}: to read parquet, pip install 'flowalign[data]'") from error
     try:
         table = pyarrow.parquet.read_table(path)
-    except (OSError, pyarrow.ArrowException) as error:
+        rows = table.to_pylist()
+    except (OSError, ValueError, OverflowError, pyarrow.ArrowException) as error:
         raise ConfigError(f"{path}: not readable as parquet: {' '.join(str(error).split())}") from error
-    return _rows(str(path), table.to_pylist())
+    return _rows(str(path), rows)
 
 
 def _data_set(source: str, split: str, subset: str | None) -> Rows:
@@ -134,7 +162,7 @@ def _rows(name: str, rows: Any) -> Rows:
         for key, value in record.items():
             try:
                 json.dumps(value)
-            except TypeError as error:
+            except (TypeError, ValueError) as error:
                 raise ConfigError(f"{place}: the column '{key}' cannot be metadata: {error}") from error
         yield place, record
 

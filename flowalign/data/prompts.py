@@ -1,5 +1,6 @@
 """Prompts and their metadata, and preferences between two samples of a prompt."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,9 +111,15 @@ class Prompts:
 
     @classmethod
     def of(cls, listed: PromptList) -> Self:
-        """The prompts that a section of the configuration asks for."""
+        """The prompts that a section of the configuration asks for.
+
+        A file is read again only when it has changed: a long one takes seconds, and a run asks several times.
+        """
         assert listed.prompts is not None
-        return cls.read(listed.prompts, listed.where, listed.column, listed.split, listed.subset).spread(listed.limit)
+        path = located(listed.prompts)
+        stamp = (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None
+        prompts: Self = _prompts(cls, listed.model_dump_json(include=set(PromptList.model_fields)), stamp)
+        return prompts
 
     @staticmethod
     def check(record: dict[str, Any], folder: Path, place: str) -> None:
@@ -192,6 +199,14 @@ class Preferences(Prompts):
                 raise ConfigError(f"{place}: no {'text' if texts else 'file name'} under the key '{key}'")
             if not texts:
                 record[key] = _picture(folder / record[key], place)
+
+
+@functools.lru_cache(maxsize=2)
+def _prompts(kind: type[Prompts], asked: str, stamp: tuple[int, int] | None) -> Any:
+    """The prompts of a section given as JSON, from a file of this time and size."""
+    listed = PromptList.model_validate_json(asked)
+    assert listed.prompts is not None
+    return kind.read(listed.prompts, listed.where, listed.column, listed.split, listed.subset).spread(listed.limit)
 
 
 def _picture(path: Path, place: str) -> str:

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +57,7 @@ class Gallery:
         return any(p.sample.text is not None for p in self.placed) or any(m["text"] is not None for m in members)
 
 
-def build(runs: list[Path], output: Path) -> Path:
+def build(runs: Sequence[Path | str], output: Path | str) -> Path:
     """Write the gallery of one or more run folders, or bring it up to date.
 
     Args:
@@ -74,9 +74,9 @@ def build(runs: list[Path], output: Path) -> Path:
     return output / "index.html"
 
 
-def lay_out(runs: list[Path], output: Path) -> Gallery:
+def lay_out(runs: Sequence[Path | str], output: Path | str) -> Gallery:
     """`build`, returning what the page shows."""
-    read = read_runs(runs)
+    read, output = read_runs([Path(run) for run in runs]), Path(output)
     output.mkdir(parents=True, exist_ok=True)
     gallery = _arrange(read, output)
     assets = output / "assets"

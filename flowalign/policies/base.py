@@ -42,6 +42,8 @@ class Policy(Generic[R]):
         """the network for calls without: a wrapper would wait for the other processes"""
         self.dtype: torch.dtype = network.dtype
         self.lora = False
+        self.lora_config: LoraConfig | None = None
+        """of the adapter that is trained"""
         self.forwards = 0
         """samples the network was evaluated on so far"""
         self._reference: nn.Module | None = None
@@ -52,20 +54,20 @@ class Policy(Generic[R]):
         """Module names that LoRA goes on unless others are named."""
         raise NotImplementedError
 
-    def add_lora(self, rank: int, alpha: float, targets: Sequence[str] | None = None, init: Any = True) -> None:
+    def add_lora(self, rank: int, alpha: float, targets: Sequence[str] | str | None = None, init: Any = True) -> None:
         """Train a LoRA adapter; the reference is the same network with the adapter off.
 
         Args:
-            targets: module names, default `lora_targets`.
+            targets: module names, or 'all-linear'; default `lora_targets`.
             init: peft's `init_lora_weights`, e.g. 'gaussian'.
         """
-        targets = list(targets or self.lora_targets)
+        targets = targets if isinstance(targets, str) else list(targets or self.lora_targets)
         config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, init_lora_weights=init)
         try:
             self.network.add_adapter(config)
         except ValueError as error:
             raise ConfigError(f"LoRA targets {targets} match nothing in the network: {error}") from error
-        self.lora = True
+        self.lora, self.lora_config = True, config
         cast_training_params(self.network, dtype=torch.float32)
 
     def train_all(self) -> None:
@@ -187,6 +189,12 @@ class Policy(Generic[R]):
         """A finished sample of every prompt."""
         rollout = self.sample(prompts, seeds, metadata=metadata, **sampling.arguments())
         return self.decode(rollout, sampling.batch_size)
+
+
+def best_device() -> torch.device:
+    """The accelerator that is there (CUDA, Apple's GPU, ...), else the CPU."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found or torch.device("cpu")
 
 
 def torch_dtype(dtype: torch.dtype | str) -> torch.dtype:

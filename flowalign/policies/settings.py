@@ -1,9 +1,9 @@
 """What can be set of models and of how they are sampled."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from flowalign.settings import Section
 
@@ -11,10 +11,17 @@ from flowalign.settings import Section
 class Lora(Section):
     rank: int = Field(32, ge=1)
     alpha: float = Field(64, gt=0)
-    targets: list[str] | None = None
-    """module names; default the model family's"""
+    """default twice the rank"""
+    targets: list[str] | Literal["all-linear"] | None = None
+    """module names, or all linear layers but the output's; default the model family's"""
     init: bool | str = True
     """peft's init_lora_weights"""
+
+    @model_validator(mode="after")
+    def _scale_with_rank(self) -> Self:
+        if "alpha" not in self.model_fields_set:
+            self.alpha = 2.0 * self.rank
+        return self
 
 
 class Network(Section):
@@ -74,19 +81,40 @@ class SamplingSettings(Section):
         """As keyword arguments of a policy's `sample`."""
         raise NotImplementedError
 
+    def shown(self) -> str:
+        """What was used, in a line for people."""
+        given = {name: value for name, value in self.arguments().items() if value is not None}
+        return "sampled with " + ", ".join(f"{name} {value}" for name, value in given.items() if name != "batch_size")
+
+    def following(self, other: "SamplingSettings") -> Self:
+        """A copy that has the settings of another where its own were left open, all but `batch_size`."""
+        known = type(self).model_fields.keys() & type(other).model_fields.keys()
+        left_open = known - self.model_fields_set - {"batch_size"}
+        return self.model_copy(update={name: getattr(other, name) for name in left_open})
+
 
 class Sampling(SamplingSettings):
     """How a pipeline is sampled."""
 
-    steps: int = Field(10, ge=1)
+    steps: int = Field(10, ge=1, le=10_000)
     guidance: float = Field(1.0, ge=1)
     """1 samples without classifier-free guidance"""
+    guidance_2: float | None = Field(None, ge=1)
+    """of the second denoiser (Wan 2.2 14B, low noise); default `guidance`"""
+    negative_prompt: str = ""
+    """what guidance leads away from; a line of the prompt file with a 'negative_prompt' of its own goes before"""
     sigmas: list[float] | None = None
     """noise levels before the pipeline's own shift; default its scheduler's"""
     height: int | None = Field(None, ge=8)
     width: int | None = Field(None, ge=8)
     num_frames: int | None = Field(None, ge=1)
     """of a video"""
+
+    def following(self, other: SamplingSettings) -> Self:
+        copy = super().following(other)
+        # noise levels go with a number of steps
+        apart = "sigmas" not in self.model_fields_set and copy.steps != getattr(other, "steps", None)
+        return copy.model_copy(update={"sigmas": None}) if apart else copy
 
     def arguments(self, kept: Sequence[int] | None = None) -> dict[str, Any]:
         """As keyword arguments of a policy's `sample`.
@@ -96,7 +124,8 @@ class Sampling(SamplingSettings):
         """
         sides = {"height": self.height, "width": self.width, "num_frames": self.num_frames}
         size = {name: side for name, side in sides.items() if side is not None}
-        base = {"steps": self.steps, "guidance": self.guidance, "sigmas": self.sigmas}
+        names = ("steps", "guidance", "guidance_2", "negative_prompt", "sigmas")
+        base = {name: getattr(self, name) for name in names}
         if kept is not None:
             assert self.sigmas is not None
             base |= {"steps": len(kept), "sigmas": [self.sigmas[k] for k in kept]}
@@ -110,8 +139,16 @@ class TextSampling(SamplingSettings):
     """where a text without an end is cut; with an environment, a turn"""
     temperature: float = Field(1.0, ge=0)
     """0 takes the most probable token"""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """draw from the most probable tokens up to this probability together; what is drawn is scored that way too"""
+    top_k: int = Field(0, ge=0)
+    """draw from this many; 0: all"""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """draw from tokens of at least this share of the largest probability"""
+    repetition_penalty: float = Field(1.0, gt=0)
+    """divides the logits of tokens that came before, where positive, and multiplies them, where negative"""
     batch_size: int = Field(64, ge=1)
     """texts a network call, each process"""
 
     def arguments(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in ("max_new_tokens", "temperature", "batch_size")}
+        return {key: getattr(self, key) for key in TextSampling.model_fields}

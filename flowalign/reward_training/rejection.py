@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from flowalign.config.language import TextConfig
+from flowalign.config.rewards import build_reward
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import demonstrated
 from flowalign.reward_training.supervised import fit, new_folder
-from flowalign.training.building import build_policy, build_reward
+from flowalign.training.building import build_policy
 from rewards import score
 from samplers import derive_seed
 

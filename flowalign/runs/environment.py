@@ -1,5 +1,6 @@
 """What a run ran with: its configuration, the versions of packages, and the machine."""
 
+import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -14,10 +15,18 @@ from flowalign.runs.files import write_atomically
 PACKAGES = ("flowalign", "torch", "diffusers", "transformers", "accelerate", "peft", "numpy")
 
 
-def record_environment(folder: Path, config: str, accelerator: Accelerator) -> None:
-    """Write config.yaml, which is the text `config`, and versions.yaml into a run's folder."""
+def record_environment(folder: Path, config: str, accelerator: Accelerator, iteration: int = 0) -> None:
+    """Write config.yaml, which is the text `config`, and versions.yaml into a run's folder.
+
+    Args:
+        iteration: that the run goes on from. Another configuration, which brought it there, stays beside as
+            config-until-000010.yaml.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "config.yaml", config)
+    path, before = folder / "config.yaml", folder / f"config-until-{iteration:06d}.yaml"
+    if iteration and path.is_file() and path.read_text() != config and not before.exists():
+        os.replace(path, before)
+    write_atomically(path, config)
     versions = {name: version(name) for name in PACKAGES}
     versions |= {
         "python": platform.python_version(),

@@ -1,10 +1,10 @@
 """Metrics as JSON lines, one an iteration."""
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from flowalign.runs.files import write_atomically
 
 
 class MetricsFile:
@@ -19,15 +19,26 @@ class MetricsFile:
 
     def read(self) -> list[dict[str, Any]]:
         """All whole lines; a line cut short by a crash is left out."""
-        records = []
-        for line in self.path.read_text().splitlines() if self.path.exists() else []:
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
-        return records
+        return [record for _, record in self._lines()]
 
     def keep_before(self, iteration: int) -> None:
-        """Drop the records of this iteration and later ones."""
-        kept = [r for r in self.read() if r["iteration"] < iteration]
-        write_atomically(self.path, "".join(json.dumps(r) + "\n" for r in kept))
+        """Drop the records of this iteration and later ones, a line at a time."""
+        if not self.path.exists():
+            return
+        partial = self.path.with_name(f".partial-{self.path.name}")
+        with open(partial, "w") as file:
+            file.writelines(line for line, record in self._lines() if record["iteration"] < iteration)
+        os.replace(partial, self.path)
+
+    def _lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each whole line, and what it says."""
+        if not self.path.exists():
+            return
+        with open(self.path) as file:
+            for line in file:
+                try:
+                    record = json.loads(line)
+                except json.JSONDecodeError:
+                    continue
+                if isinstance(record, dict) and isinstance(record.get("iteration"), int):
+                    yield line.rstrip("\n") + "\n", record

@@ -25,7 +25,7 @@ class Stored:
     """standard deviation of its rewards"""
 
     def at(self, slot: int, iteration: int, branches: int = 1) -> Batch:
-        """Its samples as those of a prompt of another iteration.
+        """Its samples as if drawn for a prompt of another iteration.
 
         Args:
             branches: groups that an iteration makes of a prompt.

@@ -98,8 +98,8 @@ def _fresh(text: str) -> float:
     return len(set(text)) / max(len(text), 1)
 
 
-def dry_run(config: BaseConfig, full: bool = False) -> Report:
-    """Train for one small iteration on random weights.
+def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
+    """Train for one small iteration on random weights; of several processes the main one reports.
 
     The recipe's algorithm, plan, steps, guidance, LoRA, precision and memory settings are kept; rewards are replaced,
     and one group a process is sampled. A tiny model also replaces the pictures' sizes, cuts texts at 16 tokens, and
@@ -133,6 +133,8 @@ def dry_run(config: BaseConfig, full: bool = False) -> Report:
         begin = time.perf_counter()
         trainer.train()
         whole = time.perf_counter() - begin
+        if not trainer.accelerator.is_main_process:
+            return None
         metrics = trainer.metrics.read()[-1]
     return Report(
         model,

@@ -130,7 +130,7 @@ def run_league(
     for (name, _), config in loaded.items():
         done = output / str(config.name) / "league.json"
         if not done.is_file():
-            trainer = Trainer(config, resume=True)
+            trainer = Trainer(config, resume=(done.parent / "checkpoints").is_dir())
             base = output / "base.json"
             if not base.is_file():
                 output.mkdir(parents=True, exist_ok=True)
@@ -181,13 +181,15 @@ def _markdown(results: dict[str, list[dict[str, float]]]) -> str:
 
 
 def _plot(results: dict[str, list[dict[str, float]]], path: Path) -> None:
-    """Held-out strict score of each algorithm, mean and spread over seeds, with the base as a line."""
+    """Held-out score of each algorithm, mean and spread over seeds, with the base as a line; strict, if all have it."""
+    strict = all("strict" in row for rows in results.values() for row in rows)
+    score, label = ("strict", "held-out strict pass") if strict else ("reward", "held-out reward")
     names = [name for name in reversed(_ordered(results)) if name != "base"]
-    stats = [spread([row["strict"] for row in results[name]]) for name in names]
+    stats = [spread([row[score] for row in results[name]]) for name in names]
     figure, axis = pyplot.subplots(figsize=(7, 0.4 * len(names) + 1.2), layout="constrained")
     axis.barh(names, [mean for mean, _ in stats], xerr=[deviation for _, deviation in stats], color="#5b8db8")
-    axis.axvline(results["base"][0]["strict"], color="#c0392b", linestyle="--", label="base")
-    axis.set_xlabel("held-out strict pass")
+    axis.axvline(results["base"][0][score], color="#c0392b", linestyle="--", label="base")
+    axis.set_xlabel(label)
     axis.legend()
     partial = path.with_suffix(".partial.png")
     figure.savefig(partial, dpi=120)

@@ -6,33 +6,42 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import LoggerType
 
 from flowalign import registry
 from flowalign.actors.base import Actor
 from flowalign.actors.diffusion import DiffusionActor
 from flowalign.actors.language import LanguageActor
-from flowalign.config import BaseConfig, Config, Model, Named, TextConfig, Weighted
+from flowalign.config import BaseConfig, Config, Model, TextConfig
 from flowalign.data import shipped
-from flowalign.errors import ConfigError
+from flowalign.errors import ConfigError, nearest
 from flowalign.policies.base import Policy
 from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.diffusion.storage import check_arguments
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.turns import AgentPolicy
 from flowalign.policies.language.vision_language import VisionLanguagePolicy
-from flowalign.policies.settings import Network
+from flowalign.policies.settings import Network, Sampling
 from flowalign.training.memory import check_precision
-from rewards import Reward, WeightedSum, as_reward, spec_of
+from rewards import Reward, WeightedSum, spec_of
 
 
 def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
     """Load the model of a configuration, without anything trainable yet."""
     check_precision(config.model.dtype, torch.device(device))
+    if config.model.path.startswith(registry.GIVEN):
+        own = config.model.path.removeprefix(registry.GIVEN)
+        raise ConfigError(f"model.path: the model '{own}' was handed over in Python; hand it over again (policy=...)")
     path = shipped(config.model.path)
     if isinstance(config, TextConfig):
         kind, settings = language_policy(config)
         return kind.from_pretrained(path, config.model.dtype, device, **settings)
     assert isinstance(config, Config)
     model = config.model
+    sizes = {"rollout": _sides(config.rollout), "evaluation": _sides(config.evaluation)}
+    for where, sides in sizes.items():
+        check_arguments(path, sides, where)
     policy = DiffusersPolicy.from_pretrained(
         path,
         model.dtype,
@@ -42,7 +51,18 @@ def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
         attention=model.attention,
     )
     policy.save_memory(model)
+    for where, sides in sizes.items():
+        try:
+            policy.family.check_size(policy.pipeline, sides)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
     return policy
+
+
+def _sides(sampling: Sampling) -> dict[str, Any]:
+    """The sizes that are asked for."""
+    sides = {name: getattr(sampling, name) for name in ("height", "width", "num_frames")}
+    return {name: size for name, size in sides.items() if size is not None}
 
 
 def language_policy(config: TextConfig) -> tuple[type[LanguagePolicy], dict[str, Any]]:
@@ -56,6 +76,29 @@ def language_policy(config: TextConfig) -> tuple[type[LanguagePolicy], dict[str,
     own = registry.check("environments", environment.name, environment.settings, "environment")
     make = partial(registry.resolve("environments", environment.name, "environment"), **own)
     return AgentPolicy, settings | {"environment": make, "turns": environment.turns}
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuse trackers that accelerate does not know, or would leave out since they are not installed."""
+    if not names:
+        return
+    known = {tracker.value: tracker for tracker in LoggerType}
+    there = {*get_available_trackers(), LoggerType.ALL}
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"trackers: there is no '{name}'; {nearest(name, known)}")
+        if known[name] not in there:
+            raise ConfigError(f"trackers: '{name}' is not installed; pip install {name}, or leave it out")
+
+
+def check_media(reward: Reward, kind: str) -> None:
+    """Refuse rewards that look at texts where pictures are made, and the other way round."""
+    for one in reward.rewards if isinstance(reward, WeightedSum) else [reward]:
+        needs = spec_of(one).needs
+        texts, pictures = "text" in needs, bool(needs & {"image", "frames"})
+        if (texts or pictures) and not (texts if kind == "text" else pictures):
+            own, made = ("texts", "pictures") if texts else ("pictures", "texts")
+            raise ConfigError(f"rewards: '{one.name}' scores {own}, and this model makes {made}")
 
 
 def build_actor(config: BaseConfig, policy: Any, reward: Reward, accelerator: Accelerator) -> Actor:
@@ -72,7 +115,9 @@ def make_trainable(policy: Policy, model: Network, keep_reference: bool) -> None
     Args:
         keep_reference: the start weights are needed in training.
     """
-    if model.lora is not None:
+    if policy.lora_config is not None:
+        assert policy.lora, "a policy that came with its adapter"
+    elif model.lora is not None:
         policy.add_lora(model.lora.rank, model.lora.alpha, model.lora.targets, model.lora.init)
     else:
         if keep_reference:
@@ -82,19 +127,3 @@ def make_trainable(policy: Policy, model: Network, keep_reference: bool) -> None
         policy.checkpoint_gradients()
     if isinstance(model, Model) and model.compile:
         policy.compile()
-
-
-def build_rewards(named: Sequence[Named], where: str = "rewards") -> list[Reward]:
-    """Configured rewards, each of which gives one value a sample."""
-    rewards = []
-    for i, entry in enumerate(named):
-        rewards.append(as_reward(registry.build("rewards", entry.name, entry.settings, f"{where}.{i}")))
-        if spec_of(rewards[-1]).kind == "pairwise":
-            raise ConfigError(f"{where}.{i}: '{entry.name}' compares pairs; wrap it in 'win_rate'")
-    return rewards
-
-
-def build_reward(named: Sequence[Weighted], where: str = "rewards") -> Reward:
-    """The weighted sum of configured rewards; a single one of weight 1 stays itself."""
-    rewards, weights = build_rewards(named, where), [entry.weight for entry in named]
-    return rewards[0] if weights == [1.0] else WeightedSum(rewards, weights)

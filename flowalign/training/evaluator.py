@@ -8,10 +8,10 @@ import torch
 
 from flowalign.actors.base import Actor
 from flowalign.algorithms.base import Algorithm
+from flowalign.config.rewards import build_reward, build_rewards
 from flowalign.data import Prompts
 from flowalign.runs.metrics import MetricsFile
 from flowalign.runs.samples import save_samples
-from flowalign.training.building import build_reward, build_rewards
 from flowalign.training.evaluation import Evaluated, evaluate
 from flowalign.training.learner import Learner
 from flowalign.training.previews import preview, shown

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from flowalign.actors.base import Actor
+from flowalign.algorithms import policy_gradient
 from flowalign.algorithms.base import Algorithm, Experience
+from flowalign.algorithms.policy_gradient import PolicyGradient
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from flowalign.training.distributed.sharding import Sharding, like, restore, unsynced, whole
 from flowalign.training.memory import while_it_fits
@@ -34,7 +36,7 @@ IDLE = {
         "text": f"{NO_GRADIENT} no text ends in time to count (rollout.max_new_tokens, algorithm.mask_truncated)",
     },
 }
-"""what an iteration that taught nothing shows, and what would help, by metric and medium"""
+"""what an iteration that taught nothing shows, and what would help, by metric and kind of sample"""
 
 
 class Learner(Optimization):
@@ -54,7 +56,9 @@ class Learner(Optimization):
         own = {f"{name}.{key}": p for name, m in self.modules.items() for key, p in m.named_parameters()}
         updates = training.iterations * training.updates_per_iteration
         groups = [self.policy.trainable(), own]
-        super().__init__(groups, training.optimizer, updates, self.accelerator.device, training.ema_decay)
+        average = training.ema_decay, training.ema_every
+        half = self.config.model.dtype == "float16"
+        super().__init__(groups, training.optimizer, updates, self.accelerator.device, *average, half)
         self.replicated = sharding is None
         """every process has the network whole, and can use it by itself"""
         self._warned: set[str] = set()
@@ -67,16 +71,81 @@ class Learner(Optimization):
             progress: share of the training that came before, for the learning rate's schedule.
 
         Returns:
-            the means of what the updates measured, over all processes.
+            the means of what the updates measured, over all processes, without the updates that were skipped.
         """
         sums: dict[str, list[Tensor]] = defaultdict(list)
-        for i, items in enumerate(self.chunks(experience, iteration)):
+        skipped = 0
+        chunks = list(self.chunks(experience, iteration))
+        mismatch = self.mismatch(experience, chunks)
+        for i, items in enumerate(chunks):
             rate = self.set_learning_rate(round(progress * self.updates) + i)
-            for name, value in self.update(experience, items).items():
+            measured = self.update(experience, items)
+            skipped += self.skipped > 0
+            for name, value in measured.items() if not self.skipped else ():
                 sums[name].append(value)
         metrics = {name: self.actor.gather(torch.stack(values)).mean().item() for name, values in sums.items()}
+        if skipped:
+            metrics["policy/skipped_updates"] = skipped
         self._warn_if_idle(experience, experience.metrics | metrics, iteration)
-        return metrics | {"learning_rate": rate}
+        return metrics | mismatch | {"learning_rate": rate}
+
+    def mismatch(self, experience: Experience, chunks: Sequence[Tensor]) -> dict[str, float]:
+        """How far the log-probabilities of a replay before any update are from what sampling recorded.
+
+        With `training.old_log_prob: replayed` the replay is of all items in the batches of the updates, and ratios
+        refer to it from then on; otherwise it is of a few, and costs little.
+
+        Args:
+            chunks: the items of each update.
+
+        Returns:
+            the mean size of the log-ratios over all processes, of all actions and of each step.
+        """
+        algorithm, wanted = self.algorithm, self.config.training.old_log_prob
+        if not isinstance(algorithm, PolicyGradient) or not isinstance(experience, policy_gradient.Experience):
+            return {}
+        kept = wanted == "replayed" or (wanted is None and algorithm.replays_old(self.config))
+        chunks = [self._with_gradient(experience, items) for items in chunks] if kept else [algorithm.few(experience)]
+        forwards = self.policy.forwards
+
+        def replay() -> list[Tensor]:
+            made = []
+            for part in (part for items in chunks for part in items.split(self.config.training.micro_batch_size)):
+                # with gradients, as in an update: a network may compute otherwise without
+                with self._accumulated(last=False):
+                    made.append(algorithm.replay(self.policy, experience, part, kept))
+            return made
+
+        alone = self.accelerator.num_processes == 1
+        size = torch.cat(while_it_fits(self.config, "training", "micro_batch_size", replay, lambda: alone)).abs()
+        if not kept:
+            # a measurement is no part of training's cost
+            self.policy.forwards = forwards
+        sums = torch.stack([size.nansum(0), (~size.isnan()).sum(0)])[None]
+        totals, counts = self.actor.gather(sums).sum(0).tolist()
+        means = {k: total / count for k, (total, count) in enumerate(zip(totals, counts, strict=True)) if count}
+        if not means:
+            return {}
+        if not kept:
+            self._warn_if_coarse(means)
+        steps = {f"policy/mismatch/{k}": mean for k, mean in means.items()} if len(totals) > 1 else {}
+        return {"policy/mismatch": sum(totals) / sum(counts)} | steps
+
+    def _warn_if_coarse(self, means: Mapping[int, float]) -> None:
+        """Say once that the numerics alone take ratios towards the clip."""
+        assert isinstance(self.algorithm, PolicyGradient)
+        clip_range, worst = self.algorithm.clip_range, max(means.values())
+        if clip_range is None or worst <= clip_range / 2 or "policy/mismatch" in self._warned:
+            return
+        self._warned.add("policy/mismatch")
+        if self.accelerator.is_main_process:
+            logger.warning(
+                "before any update log-ratios are %.2g on average (policy/mismatch), by rounding in %s alone, and the "
+                "clip range is %g; what helps: training.old_log_prob: replayed, or model.dtype: float16 or float32",
+                worst,
+                self.config.model.dtype,
+                clip_range,
+            )
 
     def _warn_if_idle(self, experience: Experience, metrics: Mapping[str, float], iteration: int) -> None:
         """Say why an iteration taught nothing, and what would help: once for each reason."""
@@ -84,7 +153,7 @@ class Learner(Optimization):
         if metrics.get("reward/zero_spread") == 1 and outcome is not None:
             # NGRPO's advantages, for one, are not 0 in a group of equal rewards
             name = "" if self.actor.maximum(bool((outcome[1] > NO_ADVANTAGE).any())) else "reward/zero_spread"
-        if not name and metrics["policy/gradient_norm"] == 0:
+        if not name and metrics.get("policy/gradient_norm") == 0:
             name = "policy/gradient_norm"
         if name and name not in self._warned and self.accelerator.is_main_process:
             logger.warning("iteration %d taught nothing: %s", iteration, IDLE[name][self.config.model.kind])
@@ -106,7 +175,7 @@ class Learner(Optimization):
 
     def update(self, experience: Experience, items: Tensor) -> dict[str, Tensor]:
         """One optimizer step on the mean loss of these items over all processes; means of what the loss measured."""
-        total = len(items)
+        total = self._total(experience, items)
         items = self._with_gradient(experience, items)
         losses = partial(self.algorithm.losses, self.policy, experience)
 
@@ -134,12 +203,21 @@ class Learner(Optimization):
             for parameter in module.parameters():
                 parameter.grad = self.accelerator.reduce(parameter.grad, "mean")
 
+    def _total(self, experience: Experience, items: Tensor) -> float:
+        """What the sum of the items' losses is divided by; a process's share where not all items count."""
+        counted = experience.counted(items)
+        if counted is None:
+            return len(items)
+        return max(1.0, self.actor.gather(counted.sum()[None]).float().mean().item())
+
     def _with_gradient(self, experience: Experience, items: Tensor) -> Tensor:
         """Leave out items that teach nothing, such as actions of zero advantage, unless the loss has other terms.
 
         Every process keeps the same number, at least one, so that collective operations match.
         """
-        useful = None if self.algorithm.uses_reference else experience.useful(items)
+        useful = experience.counted(items)
+        if useful is None and not self.algorithm.uses_reference:
+            useful = experience.useful(items)
         if useful is None:
             return items
         keep = max(1, self.actor.maximum(int(useful.sum())))
@@ -195,6 +273,8 @@ class Learner(Optimization):
         if self.ema is not None:
             tensors["ema"] = dict(zip(self.parameters, self.ema.shadow_params, strict=True))
             state["ema_steps"] = self.ema.optimization_step
+        if self.scale:
+            state["loss_scale"] = vars(self.scale)
         main = self.accelerator.is_main_process
         return {name: whole(entries, keep=main) for name, entries in tensors.items()}, state
 
@@ -206,6 +286,8 @@ class Learner(Optimization):
         for index, values in moments["state"].items():
             values |= {key: like(value, parameters[index]) for key, value in values.items()}
         self.optimizer.load_state_dict(moments)
+        if self.scale and "loss_scale" in state:
+            vars(self.scale).update(state["loss_scale"])
 
     def load_weights(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
         """The trained weights of a checkpoint, and their average."""

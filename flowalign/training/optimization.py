@@ -1,6 +1,7 @@
 """What moves weights, by reinforcement and by examples: gradients in micro-batches, AdamW, its rate, and an average."""
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,33 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from flowalign.config.sections import Optimizer
+from flowalign.errors import FlowalignError
 from flowalign.training.memory import make_optimizer
+
+logger = logging.getLogger(__name__)
+
+MOST_SKIPPED = 5
+"""updates in a row that may be skipped before the training ends"""
+
+
+class LossScale:
+    """What losses are multiplied by before the backward pass, since small gradients would be 0 in float16.
+
+    By the rule of torch.amp.GradScaler: halved by gradients that are not finite, doubled after `patience` that were.
+    """
+
+    patience = 2000
+
+    def __init__(self) -> None:
+        self.value, self.finite = 2.0**16, 0
+
+    def learn(self, finite: bool) -> None:
+        """Told of every update whether its gradients were finite."""
+        self.finite = self.finite + 1 if finite else 0
+        if not finite:
+            self.value /= 2
+        elif self.finite == self.patience:
+            self.value, self.finite = self.value * 2, 0
 
 
 class Optimization:
@@ -22,6 +49,8 @@ class Optimization:
         settings: of AdamW and its learning rate.
         updates: optimizer steps of the whole training, for the learning rate's schedule.
         ema_decay: of the average of the weights; None: there is none.
+        ema_every: updates from one averaging to the next.
+        half: the backward pass is in float16.
     """
 
     def __init__(
@@ -31,8 +60,10 @@ class Optimization:
         updates: int,
         device: torch.device,
         ema_decay: float | None = None,
+        ema_every: int = 1,
+        half: bool = False,
     ) -> None:
-        self.settings, self.updates = settings, updates
+        self.settings, self.updates, self.ema_every = settings, updates, ema_every
         self.parameters = {name: parameter for group in groups for name, parameter in group.items()}
         self.optimizer = make_optimizer([list(group.values()) for group in groups if group], settings, device)
         schedule = get_scheduler(
@@ -42,6 +73,11 @@ class Optimization:
         self.local_parameters = self.parameters
         """the part of each parameter on this process, in the same memory"""
         self.ema = EMAModel(self.local_parameters.values(), ema_decay) if ema_decay else None
+        self.scale = LossScale() if half else None
+        self.skipped = 0
+        """updates in a row, up to the last one, that moved nothing since their gradients were not finite"""
+        self._loss = torch.zeros(())
+        """of the last update"""
 
     def set_learning_rate(self, update: int) -> float:
         """The schedule's, for the step of this number."""
@@ -68,26 +104,68 @@ class Optimization:
         for i, part in enumerate(parts):
             with self._accumulated(last=i == len(parts) - 1):
                 loss, values = losses(part)
-                self._backpropagate(loss.sum() / total)
+                self._backpropagate(loss.sum() / total * (self.scale.value if self.scale else 1))
             for name, value in {**values, "loss": loss}.items():
                 sums[name] = sums.get(name, 0) + value.detach().sum()
+        self._loss = sums["loss"]
         return sums
 
     def step(self) -> Tensor:
-        """Clip the gradients, step, forget them, and move the average; returns the gradients' norm before clipping."""
+        """Clip the gradients, step, forget them, and move the average; returns the gradients' norm before clipping.
+
+        Nothing moves where the norm is not finite: one such gradient would make every weight NaN.
+
+        Raises:
+            FlowalignError: that happened `MOST_SKIPPED` times in a row.
+        """
         norm = self._step()
+        # waits for the device, once an update
+        finite = bool(torch.isfinite(norm))
+        if self.scale:
+            self.scale.learn(finite)
+        if not finite:
+            self._skip(norm)
+            return norm
+        self.skipped = 0
         if self.ema is not None:
-            self.ema.step(self.local_parameters.values())
+            self._average(self.ema)
         return norm
+
+    def _average(self, ema: EMAModel) -> None:
+        """Count an update, by which the decay rises to its value, and average the weights at every `ema_every`-th."""
+        if (ema.optimization_step + 1) % self.ema_every:
+            ema.optimization_step += 1
+        else:
+            ema.step(self.local_parameters.values())
 
     def _clip(self) -> Tensor:
         return nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm)
 
     def _step(self) -> Tensor:
+        if self.scale:
+            for parameter in self.parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad /= self.scale.value
         norm = self._clip()
-        self.optimizer.step()
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        if torch.isfinite(norm):
+            self.optimizer.step()
         self.optimizer.zero_grad()
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return norm
+
+    def _skip(self, norm: Tensor) -> None:
+        self.skipped += 1
+        what = "the losses" if not torch.isfinite(self._loss) else "the gradients of finite losses"
+        if self.scale and self.scale.value >= 1 and torch.isfinite(self._loss):
+            # too large for float16 as they were multiplied, not by themselves
+            return
+        if self.skipped >= MOST_SKIPPED:
+            raise FlowalignError(
+                f"{MOST_SKIPPED} updates in a row were skipped: {what} are not finite (their norm is {norm.item()}); "
+                "what helps: a lower training.optimizer.learning_rate, model.dtype: float32, a reward within bounds"
+            )
+        if self.skipped == 1:
+            logger.warning("an update was skipped: %s are not finite (their norm is %s)", what, norm.item())
 
     def _accumulated(self, last: bool) -> contextlib.AbstractContextManager[None]:
         """Within it gradients are added to the earlier micro-batches'; `last` is an update's last micro-batch."""

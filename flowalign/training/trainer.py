@@ -2,8 +2,11 @@
 
 import logging
 import re
+import shutil
 import time
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -19,21 +22,35 @@ from flowalign.actors.base import Actor
 from flowalign.actors.groups import Groups
 from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.config import kind_of
+from flowalign.config.rewards import build_reward
 from flowalign.config.sections import BaseConfig
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import Policy
+from flowalign.runs import previews, samples
 from flowalign.runs.checkpoint import Checkpoints
 from flowalign.runs.environment import flat, record_environment
+from flowalign.runs.files import write_folder
+from flowalign.runs.lock import locked
 from flowalign.runs.metrics import MetricsFile
+from flowalign.runs.result import Result
 from flowalign.settings import parse
-from flowalign.training.building import build_actor, build_policy, build_reward, make_trainable
+from flowalign.training.building import (
+    build_actor,
+    build_policy,
+    check_media,
+    check_trackers,
+    make_trainable,
+)
 from flowalign.training.distributed.heartbeat import Heartbeat
 from flowalign.training.distributed.sharding import distribute
 from flowalign.training.distributed.zero import ZeroLearner
 from flowalign.training.evaluation import Evaluated
 from flowalign.training.evaluator import Evaluator
+from flowalign.training.given import recorded
 from flowalign.training.learner import Learner
 from flowalign.training.memory import out_of_memory, while_it_fits
+from flowalign.training.resuming import changed, check_resumable
+from flowalign.training.signals import Signals, Stopped
 from rewards import Reward, advance, as_reward, spec_of
 from samplers import derive_seed
 
@@ -52,6 +69,9 @@ class Trainer:
         reward: a reward or any function (samples, prompts) -> list of floats; default the configuration's.
         resume: go on from the newest whole checkpoint of the run's folder.
         progress: show a progress bar.
+
+    Raises:
+        ConfigError: what is wrong with the configuration, or in it with a run that is to go on.
     """
 
     def __init__(
@@ -62,9 +82,10 @@ class Trainer:
         resume: bool = False,
         progress: bool = True,
     ) -> None:
-        self.config: BaseConfig = parse(kind_of(config), config) if isinstance(config, dict) else config
-        config = self.config
+        config = parse(kind_of(config), config) if isinstance(config, dict) else config
+        self.config = config = recorded(config, policy, reward)
         self.folder = Path(config.output) / (config.name or "run")
+        check_trackers(config.trackers)
         self.accelerator = Accelerator(
             # without it processes of torchrun on a machine without accelerators would not find each other
             cpu=not torch.accelerator.is_available(),
@@ -76,15 +97,23 @@ class Trainer:
         self.checkpoints = Checkpoints(self.folder / "checkpoints", config.training.keep_checkpoints)
         if self.checkpoints.all() and not resume:
             raise ConfigError(f"{self.folder} already holds a run; --resume goes on with it, name=... starts another")
+        there = self.folder.is_dir() and self.accelerator.is_main_process
+        with locked(self.folder) if there else nullcontext():
+            checkpoint = self.checkpoints.newest() if resume else None
+        if checkpoint is not None:
+            check_resumable(self.checkpoints.state(checkpoint)["config"], config)
         self.show_progress = progress and self.accelerator.is_main_process
 
         training = config.training
+        # before the model, which may take minutes to load
+        torch.manual_seed(training.seed)
+        reward = build_reward(config.rewards) if reward is None else as_reward(reward)
+        check_media(reward, config.model.kind)
         torch.manual_seed(training.seed)
         self.algorithm: Algorithm = config.build_algorithm()
         self.policy: Policy = policy or build_policy(config, self.accelerator.device)
         make_trainable(self.policy, config.model, self.algorithm.uses_reference)
         sharding = distribute(self.policy, config, self.accelerator)
-        reward = build_reward(config.rewards) if reward is None else as_reward(reward)
         if getattr(self.config.rollout, "overlap", 1) > 1 and spec_of(reward).kind == "set":
             raise ConfigError(
                 f"rollout.overlap: the reward '{reward.name}' looks at all pictures of an iteration at once, so they "
@@ -108,20 +137,38 @@ class Trainer:
         """that iterations took so far"""
         self.metrics = MetricsFile(self.folder / "metrics.jsonl")
         self.heartbeat: Heartbeat | None = None
-        if resume:
-            self._resume()
+        self.signals = Signals(announce=self.accelerator.is_main_process)
+        self._saved: int | None = None
+        """iteration of the newest checkpoint"""
+        if checkpoint is not None:
+            self._resume(checkpoint)
+        elif resume and self.accelerator.is_main_process:
+            logger.warning("nothing to resume: %s holds no checkpoint; the run starts at its beginning", self.folder)
 
-    def train(self) -> None:
+    def train(self) -> Result:
         """Run the remaining iterations; evaluates before, in between as configured, and after.
 
+        Returns:
+            the run's folder: its metrics, evaluations and adapter.
+
         Raises:
-            FlowalignError: another process is gone, or did not come in time; says where each was.
+            FlowalignError: another process is gone, or did not come in time; says where each was. `Stopped`: a signal
+                asked the run to leave, with a checkpoint.
         """
         processes = self.accelerator.num_processes
+        lock = locked(self.folder) if self.accelerator.is_main_process else nullcontext()
         try:
-            self._train() if processes == 1 else self._train_together()
+            with lock, self.signals:
+                self._train() if processes == 1 else self._train_together()
         except torch.OutOfMemoryError as error:
             raise FlowalignError(out_of_memory(self.config, processes)) from error
+        except SystemExit as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            raise FlowalignError(
+                f"iteration {self.iteration}: {where.filename}, line {where.lineno}, called sys.exit({error.code!r}), "
+                "which would pass for the end of the run"
+            ) from error
+        return Result(self.folder)
 
     def _train_together(self) -> None:
         store = torch.distributed.distributed_c10d._get_default_store()
@@ -147,7 +194,9 @@ class Trainer:
     def _train(self) -> None:
         training, evaluation = self.config.training, self.config.evaluation
         if self.accelerator.is_main_process:
-            record_environment(self.folder, self.config.dump(), self.accelerator)
+            if not self.resumed:
+                self._forget()
+            record_environment(self.folder, self.config.dump(), self.accelerator, self.iteration)
         if self.config.trackers:
             self.accelerator.init_trackers("flowalign", config=flat(self.config.model_dump(mode="json")))
         watching = bool(evaluation.panel)
@@ -165,6 +214,7 @@ class Trainer:
         )
         progress = self.progress()
         while progress < 1 and not self.evaluator.hacked():
+            self._leave_if_asked()
             begin = time.perf_counter()
             metrics = self._iterate()
             self.seconds += time.perf_counter() - begin
@@ -240,10 +290,31 @@ class Trainer:
         self._at("evaluation")
         return self.evaluator.run(self.iteration, self.progress())
 
+    def _forget(self) -> None:
+        """Remove what the folder holds of iterations that are still to come: of a run that was killed in them."""
+        self.metrics.keep_before(self.iteration)
+        # the evaluation at a checkpoint's own iteration came before the checkpoint
+        self.evaluator.keep_before(self.iteration + self.resumed)
+        if self.iteration == 0 and not self.resumed:
+            for name in (samples.FOLDER, previews.FOLDER):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    def _leave_if_asked(self) -> None:
+        """Save and leave where a signal came to any process."""
+        if not self.actor.maximum(self.signals.received is not None):
+            return
+        if self._saved != self.iteration:
+            self.save()
+        received = self.signals.received or "a signal to another process"
+        raise Stopped(
+            f"{received}: left after {self.iteration} of {self.config.training.iterations} iterations; "
+            f"--resume goes on from {self.folder}"
+        )
+
     def _return_to_good(self) -> None:
         """Load the weights of the last good evaluation."""
         verdict = self.evaluator.verdict
-        good = self.checkpoints.until(self.actor.maximum(verdict.last_good))
+        good = self.checkpoints.newest(until=self.actor.maximum(verdict.last_good))
         assert good is not None, "a checkpoint is saved with every evaluation that is watched"
         self.learner.load_weights(*self.checkpoints.load(good))
         if self.accelerator.is_main_process:
@@ -256,45 +327,52 @@ class Trainer:
             )
 
     def save(self) -> None:
-        """Write a checkpoint that a resumed run continues from: bit for bit on as many processes."""
+        """Write a checkpoint that a resumed run continues from, bit for bit on as many processes, and a LoRA."""
         self._at("checkpoint")
         tensors, learned = self.learner.state()
         adapted, extra = self.actor.state()
         replayed, groups = self.groups.state()
         tensors |= adapted | replayed
         state = {"iteration": self.iteration, "seconds": self.seconds, "actor": extra, "groups": groups} | learned
+        state["config"] = self.config.model_dump(mode="json")
         good = self.evaluator.verdict.last_good if self.config.evaluation.panel else None
         weights = self.learner.whole_weights() if self.policy.lora else None
         if self.accelerator.is_main_process:
-            self.checkpoints.save(self.iteration, tensors, state, partial(self._export_lora, weights), good)
+            # what a run exported that now goes on is old; all weights are written once, at the end
+            shutil.rmtree(self.folder / "model", ignore_errors=True)
+            export = partial(self._write_export, weights) if self.policy.lora else None
+            self.checkpoints.save(self.iteration, tensors, state, export, good)
+            if export is not None:
+                write_folder(self.folder / "lora", export)
+        self._saved = self.iteration
         self.accelerator.wait_for_everyone()
 
-    def _export_lora(self, weights: dict[str, Tensor] | None, folder: Path) -> None:
-        if self.policy.lora:
-            with self.learner.averaged():
-                self.policy.save(folder, weights)
+    def _write_export(self, weights: dict[str, Tensor] | None, folder: Path) -> None:
+        with self.learner.averaged():
+            self.policy.save(folder, weights)
 
     def export(self) -> None:
         """Write the result for plain diffusers or transformers: `lora/`, an adapter, or `model/`, the whole network."""
         weights = self.learner.whole_weights()
         if self.accelerator.is_main_process:
-            with self.learner.averaged():
-                self.policy.save(self.folder / ("lora" if self.policy.lora else "model"), weights)
+            name = "lora" if self.policy.lora else "model"
+            write_folder(self.folder / name, partial(self._write_export, weights))
         self.accelerator.wait_for_everyone()
 
-    def _resume(self) -> None:
-        found = self.checkpoints.all()
-        if found:
-            tensors, state = self.checkpoints.load(found[-1])
-            self.iteration, self.resumed = state["iteration"], True
-            self.learner.load_state(tensors, state)
-            self.actor.load_state(tensors, state["actor"])
-            self.seconds = state["seconds"]
-            self.groups.load_state(tensors, state["groups"])
-        if self.accelerator.is_main_process and self.folder.is_dir():
-            self.metrics.keep_before(self.iteration)
-            # the evaluation at the checkpoint's own iteration came before the checkpoint
-            self.evaluator.keep_before(self.iteration + bool(found))
+    def _resume(self, checkpoint: Path) -> None:
+        """Go on from a checkpoint that is whole."""
+        tensors, state = self.checkpoints.load(checkpoint)
+        self.iteration = self._saved = state["iteration"]
+        self.resumed = True
+        self.learner.load_state(tensors, state)
+        self.actor.load_state(tensors, state["actor"])
+        self.seconds = state["seconds"]
+        self.groups.load_state(tensors, state["groups"])
+        if self.accelerator.is_main_process:
+            self._forget()
+            changes = changed(state["config"], self.config)
+            if changes:
+                logger.warning("%s goes on with other settings: %s", checkpoint, "; ".join(changes))
 
     def _log(self, metrics: dict[str, float]) -> None:
         if self.accelerator.is_main_process:

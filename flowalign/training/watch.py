@@ -29,7 +29,7 @@ class Panel:
     """A reward whose value is the evaluated one's, with the panel's rewards and image statistics as further parts.
 
     Part `trained`: the reward trained on, where another is evaluated. Parts `panel/<reward>`: rewards never trained on;
-    without any, there is no part `trained` either. Parts `statistics/<name>`: those of `image_statistics`,
+    without any, there is no part `trained` either. Parts `statistics/<name>`: the parts of `image_statistics`,
     `near_duplicate` (1 where another picture of the group looks the same) and, with a folder, `from_base`: the
     distance to the picture that the base model made of the same prompt and noise (left out where a resumed run has
     another number of processes).
@@ -80,7 +80,7 @@ class Panel:
         if isinstance(samples[0], str):
             # a text has no image statistics
             return replace(scores, parts=parts)
-        # a video's are those of its middle frame
+        # a video's are its middle frame's
         images = [sample if isinstance(sample, Image) else sample[len(sample) // 2] for sample in samples]
         rows = [image_statistics(image) for image in images]
         parts |= {f"statistics/{name}": torch.tensor([row[name] for row in rows]) for name in STATISTICS}

@@ -45,7 +45,7 @@ class Listener:
         if self.template.answer != "probability" or "text" not in self.template.fields or len(asked.pictures) > 0:
             raise ValueError(
                 f"template '{template}': a listener is asked for a probability by a question with the field text, and "
-                "pictures: [] since it sees those of the prompt; listener works"
+                "pictures: [] since it sees the prompt's pictures; listener works"
             )
         self.judge: Judge = judge.build(self.name) if isinstance(judge, Local | Served) else judge
         self.key, self.pattern = key, re.compile(pattern, re.DOTALL)

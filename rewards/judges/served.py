@@ -50,13 +50,25 @@ class ServedJudge:
         settings = {"max_tokens": 1, "temperature": 0.0, "logprobs": True, "top_logprobs": TOP}
 
         def read(answer: Any) -> list[float] | None:
-            top = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+            top = self._top(answer["choices"][0])
             weights = [
                 sum(math.exp(entry["logprob"]) for entry in top if spells(entry["token"], label)) for label in labels
             ]
             return [weight / sum(weights) for weight in weights] if sum(weights) > 0 else None
 
         return self.asker.map(lambda question: self._ask(_messages(question), settings, read), questions)
+
+    def _top(self, choice: dict[str, Any]) -> list[dict[str, Any]]:
+        """The most probable first tokens of a reply and their log-probabilities."""
+        given = (choice.get("logprobs") or {}).get("content")
+        if not given or not given[0].get("top_logprobs"):
+            raise RewardError(
+                f"reward '{self.asker.name}': {self.asker.url} gives no log-probabilities, which this template needs; "
+                "vLLM and SGLang do, transformers serve does not. There a template works whose answer is written "
+                "('answer: score' or 'winner'), such as unified_reward_point for pictures and text_principles for texts"
+            )
+        top: list[dict[str, Any]] = given[0]["top_logprobs"]
+        return top
 
     def echo(self, questions: Sequence[Question], answers: Sequence[str]) -> list[float]:
         # vLLM's extensions: score the last message's tokens instead of answering it

@@ -3,10 +3,12 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from rewards.base import Around, Metadata, Reward, Scores, Spec, as_reward, groups, score, spec_of
+from rewards.base import Around, Metadata, Reward, RewardError, Scores, Spec, as_reward, groups, score, spec_of
+from rewards.text.model import CausalModel
 
 
 class TextFormat:
@@ -27,19 +29,46 @@ class TextFormat:
 
 
 class SoftLength:
-    """0 up to `free` characters, then falling to -1 at `limit` (DAPO's soft overlong punishment, arXiv 2503.14476)."""
+    """0 up to `free` tokens, then falling to -1 at `limit` (DAPO's soft overlong punishment, arXiv 2503.14476).
+
+    The end token is not among them. The paper has 16384 and 20480.
+
+    Args:
+        tokenizer: folder or hub name; default that of the model that is trained.
+    """
 
     name = "soft_length"
     spec = Spec(frozenset({"text", "prompt"}))
 
-    def __init__(self, free: int, limit: int) -> None:
+    def __init__(self, free: int, limit: int, tokenizer: str | None = None) -> None:
         if not 0 <= free < limit:
             raise ValueError(f"soft_length: free={free} must be below limit={limit}")
         self.free, self.limit = free, limit
+        self.own = None if tokenizer is None else _tokenizer(tokenizer)
+        self.tokenizer = self.own
+
+    def bind(self, model: CausalModel) -> None:
+        """Take the tokenizer of the model that is trained, where none was named."""
+        self.tokenizer = self.own or model.tokenizer
 
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
-        over = torch.tensor([float(len(text) - self.free) for text in samples])
+        if self.tokenizer is None:
+            raise RewardError(
+                "reward 'soft_length' counts the tokens of the language model that is trained, and there is none here; "
+                "`tokenizer: PATH` names one"
+            )
+        ids = self.tokenizer(list(samples), add_special_tokens=False).input_ids
+        over = torch.tensor([float(len(row) - self.free) for row in ids])
         return Scores(-(over / (self.limit - self.free)).clamp(0, 1))
+
+
+def _tokenizer(path: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"no tokenizer at '{path}': {' '.join(str(error).split())[:300]}") from error
 
 
 class LengthSwitch(Around):

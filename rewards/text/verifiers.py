@@ -1,5 +1,6 @@
 """Verifiers: is the answer of a text the right one? 1 or 0, the right answer being in the prompt's metadata."""
 
+import logging
 import multiprocessing
 import re
 from collections.abc import Sequence
@@ -8,11 +9,14 @@ from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from queue import SimpleQueue
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from rewards.base import Metadata, RewardError, Scores, Spec
 
+logger = logging.getLogger(__name__)
 _NEEDS = frozenset({"text", "prompt", "metadata"})
 
 
@@ -85,12 +89,18 @@ class MultipleChoice:
         return Scores(torch.tensor(value))
 
 
+Verdict = Literal["right", "wrong", "slow", "unreadable"]
+"""of a text's answer; 'unreadable' is the right answer"""
+
+
 class Maths:
     """1 where the text's last mathematical answer equals the right one, by the math-verify library (extra `maths`).
 
-    '1/2', '0.5' and '\\boxed{\\frac{1}{2}}' are equal; an expression that cannot be read is wrong. Texts are checked in
-    processes of their own: one that takes too long is stopped and counts as wrong, and the part `maths_timeout` says
-    how often that happens.
+    '1/2', '0.5' and '\\boxed{\\frac{1}{2}}' are equal; an expression that cannot be read is wrong. The right answer is
+    read whole, as verl does: 2\\sqrt{3}, (1, 2) and \\text{Evelyn} need no dollars. Where it cannot be read as
+    mathematics the text teaches nothing: it gets 0 with weight 0, the part `maths_unreadable` is 1, and a warning names
+    the prompt. Texts are checked in processes of their own: one that takes too long is stopped and counts as wrong, and
+    the part `maths_timeout` says how often that happens.
 
     Args:
         key: of the answer in the metadata, LaTeX or plain.
@@ -106,6 +116,7 @@ class Maths:
             raise ImportError("maths needs math-verify; pip install 'flowalign[maths]'")
         self.key, self.timeout = key, timeout
         self._checkers = [_Checker() for _ in range(workers)]
+        self._warned: set[str] = set()
 
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         right = answers(self.name, prompts, metadata, self.key)
@@ -113,7 +124,7 @@ class Maths:
         for checker in self._checkers:
             idle.put(checker)
 
-        def checked(text: str, answer: str) -> bool | None:
+        def checked(text: str, answer: str) -> Verdict:
             checker = idle.get()
             try:
                 return checker.check(text, answer, self.timeout)
@@ -122,8 +133,22 @@ class Maths:
 
         with ThreadPoolExecutor(len(self._checkers)) as threads:
             verdicts = list(threads.map(checked, samples, right))
-        slow = torch.tensor([float(verdict is None) for verdict in verdicts])
-        return Scores(torch.tensor([float(verdict or 0) for verdict in verdicts]), {"maths_timeout": slow})
+        for prompt, answer, verdict in zip(prompts, right, verdicts, strict=True):
+            if verdict == "unreadable" and prompt not in self._warned:
+                self._warned.add(prompt)
+                logger.warning(
+                    "reward 'maths': the right answer %r of the prompt %r cannot be read as mathematics, so that its "
+                    "texts teach nothing; exact_match may suit it",
+                    answer,
+                    prompt,
+                )
+
+        def share(kind: Verdict) -> Tensor:
+            return torch.tensor([float(verdict == kind) for verdict in verdicts])
+
+        unreadable = share("unreadable")
+        parts = {"maths_timeout": share("slow"), "maths_unreadable": unreadable}
+        return Scores(share("right"), parts, weight=1 - unreadable)
 
 
 class _Checker:
@@ -132,8 +157,7 @@ class _Checker:
     def __init__(self) -> None:
         self.process: SpawnProcess | None = None
 
-    def check(self, text: str, answer: str, timeout: float) -> bool | None:
-        """None where it took too long."""
+    def check(self, text: str, answer: str, timeout: float) -> Verdict:
         if self.process is None:
             context = multiprocessing.get_context("spawn")
             self.pipe, theirs = context.Pipe()
@@ -144,15 +168,20 @@ class _Checker:
             self.pipe.recv()
         self.pipe.send((text, answer))
         if self.pipe.poll(timeout):
-            return bool(self.pipe.recv())
+            verdict: Verdict = self.pipe.recv()
+            return verdict
         self.process.kill()
         self.process.join()
         self.process = None
-        return None
+        return "slow"
 
 
 def _answer_checks(pipe: Connection) -> None:
-    from math_verify import parse, verify
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    def read(text: str, *ways: ExprExtractionConfig | LatexExtractionConfig) -> list[Any]:
+        # its own time limits need a main thread's signals
+        return parse(text, ways, parsing_timeout=None)
 
     pipe.send(True)
     while True:
@@ -160,6 +189,9 @@ def _answer_checks(pipe: Connection) -> None:
             text, answer = pipe.recv()
         except EOFError:
             return
-        # its own time limits need a main thread's signals
-        given, right = parse(text, parsing_timeout=None), parse(answer, parsing_timeout=None)
-        pipe.send(verify(right, given, timeout_seconds=None))
+        right = read(f"\\boxed{{{answer}}}", LatexExtractionConfig())
+        given = read(text, ExprExtractionConfig(), LatexExtractionConfig())
+        if not right:
+            pipe.send("unreadable")
+        else:
+            pipe.send("right" if verify(right, given, timeout_seconds=None) else "wrong")

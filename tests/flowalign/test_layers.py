@@ -9,10 +9,11 @@ from flowalign.registry import ALGORITHMS
 ROOT = Path(__file__).parents[2]
 ROOMS = """
 errors settings core runs data registry environments selection policies config actors algorithms search training gallery
-reward_training tools cli
+reward_training tools cli api
 """.split()
 """of flowalign; each imports from those before it"""
-LAYERS = ["samplers", "rewards", "flowalign", *(f"flowalign.{room}" for room in ROOMS), "flowalign.__main__"]
+LAYERS = ["samplers", "rewards", *(f"flowalign.{room}" for room in ROOMS), "flowalign.__main__", "flowalign"]
+"""`flowalign` itself is the front door"""
 MODULES = {
     ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
     for package in ("samplers", "rewards", "flowalign")

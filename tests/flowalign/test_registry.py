@@ -11,8 +11,8 @@ from PIL import Image
 from flowalign import registry
 from flowalign.cli.reward_file import Serving
 from flowalign.config import Evaluation, RolloutSampling, Weighted, load, parse, recipe
+from flowalign.config.rewards import build_reward
 from flowalign.errors import ConfigError
-from flowalign.training.building import build_reward
 from rewards import Reward, Scores, score
 from rewards.compose import Gate, ScheduledSum, WeightedSum
 from rewards.pairwise import WinRate

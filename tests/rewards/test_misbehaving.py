@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
+from flowalign.config.rewards import build_reward
 from flowalign.config.sections import Weighted
 from flowalign.errors import ConfigError
-from flowalign.training.building import build_reward
 from rewards import RewardError, Scores, Spec, WeightedSum, as_reward, base, score
 from rewards.pairwise import WinRate
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -89,7 +90,16 @@ def test_paths():
     assert path(1, 5) == [1, 2, 3, 4, 5]
     assert path(1, 5, count=2) == [1, 3, 5]
     assert path(3, 5, count=9) == [3, 4, 5]
-    assert path(1, 6, stride=2) == [1, 3, 5, 6]
+    assert path(5, 5) == [5]
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("first", [1, 2, 7, 15])
+def test_a_strided_path_is_g2rpos(first: int, stride: int) -> None:
+    """Its code runs the network at all but the last of schedule[:first + 1] + schedule[first + 1 :: stride]."""
+    schedule = list(range(17))
+    walked = (schedule[: first + 1] + schedule[first + 1 :: stride])[first:-1]
+    assert path(first, 16, stride=stride) == [*walked, 16]
 
 
 def test_branches_leave_the_trunk_at_their_step_only():
@@ -123,6 +133,19 @@ def test_tree_leaves_are_walks_of_the_velocity_and_share_prefixes():
         torch.testing.assert_close(leaves.velocity[:, step], v)
         scored = leaves.score(KERNELS["flow_sde"], v, rows, torch.full((12,), step))
         torch.testing.assert_close(scored.log_prob, leaves.log_prob[:, step])
+
+
+def test_noise_at_a_split_can_be_larger_than_its_density_knows():
+    trunk, eta = sampled(Window(size=1, start=0)), Tree([1]).etas(STEPS, 0.7, 0, 0)
+    plain, loud = (
+        grow(at, trunk, KERNELS["flow_sde"], Tree([1], noise_scale=scale), eta, [7, 8, 9], 5)[0] for scale in (1.0, 4.0)
+    )
+    assert torch.equal(plain.latents[:, 1], loud.latents[:, 1])
+    made = plain.score(KERNELS["flow_sde"], plain.velocity[:, 1], torch.arange(6), torch.ones(6, dtype=torch.long))
+    torch.testing.assert_close(loud.latents[:, 2] - made.mean, 4 * (plain.latents[:, 2] - made.mean))
+    # each element's squared distance counts 16 times
+    noise = ((plain.latents[:, 2] - made.mean) / made.std).flatten(1)
+    torch.testing.assert_close(loud.log_prob[:, 1], plain.log_prob[:, 1] - 7.5 * noise.square().mean(1))
 
 
 def test_states_that_trajectories_share_are_completed_once():

@@ -3,11 +3,17 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from diffusers import DDIMScheduler
+from diffusers import (
+    DDIMScheduler,
+    DPMSolverMultistepScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    UniPCMultistepScheduler,
+)
 from torch import Tensor, nn
 
 from samplers import (
@@ -19,7 +25,9 @@ from samplers import (
     cps_published,
     dance_sde,
     ddim,
+    ddim_published,
     flow_sde,
+    linear_sde,
     ode,
     step_std,
     transition,
@@ -28,7 +36,7 @@ from samplers import (
 from samplers.kernels import Kernel, gaussian_log_prob
 
 SHAPE = (4, 6, 6)
-FLOW = sorted(set(KERNELS) - {"ddim"})
+FLOW = sorted(set(KERNELS) - {"ddim", "ddim_published"})
 """kernels in flow matching's notation, the ODE where eta is 0"""
 MARGINALS = sorted(set(FLOW) - {"cps", "cps_published"})
 """kernels that claim the ODE's marginals; cps keeps the noise level only, its predicted x0 loses spread"""
@@ -152,6 +160,55 @@ def test_kernels_keep_the_marginals_of_the_ode(name: str, eta: float, shift: flo
     assert errors[2] < 8e-3, errors
 
 
+def solver(name: str, shift: float, **settings: Any) -> Any:
+    """UniPC or DPM-Solver as checkpoints of flow models have them."""
+    classes = {"unipc": UniPCMultistepScheduler, "dpm": DPMSolverMultistepScheduler}
+    return classes[name](prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift, **settings)
+
+
+def euler(shift: float = 1.0, **settings: Any) -> Any:
+    return FlowMatchEulerDiscreteScheduler(shift=shift, **settings)
+
+
+def dynamic(base: float = 0.5, largest: float = 1.15, **settings: Any) -> Any:
+    return euler(use_dynamic_shifting=True, base_shift=base, max_shift=largest, **settings)
+
+
+PUBLISHED = {
+    "sd3, sd3.5": euler(3.0),
+    "flux dev, flux2": dynamic(),
+    "flux schnell": euler(1.0),
+    "qwen_image": dynamic(0.5, 0.9, max_image_seq_len=8192, shift_terminal=0.02),
+    "z_image turbo": euler(3.0),
+    "z_image, lumina2": euler(6.0),
+    "chroma": euler(1.0, use_beta_sigmas=True),
+    "cogview4": dynamic(0.25, 0.75, time_shift_type="linear"),
+    "kandinsky5, hunyuan_image, hunyuan_video15": euler(5.0),
+    "hunyuan_video": euler(7.0),
+    "ltx, ltx2": dynamic(0.95, 2.05, shift_terminal=0.1),
+    "sana": solver("dpm", 3.0, algorithm_type="dpmsolver++", solver_order=2),
+    "wan 2.1, 2.2 14B": solver("unipc", 3.0),
+    "wan 2.1 at 720p, 2.2 5B": solver("unipc", 5.0),
+}
+"""families by the schedulers that their published checkpoints carry"""
+
+
+@pytest.mark.parametrize("steps", [10, 50])
+@pytest.mark.parametrize("families", PUBLISHED)
+def test_flow_sde_is_finite_on_the_schedules_of_published_checkpoints(families: str, steps: int) -> None:
+    """No step's noise is much larger than eta, and what becomes of Gaussian data is smaller than the start noise."""
+    scheduler = PUBLISHED[families]
+    mu = {"mu": scheduler.config.max_shift} if isinstance(scheduler, FlowMatchEulerDiscreteScheduler) else {}
+    scheduler.set_timesteps(steps, **mu)
+    sigmas = scheduler.sigmas.double()
+    assert sigmas[0] > 0.999 and sigmas[-1] == 0
+    etas = torch.tensor([0.7] * (steps - 1) + [0.0]).double()
+    stds = step_std(flow_sde, sigmas, etas)
+    assert stds.max() < 1.5 and stds[0] == pytest.approx(0.7, rel=0.05)
+    _, variance = gaussian_moments(flow_sde, sigmas, 0.7)[-1]
+    assert variance.sqrt() < 0.9
+
+
 def test_the_marginals_test_notices_noise_without_the_drift_that_goes_with_it() -> None:
     def noisy_ode(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
         return ode(x, v, sigma, sigma_next, eta)[0], flow_sde(x, v, sigma, sigma_next, eta)[1]
@@ -165,10 +222,25 @@ def marginal_error(kernel: Kernel, steps: int, eta: float, shift: float) -> floa
     The velocity E[noise - x0 | x] is linear in x, hence so is the step, x' = a x + b + std * noise, and mean and
     variance follow exactly: M' = a M + b, V' = a^2 V + std^2.
     """
-    m, s = 0.5, 0.4
     t = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
     sigmas = shift * t / (1 + (shift - 1) * t)
-    mean, variance, worst = torch.tensor(0.0).double(), torch.tensor(1.0).double(), 0.0
+    worst = 0.0
+    for k, (mean, variance) in enumerate(gaussian_moments(kernel, sigmas, eta), 1):
+        if k in (steps // 2, steps):
+            true_variance = (1 - sigmas[k]) ** 2 * S**2 + sigmas[k] ** 2
+            off = torch.stack([mean - (1 - sigmas[k]) * M, variance - true_variance]).abs().max()
+            worst = max(worst, off.item())
+    return worst
+
+
+M, S = 0.5, 0.4
+"""mean and standard deviation of Gaussian data"""
+
+
+def gaussian_moments(kernel: Kernel, sigmas: Tensor, eta: float) -> list[tuple[Tensor, Tensor]]:
+    """Mean and variance after each step; the last step has no noise."""
+    m, s, steps = M, S, len(sigmas) - 1
+    mean, variance, moments = torch.tensor(0.0).double(), torch.tensor(1.0).double(), []
     for k in range(steps):
         sigma, sigma_next = sigmas[k], sigmas[k + 1]
         slope = (sigma - (1 - sigma) * s**2) / ((1 - sigma) ** 2 * s**2 + sigma**2)
@@ -178,11 +250,8 @@ def marginal_error(kernel: Kernel, steps: int, eta: float, shift: float) -> floa
         image, std = kernel(x, v, sigma, sigma_next, noise_level)
         b, a = image[0], image[1] - image[0]
         mean, variance = a * mean + b, a**2 * variance + std**2
-        if k + 1 in (steps // 2, steps):
-            true_variance = (1 - sigma_next) ** 2 * s**2 + sigma_next**2
-            off = torch.stack([mean - (1 - sigma_next) * m, variance - true_variance]).abs().max()
-            worst = max(worst, off.item())
-    return worst
+        moments.append((mean, variance))
+    return moments
 
 
 def test_log_prob_of_no_noise_is_zero_not_infinite() -> None:
@@ -212,6 +281,24 @@ def test_dance_sde_with_flow_sdes_diffusion_is_flow_sde() -> None:
     dance, flow = transition(dance_sde, **s | {"eta": g}), transition(flow_sde, **s)
     torch.testing.assert_close(dance.mean, flow.mean, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(dance.std, flow.std, atol=1e-6, rtol=1e-5)
+
+
+def test_linear_sde_gives_the_numbers_of_the_authors_code() -> None:
+    """Recorded by running Flow-GRPO's script for Wan; eta is its schedule's second sigma."""
+    recorded = json.loads((Path(__file__).parent / "wan_step.json").read_text())
+    values = {k: torch.tensor(v) for k, v in recorded.items() if k != "source"}
+    made = transition(
+        linear_sde,
+        values["x"],
+        values["velocity"],
+        values["sigma"],
+        values["sigma_next"],
+        values["eta"].expand(len(values["x"])),
+        next=values["next"],
+    )
+    torch.testing.assert_close(made.mean, values["mean"], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(made.std.flatten(), values["std"], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(made.log_prob, values["log_prob"], atol=1e-5, rtol=1e-5)
 
 
 def test_cps_is_the_published_step() -> None:
@@ -292,6 +379,27 @@ def test_ddim_is_diffusers_ddim(prediction: str, eta: float) -> None:
         torch.testing.assert_close(made.std.flatten() / scale[k + 1], std.view(1), atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.parametrize("eta", [0.0, 1.0])
+def test_the_last_step_of_ddim_published_goes_to_timestep_0(eta: float) -> None:
+    """As that of diffusers' scheduler with set_alpha_to_one=False, and as ddpo-pytorch's; the others are ddim's."""
+    scheduler = DDIMScheduler(
+        beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", clip_sample=False, set_alpha_to_one=False
+    )
+    scheduler.set_timesteps(50)
+    kept = scheduler.alphas_cumprod[scheduler.timesteps[-1] + 1]
+    scale = 1 / (kept.sqrt() + (1 - kept).sqrt())
+    sigma = ((1 - kept).sqrt() * scale).view(1)
+    x, output, noise = torch.randn(3, 1, *SHAPE)
+    expected = scheduler.step(output, scheduler.timesteps[-1] + 1, x, eta=eta, variance_noise=noise).prev_sample
+    v = v_from_epsilon(x * scale, output, sigma)
+    made = transition(ddim_published, x * scale, v, sigma, torch.zeros(1), torch.tensor([eta]), noise=noise)
+    torch.testing.assert_close(made.next, expected, atol=1e-5, rtol=1e-4)
+    assert (made.std.item() > 0.02) == (eta > 0)
+    for name in ("mean", "std"):
+        both = [getattr(transition(kernel, **state(eta=eta)), name) for kernel in (ddim, ddim_published)]
+        assert both[0].shape == both[1].shape
+
+
 def test_ddim_keeps_the_marginals_on_gaussian_data() -> None:
     """Noise-level schedule of DDPM, data N(0.5, 0.4^2), the exact v: linear steps, followed in closed form."""
     m, c = 0.5, 0.4
@@ -331,7 +439,7 @@ def test_a_share_of_the_noise_is_at_most_one() -> None:
         check_eta(kernel, 1.0)
         with pytest.raises(ValueError, match="at least 0"):
             check_eta(kernel, -0.1)
-        if name in ("cps", "cps_published", "ddim"):
+        if name in ("cps", "cps_published", "ddim", "ddim_published"):
             with pytest.raises(ValueError, match="at most 1"):
                 check_eta(kernel, 1.2)
         else:

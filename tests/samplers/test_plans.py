@@ -1,5 +1,6 @@
 """Plans: where noise goes, what adapts and resumes, and how a tree branches."""
 
+import itertools
 import json
 import math
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from samplers import PLANS, All, Calibrated, Decay, Single, Tree, Window
+from samplers import PLANS, All, Calibrated, Decay, Random, Single, Tree, Window
 
 
 def places(plan: Window, steps: int, iteration: int, seed: int = 0) -> list[int]:
@@ -65,6 +66,29 @@ def firsts(plan, steps: int, iterations: int, seed: int = 0) -> list[int]:
 def test_all_can_include_the_last_step() -> None:
     assert All(last=True).etas(1, 0.5, 0, 0).tolist() == [0.5]
     assert All(last=True).etas(3, 0.5, 0, 0).tolist() == [0.5] * 3
+
+
+def test_the_last_step_can_carry_noise_that_nothing_is_learned_from() -> None:
+    plan = All(last="noise")
+    assert plan.etas(4, 0.5, 0, 0).tolist() == [0.5] * 4
+    assert plan.unlearned == 1 and All().unlearned == All(last=True).unlearned == 0
+
+
+def test_random_steps_are_drawn_from_their_range_and_repeat_by_seed() -> None:
+    def drawn(plan: Random, iterations: int = 60, seed: int = 3) -> list[tuple[int, ...]]:
+        steps = [plan.etas(10, 0.7, i, seed).nonzero().flatten().tolist() for i in range(iterations)]
+        return [tuple(own) for own in steps]
+
+    plan = Random(size=3, stop=5)
+    # every choice of 3 of the 5, neighbours or not
+    assert set(drawn(plan, 200)) == set(itertools.combinations(range(5), 3))
+    assert drawn(plan) == drawn(plan) != drawn(plan, seed=4)
+    assert all(len(set(drawn(Random(size=2, every=4))[i : i + 4])) == 1 for i in range(0, 60, 4))
+    assert plan.etas(10, 0.7, 0, 0).unique().tolist() == pytest.approx([0, 0.7])
+    with pytest.raises(ValueError, match="do not fit below step 5"):
+        Random(size=4, start=2, stop=5).etas(10, 0.7, 0, 0)
+    with pytest.raises(ValueError, match="at least"):
+        Random(size=0)
 
 
 def test_every_plan_is_built_by_name() -> None:
@@ -194,7 +218,7 @@ def test_calibration_resumes_bit_for_bit_from_plain_json() -> None:
         resumed.update(dense, mask)
     assert torch.equal(whole.etas(6, 0.4, 8, 0), resumed.etas(6, 0.4, 8, 0))
     assert whole.state_dict() == resumed.state_dict()
-    with pytest.raises(ValueError, match="levels are those of 6 steps, not of 7"):
+    with pytest.raises(ValueError, match="these are the levels of 6 steps, not of 7"):
         resumed.etas(7, 0.4, 8, 0)
 
 

@@ -2,16 +2,19 @@
 
 Data: a prompt, the picture that was chosen and the one that was not, as the gallery's votes are exported. Both
 pictures of a pair are noised by the same noise to the same level. Loss: -log sigmoid of how much more the policy's
-error than the reference's fell on the chosen one than on the rejected one. For a flow model the error is that of the
+error than the reference's fell on the chosen one than on the rejected one. For a flow model it is the error of the
 velocity (Flow-DPO, arXiv 2501.13918, with constant beta, which its authors found better than beta (1 - t)^2).
 
-A group is a pair; its members are noise levels, drawn from equal parts of (0, 1) and then shifted as the pipeline
-shifts its schedule. Only previews and the evaluation sample and score pictures.
+A group is a pair; its members are noise levels, drawn from equally probable parts of `levels` and then shifted as the
+pipeline shifts its schedule: uniform as in the method's own code, or the logistic function of a standard normal, as
+SD3 was trained (2403.03206) and as Flow-GRPO's authors run DPO on it. Only previews and the evaluation sample and
+score pictures.
 
 Departure: a picture's latents are the mean of the VAE's posterior, not a draw from it.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import PIL.Image
 import torch
@@ -31,7 +34,9 @@ from samplers import derive_seed
 
 class DPOSettings(base.AlgorithmSettings):
     beta: float = Field(2000.0, gt=0)
-    """of the squared error's mean over elements; published: 2000 for SD1.5, 5000 for SDXL"""
+    """of the squared error's mean over elements; published: 2000 for SD1.5, 5000 for SDXL; 100 by Flow-GRPO for SD3"""
+    levels: Literal["uniform", "logit_normal"] = "uniform"
+    """where noise levels are drawn from, before the pipeline's shift"""
     heldout: str | None = None
     """a file of preferences whose accuracy is measured at each evaluation"""
 
@@ -78,12 +83,12 @@ class DPO(base.Algorithm):
         items = torch.arange(len(batch), device=noised.x0.device)[:, None]
         return Experience(batch, {}, items, noised)
 
-    @staticmethod
-    def _levels(batch: Batch) -> Tensor:
-        """[B] each in its member's equal part of (0, 1)."""
+    def _levels(self, batch: Batch) -> Tensor:
+        """[B] in (0, 1), each in its member's equally probable part of the distribution."""
         members = batch.group.count(batch.group[0])
         draws = [torch.rand((), generator=torch.Generator().manual_seed(seed)) for seed in batch.noise_seeds]
-        return (torch.arange(len(batch)) % members + torch.stack(draws).clamp(1e-3, 1 - 1e-3)) / members
+        shares = (torch.arange(len(batch)) % members + torch.stack(draws).clamp(1e-3, 1 - 1e-3)) / members
+        return shares if self.settings.levels == "uniform" else torch.special.ndtri(shares).sigmoid()
 
     def verify(self, policy: DiffusersPolicy, experience: Experience) -> None:
         prompts = experience.batch.prompts[:4]

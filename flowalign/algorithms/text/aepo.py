@@ -1,11 +1,16 @@
 """AEPO: the policy's entropy held at a target (arXiv 2510.08141, and the authors' code).
 
 Rollout: one more text of each prompt, sampled at a high temperature while the entropy is below its target and at a
-low one while above. Loss: GRPO's, plus `coefficient` times REINFORCE with advantage 1 on those of these texts that are
-right (above 1/2). Departure: the authors sample a quarter of the prompts as often as a group is large, and let the
-right ones take the place of other texts.
+low one while above. Loss: GRPO's, plus `coefficient` times REINFORCE with advantage 1 on such texts whose
+advantage in their group is above 0.05: right ones, where not all are. Above the target the coefficient is half.
+
+Departures: the authors sample a quarter of the prompts as often as a group is large, take the advantage among these
+texts alone, and let the first 60 chosen ones, above the target half of them, take the place of other texts in the
+batch. One text a prompt has no group of its own, so that it joins the prompt's; and half of the coefficient is half of
+the texts on average.
 """
 
+import torch
 from pydantic import Field
 
 from flowalign.actors.language import LanguageActor
@@ -14,7 +19,11 @@ from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import first_rows
 from flowalign.algorithms.text.imitating import Examples, Imitating
 from flowalign.core.entropy import regulating_temperature
+from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.teacher_forcing import rescored
+
+LEAST = 0.05
+"""advantage of a text that is imitated"""
 
 
 class AEPOSettings(language.LanguageSettings):
@@ -24,7 +33,7 @@ class AEPOSettings(language.LanguageSettings):
     low: float = Field(0.8, gt=0)
     """temperatures of the further texts"""
     coefficient: float = Field(0.25, ge=0)
-    """of their loss"""
+    """of their loss, while the entropy is below its target; half above"""
 
 
 class AEPO(Imitating):
@@ -36,7 +45,8 @@ class AEPO(Imitating):
     def examples(self, actor: LanguageActor, experience: Experience) -> Examples:
         s, batch, sampling = self.settings, experience.batch, actor.config.rollout
         rows = first_rows(batch)
-        temperature = regulating_temperature(experience.metrics["text/entropy"], s.entropy, s.high, s.low)
+        entropy = experience.metrics["text/entropy"]
+        temperature = regulating_temperature(entropy, s.entropy, s.high, s.low)
         further = actor.policy.sample(
             [batch.prompts[row] for row in rows],
             # of the start noise, which texts have none of: other draws than the samples'
@@ -44,7 +54,10 @@ class AEPO(Imitating):
             metadata=[batch.metadata[row] for row in rows],
             **sampling.arguments() | {"temperature": temperature},
         )
-        right = actor.score(actor.policy.decode(further), batch, rows).value.to(actor.device) > 0.5
-        rollout = rescored(actor.policy, further, sampling.batch_size, sampling.temperature)
+        value = actor.score(actor.policy.decode(further), batch, rows).value
+        group = torch.cat([experience.scores.value.view(len(rows), -1), value[:, None]], 1)
+        advantage = (value - group.mean(1)) / (group.std(1) + 1e-6)
+        rollout = rescored(actor.policy, further, sampling.batch_size, Decoding.of(sampling))
         experience.metrics["text/regulating_temperature"] = temperature
-        return Examples(rollout, right, 1.0, s.coefficient)
+        coefficient = s.coefficient if entropy <= s.entropy else s.coefficient / 2
+        return Examples(rollout, (advantage > LEAST).to(actor.device), 1.0, coefficient)

@@ -19,13 +19,14 @@ from flowalign.actors.draw import Draw
 from flowalign.actors.language import LanguageActor
 from flowalign.algorithms import base
 from flowalign.algorithms.policy_gradient import Experience, PolicyGradient, PolicyGradientSettings
-from flowalign.config import Named, TextConfig
+from flowalign.config import Data, Named, TextConfig
 from flowalign.core.aggregation import Aggregation, action_weights
 from flowalign.core.divergences import KLEstimate, sampled_kl
 from flowalign.core.entropy import entropy_modulated, uncertain, unlikeliness
 from flowalign.core.losses import LooksAt
 from flowalign.core.off_policy import Level, Rule, correction
-from flowalign.core.record import Actions, Record, masked_mean
+from flowalign.core.record import Actions, Record, masked_mean, masked_sum
+from flowalign.data import Prompts
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
@@ -54,15 +55,18 @@ class OffPolicy(base.AlgorithmSettings):
 class LanguageSettings(PolicyGradientSettings):
     advantage: Named = Named(name="grpo", unbiased=True)
     loss: Named = Named(name="ppo")
-    aggregation: Aggregation = "token"
-    """mean over all tokens, over each text's ('sequence'), over texts of sums ('sum'), that over max_new_tokens"""
+    aggregation: Aggregation | None = None
+    """mean over all tokens, over each text's ('sequence'), over texts of sums ('sum'), that over max_new_tokens
+    ('constant'); default 'token', or 'sequence' with a loss of whole texts (gspo, pacs, reg_grpo), as published"""
     kl_estimate: KLEstimate = "k3"
+    kl_correction: bool = False
+    """the divergence times the token's ratio, so that its gradient is the KL's own (arXiv 2512.02556; TRL's default)"""
     mask_truncated: bool = False
     """texts that were cut at max_new_tokens teach nothing (DAPO's overlong filtering)"""
     unlikeliness: float = Field(0.0, ge=0, le=1)
     """how much the likeliest of a group's right texts loses of its reward (arXiv 2506.02355)"""
     entropy_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """learn from this share of the tokens, those of most entropy"""
+    """learn from this share of the tokens, the most uncertain ones"""
     empg: Modulation | None = None
     """modulate advantages by entropy (arXiv 2509.09265)"""
     off_policy: OffPolicy | None = None
@@ -80,6 +84,13 @@ class LanguageAlgorithm(PolicyGradient):
     takes_turns: ClassVar[bool] = True
     """every text is sampled, so that it may be an episode with an environment"""
     unit = "texts"
+
+    def read(self, data: Data) -> Prompts:
+        prompts, key = super().read(data), getattr(self.settings, "demonstration", None)
+        for text, record in zip(prompts.texts, prompts.metadata, strict=True):
+            if key is not None and key not in record:
+                raise ConfigError(f"data.prompts: no '{key}' with the prompt {text[:60]!r} to learn from")
+        return prompts
 
     def check(self, config: TextConfig) -> None:
         if config.environment is not None and not self.takes_turns:
@@ -108,6 +119,11 @@ class LanguageAlgorithm(PolicyGradient):
                 f"training: '{self.settings.loss.name}' looks at whole groups of {size} at once; "
                 f"updates_per_iteration=1 and micro_batch_size={size} work"
             )
+
+    @property
+    def aggregation(self) -> Aggregation:
+        own: Aggregation = getattr(self.loss_of, "aggregation", "token")
+        return self.settings.aggregation or own
 
     def items(self, config: TextConfig) -> int:
         return config.training.group_size
@@ -152,12 +168,17 @@ class LanguageAlgorithm(PolicyGradient):
 
     def weights(self, actor: LanguageActor, record: Record) -> Tensor:
         """[B, T] whose product with the losses has the aggregated loss as its mean over B of sums over T."""
-        assert record.entropy is not None and record.ended is not None
-        counted = record.mask & record.ended[:, None] if self.settings.mask_truncated else record.mask
-        weight = action_weights(counted, self.settings.aggregation, actor.config.most_tokens) * len(record.group)
-        if self.settings.entropy_share < 1:
-            weight = weight * uncertain(record.entropy, counted, self.settings.entropy_share)
-        return weight
+        return action_weights(self.counted(record), self.aggregation, actor.config.most_tokens) * len(record.group)
+
+    def shares(self, record: Record) -> Tensor | float:
+        assert record.entropy is not None
+        share = self.settings.entropy_share
+        return uncertain(record.entropy, self.counted(record), share) if share < 1 else 1.0
+
+    def counted(self, record: Record) -> Tensor:
+        """[B, T] bool: the tokens that are learned from."""
+        assert record.ended is not None
+        return record.mask & record.ended[:, None] if self.settings.mask_truncated else record.mask
 
     def record_metrics(self, record: Record) -> dict[str, float]:
         assert record.entropy is not None and record.ended is not None
@@ -205,11 +226,26 @@ class LanguageAlgorithm(PolicyGradient):
         )
         losses, values = self.token_losses(experience, rows, tokens)
         values |= {"policy/ratio": tokens.ratio, "policy/entropy": entropy}
-        for name, (coefficient, divergence) in self.penalties(policy, experience, rows, log_prob).items():
-            losses = losses + coefficient * divergence
+        total = masked_sum(losses * experience.weight[rows], mask)
+        for name, (coefficient, divergence) in self.penalties(policy, experience, rows, tokens).items():
+            total = total + coefficient * masked_sum(divergence * experience.penalty_weight[rows], mask)
             values[name] = divergence
-        metrics = {name: masked_mean(each, mask) for name, each in values.items()}
-        return (losses.where(mask, 0) * experience.weight[rows]).sum(1), metrics
+        return total, {name: masked_mean(each, mask) for name, each in values.items()}
+
+    def few(self, experience: Experience) -> Tensor:
+        return experience.items[:4]
+
+    def replay(self, policy: LanguagePolicy, experience: Experience, items: Tensor, keep: bool) -> Tensor:
+        rows, rollout, own = items[:, 0], experience.rollout, len(experience.batch)
+        # texts that were not sampled come after the batch's own
+        fresh = experience.fresh[rows.clamp(max=own - 1)] & (rows < own)
+        log_prob = policy.log_probs(rollout, rows)[0].detach()
+        log_ratio, mask = log_prob - rollout.log_prob[rows], rollout.mask[rows]
+        if keep:
+            rollout.log_prob[rows[fresh]] = log_prob.where(mask, 0)[fresh]
+        if self.loss_looks_at == "action":
+            log_ratio = log_ratio.abs()
+        return masked_mean(log_ratio, mask).where(fresh, torch.nan)[:, None]
 
     def token_losses(self, experience: Experience, rows: Tensor, tokens: Actions) -> tuple[Tensor, dict[str, Tensor]]:
         """[N, T] losses of these rows' tokens, and values for the metrics by name."""
@@ -217,12 +253,17 @@ class LanguageAlgorithm(PolicyGradient):
         return losses
 
     def penalties(
-        self, policy: LanguagePolicy, experience: Experience, rows: Tensor, log_prob: Tensor
+        self, policy: LanguagePolicy, experience: Experience, rows: Tensor, tokens: Actions
     ) -> dict[str, tuple[float, Tensor]]:
-        """Coefficients and divergences [N, T] that are added to the loss, by the names of their metrics."""
+        """Coefficients and divergences [N, T] that are added to the loss, by the names of their metrics.
+
+        Neither off_policy nor entropy_share weighs them, as in TRL and verl.
+        """
         if self.settings.kl_weight == 0:
             return {}
         with torch.no_grad(), policy.reference():
             reference, _ = policy.log_probs(experience.rollout, rows)
-        divergence = sampled_kl(log_prob, reference, self.settings.kl_estimate)
+        divergence = sampled_kl(tokens.log_prob, reference, self.settings.kl_estimate)
+        if self.settings.kl_correction:
+            divergence = divergence * tokens.ratio
         return {"policy/kl": (self.settings.kl_weight, divergence)}

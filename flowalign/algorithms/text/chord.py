@@ -20,6 +20,7 @@ from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, first_rows
 from flowalign.algorithms.text.imitating import Examples, Imitating
 from flowalign.core.imitation import imitation_share
+from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.teacher_forcing import scored
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -57,6 +58,6 @@ class CHORD(Imitating):
         texts = demonstrations(batch, rows, s.demonstration)
         sampling = actor.config.rollout
         rollout = scored(
-            actor.policy, [batch.prompts[row] for row in rows], texts, sampling.temperature, sampling.batch_size
+            actor.policy, [batch.prompts[row] for row in rows], texts, Decoding.of(sampling), sampling.batch_size
         )
         return Examples(rollout, torch.ones(len(rows), dtype=torch.bool, device=actor.device), 1 - share, share)

@@ -76,6 +76,8 @@ class Imitating(language.LanguageAlgorithm):
             reward=torch.cat([experience.reward, experience.reward.new_zeros(len(firsts))]),
             advantage=joined(experience.advantage, torch.ones_like(counted, dtype=experience.advantage.dtype)),
             weight=joined(experience.weight * examples.own * items / rows, counted * each),
+            # divergences are estimated on what the policy drew
+            penalty_weight=joined(experience.penalty_weight * examples.own * items / rows, torch.zeros_like(counted)),
             metrics=experience.metrics
             | {
                 "imitation/share": actor.gather(examples.counts.float()).mean().item(),

@@ -17,6 +17,7 @@ from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.core.divergences import KLEstimate
 from flowalign.core.imitation import annealed, distillation_loss
+from flowalign.core.record import Actions
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.teacher import Teacher
 
@@ -57,10 +58,11 @@ class KDRL(language.LanguageAlgorithm):
         return experience
 
     def penalties(
-        self, policy: LanguagePolicy, experience: Experience, rows: Tensor, log_prob: Tensor
+        self, policy: LanguagePolicy, experience: Experience, rows: Tensor, tokens: Actions
     ) -> dict[str, tuple[float, Tensor]]:
         assert experience.teacher is not None
         reward = experience.reward[rows] if self.settings.reward_guided else None
-        divergence = distillation_loss(log_prob, experience.teacher[rows], reward, self.settings.distillation_estimate)
-        own = super().penalties(policy, experience, rows, log_prob)
+        estimate = self.settings.distillation_estimate
+        divergence = distillation_loss(tokens.log_prob, experience.teacher[rows], reward, estimate)
+        own = super().penalties(policy, experience, rows, tokens)
         return own | {"policy/teacher_kl": (self.coefficient, divergence)}

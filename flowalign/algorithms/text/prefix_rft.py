@@ -7,8 +7,8 @@ Dr. GRPO's advantage, `advantage: {name: dr_grpo}`.
 
 The authors' code (recipe/prefix_rft) was read; it publishes no settings. Departures: there a share is drawn from a Beta
 distribution between two bounds, each with a schedule, a group may have several such members, and a prefix has a least
-length; the most uncertain are those of all prefixes of a mini-batch under the weights of now, here of each text under
-those that sampled; demonstrated tokens may go unclipped there, here they have the same loss as all others.
+length; the most uncertain are chosen there among all prefixes of a mini-batch under the weights of now, here in each
+text under the weights that sampled; demonstrated tokens may go unclipped there, here they have all others' loss.
 """
 
 from typing import Annotated
@@ -35,7 +35,7 @@ class PrefixRFTSettings(language.LanguageSettings):
     end: Share = 0.05
     """share of the demonstration that is given, at the beginning and at the end of training"""
     uncertain: Share = 0.2
-    """of a demonstration's tokens, those of most entropy, that learn"""
+    """of a demonstration's tokens that learn, the most uncertain ones"""
 
 
 class PrefixRFT(language.LanguageAlgorithm):
@@ -70,4 +70,6 @@ class PrefixRFT(language.LanguageAlgorithm):
         prefix = (torch.arange(rollout.mask.shape[1], device=actor.device) < count[:, None]) & rollout.mask
         learned = uncertain_prefix(rollout.entropy, prefix, self.settings.uncertain)
         experience.weight = experience.weight.where(~prefix | learned, 0)
+        # divergences are estimated on what the policy drew
+        experience.penalty_weight = experience.penalty_weight.where(~prefix, 0)
         return experience

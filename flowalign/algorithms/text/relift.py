@@ -13,6 +13,7 @@ from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, first_rows
 from flowalign.algorithms.text.imitating import Examples, Imitating
 from flowalign.core.imitation import needs_demonstration
+from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.teacher_forcing import scored
 
 
@@ -39,6 +40,6 @@ class ReLIFT(Imitating):
         texts = demonstrations(batch, rows, s.demonstration)
         sampling = actor.config.rollout
         rollout = scored(
-            actor.policy, [batch.prompts[row] for row in rows], texts, sampling.temperature, sampling.batch_size
+            actor.policy, [batch.prompts[row] for row in rows], texts, Decoding.of(sampling), sampling.batch_size
         )
         return Examples(rollout, hard, 1.0, s.coefficient)

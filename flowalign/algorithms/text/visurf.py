@@ -15,6 +15,7 @@ from flowalign.algorithms.text.demonstrations import demonstrations, last_member
 from flowalign.core.imitation import demonstrated_reward
 from flowalign.core.record import Record
 from flowalign.data.batches import Batch
+from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import scored
 
@@ -40,7 +41,7 @@ class ViSurf(language.LanguageAlgorithm):
         prompts = [batch.prompts[row] for row in shown]
         parts = [
             actor.rollout(batch[others]),
-            scored(actor.policy, prompts, texts, sampling.temperature, sampling.batch_size),
+            scored(actor.policy, prompts, texts, Decoding.of(sampling), sampling.batch_size),
         ]
         joined = TextRollout.cat(parts)
         place = {row: i for i, row in enumerate([*others, *shown])}

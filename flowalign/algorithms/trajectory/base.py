@@ -8,6 +8,7 @@ the settings name.
 
 from dataclasses import dataclass
 from functools import cached_property
+from types import UnionType
 from typing import ClassVar, Literal
 
 import torch
@@ -33,7 +34,13 @@ class PolicySettings(PolicyGradientSettings):
     advantage: Named = Named(name="grpo", clip=5.0)
     loss: Named = Named(name="ppo", clip_range=1e-4)
     """log-probabilities are means over a sample's elements, so that ratios stay close to 1"""
-    divergence: Literal["kl", "velocity_mse"] = "kl"
+    divergence: Literal["kl", "kl_dt", "velocity_mse"] = "kl"
+    """from the start weights: the KL of a step, -dt times it, or the mean squared difference of the velocities"""
+    drop_zero_advantage: bool = False
+    """samples whose advantages are all 0 leave the KL and the number that the loss is divided by, as in Flow-GRPO's
+    code; otherwise they keep their KL and count"""
+    pool_prompts: bool = False
+    """groups of a prompt that an iteration draws twice are one group to the advantages, as in Flow-GRPO's code"""
 
 
 @dataclass
@@ -48,8 +55,8 @@ class Steps(Actions):
     velocity: Tensor
     """[N, ...]"""
     transition: Transition
-    velocity_reference: Tensor | None
-    """[N, ...], None where the loss does not use the reference"""
+    velocity_reference: Tensor | None = None
+    """[N, ...] under the start weights, None where the loss does not use them"""
 
     @cached_property
     def mean_old(self) -> Tensor:
@@ -80,7 +87,7 @@ class TrajectoryAlgorithm(PolicyGradient):
     Settings: ClassVar[type[base.AlgorithmSettings]] = PolicySettings
     settings: PolicySettings
     unit = "stochastic steps"
-    plan: ClassVar[tuple[type, str] | None] = None
+    plan: ClassVar[tuple[type | UnionType, str] | None] = None
     """the kind of plan that it needs, and an example"""
 
     def check(self, config: Config) -> None:
@@ -99,18 +106,32 @@ class TrajectoryAlgorithm(PolicyGradient):
                     "the plan wants an action to learn from; flow_sde works"
                 )
 
+        if self.settings.pool_prompts and self.branches(config) > 1:
+            raise ConfigError(
+                f"algorithm.pool_prompts: the groups that {config.algorithm.name} makes of a prompt left its path at "
+                "different steps, and are not alike; false works"
+            )
+
     def items(self, config: Config) -> int:
-        etas = config.build_plan().etas(config.rollout.steps, config.rollout.eta, 0, 0)
-        return config.training.group_size * int((etas > 0).sum())
+        plan = config.build_plan()
+        etas = plan.etas(config.rollout.steps, config.rollout.eta, 0, 0)
+        return config.training.group_size * (int((etas > 0).sum()) - getattr(plan, "unlearned", 0))
 
     def record(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Record:
         record = super().record(actor, rollout, batch, scores)
+        if self.settings.pool_prompts:
+            record.group = actor.gather(torch.tensor(batch.pooled, device=actor.device))
         if record.reward.dim() == 2:
             actor.calibrate(record.reward, record.mask)
         return record
 
+    def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
+        experience = super().collect(actor, draw)
+        experience.drops_rows = self.settings.drop_zero_advantage
+        return experience
+
     def items_of(self, rollout: Rollout) -> Tensor:
-        """[N, 2] (sample, step) of every stochastic step, group after group."""
+        """[N, 2] (sample, step) of every stochastic step that is learned from, group after group."""
         return rollout.mask.nonzero()
 
     def loss(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
@@ -124,16 +145,19 @@ class TrajectoryAlgorithm(PolicyGradient):
         if not self.uses_reference:
             return torch.zeros_like(actions.log_prob), {}
         assert actions.velocity_reference is not None
-        if self.settings.divergence == "kl":
+        if self.settings.divergence == "velocity_mse":
+            divergence = velocity_mse(actions.velocity, actions.velocity_reference)
+        else:
             step = actions.transition
             divergence = gaussian_kl(step.mean, actions.mean_reference, step.std)
-        else:
-            divergence = velocity_mse(actions.velocity, actions.velocity_reference)
+            if self.settings.divergence == "kl_dt":
+                # as Flow-GRPO's authors have it, who divide by twice the diffusion^2, not by twice the variance
+                divergence = divergence * -actions.dt
         return self.settings.kl_weight * divergence, {"policy/kl": divergence}
 
     def show(self, actor: DiffusionActor, batch: Batch) -> base.Seen:
         seen = self.collect(actor, Draw(actor, batch))
-        earned = seen.advantage.where(seen.rollout.trajectory.mask, torch.nan)
+        earned = seen.advantage.where(seen.rollout.mask, torch.nan)
         pictures = actor.decode(seen.rollout)
         return base.Seen(
             seen.rollout, seen.batch, pictures, seen.scores, seen.reward, earned, self.wins(len(seen.batch))
@@ -147,18 +171,38 @@ class TrajectoryAlgorithm(PolicyGradient):
         self, policy: DiffusersPolicy, experience: Experience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         actions = self.actions(policy, experience, items)
+        if self.uses_reference:
+            with torch.no_grad(), policy.reference():
+                actions.velocity_reference = policy.velocity(experience.rollout, *items.unbind(1))
         loss, values = self.loss(actions)
+        counted = experience.counted(items)
+        if counted is not None:
+            loss = loss.where(counted, 0)
         return loss, {**values, "policy/ratio": actions.ratio}
+
+    def few(self, experience: Experience) -> Tensor:
+        return experience.items[: 4 * experience.rollout.mask.shape[1]]
+
+    def replay(self, policy: DiffusersPolicy, experience: Experience, items: Tensor, keep: bool) -> Tensor:
+        actions = self.actions(policy, experience, items)
+        trajectory, fresh = experience.rollout.trajectory, experience.fresh[actions.samples]
+        log_ratio = self.log_ratio(actions).detach()
+        if keep:
+            places = actions.samples[fresh], actions.steps[fresh]
+            trajectory.velocity[places] = actions.velocity.detach().float()[fresh]
+            trajectory.log_prob[places] = actions.log_prob.detach()[fresh]
+        made = torch.full((len(items), trajectory.mask.shape[1]), torch.nan, device=items.device)
+        return made.scatter(1, actions.steps[:, None], log_ratio.where(fresh, torch.nan)[:, None])
+
+    def log_ratio(self, actions: Steps) -> Tensor:
+        """[N] what the loss clips the exponential of."""
+        return actions.log_prob - actions.old_log_prob
 
     def actions(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Steps:
         """The stored actions of [N, 2] (sample, step) pairs, scored under the present weights."""
         samples, steps = items.unbind(1)
         rollout = experience.rollout
         velocity = policy.velocity(rollout, samples, steps)
-        reference = None
-        if self.uses_reference:
-            with torch.no_grad(), policy.reference():
-                reference = policy.velocity(rollout, samples, steps)
         transition = rollout.trajectory.score(rollout.kernel, velocity, samples, steps)
         return Steps(
             transition.log_prob,
@@ -172,5 +216,4 @@ class TrajectoryAlgorithm(PolicyGradient):
             steps,
             velocity,
             transition,
-            reference,
         )

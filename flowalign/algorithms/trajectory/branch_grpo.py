@@ -3,32 +3,59 @@
 Rollout: from one start noise a prompt, samples split at the plan's steps, each child with its own noise; a shared
 prefix is computed once. Credit: a leaf is worth its reward, an inner node the mean of the leaves under it; at each
 depth the nodes of a tree are normalised against each other, and the advantage of a node belongs to the step that
-led to it. Loss: PPO's clip on every edge of the tree, once.
+led to it. Loss: PPO's clip on every edge of the tree, once, but for those that `pruning` leaves out.
 
-`group_size` must be the number of leaves. Departure: noise at a split is not enlarged (the released code does so
-without telling the log-probability), and pruning is left out.
+`group_size` must be the number of leaves. The released code multiplies the noise at a split by 4 without telling the
+log-probability: the plan's `noise_scale`, 1 by default. Departure: width is pruned tree by tree and by whole leaves;
+the released code ranks single steps, of one advantage along a leaf, over all trees of a process.
 """
 
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from flowalign.actors.diffusion import DiffusionActor
+from flowalign.actors.draw import Draw
+from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
-from flowalign.config import Config
-from flowalign.core.credit import back_up, first_of
+from flowalign.config import Config, Named
+from flowalign.core.credit import back_up, best_and_worst, first_of
 from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import Rollout
+from flowalign.settings import Section
 from rewards import Scores
 from samplers.plans import Tree
 
 
+class Pruning(Section):
+    """Edges that are sampled and scored, and not learned from."""
+
+    depths: list[int] = []
+    """all edges that end at these depths; the first step ends at depth 1 (published: 15 to 18 of 20)"""
+    every: int | None = Field(None, ge=1)
+    """iterations after which the depths move up by one; null: they stay (published: 30)"""
+    stop: int = Field(1, ge=1)
+    """they move up until the first of them is this (published: 9)"""
+    width: Literal["parent", "extremes"] | None = None
+    """after the last split go on with: the better child of each node there, or a tree's best and worst leaves"""
+    keep: float = Field(0.5, gt=0, le=1)
+    """share of a tree's leaves that are 'extremes'"""
+
+    def pruned(self, iteration: int) -> list[int]:
+        """The depths of an iteration."""
+        moved = 0 if self.every is None or not self.depths else iteration // self.every
+        return [depth - min(moved, max(0, min(self.depths) - self.stop)) for depth in self.depths]
+
+
 class BranchGRPOSettings(trajectory.PolicySettings):
+    advantage: Named = Named(name="grpo", clip=5.0, unbiased=True, eps=1e-8)
+    pruning: Pruning = Pruning()
     memory_limit_gb: float | None = Field(None, gt=0)
     """refuse trees whose stored trajectories take more than this, over all prompts of an iteration"""
 
@@ -72,6 +99,26 @@ class BranchGRPO(TrajectoryAlgorithm):
         value = back_up(scores.value.to(nodes.device), nodes)[:, 1:]
         # an edge is trained once: the rows that repeat it are marked by NaN
         return torch.where(first_of(nodes[:, 1:]), value, torch.nan)
+
+    def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
+        experience = super().collect(actor, draw)
+        assert isinstance(actor.plan, Tree)
+        experience.advantage = experience.advantage * self._kept(experience, actor.plan)
+        return experience
+
+    def _kept(self, experience: Experience, plan: Tree) -> Tensor:
+        """[B, T] bool: the edges that pruning leaves."""
+        pruning, nodes = self.settings.pruning, experience.rollout.trajectory.numbered()
+        steps = torch.arange(nodes.shape[1] - 1, device=nodes.device)
+        kept = ~torch.isin(steps + 1, steps.new_tensor(pruning.pruned(experience.batch.iteration)))
+        if pruning.width is None:
+            return kept.expand(len(nodes), -1)
+        # the children of a node at the last split, or the whole tree
+        parent = pruning.width == "parent"
+        among = nodes[:, plan.splits[-1]] if parent else experience.group
+        count = 1 if parent else max(2, int(pruning.keep * plan.leaves))
+        leaves = best_and_worst(experience.scores.value.to(nodes.device), among, count)
+        return kept & ((steps <= plan.splits[-1]) | leaves[:, None])
 
     def credit(self, record: Record) -> Tensor:
         once = ~record.reward.isnan()

@@ -37,8 +37,11 @@ class GRPOGuard(TrajectoryAlgorithm):
                 "others; cps and flow_sde work"
             )
 
-    def loss(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
+    def log_ratio(self, actions: Steps) -> Tensor:
         made = actions.transition
-        log_ratio = guard_log_ratio(made.log_prob, actions.old_log_prob, made.mean, actions.mean_old, made.std)
+        return guard_log_ratio(made.log_prob, actions.old_log_prob, made.mean, actions.mean_old, made.std)
+
+    def loss(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
+        log_ratio = self.log_ratio(actions)
         loss, metrics = super().loss(replace(actions, log_prob=log_ratio, old_log_prob=torch.zeros_like(log_ratio)))
         return loss / -actions.dt, metrics

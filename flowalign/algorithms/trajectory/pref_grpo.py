@@ -1,9 +1,10 @@
 """Pref-GRPO: pairwise preferences in the place of scores (arXiv 2508.20751).
 
 Credit: a judge compares the pictures of a group two by two; a member's reward is its win rate, a tie or an unreadable
-verdict half a win; win rates are normalised within the group. Comparing every pair costs G (G - 1) / 2 verdicts; a
-single-elimination tournament (ArenaRL, arXiv 2601.06487) or one random opponent (BRPO) cost about G. Judges prefer a
-side: `both_orders` asks twice. Rollout and loss are Flow-GRPO's.
+verdict half a win; win rates are normalised within the group. With `win_rate_weight` the win rate is one reward of
+several, as in the authors' code (.4 of it, .6 CLIP, by the advantage `gdpo`). Comparing every pair costs G (G - 1) / 2
+verdicts; a single-elimination tournament (ArenaRL, arXiv 2601.06487) or one random opponent (BRPO) cost about G. Judges
+prefer a side: `both_orders` asks twice. Rollout and loss are Flow-GRPO's.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from PIL.Image import Image
+from pydantic import Field
 from torch import Tensor
 
 from flowalign import registry
@@ -18,6 +20,7 @@ from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.config import Config
+from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import Rollout
@@ -30,6 +33,8 @@ class PrefGRPOSettings(trajectory.PolicySettings):
     """a pairwise reward, or a pointwise one whose higher score wins: its `name` and settings"""
     schedule: Schedule = "all"
     both_orders: bool = False
+    win_rate_weight: float | None = Field(None, gt=0)
+    """the win rate's among the weights of `rewards`; null: it is the only reward, and `rewards` are only measured"""
 
 
 class PrefGRPO(TrajectoryAlgorithm):
@@ -37,7 +42,6 @@ class PrefGRPO(TrajectoryAlgorithm):
 
     Settings = PrefGRPOSettings
     settings: PrefGRPOSettings
-    fields = frozenset()
     judge: PairwiseReward | None = None
     games: Games
     """of the pictures scored last"""
@@ -64,7 +68,19 @@ class PrefGRPO(TrajectoryAlgorithm):
         return scores
 
     def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
-        return scores.parts["win_rate"]
+        weight, win_rate = self.settings.win_rate_weight, scores.parts["win_rate"]
+        return win_rate if weight is None else weight * win_rate + scores.value
+
+    def record(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Record:
+        record = super().record(actor, rollout, batch, scores)
+        win_rate = actor.gather(scores.parts["win_rate"].to(actor.device))[None]
+        weight = self.settings.win_rate_weight
+        if weight is None:
+            record.rewards, record.weights = win_rate, torch.ones(1, device=actor.device)
+        else:
+            record.rewards = torch.cat([win_rate, record.rewards])
+            record.weights = torch.cat([record.weights.new_tensor([weight]), record.weights])
+        return record
 
     def wins(self, rows: int) -> Tensor:
         return self.games.table()

@@ -35,4 +35,6 @@ class TPGRPO(TrajectoryAlgorithm):
 
     def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         values = actor.values(rollout, batch, scores.value, self.settings.estimator)
-        return turning_point_rewards(values, self.settings.variant, rollout.trajectory.mask.cpu())
+        # of all processes, whose turning points 'released' balances together
+        values, mask = actor.gather(values.to(actor.device)), actor.gather(rollout.trajectory.mask)
+        return actor.own(turning_point_rewards(values, self.settings.variant, mask), len(batch))

@@ -71,6 +71,10 @@ class Conditions:
             return first[rows] if same else torch.stack(values)[steps, rows]
         return [values[k][row] for k, row in zip(steps.tolist(), rows.tolist(), strict=True)]
 
+    def expert(self, steps: Tensor) -> Tensor:
+        """[N] number of the network that the pipeline asked at these steps [N], where it has several."""
+        return torch.stack([calls[0]["expert"] for calls in self.calls])[steps.cpu()]
+
     def __getitem__(self, samples: Tensor) -> "Conditions":
         """The conditions of some samples, [N] indices."""
 

@@ -21,7 +21,8 @@ class NoisedSamples(Rows):
     conditions: Conditions
     levels: Tensor
     """[B] where in the conditions each sample's level is"""
-    guidance: float
+    guidance: tuple[float, ...]
+    """classifier-free scale"""
 
     @property
     def x(self) -> Tensor:

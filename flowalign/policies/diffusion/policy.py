@@ -1,5 +1,6 @@
 """A policy over a diffusers pipeline: rollout is the pipeline's own call, replay is the denoiser alone."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -10,6 +11,7 @@ from diffusers import DiffusionPipeline
 from PIL.Image import Image
 from torch import Tensor, nn
 
+from flowalign import registry
 from flowalign.data import Source
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import Policy, torch_dtype
@@ -21,12 +23,21 @@ from flowalign.policies.diffusion.prompts import PromptEncoder
 from flowalign.policies.diffusion.rollout import Rollout
 from flowalign.policies.diffusion.scheduler import LevelScheduler, TransitionScheduler
 from flowalign.policies.diffusion.sources import check_sources, opened, runs
-from flowalign.policies.diffusion.storage import load_lora, load_pipeline, save_lora, with_weights
+from flowalign.policies.diffusion.storage import (
+    check_options,
+    load_lora,
+    load_pipeline,
+    save_lora,
+    with_weights,
+)
 from flowalign.policies.settings import Model
-from samplers import Transition, ode
-from samplers.completion import VelocityAt
+from samplers import All, Transition, ode
+from samplers.completion import VelocityAt, complete, path
 from samplers.kernels import Kernel
 from samplers.noise import generators, normal
+
+LARGEST_RATIO = 5
+"""of the standard deviations of finished latents, of a rollout and of the ODE; samples of both are alike"""
 
 
 class DiffusersPolicy(Policy[Rollout]):
@@ -82,6 +93,7 @@ class DiffusersPolicy(Policy[Rollout]):
         Args:
             base_bits: 4 or 8 loads the denoiser quantised by bitsandbytes, which needs a GPU; None as it is.
         """
+        check_options(path, settings.get("encode_options") or {}, settings.get("attention"))
         return cls(load_pipeline(path, torch_dtype(dtype), base_bits), device, **settings)
 
     def _set_attention(self, backend: str) -> None:
@@ -152,42 +164,58 @@ class DiffusersPolicy(Policy[Rollout]):
     @torch.no_grad()
     def sample(
         self,
-        prompts: Sequence[str],
-        seeds: Sequence[int],
+        prompts: Sequence[str] | str,
+        seeds: Sequence[int] | None = None,
         *,
+        n: int = 1,
         steps: int,
         guidance: float = 1.0,
+        guidance_2: float | None = None,
+        negative_prompt: str = "",
         sigmas: Sequence[float] | None = None,
-        kernel: Kernel = ode,
-        eta: Tensor | None = None,
+        kernel: Kernel | str = ode,
+        eta: Tensor | float | None = None,
         noise_seeds: Sequence[int] | None = None,
         batch_size: int = 64,
         order: Literal[1, 2] = 1,
         metadata: Sequence[Mapping[str, Any]] = (),
         **call: Any,
     ) -> Rollout:
-        """Sample one trajectory a prompt through the pipeline's own call.
+        """Sample trajectories through the pipeline's own call.
 
         Args:
-            seeds: B seeds of the start noise: `torch.Generator().manual_seed(seed)` in plain diffusers.
+            prompts: one or several; B in all with the repetitions.
+            seeds: B seeds of the start noise, `torch.Generator().manual_seed(seed)` in plain diffusers; default from 0.
+            n: trajectories a prompt.
             steps: number of denoising steps T.
             guidance: classifier-free guidance scale; 1 does without.
+            guidance_2: that scale for the second network, where there are two; default `guidance`.
+            negative_prompt: what guidance leads away from.
             sigmas: T noise levels before the pipeline's own shift; default the scheduler's.
-            kernel, eta: the transition kernel, and [T] or [B, T] noise levels; eta None samples the ODE.
+            kernel: the transition kernel, or its name.
+            eta: [T] or [B, T] noise levels; a number is the level of all steps but the last; None samples the ODE.
             noise_seeds: B seeds of the step noise, default `seeds`.
             order: of the solver after the last stochastic step: 1 is Euler's rule, 2 DPM-Solver++.
-            metadata: names the pictures that a sample is made from (`Source`), brought to the call's height and width.
+            metadata: names the pictures that a sample is made from (`Source`), brought to the call's height and width,
+                and a negative prompt of its own ('negative_prompt').
             call: further arguments of the pipeline's call (height, width, ...).
         """
         if guidance < 1:
             raise ConfigError(f"guidance {guidance} is below 1; 1 samples without guidance")
+        self._check_guidance(guidance_2, call)
+        prompts = [text for text in ([prompts] if isinstance(prompts, str) else prompts) for _ in range(n)]
+        seeds = range(len(prompts)) if seeds is None else seeds
+        kernel = registry.resolve("kernels", kernel, "kernel") if isinstance(kernel, str) else kernel
+        eta = All().etas(steps, eta, 0, 0) if isinstance(eta, int | float) else eta
         self.family.check_size(self.pipeline, call)
         noise_seeds = seeds if noise_seeds is None else noise_seeds
         call |= {"sigmas": list(sigmas)} if sigmas is not None else {}
         sources = [Source.of(record) for record in metadata] or None
         own = check_sources(self.pipeline, self.family, sources, prompts, call)
+        negative = [record.get("negative_prompt", negative_prompt) for record in metadata or [{}] * len(prompts)]
+        scales = (guidance,) if guidance_2 is None else (guidance, guidance_2)
         parts = []
-        alike = list(zip(own, prompts, strict=True)) if self.family.unpadded else own
+        alike = list(zip(own, prompts, negative, strict=True)) if self.family.unpadded else own
         for rows in runs(alike, min(batch_size, self.family.largest_batch or batch_size)):
             part_eta = eta[rows] if eta is not None and eta.dim() == 2 else eta
             size = self.family.size(self.pipeline, call)
@@ -195,21 +223,31 @@ class DiffusersPolicy(Policy[Rollout]):
                 self.pipeline.scheduler, self.family, size, kernel, part_eta, noise_seeds[rows], order
             )
             source = own[rows.start]
-            parts.append(self._sample(prompts[rows], source, seeds[rows], steps, guidance, scheduler, call))
+            texts = list(zip(prompts[rows], negative[rows], strict=True))
+            parts.append(self._sample(texts, source, seeds[rows], steps, scales, scheduler, call))
         return Rollout.cat(parts)
+
+    def _check_guidance(self, guidance_2: float | None, call: dict[str, Any]) -> None:
+        """Refuse what this pipeline has not, or a replay would not repeat."""
+        name = type(self.pipeline).__name__
+        if guidance_2 is not None and len(self.networks) == 1:
+            raise ConfigError(f"guidance_2 is of a second denoiser, and this {name} has one; leave it out")
+        if call.get("guidance_rescale"):
+            raise ConfigError("guidance_rescale is not supported, since replay guides without it; leave it at 0")
 
     def _sample(
         self,
-        prompts: Sequence[str],
+        texts: Sequence[tuple[str, str]],
         source: Source | None,
         seeds: Sequence[int],
         steps: int,
-        guidance: float,
+        guidance: tuple[float, ...],
         scheduler: TransitionScheduler,
         call: dict[str, Any],
     ) -> Rollout:
+        prompts = [prompt for prompt, _ in texts]
         with CallRecorder(self.denoiser) as recorded:
-            self._call(prompts, source, seeds, steps, guidance, scheduler, call)
+            self._call(texts, source, seeds, steps, guidance, scheduler, call)
         self.forwards += sum(recorded.rows)
         extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
         conditions = recorded.conditions(len(prompts), len(scheduler.levels) - 1, self.family.shared, extra)
@@ -224,31 +262,40 @@ class DiffusersPolicy(Policy[Rollout]):
             scheduler.kernel,
             [source] * len(prompts),
             None if extra is None else self.family.first_frames(extra[: len(prompts)]),
+            policy=self,
         )
 
     def _call(
         self,
-        prompts: Sequence[str],
+        texts: Sequence[tuple[str, str]],
         source: Source | None,
         seeds: Sequence[int],
         steps: int,
-        guidance: float,
+        guidance: tuple[float, ...],
         scheduler: TransitionScheduler,
         call: dict[str, Any],
     ) -> None:
-        """The pipeline's own call with another scheduler."""
+        """The pipeline's own call with another scheduler.
+
+        Args:
+            texts: prompts, each with its negative one.
+            guidance: the scale of each network, or one for all.
+        """
         own = self.pipeline.scheduler
         size = None if source is None else (call["width"], call["height"])
-        embeds = self.encoder.arguments(prompts, guidance, source, size)
+        prompts, negative = zip(*texts, strict=True)
+        embeds = self.encoder.arguments(prompts, negative, guidance[0], source, size)
         if source is not None:
             pictures = opened(source, size)
-            call = self.family.sources(*pictures, len(prompts), call)
+            call = self.family.sources(*pictures, len(texts), call)
+        if len(guidance) == 2:
+            call = call | {"guidance_scale_2": guidance[1]}
         self.pipeline.scheduler = scheduler
         try:
             with self._autocast():
                 self.pipeline(
                     **embeds,
-                    **self.family.arguments(guidance),
+                    **self.family.arguments(guidance[0]),
                     num_inference_steps=steps,
                     generator=generators(seeds),
                     output_type="latent",
@@ -266,11 +313,20 @@ class DiffusersPolicy(Policy[Rollout]):
             x: [N, ...] states of these samples at these steps; default those stored.
         """
         x = rollout.trajectory.latents[samples, steps] if x is None else x
-        sigma = rollout.trajectory.sigmas[steps]
-        return self._velocity(x, sigma, rollout.conditions, samples, steps, rollout.guidance)
+        sigmas = rollout.trajectory.sigmas
+        velocity = self._velocity(x, sigmas[steps], rollout.conditions, samples, steps, rollout.guidance)
+        at, to = (sigma.view(-1, *[1] * (x.dim() - 1)) for sigma in (sigmas[steps], sigmas[steps + 1]))
+        scheduler = self.family.scheduler(self.pipeline.scheduler)
+        return self.family.own_step(velocity, x, at, to, len(sigmas) - 1, scheduler)
 
     def _velocity(
-        self, x: Tensor, sigma: Tensor, conditions: Conditions | Ragged, samples: Tensor, steps: Tensor, guidance: float
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        conditions: Conditions | Ragged,
+        samples: Tensor,
+        steps: Tensor,
+        guidance: tuple[float, ...],
     ) -> Tensor:
         if isinstance(conditions, Ragged):
             parts = [
@@ -289,7 +345,12 @@ class DiffusersPolicy(Policy[Rollout]):
             calls = zip(copies, conditions.gather(samples, steps), strict=True)
             outputs = [self._output(torch.cat([latents] * n), call) for n, call in calls]
         with self._autocast():
-            guided = self.family.unpack(self.family.velocity(outputs, copies, guidance), x.shape[2:])
+            guided, *second = (
+                self.family.unpack(self.family.velocity(outputs, copies, scale), x.shape[2:]) for scale in guidance
+            )
+            if second:
+                first = conditions.expert(steps).to(self.device) == 0
+                guided = torch.where(first.view(sigma.shape), guided, *second)
             return self.family.flow_velocity(guided, x, sigma, self.family.scheduler(self.pipeline.scheduler))
 
     def _branches(self, latents: Tensor, branches: list[dict[str, Any]], calls: int) -> list[Any]:
@@ -322,22 +383,48 @@ class DiffusersPolicy(Policy[Rollout]):
 
     @torch.no_grad()
     def verify(self, rollout: Rollout) -> float:
-        """Compare velocities, on up to 8 pairs of the first and last steps, relative to the largest."""
+        """Compare velocities, on up to 8 pairs of the first and last steps, relative to the largest.
+
+        And the finished latents with those of the ODE, which noise must not leave by far.
+        """
         count, last = min(len(rollout), 4), rollout.trajectory.velocity.shape[1] - 1
         samples = torch.arange(count, device=self.device).repeat(2)
         steps = torch.tensor([0] * count + [last] * count, device=self.device)
         recorded = rollout.trajectory.velocity[samples, steps]
+        name, largest = type(self.pipeline).__name__, float(recorded.abs().max())
+        if not 0 < largest < math.inf:
+            what = "all 0" if largest == 0 else "not finite"
+            raise FlowalignError(f"the velocities of {name} are {what} in {self.dtype}; model.dtype: float32 may work")
         forwards = self.forwards
-        difference = (self.velocity(rollout, samples, steps).float() - recorded).abs().max()
-        self.forwards = forwards
-        relative = float(difference / recorded.abs().max())
+        replayed, again = (self.velocity(rollout, samples, steps).float() for _ in range(2))
+        relative, apart = (float((replayed - other).abs().max()) / largest for other in (recorded, again))
         tolerance = self.family.tolerance if self.dtype == torch.float32 else 5e-2
         if not relative <= tolerance:
+            cause = "its family needs its own velocity or encode"
+            if not apart <= tolerance:
+                cause = "its network answers otherwise each time (dropout, a kernel that is not deterministic)"
             raise FlowalignError(
-                f"replaying {type(self.pipeline).__name__} differs from its rollout by {relative:.2g} "
-                f"(at most {tolerance:g} is numerical noise); its family needs its own velocity or encode"
+                f"replaying {name} differs from its rollout by {relative:.2g} "
+                f"(at most {tolerance:g} is numerical noise); {cause}"
             )
+        if rollout.trajectory.mask.any():
+            self._verify_noise(rollout)
+        self.forwards = forwards
         return relative
+
+    def _verify_noise(self, rollout: Rollout) -> None:
+        """Refuse a rollout whose finished latents are too large or too small to be samples."""
+        trajectory = rollout.trajectory
+        rows = torch.arange(min(len(rollout), 2), device=self.device)
+        start, whole = trajectory.latents[rows, 0], [path(0, trajectory.velocity.shape[1])] * len(rows)
+        made = complete(self.at(rollout), start, rows, whole, trajectory.sigmas, trajectory.velocity[rows, 0])
+        spread, expected = float(trajectory.final[rows].std()), float(made.std())
+        if not expected / LARGEST_RATIO <= spread <= expected * LARGEST_RATIO:
+            raise FlowalignError(
+                f"the kernel's noise takes {type(self.pipeline).__name__} away from its samples: finished latents have "
+                f"a standard deviation of {spread:.2g}, the ODE's {expected:.2g}; a smaller rollout.eta, more "
+                "rollout.steps or kernel: dance_sde would work"
+            )
 
     # The forward process
 
@@ -374,7 +461,8 @@ class DiffusersPolicy(Policy[Rollout]):
         scheduler = LevelScheduler(self.pipeline.scheduler, self.family, size, ode, None, seeds)
         with CallRecorder(self.denoiser, dry=True) as recorded:
             call = {"sigmas": (-distinct).tolist()} | call
-            self._call(prompts, None, seeds, len(distinct), guidance, scheduler, call)
+            texts = [(prompt, "") for prompt in prompts]
+            self._call(texts, None, seeds, len(distinct), (guidance,), scheduler, call)
         conditions = recorded.conditions(len(prompts), len(distinct), self.family.shared)
         height, width = (self.pipeline.vae_scale_factor * side for side in scheduler.shape[-2:])
         pixels = self.pipeline.image_processor.preprocess(list(images), height=height, width=width)
@@ -384,7 +472,7 @@ class DiffusersPolicy(Policy[Rollout]):
         x0 = torch.cat(parts).float()
         noise = normal(x0.shape[1:], generators(seeds), self.device)
         place = place.to(self.device)
-        return NoisedSamples(x0, noise, scheduler.levels.to(self.device)[place], conditions, place, guidance)
+        return NoisedSamples(x0, noise, scheduler.levels.to(self.device)[place], conditions, place, (guidance,))
 
     def velocity_of(self, noised: NoisedSamples, rows: Tensor) -> Tensor:
         """[N, ...] velocities of the present weights at these of the noised samples, [N] indices."""

@@ -17,8 +17,8 @@ from flowalign.policies.diffusion.sources import opened
 
 logger = logging.getLogger(__name__)
 
-Prompt = tuple[str, Source | None, tuple[int, int] | None]
-"""a text, and the pictures that it is encoded with and their size"""
+Prompt = tuple[str, Source | None, tuple[int, int] | None, bool]
+"""a text, the pictures that it is encoded with and their size, and whether it is a negative prompt"""
 
 ENCODED_PROMPTS = 4096
 """distinct prompts whose embeddings are kept"""
@@ -44,6 +44,7 @@ class PromptEncoder:
         prompts: Sequence[str],
         sources: Sequence[Source | None] | None = None,
         size: tuple[int, int] | None = None,
+        negative: bool = False,
     ) -> list[Prompt]:
         """Put the embeddings of the distinct prompts into the cache; the text encoders leave the device after.
 
@@ -53,30 +54,32 @@ class PromptEncoder:
         Args:
             sources: the pictures of each prompt, default none.
             size: width and height to bring them to.
+            negative: they are what guidance leads away from, which some pipelines encode in another way.
 
         Returns:
             the key of each in the cache: pictures count where the family encodes them with the prompt.
         """
         seen = sources if sources is not None and self.family.encodes_images else [None] * len(prompts)
-        keys = [(text, source, size if source else None) for text, source in zip(prompts, seen, strict=True)]
+        keys = [(text, source, size if source else None, negative) for text, source in zip(prompts, seen, strict=True)]
         missing = [key for key in dict.fromkeys(keys) if key not in self.embeddings]
         for key in keys:
             if key in self.embeddings:
                 self.embeddings.move_to_end(key)
         if not missing:
             return keys
-        self._report_cut([text for text, _, _ in missing])
+        self._report_cut([text for text, *_ in missing])
         encoders = [m for n, m in self.pipeline.components.items() if n.startswith("text_encoder")]
         for encoder in encoders:
             to_device(encoder, self.device)
         for key in missing:
-            text, source, _ = key
+            text, source, *_ = key
             if source is None and self.family.encodes_images:
                 name = type(self.pipeline).__name__
                 raise ConfigError(f"{name} encodes prompts with their pictures, and {text!r} came without")
             pictures = {} if source is None else {"image": opened(source, size)[0]}
             options = self.options | pictures
-            encoded = self.family.encode(self.pipeline, [text], device=self.device, **options)
+            encode = self.family.encode_negative if negative else self.family.encode
+            encoded = encode(self.pipeline, [text], device=self.device, **options)
             self.embeddings[key] = {name: value[0].cpu() for name, value in encoded.items()}
         if self.device.type != "cpu":
             for encoder in encoders:
@@ -105,16 +108,25 @@ class PromptEncoder:
     def arguments(
         self,
         prompts: Sequence[str],
+        negative: Sequence[str],
         guidance: float,
         source: Source | None = None,
         size: tuple[int, int] | None = None,
     ) -> dict[str, Any]:
-        """The embeddings of the prompts, and of none where guidance asks for it, as the pipeline's call takes them."""
-        negative = self.family.negative(guidance)
-        texts = [*prompts, ""] if negative else prompts
-        encoded = [self.embeddings[key] for key in self.encode(texts, [source] * len(texts), size)]
-        embeds = self.family.stack(encoded[: len(prompts)])
-        if negative:
-            stacked = self.family.stack(encoded[-1:] * len(prompts))
+        """Embeddings of prompts, and of negative ones where guidance asks for them, for the pipeline's call.
+
+        Raises:
+            ConfigError: negative prompts where guidance asks for none.
+        """
+        sources = [source] * len(prompts)
+        embeds = self.family.stack([self.embeddings[key] for key in self.encode(prompts, sources, size)])
+        if self.family.negative(guidance):
+            keys = self.encode(negative, sources, size, negative=True)
+            stacked = self.family.stack([self.embeddings[key] for key in keys])
             embeds |= {f"negative_{name}": value for name, value in stacked.items()}
+        elif any(negative):
+            raise ConfigError(
+                f"negative_prompt: the guidance of {type(self.pipeline).__name__} at scale {guidance:g} "
+                f"({self.family.guidance}) has no use for it; leave it out, or raise guidance where it is 1"
+            )
         return tree_map_only(Tensor, lambda value: value.to(self.device), embeds)

@@ -1,6 +1,8 @@
 """Trajectories with what is needed to score their transitions again."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,27 +12,91 @@ from torch.utils._pytree import tree_flatten
 from flowalign.data import Source
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion.conditions import Conditions, Ragged
+from flowalign.policies.diffusion.dense import Dense
+from flowalign.runs.show import Grid
+from rewards import Reward, as_reward, score
 from samplers import Rows, Trajectory
+from samplers.completion import completions
 from samplers.kernels import Kernel
 
 
-@dataclass
+@dataclass(repr=False)
 class Rollout(Rows):
     """B sampled trajectories and what is needed to score them again."""
 
     trajectory: Trajectory
     conditions: Conditions | Ragged
     prompts: list[str]
-    guidance: float
+    guidance: tuple[float, ...]
+    """classifier-free scale of each network, or one for all"""
     kernel: Kernel
     sources: list[Source | None]
     first_frames: Tensor | None = None
     """[B, C, F, H, W] latents that were not sampled but come from a picture; None where all were sampled"""
+    unlearned: int = 0
+    """how many of the last steps are not learned from, though they may be stochastic"""
+    policy: Any = field(default=None, compare=False)
+    """the `DiffusersPolicy` that sampled it"""
+
+    def __repr__(self) -> str:
+        batch, steps = self.mask.shape
+        return f"Rollout({batch} samples of {steps} steps, {int(self.mask.any(0).sum())} of them stochastic)"
+
+    @cached_property
+    def images(self) -> list[Any]:
+        """The finished pictures, or videos as lists of them."""
+        return self.policy.decode(self)
+
+    @property
+    def log_prob(self) -> Tensor:
+        """[B, T] of the steps taken, the mean over a step's elements; 0 at deterministic ones."""
+        return self.trajectory.log_prob
+
+    def show(self) -> None:
+        """Show the finished pictures: in the cell of a notebook, else in the system's viewer."""
+        Grid([self.images], [self.prompts]).show()
+
+    def _repr_html_(self) -> str:
+        return Grid([self.images], [self.prompts])._repr_html_()
+
+    def dense(
+        self,
+        reward: Reward | Callable[..., Sequence[float]],
+        metadata: Sequence[Mapping[str, Any]] = (),
+        batch_size: int = 64,
+    ) -> Dense:
+        """What each state is worth: the reward of its completion by the ODE.
+
+        Args:
+            reward: a reward, or any function (samples, prompts) -> list of floats.
+            metadata: of the samples' prompts, for rewards that need them.
+            batch_size: samples a network call.
+        """
+        images, samples, steps, index = self._ends(batch_size)
+        records = list(metadata) or [{}] * len(self)
+        # samples finished from one step are a group
+        known = [{"group": step} | dict(records[row]) for row, step in zip(samples, steps, strict=True)]
+        values = score(as_reward(reward), images, [self.prompts[row] for row in samples], known).value
+        return Dense(values[index], self.trajectory.sigmas.cpu(), self.mask.cpu())
+
+    def film(self, sample: int, batch_size: int = 64) -> Grid:
+        """What each state of a sample would end in, from the start noise to the finished picture."""
+        images, _, _, index = self.take([sample])._ends(batch_size)
+        captions = [f"sigma {sigma:.2f}" for sigma in self.trajectory.sigmas.tolist()]
+        return Grid([[images[state] for state in index[0].tolist()]], [captions])
+
+    @torch.no_grad()
+    def _ends(self, batch_size: int) -> tuple[list[Any], list[int], list[int], Tensor]:
+        """The distinct completions' pictures, the sample and the step of each, and [B, T + 1] which a state ends in."""
+        made = completions(self.policy.at(self), self.trajectory, batch_size=batch_size)
+        images = self.policy.decode_latents(self.whole(made.latents, made.samples), batch_size)
+        return images, made.samples.tolist(), made.steps.tolist(), made.index.cpu()
 
     @property
     def mask(self) -> Tensor:
-        """[B, T] bool: the stochastic steps."""
-        return self.trajectory.mask
+        """[B, T] bool: the stochastic steps that are learned from."""
+        mask = self.trajectory.mask
+        return mask & (torch.arange(mask.shape[1], device=mask.device) < mask.shape[1] - self.unlearned)
 
     def branch(self, trajectory: Trajectory, samples: Tensor) -> "Rollout":
         """A rollout of other trajectories under the conditions of these samples, [N] indices."""

@@ -63,8 +63,9 @@ class TransitionScheduler:
         if recorder is None:
             recorder = self.recorder = self._start(sample)
         at, to = recorder.sigmas[len(recorder.velocities) :][:2]
-        output = family.unpack(model_output, self.size)
-        x = recorder.step(family.flow_velocity(output, recorder.x, at, self.walked)) * family.scale(to)
+        velocity = family.flow_velocity(family.unpack(model_output, self.size), recorder.x, at, self.walked)
+        steps = len(recorder.sigmas) - 1
+        x = recorder.step(family.own_step(velocity, recorder.x, at, to, steps, self.walked)) * family.scale(to)
         return (family.pack(x).to(sample.dtype),)
 
     def _start(self, sample: Tensor) -> Recorder:

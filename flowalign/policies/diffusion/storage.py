@@ -1,17 +1,68 @@
 """Pipelines and adapters as diffusers writes and reads them."""
 
 import importlib.util
+import inspect
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 from diffusers import DiffusionPipeline, PipelineQuantizationConfig
+from diffusers.models.attention_dispatch import AttentionBackendName
 from diffusers.training_utils import _collate_lora_metadata
 from peft import get_peft_model_state_dict
 from torch import Tensor
 
-from flowalign.errors import ConfigError
+from flowalign.errors import ConfigError, nearest
 from flowalign.policies.diffusion.families import family_of
+
+
+def check_options(path: str | Path, encode: Mapping[str, Any], attention: str | None) -> None:
+    """Refuse options that a pipeline's class does not know, before its weights are read.
+
+    Args:
+        encode: arguments of the pipeline's prompt encoding.
+        attention: a diffusers attention backend.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    backends = [backend.value for backend in AttentionBackendName]
+    if attention is not None and attention not in backends:
+        raise ConfigError(
+            f"model.attention: attention backend '{attention}' cannot be used here; {nearest(attention, backends)}"
+        )
+    saved = load_config(path)
+    pipeline = getattr(diffusers, saved["_class_name"], None)
+    if not encode or not hasattr(pipeline, "encode_prompt"):
+        return
+    takers = pipeline.encode_prompt, family_of(saved["_class_name"]).encode
+    known = {name for taker in takers for name in inspect.signature(taker).parameters}
+    for name in encode:
+        if name not in known:
+            raise ConfigError(
+                f"model.encode: the prompt encoding of {saved['_class_name']} has no '{name}'; "
+                f"{nearest(name, known - {'self', 'pipeline', 'options'})}"
+            )
+
+
+def check_arguments(path: str | Path, names: Iterable[str], where: str) -> None:
+    """Refuse arguments that the call of a pipeline's class does not take, before its weights are read."""
+    name = load_config(path)["_class_name"]
+    call = inspect.signature(getattr(diffusers, name).__call__).parameters if hasattr(diffusers, name) else None
+    for argument in names:
+        if call is not None and argument not in call:
+            raise ConfigError(f"{where}.{argument}: {name} has no {argument}; leave it out")
+
+
+def load_config(path: str | Path) -> dict[str, Any]:
+    """What model_index.json says of a pipeline in a folder or of a hub name."""
+    try:
+        saved: dict[str, Any] = DiffusionPipeline.load_config(str(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no pipeline at '{path}': {' '.join(str(error).split())}") from error
+    return saved
 
 
 def load_pipeline(path: str | Path, dtype: torch.dtype, base_bits: int | None = None) -> DiffusionPipeline:
@@ -20,10 +71,7 @@ def load_pipeline(path: str | Path, dtype: torch.dtype, base_bits: int | None = 
     Args:
         base_bits: 4 or 8 loads the denoiser quantised by bitsandbytes, which needs a GPU; None as it is.
     """
-    try:
-        saved = DiffusionPipeline.load_config(str(path))
-    except OSError as error:
-        raise ConfigError(f"no pipeline at '{path}': {' '.join(str(error).split())}") from error
+    saved = load_config(path)
     absent = {name: None for name, entry in saved.items() if entry == [None, None]}
     denoiser = family_of(saved["_class_name"]).denoiser
     quantised = {} if base_bits is None else {"quantization_config": quantisation(base_bits, denoiser, dtype)}

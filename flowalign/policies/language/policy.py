@@ -1,21 +1,29 @@
 """A policy over a transformers causal language model: tokens are its actions."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from PIL.Image import Image
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessorList
 
 from flowalign.errors import ConfigError, FlowalignError
-from flowalign.policies.base import Policy, torch_dtype
+from flowalign.policies.base import Policy, repeated_blocks, torch_dtype
+from flowalign.policies.language.decoding import Decoding
+from flowalign.policies.language.head import RECOMPUTED, Head, gives_logits, instead_of_logits, token_scores
 from flowalign.policies.language.rollout import TextRollout
-from flowalign.policies.language.token_sampler import SeededSampler, entropy_of, log_softmax
+from flowalign.policies.language.token_sampler import SeededSampler
 from rewards import bind
 from rewards.text.model import CausalModel
 
+logger = logging.getLogger(__name__)
 ATTENTION_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
@@ -50,6 +58,7 @@ class LanguagePolicy(Policy[TextRollout]):
             tokenizer.pad_token = tokenizer.eos_token
         if chat and tokenizer.chat_template is None:
             raise ConfigError("model.chat: this tokenizer has no chat template; model.chat=false works")
+        self._head_is_last = gives_logits(network)
 
     @classmethod
     def from_pretrained(
@@ -71,14 +80,38 @@ class LanguagePolicy(Policy[TextRollout]):
     def lora_targets(self) -> list[str]:
         return ATTENTION_PROJECTIONS
 
+    def add_lora(self, rank: int, alpha: float, targets: Sequence[str] | str | None = None, init: Any = True) -> None:
+        head = self.network.get_output_embeddings()
+        linear = {_last(name) for name, m in self.network.named_modules() if isinstance(m, nn.Linear) and m is not head}
+        super().add_lora(rank, alpha, targets, init)
+        if isinstance(targets, str):
+            return
+        adapted = {_last(name) for name, m in self.network.named_modules() if isinstance(m, BaseTunerLayer)}
+        missing = [name for name in targets or ATTENTION_PROJECTIONS if _last(name) not in adapted]
+        if missing:
+            logger.warning(
+                "LoRA adapts %s alone, for the model has no %s; model.lora.targets: all-linear adapts %s too",
+                ", ".join(sorted(adapted)),
+                ", ".join(missing),
+                ", ".join(sorted(linear - adapted)),
+            )
+
     def checkpoint_gradients(self) -> None:
-        self.network.gradient_checkpointing_enable({"use_reentrant": False})
+        # transformers' own layers do it in training mode alone, in which dropout would make ratios of noise
+        for block in repeated_blocks(self.network):
+            forward: Callable[..., Any] = block.forward
+            block.forward = partial(_recomputed, forward)
 
     @property
     def ends(self) -> list[int]:
         """Tokens that end a text."""
         configured = self.network.generation_config.eos_token_id or self.tokenizer.eos_token_id
         return configured if isinstance(configured, list) else [configured]
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the network gives logits of."""
+        return self.network.config.get_text_config().vocab_size
 
     @property
     def undrawn(self) -> list[int]:
@@ -141,23 +174,24 @@ class LanguagePolicy(Policy[TextRollout]):
         seeds: Sequence[int],
         *,
         max_new_tokens: int,
-        temperature: float = 1.0,
         batch_size: int = 64,
         metadata: Sequence[Mapping[str, Any]] = (),
+        **decoding: Any,
     ) -> TextRollout:
         """Sample a completion of every prompt by the model's own `generate`.
 
         Args:
             seeds: B seeds of the draws.
             max_new_tokens: where a completion without an end is cut.
-            temperature: 0 takes the most probable token.
             metadata: of the prompts; a model that sees pictures is shown its 'image'.
+            decoding: fields of `Decoding`, such as temperature.
         """
+        rule = Decoding(**decoding)
         parts, pictures = [], self.pictures(metadata)
         for i in range(0, len(prompts), batch_size):
             part = slice(i, i + batch_size)
             inputs = self.prompt_inputs(prompts[part], pictures[part], max_new_tokens)
-            parts.append(self.generate(prompts[part], inputs, seeds[part], max_new_tokens, temperature, pictures[part]))
+            parts.append(self.generate(prompts[part], inputs, seeds[part], max_new_tokens, rule, pictures[part]))
         return TextRollout.cat(parts)
 
     def generate(
@@ -166,20 +200,19 @@ class LanguagePolicy(Policy[TextRollout]):
         inputs: dict[str, Any],
         seeds: Sequence[int],
         length: int,
-        temperature: float,
+        decoding: Decoding,
         pictures: list[list[Image]],
     ) -> TextRollout:
         """Completions in one network call; `inputs` come from `prompt_inputs`."""
         ids, prompt_mask = inputs["input_ids"], inputs["attention_mask"].bool()
-        sampler = SeededSampler(seeds, length, temperature)
+        sampler = SeededSampler(seeds, length, decoding, prompt_mask, self.undrawn)
         settings = GenerationConfig(
             max_new_tokens=length,
             do_sample=False,
             eos_token_id=self.ends,
             pad_token_id=self.tokenizer.pad_token_id,
-            suppress_tokens=self.undrawn or None,
         )
-        with self._autocast():
+        with self._autocast(), _without_own_settings(self._bare):
             sequences = self._bare.generate(  # type: ignore[operator]
                 **inputs,
                 generation_config=settings,
@@ -200,7 +233,7 @@ class LanguagePolicy(Policy[TextRollout]):
             torch.stack(sampler.log_prob, 1).where(mask, 0),
             torch.stack(sampler.entropy, 1).where(mask, 0),
             is_end.any(1),
-            temperature,
+            decoding,
             self.tokenizer.pad_token_id,
             pictures,
         )
@@ -224,21 +257,34 @@ class LanguagePolicy(Policy[TextRollout]):
             left = (~prompt_mask).sum(1, keepdim=True)
             order = (torch.arange(width + length, device=ids.device) + left) % (width + length)
             ids, attention, before = ids.gather(1, order), attention.gather(1, order), before - left
-        network = self.model if torch.is_grad_enabled() else self._bare
+        texts, places = mask.nonzero(as_tuple=True)
+        drawn = before[texts, places]
+        earlier = None
+        if rollout.decoding.repetition_penalty != 1:
+            came = (torch.arange(width + length, device=ids.device) <= drawn[:, None]) & attention[texts]
+            earlier = ids[texts].where(came, -1)
+
+        def scores(hidden: Tensor, head: Head) -> Tensor:
+            """[N, T, 2] in the place of logits."""
+            tokens = rollout.completion_ids[rows][texts, places]
+            found = token_scores(
+                hidden[texts, drawn], head, self.vocabulary, tokens, rollout.decoding, earlier, self.undrawn
+            )
+            made = torch.zeros(*mask.shape, 2, device=hidden.device)
+            return made.index_put((texts, places), torch.stack(found, -1))
+
+        wrapped: nn.Module = self.model if torch.is_grad_enabled() else self._bare
+        bare: Any = self.network if torch.is_grad_enabled() else self._bare
         self.forwards += len(rows)
+        inputs = {"input_ids": ids, "attention_mask": attention.long(), "use_cache": False}
+        inputs |= self.replay_inputs(rollout, rows, attention)
         with self._autocast():
-            output = network(
-                input_ids=ids,
-                attention_mask=attention.long(),
-                use_cache=False,
-                **self.replay_inputs(rollout, rows, attention),
-            ).logits
-        logits = output.gather(1, before[..., None].expand(-1, -1, output.shape[-1]))
-        if self.undrawn:
-            logits = logits.index_fill(-1, torch.tensor(self.undrawn, device=logits.device), -torch.inf)
-        log_probs = log_softmax(logits, rollout.temperature)
-        chosen = log_probs.gather(-1, rollout.completion_ids[rows][..., None])[..., 0]
-        return chosen.where(mask, 0), entropy_of(log_probs.detach()).where(mask, 0)
+            if self._head_is_last:
+                with instead_of_logits(bare.get_output_embeddings(), scores):
+                    made = wrapped(**inputs).logits
+            else:
+                made = scores(wrapped(**inputs).logits, lambda logits: logits)
+        return made[..., 0], made[..., 1].detach()
 
     def replay_inputs(self, rollout: TextRollout, rows: Tensor, attention: Tensor) -> dict[str, Any]:
         """The network's arguments to score completions, besides tokens and their mask `attention`."""
@@ -255,7 +301,7 @@ class LanguagePolicy(Policy[TextRollout]):
         tolerance = 1e-3 if self.dtype == torch.float32 else 0.5
         if not difference <= tolerance:
             raise FlowalignError(
-                f"log-probabilities of a forward pass differ from those of sampling by {difference:.2g} "
+                f"log-probabilities of a forward pass differ from the sampled ones by {difference:.2g} "
                 f"(at most {tolerance:g} is numerical noise)"
             )
         return difference
@@ -280,3 +326,25 @@ class LanguagePolicy(Policy[TextRollout]):
         else:
             loaded = type(self.network).from_pretrained(str(folder), dtype=self.dtype)
             self.network.load_state_dict(loaded.state_dict())
+
+
+def _last(name: str) -> str:
+    """A module's own name, without the modules that it is in."""
+    return name.rpartition(".")[2]
+
+
+def _recomputed(forward: Callable[..., Any], *inputs: Any, **settings: Any) -> Any:
+    """A layer's output, its activations computed again in the backward pass."""
+    if not torch.is_grad_enabled():
+        return forward(*inputs, **settings)
+    return checkpoint(forward, *inputs, **RECOMPUTED, **settings)
+
+
+@contextlib.contextmanager
+def _without_own_settings(network: Any) -> Iterator[None]:
+    """Within it `generate` takes nothing from the model's own generation_config, such as a repetition penalty."""
+    own, network.generation_config = network.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        network.generation_config = own

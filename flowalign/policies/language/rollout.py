@@ -1,7 +1,7 @@
 """Sampled texts with what is needed to score their tokens again."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -9,6 +9,7 @@ from PIL.Image import Image
 from torch import Tensor
 from torch.nn.functional import pad
 
+from flowalign.policies.language.decoding import Decoding
 from samplers import Rows
 
 
@@ -43,12 +44,13 @@ class TextRollout(Rows):
     mask: Tensor
     """[B, T] bool: the tokens that were sampled"""
     log_prob: Tensor
-    """[B, T] float32 of the tokens when they were sampled, at the temperature they were sampled with"""
+    """[B, T] float32 of the tokens when they were sampled, under the distribution they were drawn from"""
     entropy: Tensor
     """[B, T] float32 of the distributions they were sampled from"""
     ended: Tensor
     """[B] bool: has an end token, was not cut at the largest length"""
-    temperature: float
+    decoding: Decoding
+    """from logits to the distribution that tokens were drawn from"""
     padding: int
     """the token that pads prompts and completions"""
     pictures: list[list[Image]] = field(default_factory=list)
@@ -72,13 +74,14 @@ class TextRollout(Rows):
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The arguments of `unpacked` besides the prompts: tensors, and JSON; pictures are left out."""
-        return self.tensors(), {name: getattr(self, name) for name in ("temperature", "padding", "episodes")}
+        return self.tensors(), {"decoding": asdict(self.decoding), "padding": self.padding, "episodes": self.episodes}
 
     @classmethod
     def unpacked(cls, tensors: dict[str, Tensor], rest: dict[str, Any], prompts: list[str]) -> Self:
         """The inverse of `packed`."""
-        values: dict[str, Any] = tensors | rest
-        return cls(prompts, **values | {"episodes": [[TurnTaken(*turn) for turn in own] for own in rest["episodes"]]})
+        episodes = [[TurnTaken(*turn) for turn in own] for own in rest["episodes"]]
+        values: dict[str, Any] = tensors | rest | {"decoding": Decoding(**rest["decoding"]), "episodes": episodes}
+        return cls(prompts, **values)
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:

@@ -31,6 +31,6 @@ class Teacher:
 
     @torch.no_grad()
     def log_probs(self, rollout: TextRollout, batch_size: int = 64) -> Tensor:
-        """[B, T] log-probabilities of the rollout's tokens under the teacher, at the rollout's temperature."""
+        """[B, T] log-probabilities of the rollout's tokens under the teacher, by the rollout's rule."""
         rows = torch.arange(len(rollout), device=self.policy.device).split(batch_size)
         return torch.cat([self.policy.log_probs(rollout, part)[0] for part in rows])

@@ -9,31 +9,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout, right_padded
 from rewards.base import Steps
 
+PLAIN = Decoding()
+
 
 @torch.no_grad()
 def rescored(
-    policy: LanguagePolicy, rollout: TextRollout, batch_size: int = 64, temperature: float | None = None
+    policy: LanguagePolicy, rollout: TextRollout, batch_size: int = 64, decoding: Decoding | None = None
 ) -> TextRollout:
     """The same texts with log-probabilities and entropies of a plain forward pass.
 
     Args:
-        temperature: of the log-probabilities; default the rollout's.
+        decoding: of the log-probabilities; default the rollout's.
     """
-    rollout = replace(rollout, temperature=rollout.temperature if temperature is None else temperature)
+    rollout = replace(rollout, decoding=decoding or rollout.decoding)
     rows = torch.arange(len(rollout), device=policy.device).split(batch_size)
     log_prob, entropy = zip(*(policy.log_probs(rollout, part) for part in rows), strict=True)
     return replace(rollout, log_prob=torch.cat(log_prob), entropy=torch.cat(entropy))
 
 
 def scored(
-    policy: LanguagePolicy, prompts: Sequence[str], texts: Sequence[str], temperature: float = 1.0, batch_size: int = 64
+    policy: LanguagePolicy,
+    prompts: Sequence[str],
+    texts: Sequence[str],
+    decoding: Decoding = PLAIN,
+    batch_size: int = 64,
 ) -> TextRollout:
     """Texts as if the policy had sampled them, each with an end token; raises as `demonstrated`."""
-    return rescored(policy, demonstrated(policy, prompts, texts, temperature=temperature), batch_size)
+    return rescored(policy, demonstrated(policy, prompts, texts, decoding=decoding), batch_size)
 
 
 def demonstrated(
@@ -41,7 +48,7 @@ def demonstrated(
     prompts: Sequence[str],
     texts: Sequence[str],
     metadata: Sequence[Mapping[str, Any]] = (),
-    temperature: float = 1.0,
+    decoding: Decoding = PLAIN,
 ) -> TextRollout:
     """Texts, each with an end token, their log-probabilities still 0.
 
@@ -56,7 +63,7 @@ def demonstrated(
     inputs = policy.prompt_inputs(prompts, pictures, max(map(len, rows)))
     ids, prompt_mask = inputs["input_ids"], inputs["attention_mask"].bool()
     ended = torch.ones(len(rows), dtype=torch.bool)
-    rollout = _rollout_of(policy, prompts, ids, prompt_mask, rows, ended, temperature)
+    rollout = _rollout_of(policy, prompts, ids, prompt_mask, rows, ended, decoding)
     return replace(rollout, pictures=pictures)
 
 
@@ -67,27 +74,29 @@ def continued(
     seeds: Sequence[int],
     *,
     max_new_tokens: int,
-    temperature: float,
     batch_size: int,
+    **decoding: Any,
 ) -> TextRollout:
     """Completions that begin with given token ids and are the policy's from there on; both are in the completion.
 
     Args:
         max_new_tokens: of the policy's part.
+        decoding: fields of `Decoding`.
     """
+    rule = Decoding(**decoding)
     begun = [policy.begin(prompt) + prefix for prompt, prefix in zip(prompts, prefixes, strict=True)]
     parts = []
     for i in range(0, len(prompts), batch_size):
         part = slice(i, i + batch_size)
         ids, mask = policy.padded(begun[part], prompts[part], max_new_tokens)
         inputs = {"input_ids": ids, "attention_mask": mask.long()}
-        parts.append(policy.generate(prompts[part], inputs, seeds[part], max_new_tokens, temperature, []))
+        parts.append(policy.generate(prompts[part], inputs, seeds[part], max_new_tokens, rule, []))
     own = TextRollout.cat(parts)
     rows = [
         prefix + row[kept].tolist() for prefix, row, kept in zip(prefixes, own.completion_ids, own.mask, strict=True)
     ]
     ids, prompt_mask = policy.encode(prompts, max(map(len, rows)))
-    rollout = _rollout_of(policy, prompts, ids, prompt_mask, rows, own.ended, temperature)
+    rollout = _rollout_of(policy, prompts, ids, prompt_mask, rows, own.ended, rule)
     return rescored(policy, rollout, batch_size)
 
 
@@ -98,7 +107,7 @@ def _rollout_of(
     prompt_mask: Tensor,
     rows: Sequence[list[int]],
     ended: Tensor,
-    temperature: float,
+    decoding: Decoding,
 ) -> TextRollout:
     """A rollout of completions of these token ids, its log-probabilities still 0."""
     padding = policy.tokenizer.pad_token_id
@@ -106,7 +115,7 @@ def _rollout_of(
     mask = right_padded([[True] * len(row) for row in rows], False, policy.device)
     nothing = torch.zeros(mask.shape, device=policy.device)
     ended = ended.to(policy.device)
-    return TextRollout(list(prompts), ids, prompt_mask, completion, mask, nothing, nothing, ended, temperature, padding)
+    return TextRollout(list(prompts), ids, prompt_mask, completion, mask, nothing, nothing, ended, decoding, padding)
 
 
 def at_tokens(policy: LanguagePolicy, rollout: TextRollout, steps: Sequence[Steps]) -> Tensor:

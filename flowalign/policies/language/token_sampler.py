@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
+from flowalign.policies.language.decoding import Decoding, entropy_of
+
 
 class SeededSampler(LogitsProcessor):
     """Draws each row's next token with the row's own random numbers, and records how probable it was.
@@ -16,19 +18,27 @@ class SeededSampler(LogitsProcessor):
     Args:
         seeds: one a row.
         length: the most tokens a row may draw.
-        temperature: of the distribution; 0 takes the most probable token (and records it at temperature 1).
+        decoding: from the logits to the distribution.
+        prompt_mask: [B, P] bool of the prompts that rows begin with.
+        undrawn: tokens that are never drawn.
     """
 
-    def __init__(self, seeds: Sequence[int], length: int, temperature: float) -> None:
+    def __init__(
+        self, seeds: Sequence[int], length: int, decoding: Decoding, prompt_mask: Tensor, undrawn: Sequence[int] = ()
+    ) -> None:
         draws = [torch.rand(length, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
         self.draws = torch.stack(draws)
-        self.temperature = temperature
+        self.decoding, self.prompt_mask, self.undrawn = decoding, prompt_mask, undrawn
         self.log_prob: list[Tensor] = []
         self.entropy: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        log_probs = log_softmax(scores, self.temperature)
-        if self.temperature == 0:
+        before = None
+        if self.decoding.repetition_penalty != 1:
+            width = self.prompt_mask.shape[1]
+            before = torch.cat([input_ids[:, :width].where(self.prompt_mask, -1), input_ids[:, width:]], 1)
+        log_probs = self.decoding.log_probs(scores, before, undrawn=self.undrawn)
+        if self.decoding.temperature == 0:
             token = log_probs.argmax(-1, keepdim=True)
         else:
             below = log_probs.exp().cumsum(-1)
@@ -39,13 +49,3 @@ class SeededSampler(LogitsProcessor):
         self.log_prob.append(log_probs.gather(-1, token)[:, 0])
         self.entropy.append(entropy_of(log_probs))
         return torch.full_like(scores, -torch.inf).scatter(-1, token, 0.0)
-
-
-def log_softmax(logits: Tensor, temperature: float) -> Tensor:
-    """Float32 log-probabilities at a temperature; 0 counts as 1."""
-    return (logits.float() / (temperature or 1.0)).log_softmax(-1)
-
-
-def entropy_of(log_probs: Tensor) -> Tensor:
-    """Entropy of distributions given as log-probabilities: [..., V] -> [...]."""
-    return -(log_probs.exp() * log_probs.clamp(min=-1e4)).sum(-1)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flowalign.environments import Answer, Environment
 from flowalign.errors import ConfigError, FlowalignError
+from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout, TurnTaken, right_padded
 from flowalign.policies.language.teacher_forcing import characters
@@ -81,28 +82,30 @@ class AgentPolicy(LanguagePolicy):
         seeds: Sequence[int],
         *,
         max_new_tokens: int,
-        temperature: float = 1.0,
         batch_size: int = 64,
         metadata: Sequence[Mapping[str, Any]] = (),
+        **decoding: Any,
     ) -> TextRollout:
         """Play an episode of every prompt, all episodes turn by turn.
 
         Args:
             max_new_tokens: of a turn.
             metadata: of the prompts, for the environment.
+            decoding: fields of `Decoding`.
 
         Raises:
             FlowalignError: an environment failed; says where.
             ConfigError: a prompt and a first turn are longer than the context.
         """
+        rule = Decoding(**decoding)
         records = metadata or [{} for _ in prompts]
         episodes = [self._begin(*each) for each in zip(prompts, records, seeds, strict=True)]
         self._check_room([len(each.begun) for each in episodes], prompts, max_new_tokens)
         for _ in range(self.turns):
             playing = [each for each in episodes if not each.done and self._fits(each, max_new_tokens)]
             for i in range(0, len(playing), batch_size):
-                self._take_turns(playing[i : i + batch_size], max_new_tokens, temperature)
-        return self._rollout(episodes, temperature)
+                self._take_turns(playing[i : i + batch_size], max_new_tokens, rule)
+        return self._rollout(episodes, rule)
 
     def _begin(self, prompt: str, record: Mapping[str, Any], seed: int) -> Episode:
         environment = self.environment()
@@ -114,14 +117,14 @@ class AgentPolicy(LanguagePolicy):
         context = getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
         return context is None or len(episode.begun) + len(episode.tokens) + room <= context
 
-    def _take_turns(self, episodes: Sequence[Episode], length: int, temperature: float) -> None:
+    def _take_turns(self, episodes: Sequence[Episode], length: int, decoding: Decoding) -> None:
         """Sample a turn of each, and have it answered."""
         prompts = [each.prompt for each in episodes]
         ids, mask = self.padded([each.begun + each.tokens for each in episodes], prompts, length)
         # the first turn is what a text without an environment would be
         seeds = [derive_seed(each.seed, len(each.taken)) if each.taken else each.seed for each in episodes]
         inputs = {"input_ids": ids, "attention_mask": mask.long()}
-        rollout = self.generate(prompts, inputs, seeds, length, temperature, [])
+        rollout = self.generate(prompts, inputs, seeds, length, decoding, [])
         columns = (rollout.completion_ids, rollout.log_prob, rollout.entropy)
         for row, each in enumerate(episodes):
             drawn = rollout.mask[row]
@@ -159,7 +162,7 @@ class AgentPolicy(LanguagePolicy):
             raise ConfigError("environment: this chat template ends no turn by a token that the model ends texts by")
         return end
 
-    def _rollout(self, episodes: Sequence[Episode], temperature: float) -> TextRollout:
+    def _rollout(self, episodes: Sequence[Episode], decoding: Decoding) -> TextRollout:
         ids, prompt_mask = self.padded([each.begun for each in episodes], [each.prompt for each in episodes], 0)
 
         def rows(name: str, padding: Any) -> Tensor:
@@ -174,7 +177,7 @@ class AgentPolicy(LanguagePolicy):
             rows("log_prob", 0.0),
             rows("entropy", 0.0),
             torch.tensor([each.done for each in episodes], device=self.device),
-            temperature,
+            decoding,
             self.tokenizer.pad_token_id,
             turn=rows("turn", -1),
             episodes=[each.taken for each in episodes],

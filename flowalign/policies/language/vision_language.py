@@ -7,7 +7,7 @@ from typing import Any
 import PIL.Image
 import torch
 from PIL.Image import Image
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from flowalign.errors import ConfigError
@@ -46,6 +46,12 @@ class VisionLanguagePolicy(LanguagePolicy):
         """The attention of the language model; the vision model stays as it is."""
         names = [name for name, _ in self.network.named_modules() if "language_model." in name]
         return [name for name in names if name.rpartition(".")[2] in ATTENTION_PROJECTIONS]
+
+    def add_lora(self, rank: int, alpha: float, targets: Sequence[str] | str | None = None, init: Any = True) -> None:
+        if targets == "all-linear":
+            layers = self.network.named_modules()
+            targets = [name for name, m in layers if isinstance(m, nn.Linear) and "language_model." in name]
+        super().add_lora(rank, alpha, targets, init)
 
     @property
     def undrawn(self) -> list[int]:

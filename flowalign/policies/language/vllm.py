@@ -6,6 +6,7 @@ weights that are handed over and how an answer becomes a rollout, with vLLM itse
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,6 +15,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from flowalign.errors import ConfigError
+from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout, right_padded
 
@@ -53,35 +55,35 @@ class Engine:
         )
 
     def sample(
-        self, prompts: Sequence[str], seeds: Sequence[int], *, max_new_tokens: int, temperature: float, batch_size: int
+        self, prompts: Sequence[str], seeds: Sequence[int], *, max_new_tokens: int, batch_size: int, **decoding: Any
     ) -> TextRollout:
         """As `LanguagePolicy.sample` with the policy's present weights; entropies are 0, vLLM does not tell them.
 
         Args:
             batch_size: not used, vLLM makes its own batches.
+            decoding: fields of `Decoding`.
         """
+        rule = Decoding(**decoding)
         hand_over(self.policy.network, self.model)
         ids, mask = self.policy.encode(prompts, max_new_tokens)
         answers = self.model.generate(
             [{"prompt_token_ids": row[own].tolist()} for row, own in zip(ids, mask, strict=True)],
-            [self.parameters(**request(seed, max_new_tokens, temperature, self.policy.ends)) for seed in seeds],
+            [self.parameters(**request(seed, max_new_tokens, rule, self.policy.ends)) for seed in seeds],
             use_tqdm=False,
         )
         self.policy.forwards += len(prompts)
-        return as_rollout(self.policy, list(prompts), ids, mask, answers, temperature)
+        return as_rollout(self.policy, list(prompts), ids, mask, answers, rule)
 
 
-def request(seed: int, length: int, temperature: float, ends: Sequence[int]) -> dict[str, Any]:
-    """Arguments of vllm.SamplingParams for one text: the model's own distribution, cut nowhere."""
+def request(seed: int, length: int, decoding: Decoding, ends: Sequence[int]) -> dict[str, Any]:
+    """Arguments of vllm.SamplingParams for one text."""
     return {
         "n": 1,
         # vLLM takes 64 bits with a sign
         "seed": seed % 2**63,
-        "temperature": temperature,
         "max_tokens": length,
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": 0.0,
+        # vLLM has the same names
+        **asdict(decoding),
         "stop_token_ids": list(ends),
         # the drawn token's own
         "logprobs": 0,
@@ -95,7 +97,7 @@ def as_rollout(
     ids: Tensor,
     prompt_mask: Tensor,
     answers: Sequence[Any],
-    temperature: float,
+    decoding: Decoding,
 ) -> TextRollout:
     """A rollout of vLLM's request outputs, in the order of the prompts; a text's end token belongs to it."""
     rows = [list(answer.outputs[0].token_ids) for answer in answers]
@@ -109,7 +111,7 @@ def as_rollout(
     log_prob = right_padded(chances, 0.0, device)
     ended = torch.tensor([row[-1] in policy.ends for row in rows], device=device)
     return TextRollout(
-        prompts, ids, prompt_mask, completion, mask, log_prob, torch.zeros_like(log_prob), ended, temperature, padding
+        prompts, ids, prompt_mask, completion, mask, log_prob, torch.zeros_like(log_prob), ended, decoding, padding
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flowalign.actors.base import Actor
 from flowalign.algorithms.base import Algorithm
-from flowalign.errors import ConfigError
+from flowalign.errors import ConfigError, FlowalignError
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from flowalign.training.learner import Learner
 
@@ -28,11 +28,16 @@ class ZeroLearner(Learner):
         settings: accelerate's; those under `zero_optimization` count.
 
     Raises:
-        ConfigError: the algorithm has networks of its own.
+        ConfigError: the algorithm has networks of its own, or the network computes in float16.
     """
 
     def __init__(self, algorithm: Algorithm, actor: Actor, settings: DeepSpeedPlugin) -> None:
         super().__init__(algorithm, actor)
+        if self.scale:
+            raise ConfigError(
+                "model.dtype: float16 needs losses that are scaled, which goes without DeepSpeed only; bfloat16 works, "
+                "or configs/accelerate/fsdp2.yaml"
+            )
         if self.modules:
             raise ConfigError(
                 f"{type(algorithm).__name__} trains networks of its own, which DeepSpeed would leave out; "
@@ -73,7 +78,14 @@ class ZeroLearner(Learner):
 
     def _step(self) -> Tensor:
         self.engine.step()
-        return torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32)
+        norm = torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32)
+        if not torch.isfinite(norm):
+            # the engine has moved the weights by it
+            raise FlowalignError(
+                f"the gradients' norm is {norm.item()}, and DeepSpeed does not skip such updates; --resume goes on "
+                "from the last checkpoint, with a lower training.optimizer.learning_rate or model.dtype: float32"
+            )
+        return norm
 
     @contextlib.contextmanager
     def _gathered(self) -> Iterator[None]:

@@ -20,6 +20,7 @@ from flowalign.runs.metrics import MetricsFile
 from flowalign.training import Trainer
 from tests.flowalign.small_run import SMALL, small_run
 
+RUN_PROCESSES = Path(__file__).parents[1] / "training" / "run_processes.py"
 DYNAMIC = "data.dynamic_sampling={rounds: 4}"
 REPLAY = "data.replay={groups: 6, age: 3}"
 
@@ -190,13 +191,13 @@ def test_two_processes_draw_replay_and_learn_as_one(tmp_path: Path) -> None:
         "training.group_size=3",
         "training.micro_batch_size=9",
     ]
-    launch = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0", "-m"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    for name, arguments in {"one": [], "two": launch}.items():
-        line = [sys.executable, "-m", *arguments, "flowalign", "train", str(recipe("tiny_lm/grpo"))]
-        subprocess.run(
-            [*line, *settings, f"output={tmp_path / name}"], env=environment, check=True, capture_output=True
-        )
+    Trainer(load(recipe("tiny_lm/grpo"), [*settings, f"output={tmp_path / 'one'}"]), progress=False).train()
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "launch.yaml").write_text("{}")
+    config = load(recipe("tiny_lm/grpo"), [*settings, f"output={tmp_path / 'two'}"])
+    (tmp_path / "two" / "config.yaml").write_text(config.dump())
+    command = [sys.executable, str(RUN_PROCESSES), "2", str(tmp_path / "two")]
+    subprocess.run(command, env=os.environ | {"ACCELERATE_USE_CPU": "true"}, check=True, capture_output=True)
     one, two = (tmp_path / name / "run" for name in ("one", "two"))
     mine, theirs = (MetricsFile(run / "metrics.jsonl").read() for run in (two, one))
     assert sum(record["groups/replayed"] for record in theirs) > 0

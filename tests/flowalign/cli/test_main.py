@@ -5,10 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from diffusers import DiffusionPipeline
 
 import flowalign
 from flowalign import registry
-from flowalign.cli.main import main
+from flowalign.cli.main import main, print_means
 from flowalign.config import recipe
 from flowalign.policies.diffusion import DiffusersPolicy
 
@@ -91,6 +92,39 @@ def test_a_missing_model(capsys: pytest.CaptureFixture[str], tmp_path: Path, arg
     assert "no pipeline at 'nowhere'" in refused(capsys, *arguments)
 
 
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("rollout.num_frames=9", "rollout.num_frames: StableDiffusion3Pipeline has no num_frames"),
+        ("model.encode={max_sequence_lenght: 3}", "did you mean 'max_sequence_length'"),
+        ("model.attention=flesh", "attention backend 'flesh' cannot be used here; did you mean 'flash'"),
+        ("rewards=[{name: exact_match}]", "'exact_match' scores texts, and this model makes pictures"),
+        ("trackers=[tensorbord]", "trackers: there is no 'tensorbord'; did you mean 'tensorboard'"),
+        ("trackers=[clearml]", "trackers: 'clearml' is not installed"),
+    ],
+)
+def test_what_the_pipeline_or_the_rewards_do_not_take_is_known_before_the_model_loads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, override: str, hint: str
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(DiffusionPipeline, "from_pretrained", load)
+    assert hint in refused(capsys, "train", RECIPE, f"output={tmp_path}", override)
+
+
+def test_sizes_that_the_pipeline_cannot_make_are_known_before_anything_is_sampled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def sample(*_: object, **__: object) -> None:
+        raise AssertionError("something was sampled")
+
+    monkeypatch.setattr(DiffusersPolicy, "sample", sample)
+    with pytest.raises(SystemExit):
+        main(["train", RECIPE, f"output={tmp_path}", "rollout.height=33", "evaluation.height=32"])
+    assert "flowalign: rollout: StableDiffusion3Pipeline cannot make height 33; 32 or" in capsys.readouterr().err
+
+
 def test_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "no configuration at" in refused(capsys, "eval", str(tmp_path))
 
@@ -117,9 +151,58 @@ def test_samples_are_those_of_plain_diffusers(capsys: pytest.CaptureFixture[str]
         capsys, *["sample", "tiny_sd3", "a red circle", "two blue squares", "--count", "2"],
         *["--steps", "2", "--seed", "5", "--output", str(tmp_path)],
     )  # fmt: skip
-    names = ["00000-seed5.png", "00001-seed6.png", "00002-seed7.png", "00003-seed8.png"]
+    # the same seeds for every prompt
+    names = ["00000-seed5.png", "00001-seed6.png", "00002-seed5.png", "00003-seed6.png"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    assert out.count("a red circle") == 2
+    assert out.count("a red circle") == 2 and out.startswith("sampled with steps 2, guidance 1.0\n")
+    first = (tmp_path / names[0]).read_bytes()
+    printed(capsys, "sample", "tiny_sd3", "a green square", "--steps", "2", "--seed", "5", "--output", str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*names, "00004-seed5.png"]
+    assert (tmp_path / names[0]).read_bytes() == first
+
+
+def test_a_table_of_means_keeps_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    print_means({"all": {"reward": 0.5, "strict": 0.25, "samples": 2}, "counting": {"reward": 0.5, "samples": 2}})
+    *_, line, _ = capsys.readouterr().out.splitlines()
+    assert [cell.strip() for cell in line.strip("│").split("│")] == ["counting", "0.500", "", "2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["sample", "tiny_sd3", "a red circle", "--output", "{file}"], "--output: {file} is a file"),
+        (["difficulty", RECIPE, "{file}/rates.jsonl"], "OUTPUT: {file} is a file, and a folder is wanted there"),
+        (["train", RECIPE, "output={file}", "name=run"], "output: {file} is a file"),
+        (["demo", "--json", "."], "--json: . is a folder; give the name of a file"),
+        (["prompts", "geneval", "--count", "3", "--output", "{file}/p.jsonl"], "--output: {file} is a file"),
+        (["gallery", "{run}", "-o", "{run}", "--export", "out.jsonl"], "votes.sqlite is no file of votes"),
+        (["sample", "tiny_sd3", "a red circle", "--seed", str(2**63)], ""),
+    ],
+)
+def test_results_that_cannot_be_written_are_known_before_the_work(
+    no_model: None, capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], hint: str
+) -> None:
+    places = {"file": str(tmp_path / "file"), "run": str(tmp_path / "run")}
+    (tmp_path / "file").write_text("")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "votes.sqlite").write_text("no votes, no database at all")
+    arguments = [argument.format(**places) for argument in arguments]
+    if hint:
+        assert hint.format(**places) in refused(capsys, *arguments)
+        return
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+
+
+def test_a_disk_that_fails_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "rewards.yaml").write_text("rewards: [{name: shapes}]\n")
+    long = "x" * 5000
+    for arguments in (["eval", long], ["train", long], ["gallery", long], ["reward-check", long]):
+        with pytest.raises(SystemExit) as left:
+            main(arguments)
+        [line] = capsys.readouterr().err.strip().splitlines()
+        assert left.value.code in (1, 2) and line.startswith("flowalign: ") and "too long" in line
 
 
 def test_it_runs_as_a_module(tmp_path: Path) -> None:

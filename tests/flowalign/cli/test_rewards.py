@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from flowalign.cli.reward_file import read
 from flowalign.cli.rewards import reward_check, reward_server
+from flowalign.config.rewards import build_reward
 from flowalign.errors import ConfigError
-from flowalign.training.building import build_reward
 from rewards.remote import RemoteReward
 from rewards.shapes import draw, heldout_requests, sample_requests
 
@@ -108,7 +108,7 @@ def test_server_serves(config):
 @pytest.mark.slow
 def test_a_served_judge_scores_as_in_process(config):
     """The tiny VLM at batch 32, in process and served."""
-    model = ROOT / "flowalign" / "assets" / "tiny_vlm"
+    model = ROOT / "flowalign" / "data" / "assets" / "tiny_vlm"
     judge = f"{{model: {model}, device: cpu, batch_size: 32}}"
     path = config(f"rewards: [{{name: vlm_judge, template: shapes_show, judge: {judge}}}]")
     here = build_reward(read(path).rewards)
@@ -120,3 +120,9 @@ def test_a_served_judge_scores_as_in_process(config):
         there = RemoteReward(url)
         values = {"here": here(*batch).value, "there": there(*batch).value}
     torch.testing.assert_close(values["there"], values["here"], rtol=0, atol=1e-6)
+
+
+def test_a_configuration_that_extends_another_has_its_rewards(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(SHAPES)
+    (tmp_path / "mine.yaml").write_text("extends: base.yaml\nmodel: {path: tiny_sd3}\n")
+    assert [reward.name for reward in read(tmp_path / "mine.yaml").rewards] == ["shapes"]

@@ -1,13 +1,14 @@
 """Configurations: what is wrong is said in one line that names the place and what would work."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from flowalign.config import Config, load, recipe
+from flowalign.config import Config, Lora, load, recipe
 from flowalign.data import Prompts
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
@@ -150,10 +151,72 @@ def test_an_unknown_name_gets_the_nearest(override: str, hint: str) -> None:
         (["rollout.sigmas=[1.0, 0.5]"], "rollout.sigmas"),
         (["evaluation.sigmas=[1.0, 0.5]"], "evaluation.sigmas"),
         (["rollout.guidance_gradient=conditional"], "there is no unconditional branch"),
+        (["rollout.negative_prompt=blurry"], "rollout.guidance is 1"),
+        (["evaluation.guidance_2=2"], "evaluation.guidance is 1"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(overrides: list[str], hint: str) -> None:
     assert hint in problem(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("training.optimizer.learning_rate=.inf", "finite"),
+        ("training.optimizer.learning_rate=.nan", "finite"),
+        ("training.optimizer.weight_decay=.inf", "finite"),
+        ("training.optimizer.betas=[0.9, 1.0]", "less than 1"),
+        ("rewards=[{name: shapes, weight: .nan}]", "rewards.0.weight"),
+        ("algorithm.loss.clip_range=.nan", "algorithm.loss.clip_range: a finite number"),
+        ("rollout.sigmas=[0.2, 0.4, 0.6, 0.8, 1.0]", "rollout.sigmas: noise levels fall"),
+        ("rollout.sigmas=[1.0, 0.8, 0.8, 0.4, 0.2]", "rollout.sigmas: noise levels fall"),
+        ("rollout.sigmas=[1.5, 0.8, 0.6, 0.4, 0.2]", "rollout.sigmas: noise levels fall"),
+        ("evaluation.sigmas=[1.0, 0.8, 0.6, 0.4, -0.2]", "evaluation.sigmas: noise levels fall"),
+        ("rollout.sigmas=[1.0, 0.8, 0.6, 0.4, .nan]", "rollout.sigmas"),
+        (f"training.seed={2**63}", "training.seed"),
+        (f"evaluation.seed={2**63}", "evaluation.seed"),
+        ("name=" + "x" * 300, "output: "),
+        ("algorithm={name: 'rewards.base:score'}", "is no algorithm"),
+        ("data.selection={name: 'rewards.base:score'}", "is no selection"),
+        ("training.iterations=" + "9" * 5000, "training.iterations"),
+        ("training.iterations=2026-99-99", "month must be"),
+    ],
+)
+def test_numbers_that_no_run_can_use_are_refused(override: str, hint: str) -> None:
+    assert hint in problem(override)
+
+
+def test_an_output_that_is_a_file_is_known_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert f"output: {tmp_path / 'file'} is a file, and a folder is wanted" in problem(f"output={tmp_path / 'file'}")
+
+
+def test_evaluation_is_as_the_rollout_where_it_leaves_things_open() -> None:
+    values: dict[str, Any] = yaml.safe_load(recipe("tiny_sd3/flow_grpo").read_text())
+    values["rollout"] |= {"guidance": 2.0, "height": 16}
+    values["evaluation"] = {"prompts": "shapes_heldout", "height": 32}
+    config = Config.model_validate(values)
+    evaluation = config.evaluation
+    assert (evaluation.steps, evaluation.sigmas) == (5, config.rollout.sigmas)
+    assert (evaluation.guidance, evaluation.height, evaluation.batch_size) == (2.0, 32, 16)
+    # noise levels go with their number of steps
+    values["evaluation"] = {"steps": 7}
+    assert Config.model_validate(values).evaluation.sigmas is None
+    assert Config.model_validate(values | {"evaluation": {}}).evaluation.steps == 5
+
+
+def test_a_loras_alpha_is_twice_its_rank() -> None:
+    assert (Lora().alpha, Lora(rank=8).alpha, Lora(rank=8, alpha=8).alpha) == (64, 16, 8)
+    assert load(RECIPE, ["model.lora={rank: 4}"]).model.lora.alpha == 8
+
+
+def test_a_run_has_the_same_name_however_its_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text(f"extends: {RECIPE}\n")
+    monkeypatch.chdir(folder)
+    for path in ("mine.yaml", "./mine.yaml", "../project/mine.yaml", str(folder / "mine.yaml")):
+        assert load(path).name == "project-mine-seed0"
 
 
 def test_groups_that_cannot_be_split_over_the_processes_are_refused() -> None:
@@ -169,7 +232,30 @@ def test_an_override_that_makes_no_sense_is_one_line(override: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "hint"),
-    [("a: [", "not readable YAML"), ("- 1", "top level"), ("", "top level"), ("model: {path: x}", "is required")],
+    [
+        ("a: [", "not readable YAML"),
+        ("- 1", "top level"),
+        ("", "top level"),
+        ("model: {path: x}", "is required"),
+        ("training: {seed: 1}\ntraining: {seed: 2}", "the key 'training' stands there twice"),
+        ("made: 2026-13-45", "month must be"),
+        ("a: " + "9" * 5000, "not readable YAML"),
+        ("a: " + "{b: " * 5000, "nested too deeply"),
+        ("a: &a [*a]", "a value contains itself"),
+        ("a: &a {b: *a}", "a value contains itself"),
+        (
+            "a: &a [x, x, x, x, x, x, x, x]\n"
+            + "\n".join(f"{n}: &{n} [{', '.join([f'*{b}'] * 8)}]" for b, n in zip("abcdefg", "bcdefgh")),
+            "more than 1,000,000 values",
+        ),
+        ("#" * 1_000_001, "more than 1,000,000 bytes"),
+        ("extends: broken.yaml", "extends itself: broken.yaml -> broken.yaml"),
+        ("extends: 3", "the name of a file is wanted"),
+        ("extends: [a, b]", "the name of a file is wanted"),
+        ("? {a: b}\n: c", "not readable YAML"),
+        ("a: !!python/object/apply:os.system [ls]", "not readable YAML"),
+    ],
+    ids=range(17),
 )
 def test_a_broken_file_is_one_line(tmp_path: Path, text: str, hint: str) -> None:
     path = tmp_path / "broken.yaml"
@@ -182,8 +268,12 @@ def test_a_broken_file_is_one_line(tmp_path: Path, text: str, hint: str) -> None
 def test_a_missing_configuration_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no configuration at .*nowhere\.yaml"):
         load(tmp_path / "nowhere.yaml")
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="is not a file"):
         load(tmp_path)
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for path in (tmp_path / "pipe.yaml", "/dev/zero"):
+        with pytest.raises(ConfigError, match="is not a file"):
+            load(path)
 
 
 def test_a_section_with_defaults_only_needs_no_keys() -> None:
@@ -210,6 +300,13 @@ def test_prompts_are_read_from_text_and_json_lines(tmp_path: Path) -> None:
         ("bad.jsonl", '{"text": "a cat"}\n', "key 'prompt'"),
         ("bad.jsonl", "a cat\n", "key 'prompt'"),
         ("bad.jsonl", '{"prompt": 3}\n', "key 'prompt'"),
+        ("bad.jsonl", "[" * 100_000, "key 'prompt'"),
+        ("bad.jsonl", "9" * 5000, "key 'prompt'"),
+        ("bad.jsonl", '{"prompt": "\\ud800"}\n', "line 1: the prompt holds half of a surrogate pair"),
+        ("bad.jsonl", '{"prompt": "a\\u0000b"}\n', "line 1: the prompt holds a NUL"),
+        ("long.txt", "x" * 100_001, "line 1: the prompt has 100,001 characters; at most 100,000 work"),
+        ("table.csv", "prompt\na cat\n", "prompts are read from .txt, .jsonl or .parquet files"),
+        ("list.json", '["a cat"]', "prompts are read from .txt, .jsonl or .parquet files"),
     ],
 )
 def test_prompt_files_that_cannot_be_used_are_refused(tmp_path: Path, name: str, text: str, hint: str) -> None:

@@ -65,6 +65,17 @@ def test_a_group_of_one_reward_teaches_nothing() -> None:
     assert zero_spread(dense, GROUP).item() == 0
 
 
+def test_equal_rewards_leave_exactly_nothing() -> None:
+    """Of any size, in groups of any size; the metric and the items that are left out agree on it."""
+    group = torch.arange(1000) // 12
+    values = torch.randn(84)[group] * torch.logspace(-3, 3, 84)[group]
+    for settings in ({}, {"unbiased": True, "eps": 1e-8}):
+        advantage = group_advantage(values, group, **settings)
+        assert not advantage.any() and zero_spread(values, group) == 1
+    values[0] = values[0].nextafter(torch.tensor(math.inf))
+    assert group_advantage(values, group)[:12].any() and zero_spread(values, group) == pytest.approx(988 / 1000)
+
+
 def test_group_statistics_do_not_depend_on_the_order_of_the_rows() -> None:
     reward, order = torch.randn(8), torch.randperm(8)
     mean, std = group_mean_std(reward, GROUP)

@@ -47,3 +47,8 @@ def test_kl_estimates_have_the_expected_values_and_gradients() -> None:
     drawn = (log_p.exp().detach() * sampled_kl(log_p, log_q, "k2")).sum()
     torch.testing.assert_close(torch.autograd.grad(drawn, logits, retain_graph=True)[0], expected)
     assert (sampled_kl(log_p, log_q, "k3") >= 0).all()
+    # k3 has another expected gradient; times the ratio, the KL's
+    ratio = (log_p - log_p.detach()).exp()
+    corrected = (log_p.exp().detach() * sampled_kl(log_p, log_q, "k3") * ratio).sum()
+    torch.testing.assert_close(torch.autograd.grad(corrected, logits, retain_graph=True)[0], expected)
+    assert sampled_kl(log_p - 200, log_q, "k3").isfinite().all()

@@ -246,3 +246,34 @@ def test_without_a_clip_nothing_is_clipped() -> None:
     torch.testing.assert_close(made, -actions.advantage * (actions.log_prob - actions.old_log_prob).exp())
     assert not metrics["policy/clip_fraction"].any()
     assert losses.ppo(actions, clip_range=0.01)[1]["policy/clip_fraction"].any()
+
+
+@pytest.mark.parametrize("name", ["ppo", "gspo", "cispo", "reg_grpo", "pacs", "reinforce"])
+@pytest.mark.parametrize("gap", [-200.0, 200.0])
+def test_no_ratio_is_infinite(name: str, gap: float) -> None:
+    """exp(89) is, and times an advantage of 0 it is no number."""
+    log_prob = torch.full((4, 3), gap - 1).requires_grad_()
+    mask, group = torch.ones(4, 3).bool(), torch.tensor([0, 0, 1, 1])
+    advantage = torch.tensor([1.0, -1.0, 0.0, 0.0])[:, None].expand(4, 3)
+    actions = Actions(log_prob, torch.full((4, 3), -1.0), advantage, mask, group, torch.tensor([1.0, 0, 1, 1]))
+    made = losses.LOSSES[name](actions)[0]
+    made.sum().backward()
+    assert made.isfinite().all() and actions.ratio.isfinite().all()
+    assert log_prob.grad is not None and log_prob.grad.isfinite().all()
+
+
+def test_losses_of_rows_are_averaged_over_rows() -> None:
+    """PACS' loss is the mean of the rows' cross-entropies, however long they are, as in the authors' code."""
+    assert {name for name, loss in losses.LOSSES.items() if hasattr(loss, "aggregation")} == {
+        "gspo",
+        "pacs",
+        "reg_grpo",
+    }
+    log_prob, old, reward = torch.randn(4, 3), torch.randn(4, 3), torch.tensor([1.0, 0, 0, 1])
+    mask, group = torch.arange(3) < torch.tensor([3, 1, 2, 3])[:, None], torch.tensor([0, 0, 1, 1])
+    actions = Actions(log_prob, old, torch.zeros(4, 3), mask, group, reward)
+    score = ((log_prob - old) * mask).sum(1)
+    others = score.view(2, 2).flip(1).flatten()
+    expected = F.binary_cross_entropy_with_logits(score - others, reward)
+    made = aggregated(losses.pacs(actions)[0], mask, losses.pacs.aggregation)
+    torch.testing.assert_close(made, expected)

@@ -1,5 +1,7 @@
 """The weights of actions that another policy drew."""
 
+import math
+
 import torch
 
 from flowalign.core.off_policy import correction
@@ -18,3 +20,5 @@ def test_off_policy_weights_by_loops() -> None:
     row = torch.stack([token[b][MASK[b]].prod() for b in range(6)])[:, None]
     torch.testing.assert_close(correction(old, sampler, MASK, level="sequence", largest=1.5), row.clamp(max=1.5))
     assert torch.equal(correction(old, old, MASK), torch.ones(6, 4))
+    # infinite weights would take all advantages of 0 for no number
+    assert correction(old + 200, old, MASK, level="sequence", largest=math.inf).isfinite().all()

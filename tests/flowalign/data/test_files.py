@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flowalign.config import load, recipe
-from flowalign.data import Preferences, Prompts
+from flowalign.data import Preferences, PromptList, Prompts, files
 from flowalign.errors import ConfigError
 
 RECORDS: list[dict[str, Any]] = [
@@ -90,6 +90,24 @@ def test_a_text_file_has_a_prompt_a_line(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_bytes(b'{"prompt": "a cat"}\n\n{"prompt": "a dog"\n')
     assert "b.jsonl, line 3: not a record" in refused(tmp_path / "b.jsonl")
     assert "no split or subset" in refused(tmp_path / "b.jsonl", split="test")
+
+
+def test_a_long_file_is_read_once_and_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, reads = tmp_path / "prompts.txt", 0
+    path.write_text("a cat\na dog\n")
+    lines = files._lines
+
+    def counted(path: Path) -> Any:
+        nonlocal reads
+        reads += 1
+        return lines(path)
+
+    monkeypatch.setattr(files, "_lines", counted)
+    listed = PromptList(prompts=str(path), limit=1)
+    assert Prompts.of(listed) is Prompts.of(listed.model_copy()) and reads == 1
+    assert len(Prompts.of(PromptList(prompts=str(path)))) == 2 and reads == 2
+    path.write_text("a cat\na dog\na bird\n")
+    assert len(Prompts.of(PromptList(prompts=str(path)))) == 3 and reads == 3
 
 
 def test_a_parquet_row_that_cannot_be_used_is_named(datasets: Any, tmp_path: Path) -> None:

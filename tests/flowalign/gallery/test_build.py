@@ -53,7 +53,7 @@ def test_page_holds_every_picture_and_works_without_its_run(run, tmp_path):
 
 
 def test_same_seed_stands_in_one_row(run, tmp_path):
-    data = page_data(build([run], tmp_path / "out"))
+    data = page_data(build([str(run)], str(tmp_path / "out")))
     for row, column, name, *_ in data["pictures"]:
         record = json.loads(
             (run / "samples" / f"iteration-{10 * column:06d}" / "samples.jsonl").read_text().split("\n")[row]

@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 
 from flowalign.config import load, recipe
+from flowalign.config.rewards import build_rewards
 from flowalign.data import ASSETS, Prompts
 from flowalign.data.batches import draw_batch
 from flowalign.gallery.runs import read_run
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.rendering import Rendered, renderer
 from flowalign.training import Trainer
-from flowalign.training.building import build_rewards
 from rewards import RewardError, WeightedSum, score
 from rewards.shapes import heldout_requests, parse, train_requests
 from rewards.shapes.reward import ShapesReward

@@ -9,7 +9,7 @@ from PIL import Image
 
 from flowalign.config import recipe
 from flowalign.errors import ConfigError
-from flowalign.tools.league import Budget, diversity, run_league
+from flowalign.tools.league import Budget, _plot, diversity, run_league
 from flowalign.training.evaluation import Evaluated
 
 SMALL = [
@@ -60,6 +60,11 @@ def test_diversity_is_the_distance_of_pictures_of_one_prompt() -> None:
     result = Evaluated(["a", "a", "b", "b"], [{}] * 4, [0] * 4, [0.0] * 4, {}, pictures, [0, 1, 2, 3])
     # 0.2 apart, and not at all
     assert diversity(result) == pytest.approx(0.1)
+
+
+def test_rewards_without_a_part_strict_are_drawn_too(tmp_path: Path) -> None:
+    _plot({"base": [{"reward": 0.1}], "one": [{"reward": 0.2}, {"reward": 0.3}]}, tmp_path / "league.png")
+    assert (tmp_path / "league.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("text", ["forwards", "minutes=3", "seconds=long"])

@@ -7,8 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from flowalign.config import Optimizer
+from flowalign.errors import FlowalignError
 from flowalign.training import Trainer
+from flowalign.training.optimization import MOST_SKIPPED, Optimization
 from tests.flowalign.training.small_run import settings
 
 TEXT = {
@@ -30,6 +34,73 @@ def alternating(samples: list, prompts: list[str]) -> list[float]:
 
 def brightness(images: list, prompts: list[str]) -> list[float]:
     return [float(np.asarray(image).mean() / 255) for image in images]
+
+
+class Crooked(torch.autograd.Function):
+    """x as it is, with a gradient of infinity in one element at these calls."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, infinite: bool) -> torch.Tensor:
+        ctx.infinite = infinite
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        gradient = gradient.clone()
+        if ctx.infinite:
+            gradient[0] = float("inf")
+        return gradient, None
+
+
+def update(optimization: Optimization, infinite: bool) -> None:
+    weight = optimization.parameters["w"]
+    optimization.backward(lambda rows: (Crooked.apply(weight, infinite)[rows], {}), torch.arange(4), 4, 2)
+    optimization.step()
+
+
+def test_an_infinite_gradient_moves_nothing_and_a_few_in_a_row_end_the_training(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimization = Optimization([{"w": weight}], Optimizer(), 10, torch.device("cpu"), ema_decay=0.5)
+    update(optimization, infinite=False)
+    before, average = weight.detach().clone(), optimization.ema.shadow_params[0].clone()
+    for _ in range(2):
+        for _ in range(MOST_SKIPPED - 1):
+            update(optimization, infinite=True)
+        assert torch.equal(weight, before) and torch.equal(optimization.ema.shadow_params[0], average)
+        update(optimization, infinite=False)
+        assert optimization.skipped == 0 and torch.isfinite(weight).all() and not torch.equal(weight, before)
+        before, average = weight.detach().clone(), optimization.ema.shadow_params[0].clone()
+    assert [record.getMessage() for record in caplog.records] == [
+        "an update was skipped: the gradients of finite losses are not finite (their norm is inf)"
+    ] * 2
+    with pytest.raises(FlowalignError, match=f"{MOST_SKIPPED} updates in a row were skipped: the gradients of finite"):
+        for _ in range(MOST_SKIPPED):
+            update(optimization, infinite=True)
+
+
+def test_skipped_updates_are_counted_and_left_out_of_the_means(tmp_path: Path) -> None:
+    trainer = Trainer(
+        settings(tmp_path, **{"training.iterations": 2, "training.checkpoint_every": 0}),
+        reward=brightness,
+        progress=False,
+    )
+    step, calls = trainer.learner._clip, 0
+
+    def infinite_once() -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            next(iter(trainer.learner.parameters.values())).grad[0, 0] = float("inf")
+        return step()
+
+    trainer.learner._clip = infinite_once
+    trainer.train()
+    first, second = trainer.metrics.read()
+    assert first["policy/skipped_updates"] == 1 and "policy/skipped_updates" not in second
+    assert np.isfinite(list(first.values())).all()
+    assert all(torch.isfinite(value).all() for value in trainer.learner.parameters.values())
 
 
 @pytest.fixture
@@ -76,3 +147,45 @@ def test_a_run_that_learns_is_left_in_peace(
     reward: Any, changes: dict[str, Any], warnings: Callable[..., list[str]]
 ) -> None:
     assert warnings(reward, **changes) == []
+
+
+BY_ONES = {
+    "model.dtype": "bfloat16",
+    "training.prompts_per_iteration": 1,
+    "training.group_size": 2,
+    "training.micro_batch_size": 1,
+    "training.updates_per_iteration": 1,
+}
+"""a single row is computed otherwise than a batch, and rounded"""
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"algorithm.name": "grpo_guard"}, TEXT], ids=["pictures", "regulated ratios", "text"]
+)
+def test_ratios_to_a_replay_start_at_exactly_1_in_low_precision(changes: dict[str, Any], tmp_path: Path) -> None:
+    replayed = {**changes, **BY_ONES, "training.old_log_prob": "replayed"}
+    run = Trainer(settings(tmp_path, **replayed), reward=alternating, progress=False)
+    experience = run.algorithm.collect(run.actor, run.groups.draw(0))
+    # as an engine of other numerics might record them
+    recorded = experience.rollout if changes is TEXT else experience.rollout.trajectory
+    recorded.log_prob += 0.01
+    metrics = run.learner.learn(experience, 0, 0.0)
+    assert metrics["policy/ratio"] == 1
+    assert metrics["policy/mismatch"] == pytest.approx(0.01, rel=0.9)
+
+
+def test_rounding_that_reaches_the_clip_is_measured_every_iteration_and_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    narrow = {**BY_ONES, "algorithm.loss": {"clip_range": 1e-6}}
+    run = Trainer(settings(tmp_path, **narrow), reward=alternating, progress=False)
+    experience = run.algorithm.collect(run.actor, run.groups.draw(0))
+    forwards = run.policy.forwards
+    with caplog.at_level(logging.WARNING):
+        measured = [run.learner.learn(experience, iteration, 0.0) for iteration in range(2)]
+    # the one noisy step of three
+    assert all(metrics["policy/mismatch"] == metrics["policy/mismatch/1"] > 5e-7 for metrics in measured)
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "policy/mismatch" in warning and "1e-06" in warning and "old_log_prob: replayed" in warning
+    # which counts as no training: both updates were of two actions
+    assert run.policy.forwards == forwards + 4

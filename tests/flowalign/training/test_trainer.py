@@ -1,9 +1,11 @@
 """The training loop: the same weights however it is interrupted or spread, and results that plain diffusers loads."""
 
+import contextlib
 import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,10 +21,13 @@ import yaml
 from diffusers import StableDiffusion3Pipeline
 from safetensors.torch import load_file
 
+from flowalign.cli.launch import load_for_sampling
 from flowalign.config import load
 from flowalign.data import ASSETS
-from flowalign.errors import ConfigError
-from flowalign.training import Trainer
+from flowalign.errors import ConfigError, FlowalignError
+from flowalign.runs.checkpoint import Checkpoints
+from flowalign.training import Trainer, signals
+from flowalign.training.signals import Stopped
 from rewards import RewardError
 from tests.flowalign.training.small_run import settings
 
@@ -172,11 +177,153 @@ def test_a_run_is_not_written_over(uninterrupted: Path) -> None:
 
 
 def test_resuming_a_finished_run_changes_nothing(uninterrupted: Path, tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(uninterrupted, tmp_path / "copy")
     run(tmp_path / "copy", resume=True, **WITH_EVALUATION, **{"training.ema_decay": 0.9})
     assert_same_run(tmp_path / "copy", uninterrupted)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model.lora.rank": 4}, "model.lora.rank: the run was trained with 2 and cannot go on with 4"),
+        ({"model.lora": None}, "model.lora: the run was trained with a LoRA and cannot go on with all weights"),
+        ({"training.ema_decay": None}, "training.ema_decay: .* an average and cannot go on with no average"),
+        ({"data.selection": {"name": "sec"}}, "data.selection.name: .* shuffled and cannot go on with sec"),
+        ({"algorithm": {"name": "dance_grpo"}}, "algorithm.name: .* flow_grpo and cannot go on with dance_grpo"),
+        ({"rollout.plan": {"name": "calibrated"}}, "rollout.plan.name: .* cannot go on with calibrated"),
+    ],
+)
+def test_a_run_does_not_go_on_with_what_would_not_fit(uninterrupted: Path, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Trainer(
+            settings(uninterrupted, **{**WITH_EVALUATION, "training.ema_decay": 0.9, **changes}),
+            reward=brightness,
+            resume=True,
+        )
+
+
+def test_a_run_that_goes_on_says_what_is_set_otherwise_and_serves_its_newest_weights(
+    uninterrupted: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(uninterrupted, tmp_path / "copy")
+    folder = tmp_path / "copy" / "run"
+    first = (folder / "config.yaml").read_text()
+    changes = {**WITH_EVALUATION, "training.ema_decay": 0.9, "training.seed": 7, "training.iterations": 6}
+
+    # damaged behind the run's back: it goes on from iteration 3
+    (folder / "checkpoints" / "checkpoint-000004" / "optimizer.safetensors").write_bytes(b"damaged")
+    calls = 0
+
+    def later(images: list, prompts: list[str]) -> list[float]:
+        nonlocal calls
+        calls += len(images) == 8
+        if calls == 2:
+            raise RuntimeError
+        return brightness(images, prompts)
+
+    with pytest.raises(RewardError):
+        run(tmp_path / "copy", later, resume=True, **changes)
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("flowalign")]
+    assert "checkpoint-000004 is damaged (optimizer.safetensors is not as it was written)" in said[0]
+    assert "goes on with other settings: rewards" in said[1]
+    assert said[1].endswith("training.iterations: 4 -> 6; training.seed: 0 -> 7")
+    assert (folder / "config-until-000003.yaml").read_text() == first
+    assert load(folder / "config.yaml").training.seed == 7
+    # the run did not come to its end, and its LoRA is that of its newest checkpoint all the same
+    newest = Checkpoints(folder / "checkpoints", keep=2).newest()
+    assert newest is not None and newest.name == "checkpoint-000004"
+    [served] = (folder / "lora").iterdir()
+    assert (
+        served.read_bytes()
+        == (newest / served.name).read_bytes()
+        != (uninterrupted / "run" / "lora").joinpath(served.name).read_bytes()
+    )
+    assert served.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_signal_ends_the_run_with_a_checkpoint(
+    uninterrupted: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    calls = 0
+
+    def interrupted(images: list, prompts: list[str]) -> list[float]:
+        nonlocal calls
+        calls += len(images) == 8
+        if calls == 2 and len(images) == 8:
+            signal.raise_signal(signal.SIGTERM)
+        return brightness(images, prompts)
+
+    changes = {**WITH_EVALUATION, "training.ema_decay": 0.9, "training.checkpoint_every": 0}
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped, match="SIGTERM: left after 2 of 4 iterations; --resume goes on") as left:
+        run(tmp_path, interrupted, **changes)
+    assert left.value.exit_code == 75 and signal.getsignal(signal.SIGTERM) is before
+    assert "SIGTERM: a checkpoint after this iteration" in capfd.readouterr().err
+    run(tmp_path, resume=True, **changes | {"training.checkpoint_every": 1})
+    assert_same_run(tmp_path, uninterrupted)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+def test_other_signals_are_noted_alike(number: signal.Signals) -> None:
+    with signals.Signals(announce=False) as seen:
+        signal.raise_signal(number)
+    assert seen.received == number.name
+
+
+def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "ONCE", 0.02)
+    child = os.fork()
+    if child == 0:
+        with signals.Signals(announce=False) as seen:
+            # the second one is the launcher's copy of the first
+            for wait in (0, 0, 0.05):
+                time.sleep(wait)
+                os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(seen.received is None)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM
+
+
+def test_a_reward_that_leaves_python_is_an_error(tmp_path: Path) -> None:
+    def leaving(images: list, prompts: list[str]) -> list[float]:
+        sys.exit(0)
+
+    with pytest.raises(FlowalignError, match=r"iteration 0: .*test_trainer.py, line \d+, called sys.exit\(0\)"):
+        run(tmp_path, leaving)
+    with pytest.raises(ConfigError, match=r"rewards.0: it calls sys.exit\(0\)"):
+        run(tmp_path, None, rewards=[{"name": f"{__name__}:Leaving"}])
+
+
+class Leaving:
+    """A reward whose constructor leaves Python."""
+
+    name = "leaving"
+
+    def __init__(self) -> None:
+        sys.exit(0)
+
+
+def test_a_run_that_starts_again_forgets_what_was_killed_before_its_first_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = 0
+
+    def failing(images: list, prompts: list[str]) -> list[float]:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise RuntimeError
+        return brightness(images, prompts)
+
+    changes = {"training.checkpoint_every": 0, "training.iterations": 3}
+    with pytest.raises(RewardError):
+        run(tmp_path, failing, **changes)
+    assert len(records(tmp_path)) == 2
+    (tmp_path / "run" / "samples" / "iteration-000002").mkdir(parents=True)
+    run(tmp_path, resume=True, **changes)
+    assert "nothing to resume" in caplog.text
+    assert [line["iteration"] for line in records(tmp_path)] == [0, 1, 2]
+    assert not (tmp_path / "run" / "samples").exists()
 
 
 def test_full_fine_tuning_with_kl(tmp_path: Path, tiny_policy: Callable[..., Any]) -> None:
@@ -190,6 +337,10 @@ def test_full_fine_tuning_with_kl(tmp_path: Path, tiny_policy: Callable[..., Any
     made = plain.sample(["a red circle"], [1], steps=2).trajectory.final
     expected = trainer.policy.sample(["a red circle"], [1], steps=2).trajectory.final
     assert torch.equal(made, expected)
+    # a run that has not come to its end has no export
+    shutil.rmtree(tmp_path / "run" / "model")
+    policy, _ = load_for_sampling(str(tmp_path / "run"), None, "float32")
+    assert torch.equal(policy.sample(["a red circle"], [1], steps=2).trajectory.final, expected)
 
 
 def test_kl_to_the_reference_with_lora_keeps_no_second_copy(tmp_path: Path) -> None:
@@ -233,24 +384,38 @@ def command(folder: Path, *launch: str, **changes: Any) -> tuple[list[str], dict
     return [sys.executable, "-m", *launch, "flowalign", "train", str(folder / "config.yaml")], environment
 
 
+def lines(file: Path) -> int:
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
 @pytest.mark.slow
-def test_a_run_killed_at_any_moment_and_resumed_ends_with_the_same_weights(tmp_path: Path) -> None:
+def test_a_run_killed_at_any_moment_and_resumed_ends_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     changes = {"training.iterations": 12, "training.ema_decay": 0.9}
-    whole, environment = command(tmp_path / "whole", **changes)
-    subprocess.run(whole, env=environment, check=True, capture_output=True)
-    killed, environment = command(tmp_path / "killed", **changes)
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    command(tmp_path / "whole", **changes)
+    Trainer(load(tmp_path / "whole" / "config.yaml"), progress=False).train()
+    _, environment = command(tmp_path / "killed", **changes)
+    script = [sys.executable, str(Path(__file__).parent / "train_forks.py"), str(tmp_path / "killed" / "config.yaml")]
     metrics = tmp_path / "killed" / "run" / "metrics.jsonl"
     generator = random.Random(time.time_ns())  # other moments every time
     done = 0
-    for _ in range(3):
-        process = subprocess.Popen([*killed, "--resume"], env=environment, stderr=subprocess.DEVNULL)
-        while process.poll() is None and len(metrics.read_text().splitlines() if metrics.exists() else []) <= done:
-            time.sleep(0.01)
-        time.sleep(generator.uniform(0, 1))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        done = len(metrics.read_text().splitlines())
-    subprocess.run([*killed, "--resume"], env=environment, check=True, capture_output=True)
+    with subprocess.Popen(script, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forks:
+        assert forks.stdin is not None and forks.stdout is not None
+        for kill in (True, True, True, False):
+            print(file=forks.stdin, flush=True)
+            child = int(forks.stdout.readline())
+            # a child that has finished is not there any more
+            while kill and Path(f"/proc/{child}").exists() and (lines(metrics) <= done):
+                time.sleep(0.01)
+            if kill:
+                time.sleep(generator.uniform(0, 1))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+            done = lines(metrics)
+            assert int(forks.stdout.readline()) in ((-signal.SIGKILL, 0) if kill else (0,))
+        forks.stdin.close()
     for name in ("trainable", "optimizer", "ema"):
         mine, theirs = weights(tmp_path / "killed", 12, name), weights(tmp_path / "whole", 12, name)
         assert all(torch.equal(mine[key], theirs[key]) for key in theirs), name
@@ -259,15 +424,18 @@ def test_a_run_killed_at_any_moment_and_resumed_ends_with_the_same_weights(tmp_p
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_advantages_and_weights_of_one(tmp_path: Path) -> None:
+def test_two_processes_give_the_advantages_and_weights_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = {"algorithm.name": "recording:RecordingFlowGRPO", "training.iterations": 2, **WITH_EVALUATION}
     # previews, which the main process alone makes, would be recorded as well
     changes |= {"training.prompts_per_iteration": 4, "training.checkpoint_every": 0, "training.previews": 0}
     # `--cpu --num_processes 2` starts one process (accelerate 1.15); this starts two, here on the CPU
     launch = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0", "-m"]
-    for name, arguments in {"one": [], "two": launch}.items():
-        line, environment = command(tmp_path / name, *arguments, **changes)
-        subprocess.run(line, env=environment, check=True, capture_output=True)
+    line, environment = command(tmp_path / "two", *launch, **changes)
+    subprocess.run(line, env=environment, check=True, capture_output=True)
+    _, environment = command(tmp_path / "one", **changes)
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.setenv("FLOWALIGN_ADVANTAGES", environment["FLOWALIGN_ADVANTAGES"])
+    Trainer(load(tmp_path / "one" / "config.yaml"), progress=False).train()
     one = torch.load(tmp_path / "one" / "advantages.0", weights_only=True)
     for rank in (0, 1):
         two = torch.load(tmp_path / "two" / f"advantages.{rank}", weights_only=True)

@@ -16,7 +16,7 @@ from PIL import Image
 
 from rewards.shapes import draw, heldout_requests, sample_requests
 
-TINY_VLM = Path(__file__).parents[3] / "flowalign" / "assets" / "tiny_vlm"
+TINY_VLM = Path(__file__).parents[3] / "flowalign" / "data" / "assets" / "tiny_vlm"
 
 
 def free_port() -> int:

@@ -96,6 +96,9 @@ class Server:
         message = {"role": "assistant", "content": self.processor.tokenizer.decode(reply)}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         choice["logprobs"] = {"content": entries} if body.get("logprobs") else None
+        if body["model"] == "mute":
+            # as transformers serve
+            del choice["logprobs"]
         answer = {"object": "chat.completion", "model": body["model"], "choices": [choice]}
         if len(prompt) > 1:
             answer["prompt_logprobs"] = prompt

@@ -126,6 +126,13 @@ def test_batch_size_and_order_do_not_matter(tiny_vlm, pictures, template):
     assert turned.flip(0).tolist() == pytest.approx(values.tolist(), abs=TOLERANCE)
 
 
+def test_a_server_without_log_probabilities_says_what_works(openai_url, pictures):
+    judge = JudgeReward("shapes_show", Served(openai_url, "mute"))
+    with pytest.raises(RewardError, match="gives no log-probabilities.*unified_reward_point") as raised:
+        judge(*pictures)
+    assert "\n" not in str(raised.value)
+
+
 def test_replies_agree_between_backends(tiny_vlm, openai_url, pictures):
     from rewards.judges import Question
 

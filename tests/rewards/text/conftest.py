@@ -7,7 +7,7 @@ import torch
 
 from rewards.text.model import CausalModel
 
-TINY_LM = Path(__file__).parents[3] / "flowalign" / "assets" / "tiny_lm"
+TINY_LM = Path(__file__).parents[3] / "flowalign" / "data" / "assets" / "tiny_lm"
 
 
 @pytest.fixture(scope="session")

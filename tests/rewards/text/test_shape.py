@@ -2,8 +2,13 @@
 
 import pytest
 import torch
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast
 
-from rewards import score
+from rewards import RewardError, bind, score
+from rewards.text.model import CausalModel
 from rewards.text.shape import LengthSwitch, Majority, SoftLength, TextFormat
 from rewards.text.verifiers import ExactMatch
 
@@ -14,9 +19,18 @@ def test_format_is_of_the_whole_text() -> None:
     assert score(TextFormat("[0-9]+"), ["12", "1a"], ["?"] * 2, [{}] * 2).value.tolist() == [1, 0]
 
 
-def test_length_costs_between_free_and_limit() -> None:
-    texts = ["", "x" * 10, "x" * 15, "x" * 20, "x" * 99]
-    assert score(SoftLength(10, 20), texts, ["?"] * 5, [{}] * 5).value.tolist() == [0, 0, -0.5, -1, -1]
+def test_length_costs_between_free_and_limit_in_tokens(model: CausalModel) -> None:
+    texts = ["", "1" * 10, "1" * 15, "1" * 20, "1" * 99]
+    reward = SoftLength(10, 20)
+    with pytest.raises(RewardError, match="`tokenizer: PATH` names one"):
+        score(reward, texts, ["?"] * 5, [{}] * 5)
+    bind(reward, model)
+    assert score(reward, texts, ["?"] * 5, [{}] * 5).value.tolist() == [0, 0, -0.5, -1, -1]
+    # a token of two characters
+    pairs = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"11": 0}, unk_token="11")))
+    pairs.backend_tokenizer.pre_tokenizer = Split(Regex(".."), "isolated")
+    reward.tokenizer = pairs
+    assert score(reward, texts, ["?"] * 5, [{}] * 5).value.tolist() == [0, 0, 0, 0, -1]
     with pytest.raises(ValueError, match="below limit"):
         SoftLength(20, 20)
 

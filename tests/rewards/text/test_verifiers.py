@@ -42,21 +42,53 @@ def test_multiple_choice_reads_the_last_option_named() -> None:
     assert values(MultipleChoice(), texts, ["B"] * 8) == [1, 1, 1, 1, 0, 0, 0, 0]
 
 
-def test_maths_knows_equal_expressions() -> None:
+@pytest.fixture(scope="module")
+def maths() -> Maths:
+    """With one process, which loads its libraries once."""
+    return Maths(timeout=60, workers=1)
+
+
+def test_maths_knows_equal_expressions(maths: Maths) -> None:
     texts = ["$\\frac{1}{2}$", "so it is 0.5", "\\boxed{\\frac{2}{4}}", "0.51", "", "nonsense ((", "$x^2+2x+1$"]
     right = ["1/2"] * 6 + ["$(x+1)^2$"]
-    assert values(Maths(timeout=60), texts, right) == [1, 1, 1, 0, 0, 0, 1]
+    assert values(maths, texts, right) == [1, 1, 1, 0, 0, 0, 1]
 
 
-def test_a_slow_check_counts_as_wrong_and_the_next_one_works() -> None:
-    reward = Maths(timeout=60, workers=1)
-    assert values(reward, ["2"], ["2"]) == [1]
+def test_the_right_answer_of_maths_is_read_whole(maths: Maths) -> None:
+    """As verl does; a raw one is read up to its first number, or not at all."""
+    cases = [
+        (r"2\sqrt{3}", r"\boxed{2}", 0),
+        (r"2\sqrt{3}", r"\boxed{2\sqrt{3}}", 1),
+        ("(1,2)", r"so \boxed{(1, 2)}", 1),
+        ("(1,2)", r"so \boxed{2}", 0),
+        ("x^2+2x+1", r"$(x+1)^2$", 1),
+        (r"\text{Evelyn}", r"\boxed{\text{Evelyn}}", 1),
+        (r"\text{Evelyn}", r"\boxed{\text{Simon}}", 0),
+        (r"$\frac{1}{2}$", "0.5", 1),
+        (r"\boxed{5}", "it is 5", 1),
+    ]
+    right, texts, expected = zip(*cases, strict=True)
+    assert values(maths, texts, right) == list(expected)
+
+
+def test_a_right_answer_that_is_no_mathematics_is_reported_and_not_scored(
+    maths: Maths, caplog: pytest.LogCaptureFixture
+) -> None:
+    metadata = [{"answer": "}{"}, {"answer": "4"}]
+    scores = score(maths, ["4", "4"], ["?", "2+2"], metadata)
+    assert scores.value.tolist() == [0, 1] and scores.parts["maths_unreadable"].tolist() == [1, 0]
+    assert scores.weight is not None and scores.weight.tolist() == [0, 1]
+    assert "the right answer '}{' of the prompt '?'" in caplog.text
+
+
+def test_a_slow_check_counts_as_wrong_and_the_next_one_works(maths: Maths) -> None:
+    assert values(maths, ["2"], ["2"]) == [1]
     # nobody is that quick
-    reward.timeout = 0.0
-    scores = score(reward, ["$2+2$"], ["?"], [{"answer": "4"}])
+    maths.timeout = 0.0
+    scores = score(maths, ["$2+2$"], ["?"], [{"answer": "4"}])
     assert scores.value.tolist() == [0] and scores.parts["maths_timeout"].tolist() == [1]
-    reward.timeout = 60
-    assert values(reward, ["$2+2$"], ["4"]) == [1]
+    maths.timeout = 60
+    assert values(maths, ["$2+2$"], ["4"]) == [1]
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,10 @@ class Family:
         """
         raise NotImplementedError
 
+    def encode_negative(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
+        """Embeddings of what guidance leads away from; an empty text stands for none."""
+        return self.encode(pipeline, prompts, **options)
+
     def stack(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
         """The encoded prompts of a batch, one `encode` row each, as arguments of the pipeline's call."""
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
@@ -122,7 +126,7 @@ class Family:
         return {name: getattr(pipeline, name).model_max_length for name in names}
 
     def negative(self, guidance: float) -> bool:
-        """Whether guidance of this scale needs the embeddings of an empty prompt."""
+        """Whether guidance of this scale needs the embeddings of a negative prompt."""
         return guidance > 1
 
     def arguments(self, guidance: float) -> dict[str, Any]:
@@ -215,6 +219,15 @@ class Family:
         """The velocity at x that a guided prediction of the model stands for."""
         return output
 
+    def own_step(
+        self, velocity: Tensor, x: Tensor, sigma: Tensor, sigma_next: Tensor, steps: int, scheduler: Any
+    ) -> Tensor:
+        """The velocity whose Euler step from sigma to sigma_next is the scheduler's own, one of `steps`.
+
+        It is another one only where a scheduler's steps do not end where the next ones begin.
+        """
+        return velocity
+
     # Pictures
 
     def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
@@ -234,14 +247,17 @@ class Family:
         return pipeline.image_processor.postprocess(pixels, output_type="pil")
 
 
-def encode_masked(pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
-    """Embeddings and masks by pipelines that put words before a prompt, though not before the negative one."""
-    rows = []
-    for prompt in prompts:
-        encoded = pipeline.encode_prompt([prompt], do_classifier_free_guidance=not prompt, **options)
-        rows.append(encoded[:2] if prompt else encoded[2:4])
-    embeds, masks = zip(*rows, strict=True)
-    return {"prompt_embeds": list(torch.cat(embeds)), "prompt_attention_mask": list(torch.cat(masks))}
+class MaskedEncoding(Family):
+    """Embeddings with masks, by pipelines that put words before a prompt, though not before the negative one."""
+
+    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
+        embeds, mask, *_ = pipeline.encode_prompt(list(prompts), do_classifier_free_guidance=False, **options)
+        return {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+
+    def encode_negative(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
+        negative = list(prompts)
+        _, _, embeds, mask = pipeline.encode_prompt(negative, negative_prompt=negative, **options)
+        return {"prompt_embeds": embeds, "prompt_attention_mask": mask}
 
 
 def option(options: dict[str, Any], default: int) -> int:

@@ -6,18 +6,15 @@ from typing import Any
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, encode_masked
+from flowalign.policies.diffusion.families.base import ATTENTION, MaskedEncoding
 from flowalign.policies.diffusion.families.guidance import TrueGuidance, rescaling
 
 
-class Lumina2(TrueGuidance):
+class Lumina2(TrueGuidance, MaskedEncoding):
     """Lumina-Image 2.0 (arXiv 2503.21758): predicts x0 - noise; guidance rescaled to the norm of the positive call."""
 
     pipelines = ("Lumina2Pipeline",)
     lora_targets = ATTENTION
-
-    def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
-        return encode_masked(pipeline, prompts, **options)
 
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
         # the system prompt before a prompt counts too

@@ -7,10 +7,10 @@ from typing import Any
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, Family, encode_masked
+from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, MaskedEncoding
 
 
-class Sana(Family):
+class Sana(MaskedEncoding):
     """Sana (arXiv 2410.10629), on its scheduler's own noise levels by steps of first order."""
 
     pipelines = ("SanaPipeline",)
@@ -18,7 +18,7 @@ class Sana(Family):
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         instruction = inspect.signature(type(pipeline).__call__).parameters["complex_human_instruction"].default
-        return encode_masked(pipeline, prompts, **{"complex_human_instruction": instruction} | options)
+        return super().encode(pipeline, prompts, **{"complex_human_instruction": instruction} | options)
 
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
         # the instruction before a prompt counts too

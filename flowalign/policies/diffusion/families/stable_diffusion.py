@@ -33,10 +33,7 @@ class StableDiffusion(Family):
         return DDIMScheduler.from_config(own.config, clip_sample=False, set_alpha_to_one=True)
 
     def sigmas(self, scheduler: Any) -> Tensor:
-        kept = scheduler.alphas_cumprod[scheduler.timesteps.cpu()].double()
-        alpha, sigma = kept.sqrt(), (1 - kept).sqrt()
-        levels = sigma / (alpha + sigma)
-        return torch.cat([levels, levels.new_zeros(1)]).float()
+        return torch.cat([_levels(scheduler)[scheduler.timesteps.cpu()], torch.zeros(1)])
 
     def scale(self, sigma: Tensor) -> Tensor:
         return 1 / torch.hypot(1 - sigma, sigma)
@@ -48,6 +45,24 @@ class StableDiffusion(Family):
         scale = self.scale(sigma)
         return scale**2 * (2 * sigma - 1) * x + scale * output.float()
 
+    def own_step(
+        self, velocity: Tensor, x: Tensor, sigma: Tensor, sigma_next: Tensor, steps: int, scheduler: Any
+    ) -> Tensor:
+        # a step of DDIMScheduler goes to t - 1000 // steps, wherever the next timestep is
+        levels = torch.cat([torch.zeros(1), _levels(scheduler)]).to(sigma)
+        place = torch.searchsorted(levels, sigma)
+        end = levels[(place - scheduler.config.num_train_timesteps // steps).clamp(min=0)]
+        # the network takes the state, in DDPM's notation, for one of its own timestep
+        moved = (x + velocity * (end - sigma)) * self.scale(end) / self.scale(sigma_next)
+        return torch.where(end == sigma_next, velocity, (moved - x) / (sigma_next - sigma))
+
+
+def _levels(scheduler: Any) -> Tensor:
+    """[1000] noise levels of the timesteps."""
+    kept = scheduler.alphas_cumprod.double()
+    alpha, sigma = kept.sqrt(), (1 - kept).sqrt()
+    return (sigma / (alpha + sigma)).float()
+
 
 class SDXL(StableDiffusion):
     """Stable Diffusion XL (arXiv 2307.01952)."""
@@ -58,8 +73,12 @@ class SDXL(StableDiffusion):
         embeds, _, pooled, _ = pipeline.encode_prompt(
             list(prompts), num_images_per_prompt=1, do_classifier_free_guidance=False, **options
         )
+        return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
+
+    def encode_negative(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
+        encoded = self.encode(pipeline, prompts, **options)
         if pipeline.config.force_zeros_for_empty_prompt:
             # as the pipeline does without a negative prompt
-            kept = torch.tensor([bool(prompt) for prompt in prompts]).to(embeds)
-            embeds, pooled = embeds * kept.view(-1, 1, 1), pooled * kept.view(-1, 1)
-        return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
+            kept = [float(bool(prompt)) for prompt in prompts]
+            return {name: [row * k for row, k in zip(rows, kept, strict=True)] for name, rows in encoded.items()}
+        return encoded

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from flowalign.actors.draw import Draw
+from flowalign.algorithms.matching.dpo import DPO, DPOSettings
 from flowalign.config import load, recipe
 from flowalign.data import Preferences
 from flowalign.data.batches import draw_batch
@@ -129,6 +130,18 @@ def test_noise_and_level_are_the_pairs_and_levels_are_spread_over_its_members(vo
     assert not torch.equal(*noised.x0.chunk(2))
     low, high = chosen.view(3, 2).unbind(1)
     assert (low < 0.5).all() and (high > 0.5).all() and (low > 0).all() and (high < 1).all()
+
+
+def test_logit_normal_levels_are_the_logistic_function_of_a_standard_normal(votes: Path) -> None:
+    batch = draw_batch(Preferences.read(str(votes)), 0, 3, 100, 0, False)
+    even, middle = (
+        DPO(DPOSettings(levels=name))._levels(batch).view(3, 100).double() for name in ("uniform", "logit_normal")
+    )
+    normal = torch.distributions.Normal(0.0, 1.0)
+    torch.testing.assert_close(normal.cdf((middle / (1 - middle)).log()), even, atol=1e-5, rtol=0)
+    # SD3's weighting scheme with mean 0 and deviation 1: 68.3% of the levels within a deviation of the middle
+    within = (middle > torch.sigmoid(torch.tensor(-1.0))) & (middle < torch.sigmoid(torch.tensor(1.0)))
+    assert within.double().mean() == pytest.approx(0.683, abs=0.01)
 
 
 def test_training_starts_at_log_two_and_turns_to_the_chosen_ones(votes: Path) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from flowalign.algorithms.text.grpo import GRPO
 from flowalign.config import load, recipe
 from flowalign.config.language import TextConfig
 from flowalign.core.aggregation import action_weights
+from flowalign.core.divergences import sampled_kl
 from flowalign.core.losses import ppo
 from flowalign.core.record import Actions
 from flowalign.data.batches import Batch, draw_batch
@@ -179,9 +181,13 @@ def test_one_step_has_trls_loss_and_gradient() -> None:
     sys.path.pop(0)
     stored = load_file(ORIGINALS / "step.safetensors")
     network = step.model()
-    weights = {k.removeprefix("weight."): v for k, v in stored.items() if k.startswith("weight.")}
-    network.load_state_dict(weights, strict=False)
-    network.tie_weights()
+
+    def load(which: str) -> None:
+        weights = {k.removeprefix(which): v for k, v in stored.items() if k.startswith(which)}
+        network.load_state_dict(weights, strict=False)
+        network.tie_weights()
+
+    load("start.")
     recorded = json.loads((ORIGINALS / "step.json").read_text())
     policy = LanguagePolicy(network, step.tokenizer())
     prompts = policy.tokenizer.batch_decode(recorded["prompt_ids"], skip_special_tokens=True)
@@ -193,6 +199,7 @@ def test_one_step_has_trls_loss_and_gradient() -> None:
     rollout.ended = torch.ones(8, dtype=torch.bool)
     policy.keep_reference()
     policy.train_all()
+    load("weight.")
     with torch.no_grad():
         rollout.log_prob, rollout.entropy = policy.log_probs(rollout, torch.arange(8))
 
@@ -209,16 +216,52 @@ def test_one_step_has_trls_loss_and_gradient() -> None:
     actor.rollout = lambda batch: rollout  # type: ignore[method-assign]
     batch = Batch(prompts, [{}] * 8, group, [0] * 8, list(range(8)), 0, group)
     algorithm = GRPO(
-        LanguageSettings(loss={"name": "ppo", "clip_range": 0.2, "clip_range_high": 0.28}, kl_weight=step.BETA)
+        LanguageSettings(
+            loss={"name": "ppo", "clip_range": 0.2, "clip_range_high": 0.28}, kl_weight=step.BETA, kl_correction=True
+        )
     )
     experience: Experience = algorithm.collect(actor, Draw(actor, batch))
-    losses, _ = algorithm.losses(policy, experience, experience.items)
+    losses, metrics = algorithm.losses(policy, experience, experience.items)
+    assert metrics["policy/kl"].mean() > 0.1
     loss = losses.sum() / 8
     loss.backward()
     assert loss.item() == pytest.approx(recorded["loss"], abs=1e-5)
     for name, parameter in network.named_parameters():
         expected = stored[f"gradient.{name}"]
         torch.testing.assert_close(parameter.grad, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_divergences_count_whole_whatever_weighs_the_policys_loss(world: Path, tmp_path: Path) -> None:
+    settings = "algorithm.entropy_share=0.3", "algorithm.kl_weight=0.5", "algorithm.off_policy={level: token}"
+    run = trainer(world, tmp_path, *settings)
+    sampled = run.actor.rollout
+
+    def by_another_engine(batch: Batch) -> Any:
+        rollout = sampled(batch)
+        rollout.log_prob = rollout.log_prob + 0.2
+        return rollout
+
+    run.actor.rollout = by_another_engine
+    experience = run.algorithm.collect(run.actor, Draw(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False)))
+    with torch.no_grad():
+        for parameter in run.policy.trainable().values():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+        losses = {}
+        for weight in (0.5, 0.0):
+            run.algorithm.settings.kl_weight = weight
+            losses[weight], _ = run.algorithm.losses(run.policy, experience, experience.items)
+        rollout, rows = experience.rollout, torch.arange(32)
+        log_prob, _ = run.policy.log_probs(rollout, rows)
+        with run.policy.reference():
+            reference, _ = run.policy.log_probs(rollout, rows)
+    # entropy_share and off_policy weigh the policy's loss
+    share = (experience.weight > 0).sum() / rollout.mask.sum()
+    assert 0.2 < share < 0.4
+    weight = experience.weight[experience.weight > 0] / experience.penalty_weight[experience.weight > 0]
+    torch.testing.assert_close(weight, torch.full_like(weight, math.exp(-0.2)), atol=1e-4, rtol=0)
+    expected = 0.5 * sampled_kl(log_prob, reference)[rollout.mask].mean()
+    assert expected > 1e-4
+    torch.testing.assert_close((losses[0.5] - losses[0.0]).mean(), expected)
 
 
 @pytest.mark.parametrize("selection", ["mopps", "sec"])

@@ -18,6 +18,7 @@ from flowalign.config.sections import Weighted
 from flowalign.data import ASSETS
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
+from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.teacher_forcing import scored
 from flowalign.training import Trainer
@@ -187,11 +188,13 @@ def test_aepo_imitates_right_texts_of_another_temperature(target: float, tempera
         batch_size=512,
     )
     texts = run.policy.decode(further)
-    right = [i for i, row in enumerate(rows) if texts[i] == batch.metadata[row]["answer"]]
-    further.temperature = 1.0
+    group = experience.scores.value.view(4, 8)
+    right = [i for i, row in enumerate(rows) if texts[i] == batch.metadata[row]["answer"] and not group[i].all()]
+    further.decoding = Decoding()
     expected = grpo_loss(run, experience.rollout[torch.arange(32)], experience.scores.value)
     if right:
-        expected += 0.25 * token_mean(run, further, lambda x: -x, right)
+        # half of it while the entropy is above the target
+        expected += (0.25 if target else 0.125) * token_mean(run, further, lambda x: -x, right)
     assert loss_of(run, experience).item() == pytest.approx(expected, abs=1e-5)
     assert experience.metrics["text/regulating_temperature"] == temperature
 

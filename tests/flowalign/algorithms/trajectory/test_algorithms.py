@@ -1,6 +1,8 @@
 """Every algorithm on the shipped tiny Stable Diffusion 3: one real iteration, and what each promises."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -8,22 +10,24 @@ import torch
 from flowalign.actors.dense import Estimator
 from flowalign.actors.draw import Draw
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
+from flowalign.algorithms.trajectory.branch_grpo import Pruning
+from flowalign.algorithms.trajectory.tp_grpo import TPGRPO, TPGRPOSettings
 from flowalign.config import load, recipe
-from flowalign.core.credit import dense_rewards
+from flowalign.core.credit import dense_rewards, turning_point_rewards
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.registry import ALGORITHMS, resolve
 from flowalign.training import Trainer
-from rewards import Scores, Spec
+from rewards import Scores, Spec, WeightedSum, as_reward
 from samplers.completion import completions
 from tests.flowalign.small_run import small_run
 
 TRAJECTORY = [name for name in ALGORITHMS if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)]
 
 
-def trainer(name: str, folder: Path, *overrides: str) -> Trainer:
+def trainer(name: str, folder: Path, *overrides: str, **more: Any) -> Trainer:
     members = 8 if name == "branch_grpo" else 4
-    return small_run(f"tiny_sd3/{name}", folder, f"training.group_size={members}", *overrides)
+    return small_run(f"tiny_sd3/{name}", folder, f"training.group_size={members}", *overrides, **more)
 
 
 def test_every_algorithm_has_a_recipe_for_the_tiny_model():
@@ -79,6 +83,88 @@ def test_single_step_credit_goes_to_the_step_that_branched(tmp_path: Path):
     assert len(experience.batch) == 4 * 2 * 4
     steps = mask.float().argmax(1).view(8, 4)
     assert (steps == steps[:, :1]).all()
+
+
+def test_noise_at_the_last_step_can_go_without_learning(tmp_path: Path):
+    run = trainer("flow_grpo", tmp_path, "rollout.plan={name: all, last: noise}")
+    batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=True)
+    experience = run.algorithm.collect(run.actor, Draw(run.actor, batch))
+    steps = run.config.rollout.steps
+    rollout = experience.rollout
+    assert rollout.trajectory.mask.all() and rollout.mask.sum(1).tolist() == [steps - 1] * 8
+    assert set(experience.items[:, 1].tolist()) == set(range(steps - 1))
+    assert len(experience.items) == 2 * run.algorithm.items(run.config)
+    assert not experience.advantage[:, -1].any() and experience.advantage[:, -2].any()
+
+
+def test_a_trees_edges_are_credited_and_pruned_as_the_authors_do(tmp_path: Path):
+    """Their code normalises the nodes of a depth by torch's std + 1e-8, and leaves out depths and leaves after that."""
+    run = trainer("branch_grpo", tmp_path)
+    batch = draw_batch(run.prompts, 5, 2, 8, 0, share_start_noise=True)
+    whole = run.algorithm.collect(run.actor, Draw(run.actor, batch))
+    run.algorithm.settings.pruning = Pruning(depths=[4, 5], every=2, stop=2, width="extremes", keep=0.25)
+    part = run.algorithm.collect(run.actor, Draw(run.actor, batch))
+    rewards, nodes = whole.scores.value.tolist(), whole.rollout.trajectory.numbered().tolist()
+    for tree in (range(8), range(8, 16)):
+        order = sorted(tree, key=lambda leaf: -rewards[leaf])
+        for step in range(len(nodes[0]) - 1):
+            under: dict[int, list[int]] = {}
+            for leaf in tree:
+                under.setdefault(nodes[leaf][step + 1], []).append(leaf)
+            value = torch.tensor([sum(rewards[leaf] for leaf in leaves) / len(leaves) for leaves in under.values()])
+            expected = (value - value.mean()) / (value.std() + 1e-8) if value.std() > 1e-6 else torch.zeros(len(value))
+            for own, leaves in zip(expected.tolist(), under.values(), strict=True):
+                for row, leaf in enumerate(leaves):
+                    # the first leaf of a node stands for it, and the last step has no noise
+                    trained = row == 0 and step < len(nodes[0]) - 2
+                    assert whole.advantage[leaf, step].item() == pytest.approx(own * trained, abs=1e-4)
+                    # in iteration 5 the depths have moved by two, the last split is step 2
+                    kept = step + 1 not in (2, 3) and (step <= 2 or leaf in (order[0], order[-1]))
+                    if kept:
+                        assert part.advantage[leaf, step] == whole.advantage[leaf, step]
+                    elif step <= 2 or rewards[leaf] not in (rewards[order[0]], rewards[order[-1]]):
+                        assert part.advantage[leaf, step] == 0
+
+
+def test_pruned_depths_move_up_to_their_stop():
+    pruning = Pruning(depths=[15, 16], every=30, stop=9)
+    assert [pruning.pruned(i) for i in (0, 29, 30, 180, 900)] == [[15, 16], [15, 16], [14, 15], [9, 10], [9, 10]]
+    assert Pruning(depths=[3]).pruned(99) == [3] and Pruning().pruned(5) == []
+
+
+class Process:
+    """One of several processes, each with its share of the rows."""
+
+    device = "cpu"
+
+    def __init__(self, values: torch.Tensor, index: int, rows: int):
+        self.everything = {torch.float32: values, torch.bool: torch.ones_like(values[:, 1:], dtype=torch.bool)}
+        self.rows = slice(index * rows, (index + 1) * rows)
+        self.trajectory = SimpleNamespace(mask=self.everything[torch.bool][self.rows])
+
+    def values(self, *_: object) -> torch.Tensor:
+        return self.everything[torch.float32][self.rows]
+
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        assert torch.equal(own, self.everything[own.dtype][self.rows])
+        return self.everything[own.dtype]
+
+    def own(self, values: torch.Tensor, rows: int) -> torch.Tensor:
+        assert self.rows.stop - self.rows.start == rows
+        return values[self.rows]
+
+
+def test_released_turning_points_do_not_depend_on_the_number_of_processes():
+    algorithm = TPGRPO(TPGRPOSettings(variant="released"))
+    values = torch.randn(12, 7) + torch.linspace(0, 1, 7)
+    expected = turning_point_rewards(values, "released")
+    shares = torch.cat([turning_point_rewards(own, "released") for own in values.split(4)])
+    assert not torch.equal(shares, expected)
+    for rows in (12, 4):
+        processes = [Process(values, index, rows) for index in range(12 // rows)]
+        scores = SimpleNamespace(value=None)
+        made = [algorithm.step_reward(each, each, [None] * rows, scores) for each in processes]
+        assert torch.equal(torch.cat(made), expected)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +267,29 @@ def test_unreadable_verdicts_of_pref_grpo_are_ties_and_reported(tmp_path: Path):
     assert experience.scores.parts["win_rate"].tolist() == pytest.approx([2.5 / 3, 2.5 / 3, 1 / 3, 0])
     assert experience.scores.parts["judge/unparsed"].tolist() == pytest.approx([1 / 3, 1 / 3, 0, 0])
     assert experience.metrics["reward/judge/unparsed"] == pytest.approx(1 / 6)
+
+
+def test_the_win_rate_can_be_one_reward_of_several(tmp_path: Path):
+    """.4 of it and .6 of another, by GDPO, as in Pref-GRPO's code: unbiased deviations, 1e-8 added to them."""
+    rewards = [0.1, 0.5, 0.2, 0.9, 0.3, 0.3, 0.8, 0.4]
+    other = WeightedSum([as_reward(lambda *_: rewards)], [0.6])
+    chosen = [
+        f"algorithm.judge={{name: '{__name__}:Doubtful'}}",
+        "algorithm.win_rate_weight=0.4",
+        "algorithm.advantage={name: gdpo, eps: 1.0e-8, unbiased: true}",
+    ]
+    run = trainer("pref_grpo", tmp_path, *chosen, reward=other)
+    draw = Draw(run.actor, draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=True))
+    experience = run.algorithm.collect(run.actor, draw)
+
+    def standardised(values: torch.Tensor) -> torch.Tensor:
+        return (values - values.mean(-1, keepdim=True)) / (values.std(-1, keepdim=True) + 1e-8)
+
+    won = experience.scores.parts["win_rate"].view(2, 4)
+    total = 0.4 * standardised(won) + 0.6 * standardised(torch.tensor(rewards).view(2, 4))
+    earned = experience.advantage[experience.rollout.mask].view(8, -1)
+    torch.testing.assert_close(earned, standardised(total.flatten())[:, None].expand_as(earned))
+    torch.testing.assert_close(experience.reward, 0.4 * won.flatten() + 0.6 * torch.tensor(rewards))
 
 
 def test_a_misspelt_setting_of_the_judge_is_found_before_anything_loads():

@@ -47,8 +47,8 @@ def test_chosen_parts_give_what_the_family_gives(tmp_path: Path) -> None:
         ("{name: flow_grpo, advantage: {name: 'flowalign.core.advantages:gigpo'}}", "needs state"),
         ("{name: dense_grpo, advantage: {name: pass_k}}", "takes one reward a row, and DenseGRPO has one for every"),
         (
-            "{name: pref_grpo, judge: {name: shapes}, advantage: {name: gdpo}}",
-            "needs rewards, which PrefGRPO does not",
+            "{name: hicogen, advantage: {name: gdpo}}",
+            "needs rewards, which HiCoGen does not",
         ),
         ("{name: flow_grpo, advantage: {name: rlo}}", "did you mean 'rloo'"),
         ("{name: flow_grpo, advantage: {name: pass_k, kk: 2}}", "'pass_k' has no setting 'kk'; did you mean 'k'"),

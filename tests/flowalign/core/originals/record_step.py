@@ -1,4 +1,7 @@
-"""Record one training step of TRL's GRPOTrainer: its completions, loss and gradient. README.md says how."""
+"""Record one training step of TRL's GRPOTrainer, away from its reference: its completions, loss and gradient.
+
+README.md says how.
+"""
 
 import json
 import sys
@@ -12,7 +15,7 @@ from transformers import TrainerCallback
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from step import BETA, PROMPTS, model, reward, tokenizer  # noqa: E402
+from step import BETA, PROMPTS, model, moved, reward, tokenizer  # noqa: E402
 
 
 def main() -> None:
@@ -28,11 +31,12 @@ def main() -> None:
 
     network = model()
     keep = Keep()
-    weights = {name: p.detach().clone().contiguous() for name, p in network.named_parameters()}
+    start = {f"start.{name}": p.detach().clone().contiguous() for name, p in network.named_parameters()}
     with tempfile.TemporaryDirectory() as folder:
         # TRL loads the reference from where the model came from
         network.save_pretrained(f"{folder}/model")
-        network = type(network).from_pretrained(f"{folder}/model")
+        network = moved(type(network).from_pretrained(f"{folder}/model"))
+        weights = {f"weight.{name}": p.detach().clone().contiguous() for name, p in network.named_parameters()}
         config = GRPOConfig(
             output_dir=folder,
             per_device_train_batch_size=8,
@@ -70,7 +74,7 @@ def main() -> None:
         )
         trainer.train()
     save_file(
-        {f"weight.{k}": v for k, v in weights.items()} | {f"gradient.{k}": v for k, v in keep.gradients.items()},
+        start | weights | {f"gradient.{k}": v for k, v in keep.gradients.items()},
         HERE / "step.safetensors",
     )
     (HERE / "step.json").write_text(json.dumps(keep.step) + "\n")

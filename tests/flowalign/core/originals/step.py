@@ -23,6 +23,15 @@ def model() -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**size, **ids, max_position_embeddings=32, initializer_range=0.3))
 
 
+@torch.no_grad()
+def moved(network: LlamaForCausalLM) -> LlamaForCausalLM:
+    """Away from the weights that it started from, so that there is a divergence."""
+    generator = torch.Generator().manual_seed(4)
+    for parameter in network.parameters():
+        parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return network
+
+
 def reward(text: str) -> float:
     """The share of its letters that are an a."""
     return text.count("a") / max(len(text), 1)

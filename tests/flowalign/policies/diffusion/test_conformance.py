@@ -25,6 +25,8 @@ from samplers import ode as euler
 # of different lengths; two of one group, which a call makes together where it makes no others
 PROMPTS = ["a red circle", "a red circle", "two blue squares", "a green triangle above a blue circle"]
 SEEDS = [4, 5, 6, 7]
+NEGATIVE = ["", "", "three red circles", "noise"]
+"""where guidance asks for them"""
 STEPS = 4
 EVERY_STEP = All().etas(STEPS, 0.7, 0, 0)
 
@@ -73,7 +75,11 @@ def policy(name: str) -> DiffusersPolicy:
 
 def roll(policy: DiffusersPolicy, tiny: Tiny, **settings: Any) -> Rollout:
     settings = {"steps": STEPS, "kernel": flow_sde, "eta": EVERY_STEP, "guidance": 3.0} | settings
-    metadata = [{"image": source.images, "mask": source.mask} for source in tiny.sources or ()]
+    metadata: list[dict[str, Any]] = [{"image": own.images, "mask": own.mask} for own in tiny.sources or ()]
+    if policy.family.negative(settings["guidance"]):
+        records = metadata or [{}] * len(PROMPTS)
+        metadata = [record | {"negative_prompt": text} for record, text in zip(records, NEGATIVE, strict=True)]
+        settings = settings | ({"guidance_2": 2.0} if len(policy.networks) == 2 else {})
     return policy.sample(PROMPTS, SEEDS, metadata=metadata, **tiny.call, **settings)
 
 
@@ -95,12 +101,18 @@ def plain(pipe: DiffusionPipeline, policy: DiffusersPolicy, tiny: Tiny, guidance
         pipe.guider = ClassifierFreeGuidance(1.0 if "distilled_guidance_scale" in guided else guidance)
     everyone = list(range(len(PROMPTS)))
     # where it takes no sides, they are the picture's
-    call = {name: value for name, value in tiny.call.items() if name in inspect.signature(pipe.__call__).parameters}
+    accepted = inspect.signature(pipe.__call__).parameters
+    call = {name: value for name, value in tiny.call.items() if name in accepted}
     made = []
-    # a call knows the pictures of one sample
-    for rows in [[i] for i in everyone] if tiny.sources or tiny.alone else [everyone]:
-        if tiny.negative:
-            guided |= {"negative_prompt": [""] * len(rows)} if guidance > 1 else {}
+    # a call knows the pictures of one sample, and no negative prompt is not the same as an empty one
+    for rows in [[i] for i in everyone] if tiny.sources or tiny.alone else [everyone[:2], everyone[2:]]:
+        texts = [NEGATIVE[i] for i in rows]
+        if policy.family.negative(guidance):
+            guided |= {"guidance_scale_2": 2.0} if len(policy.networks) == 2 else {}
+            if "negative_prompt" not in accepted:
+                guided |= {"negative_prompt_embeds": pipe.encode_prompt(texts, **tiny.encode)[0]}
+            elif tiny.negative or texts[0]:
+                guided |= {"negative_prompt": texts}
         given = {}
         if tiny.sources:
             given = tiny.source_inputs(*opened(tiny.sources[rows[0]], (tiny.call["width"], tiny.call["height"])))
@@ -140,6 +152,17 @@ def test_ode_sampling_is_the_pipelines_own_call(
     expected = plain(build(name), policy, tiny, guidance)
     assert expected.std() > 0.01
     torch.testing.assert_close(ode(policy, tiny, guidance), expected, atol=policy.family.tolerance, rtol=0)
+
+
+def test_what_guidance_has_no_use_for_is_refused(policy: DiffusersPolicy, tiny: Tiny) -> None:
+    with pytest.raises(ConfigError, match="guidance_rescale is not supported"):
+        roll(policy, tiny, guidance_rescale=0.7)
+    if len(policy.networks) == 1:
+        with pytest.raises(ConfigError, match="guidance_2 is of a second denoiser"):
+            roll(policy, tiny, guidance_2=2.0)
+    if not tiny.sources:
+        with pytest.raises(ConfigError, match="negative_prompt: the guidance of"):
+            roll(policy, tiny, guidance=1.0, negative_prompt="noise")
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.0])

@@ -13,6 +13,7 @@ from flowalign.policies.diffusion.experts import check_shards
 from flowalign.policies.diffusion.families import Family
 from flowalign.registry import MODELS, resolve
 from flowalign.tools.tiny_pipelines import PIPELINES, build
+from samplers.completion import complete, path
 
 DOCS = Path(__file__).parents[4] / "docs" / "models.md"
 
@@ -31,6 +32,31 @@ def test_every_model_is_documented_and_conforms(name: str, tested: set[str]) -> 
     assert len(rows) == 1 and all(f"`{pipeline}`" in rows[0] for pipeline in family.pipelines)
     # guidance that a class does not name itself is that of the table
     assert family.guidance.split(" in one call")[0].split(" a step")[0] in rows[0]
+
+
+@pytest.mark.parametrize(("spacing", "steps"), [("trailing", 7), ("linspace", 5), ("leading", 7)])
+def test_ddims_pictures_whatever_its_spacing(spacing: str, steps: int) -> None:
+    """Its steps are of 1000 // steps, which is not where the next timestep is."""
+    scheduler = diffusers.DDIMScheduler.from_config(
+        build("sd15").scheduler.config, timestep_spacing=spacing, clip_sample=False, set_alpha_to_one=True
+    )
+    prompts, call = ["a red circle", "two blue squares"], PIPELINES["sd15"].call
+    pipe = build("sd15")
+    pipe.scheduler = scheduler
+    policy = DiffusersPolicy(pipe)
+    rollout = policy.sample(prompts, [4, 5], steps=steps, guidance=3.0, **call)
+    with torch.no_grad():
+        pixels = (policy.family.decode(pipe, rollout.trajectory.final) / 2 + 0.5).clamp(0, 1)
+    own = [torch.Generator().manual_seed(seed) for seed in (4, 5)]
+    plain = pipe(prompts, generator=own, num_inference_steps=steps, guidance_scale=3.0, output_type="pt", **call).images
+    torch.testing.assert_close(pixels, plain, atol=1e-4, rtol=0)
+    # a replay knows the steps too, and so do completions
+    assert policy.verify(rollout) < 1e-4
+    rows = torch.arange(2)
+    finished = complete(
+        policy.at(rollout), rollout.trajectory.latents[:, 0], rows, [path(0, steps)] * 2, rollout.trajectory.sigmas
+    )
+    torch.testing.assert_close(finished, rollout.trajectory.final, atol=1e-4, rtol=0)
 
 
 def test_two_denoisers_are_not_put_in_shards() -> None:

@@ -176,6 +176,18 @@ def test_ratio_moves_with_the_weights(tiny_policy: Make) -> None:
         policy.verify(rollout)
 
 
+def test_noise_that_leaves_the_samples_is_refused(policy: DiffusersPolicy) -> None:
+    """Replay reproduces it, with ratio 1; the pictures are noise all the same."""
+
+    def loud(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
+        return ode(x, v, sigma, sigma_next, eta)[0], 20 * eta
+
+    with pytest.raises(FlowalignError, match=r"StableDiffusion3Pipeline away.*standard deviation of .*smaller rollout"):
+        policy.verify(roll(policy, kernel=loud))
+    rollout, forwards = roll(policy), policy.forwards
+    assert policy.verify(rollout) < 1e-5 and policy.forwards == forwards
+
+
 def test_bfloat16_keeps_latents_in_float32_and_ratios_close_to_one(tiny_policy: Make) -> None:
     policy = tiny_policy(dtype=torch.bfloat16)
     policy.add_lora(rank=4, alpha=8)

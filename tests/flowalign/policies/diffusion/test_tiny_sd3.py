@@ -14,7 +14,7 @@ from diffusers import StableDiffusion3Pipeline
 from rewards.shapes import all_requests, check, heldout_requests, train_requests
 
 ROOT = Path(__file__).parents[4]
-ASSETS = ROOT / "flowalign" / "assets"
+ASSETS = ROOT / "flowalign" / "data" / "assets"
 TINY = ASSETS / "tiny_sd3"
 SINGLES = [request.prompt for request in train_requests() if request.category == "single"]
 

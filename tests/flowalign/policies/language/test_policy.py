@@ -6,7 +6,16 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.language.policy import LanguagePolicy
@@ -48,7 +57,7 @@ def plain_log_probs(network: Any, rollout: TextRollout, row: int) -> torch.Tenso
     completion = rollout.completion_ids[row][rollout.mask[row]]
     with torch.no_grad():
         logits = network(torch.cat([prompt, completion])[None]).logits[0]
-    log_probs = (logits / rollout.temperature).log_softmax(-1)[len(prompt) - 1 : -1]
+    log_probs = (logits / rollout.decoding.temperature).log_softmax(-1)[len(prompt) - 1 : -1]
     return log_probs.gather(1, completion[:, None])[:, 0]
 
 
@@ -166,3 +175,77 @@ def test_a_chat_gets_its_template() -> None:
     assert policy.tokenizer.decode(ids[0][mask[0]]) == "<a><bc>+"
     with pytest.raises(ConfigError, match="no chat template"):
         LanguagePolicy(llama(), tokenizer(), chat=True)
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_what_is_drawn_by_a_rule_is_scored_by_it(padding: Any) -> None:
+    policy = LanguagePolicy(llama(), tokenizer(), padding=padding)
+    rule = {"temperature": 0.9, "top_p": 0.8, "top_k": 6, "min_p": 0.05, "repetition_penalty": 1.5}
+    rollout = policy.sample(PROMPTS, list(range(4)), max_new_tokens=9, **rule)
+    assert policy.verify(rollout) < 1e-5
+    # by transformers' own processors, the row alone
+    network, row = policy.network, 1
+    prompt = rollout.prompt_ids[row][rollout.prompt_mask[row]]
+    for t, token in enumerate(rollout.completion_ids[row][rollout.mask[row]].tolist()):
+        before = torch.cat([prompt, rollout.completion_ids[row][:t]])[None]
+        settings = GenerationConfig(do_sample=True, output_scores=True, return_dict_in_generate=True, **rule)
+        settings.max_new_tokens = 1
+        made = network.generate(before, generation_config=settings)
+        expected = made.scores[0][0].log_softmax(-1)[token]
+        torch.testing.assert_close(rollout.log_prob[row, t], expected, atol=1e-5, rtol=0)
+
+
+def test_a_models_own_generation_config_has_no_part_in_sampling() -> None:
+    network = llama()
+    plain = LanguagePolicy(llama(), tokenizer()).sample(PROMPTS, list(range(4)), **SAMPLING)
+    own = {"repetition_penalty": 1.3, "top_p": 0.5, "top_k": 2, "min_new_tokens": 4, "do_sample": True}
+    network.generation_config.update(**own)
+    policy = LanguagePolicy(network, tokenizer())
+    rollout = policy.sample(PROMPTS, list(range(4)), **SAMPLING)
+    assert torch.equal(rollout.completion_ids, plain.completion_ids)
+    assert torch.equal(rollout.log_prob, plain.log_prob) and policy.verify(rollout) < 1e-5
+    assert network.generation_config.top_p == 0.5
+
+
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_checkpointed_gradients_are_the_same_and_keep_little(make: Maker) -> None:
+    from tests.flowalign.policies.language.test_head import saved
+
+    kept, gradients = [], []
+    for checkpointed in (False, True):
+        policy = LanguagePolicy(make(), tokenizer())
+        rollout = policy.sample(PROMPTS, list(range(4)), **SAMPLING)
+        policy.train_all()
+        if checkpointed:
+            policy.checkpoint_gradients()
+
+        def forward(policy: LanguagePolicy = policy, rollout: TextRollout = rollout) -> torch.Tensor:
+            return policy.log_probs(rollout, torch.arange(4))[0]
+
+        kept.append(saved(forward))
+        forward().sum().backward()
+        gradients.append({name: p.grad for name, p in policy.trainable().items()})
+        assert policy.verify(rollout) < 1e-5
+    assert kept[1] < 0.35 * kept[0]
+    for name, expected in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], expected)
+
+
+def test_lora_says_what_it_adapts_and_may_adapt_all(caplog: pytest.LogCaptureFixture) -> None:
+    """Phi-3 has one layer for queries, keys and values."""
+    size = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    ids = {"vocab_size": 14, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+
+    def adapted(targets: Any) -> set[str]:
+        policy = LanguagePolicy(Phi3ForCausalLM(Phi3Config(**size, **ids)), tokenizer())
+        policy.add_lora(2, 4, targets)
+        return {name.split(".lora_A")[0].rpartition(".")[2] for name in policy.trainable() if "lora_A" in name}
+
+    assert adapted(None) == {"o_proj"}
+    assert "LoRA adapts o_proj alone, for the model has no q_proj, k_proj, v_proj" in caplog.text
+    assert "all-linear adapts down_proj, gate_up_proj, qkv_proj too" in caplog.text
+    caplog.clear()
+    assert adapted("all-linear") == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
+    assert adapted(["qkv_proj"]) == {"qkv_proj"} and not caplog.text
+    LanguagePolicy(llama(), tokenizer()).add_lora(2, 4)
+    assert not caplog.text

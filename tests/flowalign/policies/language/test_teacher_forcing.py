@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from flowalign.data import ASSETS
 from flowalign.errors import ConfigError
+from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.teacher_forcing import at_tokens, characters, continued, rescored, scored
 from rewards import END
@@ -26,7 +27,7 @@ def policy() -> LanguagePolicy:
 def test_the_policys_own_texts_come_back_as_it_wrote_them(policy: LanguagePolicy) -> None:
     sampled = policy.sample(PROMPTS, [0, 1, 2, 3], **SAMPLING)
     assert sampled.ended.all()
-    again = scored(policy, PROMPTS, policy.decode(sampled), temperature=0.8, batch_size=3)
+    again = scored(policy, PROMPTS, policy.decode(sampled), Decoding(0.8), batch_size=3)
     assert torch.equal(again.completion_ids, sampled.completion_ids) and torch.equal(again.mask, sampled.mask)
     torch.testing.assert_close(again.log_prob, sampled.log_prob, atol=1e-5, rtol=0)
     torch.testing.assert_close(again.entropy, sampled.entropy, atol=1e-4, rtol=0)
@@ -34,8 +35,8 @@ def test_the_policys_own_texts_come_back_as_it_wrote_them(policy: LanguagePolicy
 
 def test_other_temperatures_give_other_log_probabilities(policy: LanguagePolicy) -> None:
     sampled = policy.sample(PROMPTS, [0, 1, 2, 3], **SAMPLING)
-    hot = rescored(policy, sampled, temperature=1.3)
-    assert hot.temperature == 1.3 and sampled.temperature == 0.8
+    hot = rescored(policy, sampled, decoding=Decoding(1.3))
+    assert hot.decoding.temperature == 1.3 and sampled.decoding.temperature == 0.8
     assert not torch.allclose(hot.log_prob, sampled.log_prob, atol=1e-3)
 
 

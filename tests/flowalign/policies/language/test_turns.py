@@ -74,7 +74,7 @@ def row_alone(own: AgentPolicy, rollout: TextRollout, row: int) -> tuple[list[in
         [rollout.prompt_ids[row][rollout.prompt_mask[row]], rollout.completion_ids[row][rollout.present[row]]]
     )
     with torch.no_grad():
-        log_probs = (own.network(ids[None]).logits[0] / rollout.temperature).log_softmax(-1)
+        log_probs = (own.network(ids[None]).logits[0] / rollout.decoding.temperature).log_softmax(-1)
     return ids.tolist(), log_probs[:-1].gather(1, ids[1:, None])[:, 0]
 
 

@@ -49,7 +49,7 @@ def plain_log_probs(policy: VisionLanguagePolicy, rollout: TextRollout, row: int
     with torch.no_grad():
         logits = policy.network(**inputs).logits[0]
     logits[:, policy.network.config.image_token_id] = -torch.inf
-    log_probs = (logits / rollout.temperature).log_softmax(-1)[start - 1 : -1]
+    log_probs = (logits / rollout.decoding.temperature).log_softmax(-1)[start - 1 : -1]
     return log_probs.gather(1, completion[:, None])[:, 0]
 
 

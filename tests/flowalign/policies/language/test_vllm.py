@@ -13,6 +13,7 @@ from flowalign.config import load, recipe
 from flowalign.data import ASSETS
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
+from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.vllm import Engine, as_rollout, hand_over, merged_weights, request
 from tests.flowalign.small_run import small_run
@@ -36,7 +37,7 @@ class StandIn:
         for prompt, own in zip(prompts, parameters, strict=True):
             ids, mask = self.own.padded([prompt["prompt_token_ids"]], ["?"], own["max_tokens"])
             inputs = {"input_ids": ids, "attention_mask": mask.long()}
-            made = self.own.generate(["?"], inputs, [own["seed"]], own["max_tokens"], own["temperature"], [])
+            made = self.own.generate(["?"], inputs, [own["seed"]], own["max_tokens"], Decoding(own["temperature"]), [])
             tokens = made.completion_ids[0][made.mask[0]].tolist()
             steps = [{t: SimpleNamespace(logprob=float(c) + self.off)} for t, c in zip(tokens, made.log_prob[0])]
             answers.append(SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens, logprobs=steps)]))
@@ -64,7 +65,7 @@ def engine_of(policy: LanguagePolicy, off: float = 0.0) -> Engine:
 
 
 def test_requests_ask_for_the_models_own_distribution() -> None:
-    made = request(2**63 + 5, 7, 0.8, [2])
+    made = request(2**63 + 5, 7, Decoding(0.8), [2])
     assert made.keys() <= set(DOCUMENTED)
     assert made["seed"] == 5 and made["max_tokens"] == 7 and made["temperature"] == 0.8
     assert made["top_p"] == 1 and made["top_k"] == 0 and made["min_p"] == 0 and made["stop_token_ids"] == [2]
@@ -78,7 +79,7 @@ def test_answers_become_the_rollout_that_the_policy_would_have_made(policy: Lang
     for name in ("prompt_ids", "prompt_mask", "completion_ids", "mask", "ended"):
         assert torch.equal(getattr(made, name), getattr(plain, name)), name
     torch.testing.assert_close(made.log_prob, plain.log_prob, atol=1e-5, rtol=0)
-    assert not made.ended.all() and made.temperature == 0.8
+    assert not made.ended.all() and made.decoding.temperature == 0.8
 
 
 def test_the_engine_gets_lora_merged_and_the_network_stays_as_it_is(policy: LanguagePolicy) -> None:
@@ -141,5 +142,5 @@ def test_an_answer_without_an_end_is_cut(policy: LanguagePolicy) -> None:
     step = {5: SimpleNamespace(logprob=-0.5)}
     answer = SimpleNamespace(outputs=[SimpleNamespace(token_ids=[5, 5], logprobs=[step, step])])
     ids, mask = policy.encode(["1+1="], 2)
-    made = as_rollout(policy, ["1+1="], ids, mask, [answer], 1.0)
+    made = as_rollout(policy, ["1+1="], ids, mask, [answer], Decoding())
     assert made.ended.tolist() == [False] and made.log_prob.tolist() == [[-0.5, -0.5]]

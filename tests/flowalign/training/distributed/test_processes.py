@@ -39,6 +39,8 @@ SPLIT = {
     "training.micro_batch_size": 1,
     "training.previews": 1,
     "training.ema_decay": 0.9,
+    # a CPU's matrix products depend, in their last bits, on the batch: every process count samples by fours
+    "rollout.batch_size": 4,
 }
 """what makes a small run one that processes can share"""
 QUICK = {"evaluation": {}, "training.previews": 0}
@@ -70,21 +72,22 @@ RUNS: dict[str, dict[str, Any]] = {
         "data": {"prompts": "sums_train"},
         "rewards": [{"name": "exact_match"}],
         "algorithm": {"name": "grpo", "kl_weight": 0.1},
-        "rollout": {"max_new_tokens": 5},
+        "rollout": {"max_new_tokens": 5, "batch_size": 4},
         "evaluation": {"prompts": "sums_heldout", "limit": 3, "every": 2, "max_new_tokens": 5},
         "training.optimizer.learning_rate": 1e-4,
     },
 }
-CROWDED = QUICK | {"algorithm": {"name": "recording:CrowdedFlowGRPO", "loss": {"clip_range": 0.01}}}
+CROWDED = QUICK | {
+    "algorithm": {"name": "recording:CrowdedFlowGRPO", "loss": {"clip_range": 0.01}},
+    "rollout.batch_size": 16,
+}
 LATE = QUICK | {
     "rewards": [{"name": "recording:late_brightness"}],
     "training.patience": 6,
     "training.iterations": 1,
 }
-CLOSE, CLOSE_DENSE = 0.01, 0.08
-"""share of an iteration's movement. What floats do in other batches depends on the processor: 0.00013 at most on one,
-0.0029 on another, and 0.030 there with a learned value head, bit for bit as at the revision before. A head that every
-process trained for itself came to 0.47."""
+CLOSE = 0.002
+"""share of an iteration's movement; 0.00008 at most was seen, 0.47 of a head that every process trained for itself"""
 CLOSE_ZERO = 0.01
 """with DeepSpeed, which rounds more, by at most 0.0035, most of it in a few hundred weights of tiny gradients"""
 ENVIRONMENT = os.environ | {
@@ -207,7 +210,7 @@ def four(tmp_path_factory: pytest.TempPathFactory, one: dict[str, Path], two: di
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("label", ["copies lora", *(f"shards {name}" for name in RUNS)])
 def test_two_processes_give_the_run_of_one(one: dict[str, Path], two: dict[str, Path], label: str) -> None:
-    assert apart(two[label], one[label.split()[-1]]) < (CLOSE_DENSE if "dense" in label else CLOSE)
+    assert apart(two[label], one[label.split()[-1]]) < CLOSE
 
 
 @pytest.mark.slow
@@ -240,7 +243,7 @@ def test_four_processes_give_the_run_of_one_from_the_start_and_resumed(
     one: dict[str, Path], four: dict[str, Path]
 ) -> None:
     for label, folder in four.items():
-        assert apart(folder, one[label.split()[-1]]) < (CLOSE_DENSE if "dense" in label else CLOSE), label
+        assert apart(folder, one[label.split()[-1]]) < CLOSE, label
         # of all processes, whoever made them
         assert state_of(folder)["actor"]["reward_calls"] == 32, label
 

@@ -1,0 +1,87 @@
+"""Scores of drawn tokens without the logits of them all: the output head on a few tokens at a time."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from flowalign.policies.language.decoding import Decoding, entropy_of
+
+LOGITS = 2**25
+"""computed at a time: 128 MiB in float32"""
+RECOMPUTED: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+"""of torch's checkpoint; nothing here draws random numbers"""
+Head = Callable[[Tensor], Tensor]
+"""[N, H] -> [N, V]"""
+
+
+def token_scores(
+    hidden: Tensor,
+    head: Head,
+    vocabulary: int,
+    tokens: Tensor,
+    decoding: Decoding,
+    before: Tensor | None = None,
+    undrawn: Sequence[int] = (),
+) -> tuple[Tensor, Tensor]:
+    """[N] float32 log-probabilities of tokens, and entropies, without gradient, of what they were drawn from.
+
+    Where there are more than `LOGITS` of them, a backward pass computes logits again instead of keeping them.
+
+    Args:
+        hidden: [N, H] what the head gets where each token was drawn.
+        vocabulary: V.
+        tokens: [N].
+        before, undrawn: as of `Decoding.log_probs`.
+    """
+
+    def scores(hidden: Tensor, tokens: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        log_probs = decoding.log_probs(head(hidden), before, tokens, undrawn)
+        return log_probs.gather(-1, tokens[:, None])[:, 0], entropy_of(log_probs.detach())
+
+    size = max(1, LOGITS // vocabulary)
+    if len(tokens) <= size:
+        return scores(hidden, tokens, before)
+    parts = []
+    for i in range(0, len(tokens), size):
+        some = slice(i, i + size)
+        earlier = None if before is None else before[some]
+        parts.append(checkpoint(scores, hidden[some], tokens[some], earlier, **RECOMPUTED))
+    log_prob, entropy = zip(*parts, strict=True)
+    return torch.cat(log_prob), torch.cat(entropy)
+
+
+@contextlib.contextmanager
+def instead_of_logits(head: torch.nn.Module, made: Callable[[Tensor, Head], Tensor]) -> Iterator[None]:
+    """Within it the output head gives `made(hidden, head)`, so that the network, wrapped or not, makes no logits.
+
+    Args:
+        made: of what the head gets [B, L, H], and the head itself: what the network gives as its logits.
+    """
+    own = vars(head).get("forward")
+    plain: Head = head.forward
+    head.forward = lambda hidden: made(hidden, plain)
+    try:
+        yield
+    finally:
+        if own is None:
+            del head.forward
+        else:
+            head.forward = own
+
+
+@torch.no_grad()
+def gives_logits(network: Any) -> bool:
+    """Whether the network's logits are what its output head gives, neither scaled nor capped after."""
+    made: list[Tensor] = []
+    hook = network.get_output_embeddings().register_forward_hook(lambda head, given, logits: made.append(logits))
+    # several: the output of a padding token may be 0, which no cap changes
+    ids = torch.arange(8, device=network.device)[None]
+    try:
+        logits = network(input_ids=ids, use_cache=False).logits
+    finally:
+        hook.remove()
+    return len(made) == 1 and torch.equal(made[0].float(), logits.float())
