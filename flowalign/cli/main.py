@@ -17,7 +17,7 @@ from flowalign.cli.judges import cold_start, pair_questions, rejection_sampling
 from flowalign.cli.prompts import difficulty, prompts
 from flowalign.cli.rewards import reward_check, reward_server, train_reward
 from flowalign.cli.sample import sample
-from flowalign.errors import ConfigError, FlowalignError, nearest
+from flowalign.errors import ConfigError, FlowalignError, hide, nearest
 
 app = typer.Typer(
     help="Align diffusion and flow models with rewards.",
@@ -214,5 +214,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _leave(message: str, code: int = 1) -> None:
     """Print one line and leave."""
-    print(" ".join(f"flowalign: {message}".split()), file=sys.stderr)
+    print(" ".join(hide(f"flowalign: {message}").split()), file=sys.stderr)
     sys.exit(code)
