@@ -65,7 +65,8 @@ class Spec:
     """the value changes over training: it has an `advance` that must be told how far training is"""
 
     def __post_init__(self) -> None:
-        if isinstance(self.needs, str) or not isinstance(self.needs, set | frozenset | list | tuple):
+        needs: Any = self.needs
+        if isinstance(needs, str) or not isinstance(needs, set | frozenset | list | tuple):
             raise ValueError(f"a Spec's needs are a set of {', '.join(sorted(NEEDS))}; got {self.needs!r}")
         object.__setattr__(self, "needs", frozenset(self.needs))
         if unknown := self.needs - NEEDS:

@@ -249,7 +249,7 @@ class PolicyGradient(base.Algorithm):
         """Items enough to compare a replay with the rollout by; as many on every process."""
         raise NotImplementedError
 
-    def replay(self, policy: Policy, experience: Experience, items: Tensor, keep: bool) -> Tensor:
+    def replay(self, policy: Any, experience: Experience, items: Tensor, keep: bool) -> Tensor:
         """Log-ratios of items between a replay and what ratios refer to, which before any update should be 0.
 
         Args:

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from flowalign.cli.modules import find_beside
 from flowalign.errors import ConfigError
 
 
@@ -21,6 +22,7 @@ def reward_server(
     from rewards.http import token_in
     from rewards.server import loopback, serve
 
+    find_beside(config)
     settings = read(config)
     server = settings.server
     host, port = host or server.host or "127.0.0.1", port or server.port
@@ -51,6 +53,7 @@ def reward_check(
 
     console = Console()
     failed = False
+    find_beside(config)
     for named in read(config).rewards:
         reward = build_reward([named.model_copy(update={"weight": 1.0})])
         table = Table(title=reward.name, title_justify="left")

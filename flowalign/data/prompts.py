@@ -118,7 +118,8 @@ class Prompts:
         assert listed.prompts is not None
         path = located(listed.prompts)
         stamp = (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None
-        prompts: Self = _prompts(cls, listed.model_dump_json(include=set(PromptList.model_fields)), stamp)
+        kind: Any = cls
+        prompts: Self = _prompts(kind, listed.model_dump_json(include=set(PromptList.model_fields)), stamp)
         return prompts
 
     @staticmethod

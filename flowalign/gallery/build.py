@@ -71,7 +71,7 @@ def build(runs: Sequence[Path | str], output: Path | str) -> Path:
         ConfigError: a run folder that is missing or is none.
     """
     lay_out(runs, output)
-    return output / "index.html"
+    return Path(output) / "index.html"
 
 
 def lay_out(runs: Sequence[Path | str], output: Path | str) -> Gallery:

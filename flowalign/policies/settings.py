@@ -84,7 +84,9 @@ class SamplingSettings(Section):
     def shown(self) -> str:
         """What was used, in a line for people."""
         given = {name: value for name, value in self.arguments().items() if value is not None}
-        return "sampled with " + ", ".join(f"{name} {value}" for name, value in given.items() if name != "batch_size")
+        return "sampled with " + ", ".join(
+            f"{name} {value}" for name, value in given.items() if name != "batch_size" and value != ""
+        )
 
     def following(self, other: "SamplingSettings") -> Self:
         """A copy that has the settings of another where its own were left open, all but `batch_size`."""

@@ -84,7 +84,7 @@ class Checkpoints:
         Raises:
             FlowalignError: all are damaged.
         """
-        problems = {}
+        problems: dict[Path, str] = {}
         for path in reversed(self._until(until)):
             problem = damage(path)
             if problem is None:

@@ -4,8 +4,8 @@ Rollout: the ODE is turned into an SDE with the same marginals (kernel `flow_sde
 action. Credit: one reward a finished picture, normalised within the prompt's group, shared by all its steps.
 Loss: PPO's clip on every step plus the closed-form KL to the start weights. These are the family's plain answers.
 
-The authors' KL divides by 2 g^2, g the diffusion without sqrt(-dt), and so is -dt times the KL of the two Gaussians, which
-is the default here: with `divergence: kl_dt` a published `kl_weight` is meant as published.
+The authors' KL divides by 2 g^2, g the diffusion without sqrt(-dt), and so is -dt times the KL of the two Gaussians,
+which is the default here: with `divergence: kl_dt` a published `kl_weight` is meant as published.
 """
 
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm

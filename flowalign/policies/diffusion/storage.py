@@ -34,7 +34,7 @@ def check_options(path: str | Path, encode: Mapping[str, Any], attention: str | 
             f"model.attention: attention backend '{attention}' cannot be used here; {nearest(attention, backends)}"
         )
     saved = load_config(path)
-    pipeline = getattr(diffusers, saved["_class_name"], None)
+    pipeline: Any = getattr(diffusers, saved["_class_name"], None)
     if not encode or not hasattr(pipeline, "encode_prompt"):
         return
     takers = pipeline.encode_prompt, family_of(saved["_class_name"]).encode
