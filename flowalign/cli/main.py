@@ -18,7 +18,7 @@ from flowalign.cli.modules import check_own_packages, find_beside
 from flowalign.cli.prompts import difficulty, prompts
 from flowalign.cli.rewards import reward_check, reward_server, train_reward
 from flowalign.cli.sample import sample
-from flowalign.errors import ConfigError, FlowalignError, nearest
+from flowalign.errors import ConfigError, FlowalignError, hide, nearest
 
 app = typer.Typer(
     help="Align diffusion and flow models with rewards.",
@@ -251,5 +251,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _leave(message: str, code: int = 1) -> None:
     """Print one line and leave."""
-    print(" ".join(f"flowalign: {message}".split()), file=sys.stderr)
+    print(" ".join(hide(f"flowalign: {message}").split()), file=sys.stderr)
     sys.exit(code)
