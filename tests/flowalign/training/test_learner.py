@@ -1,5 +1,6 @@
 """A run that learns nothing says so, once; one that learns does not."""
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -189,3 +190,14 @@ def test_rounding_that_reaches_the_clip_is_measured_every_iteration_and_named_on
     assert "1e-06" in warning and "old_log_prob: replayed" in warning
     # which counts as no training: both updates were of two actions
     assert run.policy.forwards == forwards + 4
+
+
+def test_a_checkpoint_keeps_the_scale_of_losses(tmp_path: Path) -> None:
+    learner = Trainer(settings(tmp_path, **{"model.dtype": "float16"}), reward=alternating, progress=False).learner
+    assert learner.scale is not None
+    learner.scale.value, learner.scale.finite = 8.0, 3
+    tensors, state = learner.state()
+    written = json.loads(json.dumps(state))
+    learner.scale.value, learner.scale.finite = 2.0, 0
+    learner.load_state(tensors, written)
+    assert (learner.scale.value, learner.scale.finite) == (8.0, 3)
