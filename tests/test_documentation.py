@@ -224,6 +224,9 @@ def test_the_commands_of_the_shipped_models_run(ran: dict[str, int | None], fold
         "list",
         "prompts",
         "pair-questions",
+        "init",
+        "recipes",
+        "config",
     }
     assert len(ran) >= 18
     for made in (

@@ -13,6 +13,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 
 from flowalign.cli.gallery import gallery
+from flowalign.cli.init import init
 from flowalign.cli.judges import cold_start, pair_questions, rejection_sampling
 from flowalign.cli.modules import check_own_packages, find_beside
 from flowalign.cli.prompts import difficulty, prompts
@@ -92,6 +93,7 @@ def train(
         print(f"run folder: {trainer.folder}")
 
 
+app.command()(init)
 app.command()(sample)
 
 

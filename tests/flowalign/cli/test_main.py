@@ -12,7 +12,7 @@ import flowalign
 from flowalign import registry
 from flowalign.cli.main import main, print_means
 from flowalign.cli.modules import find_beside
-from flowalign.config import recipe
+from flowalign.config import load, recipe
 from flowalign.policies.diffusion import DiffusersPolicy
 
 RECIPE = str(recipe("tiny_sd3/flow_grpo"))
@@ -243,3 +243,22 @@ def test_a_module_beside_the_configuration_is_found(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sys, "path", [*sys.path])
     find_beside(tmp_path / "my.yaml")
     assert registry.resolve("rewards", "beside_it.bright")([1], ["x"]) == [0.5]
+
+
+def test_init_writes_a_configuration_that_is_valid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "to_start.py").write_text("def bright(samples, prompts):\n    return [0.5] * len(samples)\n")
+    (tmp_path / "own.txt").write_text("a red circle\ntwo blue squares\n")
+    words = ["init", "--model", "tiny_sd3", "--reward", "to_start.bright", "--reward", "shapes", "--prompts", "own.txt"]
+    assert "flowalign train train.yaml --dry-run" in printed(capsys, *words)
+    made = load(tmp_path / "train.yaml")
+    assert [entry.name for entry in made.rewards] == ["to_start.bright", "shapes"]
+    assert made.data.prompts == "own.txt" and made.evaluation.prompts is None
+    for wrong, hint in ((words, "train.yaml exists"), ([*words, "--output", "b.yaml", "--algorithm", "gpo"], "gpo")):
+        with pytest.raises(SystemExit):
+            main(wrong)
+        assert hint in capsys.readouterr().err
+    assert not (tmp_path / "b.yaml").exists()
