@@ -97,7 +97,7 @@ class LanguagePolicy(Policy[TextRollout]):
             )
 
     def checkpoint_gradients(self) -> None:
-        # transformers' own layers do it in training mode alone, in which dropout would make ratios of noise
+        # transformers' layers do it in training mode alone, in which they would drop out at random too
         for block in repeated_blocks(self.network):
             forward: Callable[..., Any] = block.forward
             block.forward = partial(_recomputed, forward)
