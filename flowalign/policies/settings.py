@@ -83,7 +83,7 @@ class SamplingSettings(Section):
 
     def shown(self) -> str:
         """What was used, in a line for people."""
-        given = {name: value for name, value in self.arguments().items() if value is not None}
+        given = {name: value for name, value in self.arguments().items() if value not in (None, "")}
         return "sampled with " + ", ".join(f"{name} {value}" for name, value in given.items() if name != "batch_size")
 
     def following(self, other: "SamplingSettings") -> Self:
