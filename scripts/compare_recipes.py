@@ -62,7 +62,7 @@ def reasons(path: Path) -> dict[str, str]:
 
 def own_reasons(path: Path) -> dict[str, str]:
     """What the recipe's own first lines say."""
-    found = {}
+    found: dict[str, str] = {}
     for settings, why in re.findall(r"^#   ([\w., ]+): (.+)$", path.read_text(), re.MULTILINE):
         found |= dict.fromkeys(settings.split(", "), why)
     return found
