@@ -148,7 +148,8 @@ def _data_set(source: str, split: str, subset: str | None) -> Rows:
         raise ConfigError(f"no file at '{source}'; to read it as a data set, pip install 'flowalign[data]'") from error
     try:
         data = datasets.load_dataset(source, subset, split=split)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except Exception as error:
+        # the library's own, and those it stumbles over
         raise ConfigError(f"the data set '{source}' cannot be read: {' '.join(str(error).split())}") from error
     media = (datasets.Image, datasets.Audio, datasets.Video)
     data = data.remove_columns([name for name, feature in data.features.items() if isinstance(feature, media)])
