@@ -205,6 +205,25 @@ def summary(table: str, name: str) -> str:
     return (docstrings[attribute] or "").partition("\n")[0]
 
 
+def described(table: str, name: str) -> str:
+    """The docstring of what a name stands for, and its settings with their defaults.
+
+    Raises:
+        ConfigError: there is no such name.
+    """
+    target = resolve(table, name)
+    lines = [inspect.getdoc(target) or "", "", "settings:"]
+    section = getattr(target, "Settings", None)
+    if section is not None:
+        fields = section.model_fields.items()
+        lines += [f"  {key}: {field.get_default(call_default_factory=True)}" for key, field in fields]
+    else:
+        own = inspect.signature(target).parameters.values()
+        taken = own if inspect.isclass(target) else [p for p in own if p.kind is p.KEYWORD_ONLY]
+        lines += [f"  {parameter}" for parameter in taken if parameter.kind is not parameter.VAR_KEYWORD]
+    return "\n".join(lines if lines[-1] != "settings:" else lines[:-2])
+
+
 def listed(table: str) -> dict[str, str]:
     """The paths of a table's names, without importing what they stand for."""
     entries = TABLES[table]

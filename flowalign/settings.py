@@ -13,7 +13,7 @@ from flowalign.errors import ConfigError, nearest
 class Section(BaseModel):
     """A part of a configuration; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 def parse(section: type[BaseModel], values: Any, where: str = "") -> Any:
@@ -27,7 +27,9 @@ def parse(section: type[BaseModel], values: Any, where: str = "") -> Any:
             key = str(first["loc"][-1])
             known = _fields(section, [p for p in first["loc"][:-1] if isinstance(p, str)])
             moved = getattr(section, "moved", {}).get(key)
-            hint = f"it stands in {moved}" if moved else nearest(key, known)
+            elsewhere = [place for place in _places(section, key) if place != path]
+            near = nearest(key, known) if not elsewhere else f"did you mean {' or '.join(elsewhere)}?"
+            hint = f"it stands in {moved}" if moved else near
             raise ConfigError(f"{path}: unknown key '{key}'; {hint}") from error
         if first["type"] == "missing":
             raise ConfigError(f"{path}: this key is required") from error
@@ -51,6 +53,18 @@ def not_finite(values: Any, where: str = "") -> str | None:
         pairs = enumerate(values)
     places = (not_finite(value, f"{where}.{key}" if where else str(key)) for key, value in pairs)
     return next((place for place in places if place is not None), None)
+
+
+def _places(section: type[BaseModel], key: str, above: str = "") -> list[str]:
+    """Where among the sections below there is a key of this name."""
+    found = []
+    for name, field in section.model_fields.items():
+        if name == key:
+            found.append(above + name)
+        for option in (field.annotation, *typing.get_args(field.annotation)):
+            if isinstance(option, type) and issubclass(option, Section):
+                found += _places(option, key, f"{above}{name}.")
+    return found
 
 
 def _fields(section: type[BaseModel], path: Sequence[str]) -> list[str]:

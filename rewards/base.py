@@ -343,18 +343,17 @@ def _are_steps(steps: Any, count: int) -> bool:
 def _copies(samples: Sequence[Any], metadata: Metadata, prompts: Sequence[str]) -> tuple[list[Any], list[str], Any]:
     """Samples, prompts and metadata of a reward's own; the same picture stays one picture."""
     made: dict[int, Image] = {}
+    records = [{key: _own(value, made) for key, value in record.items()} for record in metadata]
+    return [_own(sample, made) for sample in samples], list(prompts), records
 
-    def own(value: Any) -> Any:
-        if isinstance(value, Image):
-            if id(value) not in made:
-                made[id(value)] = value.copy()
-            return made[id(value)]
-        if isinstance(value, list | tuple):
-            return [own(item) for item in value]
-        return value
 
-    records = [{key: own(value) for key, value in record.items()} for record in metadata]
-    return [own(sample) for sample in samples], list(prompts), records
+def _own(value: Any, made: dict[int, Image]) -> Any:
+    """A value whose pictures are copies; `made` has those made so far by the id of the first."""
+    if isinstance(value, Image):
+        if id(value) not in made:
+            made[id(value)] = value.copy()
+        return made[id(value)]
+    return [_own(item, made) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _short(value: Any) -> str:
@@ -402,9 +401,9 @@ def groups(prompts: Sequence[str], metadata: Metadata) -> list[list[int]]:
 
 
 def source_images(metadata: Metadata) -> list[list[Image]]:
-    """The pictures each sample was made from, as they are in their files: metadata["image"], a file or several."""
-    files = [[record["image"]] if isinstance(record["image"], str) else record["image"] for record in metadata]
-    return [[PIL.open(file).convert("RGB") for file in own] for own in files]
+    """The pictures each sample was made from, as they are in their files: metadata["image"], one or several."""
+    given = [record["image"] if isinstance(record["image"], list | tuple) else [record["image"]] for record in metadata]
+    return [[own if isinstance(own, Image) else PIL.open(own).convert("RGB") for own in row] for row in given]
 
 
 def reference_images(metadata: Metadata) -> list[Image]:

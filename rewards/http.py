@@ -2,9 +2,11 @@
 
 import logging
 import os
+import re
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import httpx2
@@ -36,12 +38,14 @@ class Asker:
     def __init__(
         self, name: str, url: str, timeout: float, patience: float, concurrency: int, token_variable: str | None = None
     ) -> None:
-        self.name, self.url, self.timeout, self.patience = name, url.rstrip("/"), timeout, patience
-        headers = {}
+        self.name, self.timeout, self.patience = name, timeout, patience
+        self.url, self.shown = url.rstrip("/"), without_secrets(url).rstrip("/")
+        if not re.match(r"https?://[^/]", url):
+            raise ValueError(f"the url '{self.shown}' must begin with http:// or https://, e.g. http://127.0.0.1:8300")
+        headers, self.token = {}, None
         if token_variable is not None:
-            if token_variable not in os.environ:
-                raise ValueError(f"the environment variable '{token_variable}' that should hold the token is not set")
-            headers["Authorization"] = f"Bearer {os.environ[token_variable]}"
+            self.token = token_in(token_variable)
+            headers["Authorization"] = f"Bearer {self.token}"
         limits = httpx2.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
         self.client = httpx2.Client(headers=headers, limits=limits)
         self.concurrency = concurrency
@@ -68,7 +72,7 @@ class Asker:
         return self._ask("POST", path, content, {"Content-Type": content_type}, read)
 
     def _ask(self, method: str, path: str, content: bytes | None, headers: dict[str, str], read: Callable[..., T]) -> T:
-        address = f"{self.url}{path}"
+        address, shown = f"{self.url}{path}", f"{self.shown}{path}"
         deadline: float | None = None
         wait, garbage = FIRST_WAIT, 0
         while True:
@@ -80,24 +84,24 @@ class Asker:
             except httpx2.HTTPError as error:
                 trouble = f"{type(error).__name__}: {error}"
             else:
-                trouble = f"status {response.status_code}: {_excerpt(response)}"
+                trouble = f"status {response.status_code}: {self._excerpt(response)}"
                 if response.status_code == 200:
                     try:
                         return read(response)
                     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
                         garbage += 1
-                        trouble = f"an answer that cannot be read ({error!r}): {_excerpt(response)}"
+                        trouble = f"an answer that cannot be read ({error!r}): {self._excerpt(response)}"
                 if garbage == GARBAGE_ATTEMPTS:
-                    raise RewardError(f"reward '{self.name}': {address} gave {garbage} times {trouble}")
+                    raise RewardError(f"reward '{self.name}': {shown} gave {garbage} times {trouble}")
                 if response.status_code not in {200, *PASSING}:
-                    raise RewardError(f"reward '{self.name}': {address} refused with {trouble}")
+                    raise RewardError(f"reward '{self.name}': {shown} refused with {trouble}")
             now = time.monotonic()
             if deadline is None:
                 deadline = now + self.patience
-                logger.warning("reward '%s': %s: %s; trying again for %g s", self.name, address, trouble, self.patience)
+                logger.warning("reward '%s': %s: %s; trying again for %g s", self.name, shown, trouble, self.patience)
             if now + wait > deadline:
                 raise RewardError(
-                    f"reward '{self.name}': gave up on {address} after {self.patience:g} s of trying ({trouble})"
+                    f"reward '{self.name}': gave up on {shown} after {self.patience:g} s of trying ({trouble})"
                 )
             time.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
@@ -106,16 +110,50 @@ class Asker:
         self, method: str, address: str, content: bytes | None, headers: dict[str, str], seconds: float
     ) -> httpx2.Response:
         """One request; `seconds` hold for the whole of it, so that a server that drips bytes runs out of time too."""
-        end = time.monotonic() + seconds
-        with self.client.stream(method, address, content=content, headers=headers, timeout=seconds) as response:
-            parts = []
-            for part in response.iter_bytes():
-                parts.append(part)
-                if time.monotonic() > end:
-                    raise httpx2.ReadTimeout("too slow")
-        return httpx2.Response(response.status_code, content=b"".join(parts))
+        end, answer = time.monotonic() + seconds, Future[httpx2.Response]()
+
+        def ask() -> None:
+            try:
+                with self.client.stream(method, address, content=content, headers=headers, timeout=seconds) as response:
+                    parts = []
+                    for part in response.iter_bytes():
+                        parts.append(part)
+                        if time.monotonic() > end:
+                            raise httpx2.ReadTimeout("too slow")
+                answer.set_result(httpx2.Response(response.status_code, content=b"".join(parts)))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        # the client's own limit starts again with every byte of the headers
+        threading.Thread(target=ask, name="request", daemon=True).start()
+        try:
+            return answer.result(seconds)
+        except TimeoutError as error:
+            raise httpx2.ReadTimeout("too slow") from error
+
+    def _excerpt(self, response: httpx2.Response) -> str:
+        text = " ".join(response.text.split())
+        if self.token:
+            text = text.replace(self.token, "***")
+        return repr(text[:200] + ("..." if len(text) > 200 else ""))
 
 
-def _excerpt(response: httpx2.Response) -> str:
-    text = " ".join(response.text.split())
-    return repr(text[:200] + ("..." if len(text) > 200 else ""))
+def without_secrets(url: str) -> str:
+    """An address without user, password and query, where secrets stand."""
+    scheme, slashes, rest = url.partition("://")
+    rest = rest if slashes else scheme
+    place, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme if slashes else ''}{slashes}{place.rpartition('@')[2]}{slash}{path}"
+
+
+def token_in(variable: str) -> str:
+    """The token in an environment variable.
+
+    Raises:
+        ValueError: it is not set; what is not the name of one is not repeated, it may be the token itself.
+    """
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", variable) or re.match(r"(sk|hf|ghp|pk)[_-]", variable):
+        raise ValueError("token_variable must be the name of an environment variable, e.g. JUDGE_TOKEN")
+    if not os.environ.get(variable):
+        raise ValueError(f"the environment has no '{variable}': the variable that should hold the token is not set")
+    return os.environ[variable]

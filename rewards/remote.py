@@ -1,15 +1,16 @@
 """The client of a reward that another process, environment or host serves."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx2
 import torch
+from PIL import Image
 
 from rewards.base import Metadata, RewardError, Scores, Spec
 from rewards.http import Asker
-from rewards.wire import Encoding, encode
+from rewards.wire import FILES, Encoding, encode
 
 
 class RemoteReward:
@@ -56,18 +57,33 @@ class RemoteReward:
             rows = slice(start, start + split)
             count = len(samples[rows])
             try:
-                body, kind = encode(samples[rows], prompts[rows], metadata[rows], self.images)
-            except TypeError as error:
+                records = [self._opened(record) for record in metadata[rows]]
+                body, kind = encode(samples[rows], prompts[rows], records, self.images)
+            except (TypeError, OSError) as error:
                 raise RewardError(f"reward '{self.name}': the metadata cannot be sent: {error}") from error
             scores = self.asker.post("/score", body, kind, _read_scores)
             if {count} != {len(values) for values in (scores.value, *scores.parts.values())}:
                 raise RewardError(
-                    f"reward '{self.name}': {self.asker.url} returned {len(scores.value)} values for {count} samples "
+                    f"reward '{self.name}': {self.asker.shown} returned {len(scores.value)} values for {count} samples "
                     f"(first prompt: {prompts[start]!r})"
                 )
             return scores
 
         return Scores.cat(self.asker.map(ask, starts))
+
+    @staticmethod
+    def _opened(record: Mapping[str, Any]) -> dict[str, Any]:
+        """Metadata whose files of pictures are pictures: the server opens none."""
+        files = {key: record[key] for key in FILES if isinstance(record.get(key), str | list)}
+        opened = {
+            key: [_picture(file) for file in value] if isinstance(value, list) else _picture(value)
+            for key, value in files.items()
+        }
+        return {**record, **opened}
+
+
+def _picture(file: Any) -> Any:
+    return Image.open(file).convert("RGB") if isinstance(file, str) else file
 
 
 def _read_spec(response: httpx2.Response) -> Spec:

@@ -5,20 +5,24 @@
     GET  /version    versions, the reward's name and its spec
     GET  /metrics    queue and work in Prometheus' text format
 
-A request that cannot be scored gets 422 with {"error": why}, malformed bytes 400, a full queue 503 (clients wait and
-come back). The server is stateless: several may run behind one address.
+A request that cannot be scored gets 422 with {"error": why}, malformed bytes 400, one that takes too much memory 413, a
+full queue or memory 503 (clients wait and come back). The server is stateless: several may run behind one address.
+Pictures come in the request; it opens no files, and answers no web page.
 """
 
 import asyncio
 import contextlib
 import hmac
+import ipaddress
 import logging
 import math
 import platform
+import queue
+import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -30,11 +34,35 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from rewards.base import Reward, Scores, score, spec_of
-from rewards.wire import decode
+from rewards.base import Reward, RewardError, Scores, score, spec_of
+from rewards.wire import FILES, Budget, TooLarge, decode
 
 logger = logging.getLogger(__name__)
-LARGEST_BODY = 2**31  # bytes
+LOST = 3  # calls that may hang before the server says that it cannot go on
+CONNECTIONS = 512
+
+
+class Worker:
+    """A thread that makes one call after the other; one that hangs does not keep the process from ending."""
+
+    def __init__(self) -> None:
+        self.calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="reward", daemon=True).start()
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        self.calls.put((future, function, arguments))
+        return future
+
+    def _run(self) -> None:
+        while True:
+            future, function, arguments = self.calls.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(*arguments))
+                except BaseException as error:
+                    future.set_exception(error)
+            del future, function, arguments  # and the pictures with them
 
 
 @dataclass(eq=False)
@@ -53,10 +81,21 @@ class RewardServer:
     Args:
         merge: join waiting requests up to this many samples into one call; only for pointwise rewards.
         queue: requests that may wait; more are told to come back.
-        token: if given, every request but /health must carry it as `Authorization: Bearer <token>`.
+        token: if given, every request but /health must carry it as `Authorization: Bearer <token>`. Without one the
+            server answers only under its address and as localhost, which no web page can claim to be.
+        memory: megabytes that the requests in hand may take, with the copies of the pictures that rewards get.
+        timeout: seconds a call of the reward may take, and the arrival of a request.
     """
 
-    def __init__(self, reward: Reward, merge: int = 0, queue: int = 64, token: str | None = None) -> None:
+    def __init__(
+        self,
+        reward: Reward,
+        merge: int = 0,
+        queue: int = 64,
+        token: str | None = None,
+        memory: int = 384,
+        timeout: float = 600.0,
+    ) -> None:
         if merge and spec_of(reward).kind != "pointwise":
             raise ValueError(f"merge: reward '{reward.name}' looks at whole groups, so requests cannot be joined")
         if spec_of(reward).scheduled:
@@ -65,6 +104,9 @@ class RewardServer:
                 "put `remote` rewards into the schedule of the training's configuration"
             )
         self.reward, self.merge, self.queue, self.token = reward, merge, queue, token
+        self.memory, self.timeout = memory * 2**20, timeout
+        self.held = self.lost = 0
+        self.decoding = asyncio.Lock()
         self.waiting: deque[Job] = deque()
         self.arrived = asyncio.Event()
         self.counts = {"requests": 0, "samples": 0, "errors": 0, "calls": 0}
@@ -81,19 +123,29 @@ class RewardServer:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        with ThreadPoolExecutor(1, thread_name_prefix="reward") as thread:
-            work = asyncio.create_task(self._work(thread))
-            yield
-            work.cancel()
+        # one thread, so that what it frees is there for the next request
+        self.decoder = Worker()
+        work = asyncio.create_task(self._work())
+        yield
+        work.cancel()
 
-    async def _work(self, thread: ThreadPoolExecutor) -> None:
-        loop = asyncio.get_running_loop()
+    async def _work(self) -> None:
+        worker = Worker()
         while True:
             await self.arrived.wait()
             self.arrived.clear()
             while jobs := self._take():
                 begin = time.perf_counter()
-                answers = await loop.run_in_executor(thread, self._score, jobs)
+                call = worker.submit(self._score, jobs)
+                try:
+                    answers = await asyncio.wait_for(asyncio.wrap_future(call), self.timeout)
+                except TimeoutError:
+                    error = RewardError(f"reward '{self.reward.name}' has not answered within {self.timeout:g} s")
+                    logger.warning("%s; going on without that call", error)
+                    answers, worker = [error] * len(jobs), Worker()
+                    self._lose(call)
+                except Exception as error:
+                    answers = [error] * len(jobs)
                 self.busy_seconds += time.perf_counter() - begin
                 for job, answer in zip(jobs, answers, strict=True):
                     if job.done.cancelled():
@@ -102,6 +154,20 @@ class RewardServer:
                         job.done.set_result(answer)
                     else:
                         job.done.set_exception(answer)
+
+    def _lose(self, call: "Future[Any]") -> None:
+        """Count a call that hangs until it ends after all."""
+        self.lost += 1
+        loop = asyncio.get_running_loop()
+
+        def found() -> None:
+            self.lost -= 1
+
+        def ended(_: "Future[Any]") -> None:
+            with contextlib.suppress(RuntimeError):  # the server has ended
+                loop.call_soon_threadsafe(found)
+
+        call.add_done_callback(ended)
 
     def _take(self) -> list[Job]:
         """The next requests to score together; those whose client has gone are dropped."""
@@ -124,34 +190,69 @@ class RewardServer:
         metadata = [record for job in jobs for record in job.metadata]
         try:
             scores = score(self.reward, samples, prompts, metadata)
+            rows = torch.arange(len(samples)).split([len(job.samples) for job in jobs])
+            return [scores[own] for own in rows]
         except Exception as error:
             if len(jobs) > 1:  # find out whose fault it is
                 return [answer for job in jobs for answer in self._score([job])]
             logger.warning("%s: %s", type(error).__name__, error)
             return [error]
-        rows = torch.arange(len(samples)).split([len(job.samples) for job in jobs])
-        return [scores[own] for own in rows]
 
     async def score(self, request: Request) -> Response:
-        if not self._allowed(request):
-            return JSONResponse({"error": "wrong or missing token"}, 401)
+        refusal = self._refusal(request)
+        if refusal is not None:
+            return refusal
         self.counts["requests"] += 1
         if len(self.waiting) >= self.queue:
-            return JSONResponse({"error": f"{self.queue} requests are waiting already"}, 503)
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > LARGEST_BODY:
-                return JSONResponse({"error": f"more than {LARGEST_BODY} bytes"}, 413)
+            return _error(503, f"{self.queue} requests are waiting already")
+        if self.lost >= LOST:
+            return _error(503, f"{self.lost} calls of reward '{self.reward.name}' hang")
+        if int(request.headers.get("content-length", 0)) > self.memory // 2:
+            return self._too_large()
+        taken = [0]
         try:
-            kind = request.headers.get("content-type", "")
-            decoded = await asyncio.to_thread(decode, bytes(body), kind)
-        except ValueError as error:
-            self.counts["errors"] += 1
-            return JSONResponse({"error": str(error)}, 400)
-        if not decoded[0]:
+            return await self._answer(request, taken)
+        finally:
+            self.held -= taken[0]
+
+    async def _answer(self, request: Request, taken: list[int]) -> Response:
+        """The answer to a request; `taken` holds the bytes that it takes, of all that are held."""
+
+        def take(amount: int) -> None:
+            self.held += amount - taken[0]
+            taken[0] = amount
+
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.timeout):
+                async for chunk in request.stream():
+                    if len(body) + len(chunk) > self.memory // 2:
+                        return self._too_large()
+                    if self.held + len(chunk) > self.memory:
+                        return _error(503, "other requests take all memory")
+                    body += chunk
+                    take(len(body))
+        except TimeoutError:
+            return _error(408, f"the request has not arrived within {self.timeout:g} s")
+        async with self.decoding:
+            others = self.held - len(body)
+            # the pictures beside the body, then beside the copies that rewards get
+            budget = Budget(min(self.memory - self.held, (self.memory - others) // 2))
+            try:
+                kind = request.headers.get("content-type", "")
+                decoded = self.decoder.submit(decode, body, kind, budget)
+                samples, prompts, metadata = await asyncio.wrap_future(decoded)
+                _check_files(metadata)
+            except TooLarge:
+                return self._too_large() if others == 0 else _error(503, "other requests take the memory")
+            except ValueError as error:
+                self.counts["errors"] += 1
+                return _error(400, str(error))
+            body = bytearray()
+            take(2 * budget.taken)
+        if not samples:
             return JSONResponse({"value": [], "parts": {}})
-        job = Job(*decoded, asyncio.get_running_loop().create_future())
+        job = Job(samples, prompts, metadata, asyncio.get_running_loop().create_future())
         self.waiting.append(job)
         self.arrived.set()
         while not job.done.done():
@@ -162,7 +263,7 @@ class RewardServer:
         failure = job.done.exception()
         if failure is not None:
             self.counts["errors"] += 1
-            return JSONResponse({"error": f"{type(failure).__name__}: {failure}"}, 422)
+            return _error(422, f"{type(failure).__name__}: {failure}")
         scores = job.done.result()
         self.counts["samples"] += len(job.samples)
         return JSONResponse(
@@ -174,12 +275,22 @@ class RewardServer:
             }
         )
 
+    def _too_large(self) -> Response:
+        return _error(
+            413,
+            f"the request takes more than its share of {self.memory / 2**20:.0f} MB; send fewer samples at once "
+            "(`batch_size` of the reward 'remote'), or raise the server's `memory`",
+        )
+
     async def health(self, request: Request) -> Response:
+        if self.lost >= LOST:
+            return JSONResponse({"status": f"{self.lost} calls of reward '{self.reward.name}' hang"}, 503)
         return JSONResponse({"status": "ok"})
 
     async def version(self, request: Request) -> Response:
-        if not self._allowed(request):
-            return JSONResponse({"error": "wrong or missing token"}, 401)
+        refusal = self._refusal(request)
+        if refusal is not None:
+            return refusal
         spec = spec_of(self.reward)
         versions = {"python": platform.python_version()}
         for package in ("flowalign", "torch", "transformers"):
@@ -189,8 +300,9 @@ class RewardServer:
         return JSONResponse({"reward": self.reward.name, "spec": about, "versions": versions})
 
     async def metrics(self, request: Request) -> Response:
-        if not self._allowed(request):
-            return JSONResponse({"error": "wrong or missing token"}, 401)
+        refusal = self._refusal(request)
+        if refusal is not None:
+            return refusal
         values = {f"{name}_total": value for name, value in self.counts.items()} | {
             "busy_seconds_total": self.busy_seconds,
             "queue_requests": len(self.waiting),
@@ -198,9 +310,49 @@ class RewardServer:
         }
         return PlainTextResponse("".join(f"flowalign_reward_{name} {value}\n" for name, value in values.items()))
 
-    def _allowed(self, request: Request) -> bool:
-        given = request.headers.get("authorization", "")
-        return self.token is None or hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode())
+    def _refusal(self, request: Request) -> Response | None:
+        """What a request without the token gets, or one of a web page, which a browser sends for somebody else."""
+        headers = request.headers
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if origin not in (None, f"http://{host}", f"https://{host}"):
+            return _error(403, "requests of other sites are refused")
+        if self.token is None:
+            return None if _is_address(host) else _error(403, "without a token this server goes by its address only")
+        given = headers.get("authorization", "")
+        if hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+            return None
+        return _error(401, "wrong or missing token")
+
+
+def loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_address(host: str) -> bool:
+    """Whether a Host header is localhost or an address, which no other site can claim."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name.lower() == "localhost"
+    return True
+
+
+def _error(status: int, why: str) -> Response:
+    return JSONResponse({"error": why}, status)
+
+
+def _check_files(metadata: list[dict[str, Any]]) -> None:
+    """Raises ValueError where metadata names a file: those of this machine are nobody else's."""
+    for record in metadata:
+        for key in FILES:
+            value = record.get(key)
+            if any(isinstance(own, str) for own in (value if isinstance(value, list) else [value])):
+                raise ValueError(f"metadata['{key}'] must be a picture, not the name of a file")
 
 
 def _numbers(values: torch.Tensor) -> list[float | None]:
@@ -215,7 +367,19 @@ def serve(
     merge: int = 0,
     queue: int = 64,
     token: str | None = None,
+    memory: int = 384,
+    timeout: float = 600.0,
 ) -> None:
-    """Serve a reward until the process is stopped."""
-    server = RewardServer(reward, merge, queue, token)
-    uvicorn.run(server.app, host=host, port=port, log_level="warning")
+    """Serve a reward until the process is stopped; the settings are those of `RewardServer`.
+
+    Args:
+        host: address to listen on; empty is loopback.
+
+    Raises:
+        ValueError: an address that others reach, without a token.
+    """
+    host = host or "127.0.0.1"
+    if token is None and not loopback(host):
+        raise ValueError(f"{host} is open to the network without a token; set token_variable")
+    server = RewardServer(reward, merge, queue, token, memory, timeout)
+    uvicorn.run(server.app, host=host, port=port, log_level="warning", limit_concurrency=CONNECTIONS)

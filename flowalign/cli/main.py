@@ -14,10 +14,11 @@ from rich.table import Table
 
 from flowalign.cli.gallery import gallery
 from flowalign.cli.judges import cold_start, pair_questions, rejection_sampling
+from flowalign.cli.modules import check_own_packages, find_beside
 from flowalign.cli.prompts import difficulty, prompts
 from flowalign.cli.rewards import reward_check, reward_server, train_reward
 from flowalign.cli.sample import sample
-from flowalign.errors import ConfigError, FlowalignError, nearest
+from flowalign.errors import ConfigError, FlowalignError, hide, nearest
 
 app = typer.Typer(
     help="Align diffusion and flow models with rewards.",
@@ -73,6 +74,7 @@ def train(
     from flowalign.config import load
     from flowalign.config.loader import world_size
 
+    find_beside(config)
     settings = load(config, overrides or [])
     settings.check(world_size())
     if dry_run:
@@ -161,18 +163,52 @@ def league(
     print(f"table: {table}")
 
 
+@app.command("config")
+def show_config(
+    section: Annotated[str | None, typer.Argument(help="A section or key, e.g. rollout; default all.")] = None,
+    text: Annotated[bool, typer.Option("--text", help="Of language models.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print a JSON schema, for editors.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/configuration.md.")] = False,
+) -> None:
+    """Show what can be set in a configuration: keys, types, defaults, meanings."""
+    import json
+
+    from flowalign.config import reference
+
+    if schema:
+        print(json.dumps(reference.schema(), indent=1))
+    elif markdown:
+        print(reference.markdown(), end="")
+    else:
+        for key in reference.table(section, text):
+            print(f"{key.place}: {key.shown_default}    # {key.kind}{'; ' if key.meaning else ''}{key.meaning}")
+
+
+@app.command("recipes")
+def list_recipes() -> None:
+    """Show the recipes that come with flowalign; `flowalign train NAME` takes them by name."""
+    from flowalign.config.loader import recipes
+
+    for name, line in recipes().items():
+        print(f"{name:<32} {line}")
+
+
 @app.command("list")
 def list_names(
     kind: Annotated[
         str | None,
         typer.Argument(help="algorithms, kernels, plans, rewards, models, advantages, losses; default all."),
     ] = None,
+    name: Annotated[str | None, typer.Argument(help="One of them: what it is and its settings.")] = None,
 ) -> None:
-    """Show what there is, one line each."""
-    from flowalign.registry import TABLES, listed, summary
+    """Show what there is, one line each, or one of them with its settings."""
+    from flowalign.registry import TABLES, described, listed, summary
 
     if kind is not None and kind not in TABLES:
         raise ConfigError(f"there is no list of '{kind}'; {nearest(kind, TABLES)}")
+    if kind is not None and name is not None:
+        print(described(kind, name))
+        return
     for table in [kind] if kind else TABLES:
         if kind is None:
             print(f"{table}:")
@@ -196,6 +232,7 @@ def main(arguments: list[str] | None = None) -> None:
     handler: Any = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     try:
+        check_own_packages()
         app(args=arguments)
     except FlowalignError as error:
         _leave(str(error), error.exit_code)
@@ -214,5 +251,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _leave(message: str, code: int = 1) -> None:
     """Print one line and leave."""
-    print(" ".join(f"flowalign: {message}".split()), file=sys.stderr)
+    print(" ".join(hide(f"flowalign: {message}").split()), file=sys.stderr)
     sys.exit(code)

@@ -19,7 +19,11 @@ class Serving(Section):
     queue: int = Field(64, ge=1)
     """requests that may wait; more are told to come back"""
     token_variable: str | None = None
-    """environment variable with the token that clients must send"""
+    """environment variable with the token that clients must send; needed beyond loopback"""
+    memory: int = Field(384, ge=1)
+    """megabytes that the requests in hand may take, pictures decoded"""
+    timeout: float = Field(600.0, gt=0)
+    """seconds that a call of the reward may take, and a request to arrive"""
 
 
 class RewardFile(Section):

@@ -1,8 +1,5 @@
 """Commands about rewards: serving one to other processes, and checking one before it is trained on."""
 
-import ipaddress
-import logging
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +7,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from flowalign.cli.modules import find_beside
 from flowalign.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 
 def reward_server(
@@ -23,22 +19,25 @@ def reward_server(
     """Serve rewards over HTTP, for the reward 'remote' of training runs elsewhere."""
     from flowalign.cli.reward_file import read
     from flowalign.config.rewards import build_reward
-    from rewards.server import serve
+    from rewards.http import token_in
+    from rewards.server import loopback, serve
 
+    find_beside(config)
     settings = read(config)
     server = settings.server
-    host, port = host or server.host, port or server.port
+    host, port = host or server.host or "127.0.0.1", port or server.port
     token = None
     if server.token_variable is not None:
-        token = os.environ.get(server.token_variable)
-        if not token:
-            raise ConfigError(f"server.token_variable: the environment has no '{server.token_variable}'")
-    if token is None and not _loopback(host):
-        logger.warning("%s is open to the network without a token; set server.token_variable", host)
+        try:
+            token = token_in(server.token_variable)
+        except ValueError as error:
+            raise ConfigError(f"server.token_variable: {error}") from error
+    if token is None and not loopback(host):
+        raise ConfigError(f"{host} is open to the network without a token; set server.token_variable")
     reward = build_reward(settings.rewards)
     print(f"serving '{reward.name}' on http://{host}:{port}", flush=True)
     try:
-        serve(reward, host, port, server.merge, server.queue, token)
+        serve(reward, host, port, server.merge, server.queue, token, server.memory, server.timeout)
     except ValueError as error:
         raise ConfigError(f"server: {error}") from error
 
@@ -54,6 +53,7 @@ def reward_check(
 
     console = Console()
     failed = False
+    find_beside(config)
     for named in read(config).rewards:
         reward = build_reward([named.model_copy(update={"weight": 1.0})])
         table = Table(title=reward.name, title_justify="left")
@@ -116,10 +116,3 @@ def train_reward(
         print(f"{{name: {name}, template: {template}, judge: {{model: {output}}}}}")
     else:
         print(f"rewards: [{{name: pick_score, model: {output}, processor: null}}]")
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

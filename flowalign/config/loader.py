@@ -29,6 +29,14 @@ def recipe(name: str) -> Path:
     return folders[0] / f"{name}.yaml"
 
 
+def recipes() -> dict[str, str]:
+    """The recipes that come with flowalign, by name, each with the first line of its comment."""
+    folder = recipe("").parent
+    files = [file for file in sorted(folder.glob("*/*.yaml")) if file.parent.name != "accelerate"]
+    first = {file: file.read_text(encoding="utf-8").partition("\n")[0] for file in files}
+    return {f"{file.parent.name}/{file.stem}": line.lstrip("# ") for file, line in first.items()}
+
+
 def read(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
     """The keys and values of a YAML file, merged into the file that it `extends`.
 
@@ -70,10 +78,13 @@ def kind_of(values: Mapping[str, Any]) -> type[BaseConfig]:
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Any:
     """Read a YAML configuration and apply `section.key=value` overrides.
 
+    Args:
+        path: a file, or the name of a recipe that comes with flowalign ('tiny_sd3/demo').
+
     Raises:
         ConfigError: naming the file, the key, and the nearest valid one.
     """
-    path = Path(path)
+    path = Path(path) if Path(path).exists() or not recipe(str(path)).is_file() else recipe(str(path))
     values = read(path)
     for override in overrides:
         _override(values, override)
@@ -91,12 +102,22 @@ def _override(values: dict[str, Any], override: str) -> None:
     if not equals:
         raise ConfigError(f"'{override}' is not of the form section.key=value")
     *parents, last = key.split(".")
-    section = values
+    section: Any = values
     for parent in parents:
-        section = section.setdefault(parent, {})
-        if not isinstance(section, dict):
+        section = (
+            section[_number(section, parent, key)] if isinstance(section, list) else section.setdefault(parent, {})
+        )
+        if not isinstance(section, dict | list):
             raise ConfigError(f"{key}: '{parent}' is not a section")
     try:
-        section[last] = parse_yaml(text)
+        value = parse_yaml(text)
     except ValueError as error:
         raise ConfigError(f"{key}: '{text[:80]}' is not readable YAML: {error}") from error
+    section[_number(section, last, key) if isinstance(section, list) else last] = value
+
+
+def _number(entries: list[Any], word: str, key: str) -> int:
+    """The place in a list that a part of a key names, from 0."""
+    if not word.isdecimal() or int(word) >= len(entries):
+        raise ConfigError(f"{key}: '{word}' is no entry of a list of {len(entries)}; count from 0")
+    return int(word)

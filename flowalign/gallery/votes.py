@@ -14,9 +14,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 VERDICTS = ("first", "second", "tie", "skip")
 WORTH = {"first": 0.0, "second": 1.0, "tie": 0.5}
@@ -130,11 +131,37 @@ def wilson(successes: float, trials: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def kappa(one: list[str], other: list[str]) -> float | None:
-    """Cohen's kappa of two raters' verdicts on the same pairs; None where chance alone would always agree."""
-    same = sum(a == b for a, b in zip(one, other)) / len(one)
-    chance = sum((one.count(v) / len(one)) * (other.count(v) / len(other)) for v in set(one))
-    return None if chance == 1 else (same - chance) / (1 - chance)
+BETWEEN = 200
+"""pairs of raters in the results, those who judged most in common"""
+
+
+def agreement(verdicts: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
+    """Every two raters' agreement on what both judged: its share, and Cohen's kappa.
+
+    Kappa is None where chance alone would always agree.
+    """
+    raters = sorted(verdicts)
+    pairs = {pair: i for i, pair in enumerate(sorted({pair for votes in verdicts.values() for pair in votes}))}
+    given = np.zeros((len(WORTH), len(raters), len(pairs)))
+    kinds = {verdict: i for i, verdict in enumerate(WORTH)}
+    for row, rater in enumerate(raters):
+        for pair, verdict in verdicts[rater].items():
+            if verdict in kinds:
+                given[kinds[verdict], row, pairs[pair]] = 1
+    judged = given.sum(0)
+    # [raters, raters]
+    both = judged @ judged.T
+    same: Any = sum(own @ own.T for own in given)
+    # how often the row's rater gave each verdict among the pairs that the column's judged too
+    often = [own @ judged.T for own in given]
+    chance: Any = sum(own * own.T for own in often)
+    found = []
+    for a, b in zip(*np.triu_indices(len(raters), 1)):
+        if count := int(both[a, b]):
+            share, luck = float(same[a, b]) / count, float(chance[a, b]) / count**2
+            kappa = None if luck == 1 else (share - luck) / (1 - luck)
+            found.append({"raters": [raters[a], raters[b]], "pairs": count, "same": share, "kappa": kappa})
+    return found
 
 
 def results(
@@ -160,13 +187,8 @@ def results(
     for rater, votes in sorted(verdicts.items()):
         own = [WORTH[v] for v in votes.values() if v != "skip"]
         raters.append({"rater": rater, **_rate(sum(own), len(own)), **_counts(list(votes.values()))})
-    between = []
-    for a, b in combinations(sorted(verdicts), 2):
-        both = [p for p in verdicts[a] if p in verdicts[b] and "skip" not in (verdicts[a][p], verdicts[b][p])]
-        if both:
-            one, other = [verdicts[a][p] for p in both], [verdicts[b][p] for p in both]
-            same = sum(x == y for x, y in zip(one, other)) / len(both)
-            between.append({"raters": [a, b], "pairs": len(both), "same": same, "kappa": kappa(one, other)})
+    between = agreement(verdicts)
+    shown = sorted(sorted(range(len(between)), key=lambda i: -between[i]["pairs"])[:BETWEEN])
     names = sorted({name for first, second in scores.values() for name in first.keys() & second.keys()})
     rewards = []
     for name in names:
@@ -181,7 +203,8 @@ def results(
     return {
         "all": {**_rate(sum(means.values()), len(means)), **_counts(everything)},
         "raters": raters,
-        "between": between,
+        "between": [between[i] for i in shown],
+        "more_between": len(between) - len(shown),
         "rewards": rewards,
     }
 

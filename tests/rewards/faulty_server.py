@@ -1,6 +1,7 @@
 """A reward server that does everything wrong: `python faulty_server.py PORT FAULT`.
 
-Faults: garbage, count (one value, however many samples), hang (never answers), drip (a byte now and then), hide (503).
+Faults: garbage, count (one value, however many samples), hang (never answers), drip (a byte now and then),
+drip_headers (the same before the body), hide (503).
 """
 
 import json
@@ -24,6 +25,11 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["Content-Length"]))
         if FAULT == "hang":
             time.sleep(3600)
+        if FAULT == "drip_headers":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Drip: ")
+            while True:
+                self.wfile.write(b"x")
+                time.sleep(0.05)
         if FAULT == "drip":
             self.send_response(200)
             self.send_header("Content-Length", "100000")

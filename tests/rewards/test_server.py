@@ -1,5 +1,6 @@
 """Served rewards against the same reward in process, with real server processes on loopback and their faults."""
 
+import json
 import os
 import signal
 import socket
@@ -16,17 +17,25 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from starlette.testclient import TestClient
+from safetensors.numpy import save
+from starlette.testclient import TestClient as AnyClient
 
 from rewards import FunctionReward, RewardError, Scores, Spec, score
 from rewards.compose import ScheduledSum
 from rewards.remote import RemoteReward, _read_scores
-from rewards.server import RewardServer
+from rewards.server import RewardServer, serve
 from rewards.shapes import draw, heldout_requests, sample_requests
 from rewards.shapes.reward import ShapesReward
-from rewards.wire import decode, encode
+from rewards.wire import JSON, SAFETENSORS, decode, encode
 
 FOLDER = Path(__file__).parent
+
+
+def TestClient(app, **settings):
+    """A client that knows the server by its address."""
+    return AnyClient(app, base_url="http://127.0.0.1:8300", **settings)
+
+
 ROOT = FOLDER.parents[1]
 
 
@@ -243,6 +252,169 @@ def test_groups_are_not_merged():
         RewardServer(reward, merge=8)
 
 
+def post(client, *request, images="safetensors", **headers):
+    body, kind = encode(*request, images)
+    return client.post("/score", content=body, headers={"Content-Type": kind, **headers})
+
+
+class Bad:
+    """Does what its prompt says."""
+
+    name = "bad"
+
+    def __init__(self):
+        self.go = threading.Event()
+
+    def __call__(self, samples, prompts, metadata):
+        if prompts[0] == "exit":
+            sys.exit(0)
+        if prompts[0] == "hang":
+            self.go.wait(60)
+        value = torch.zeros(len(samples))
+        return Scores(value, {"part": torch.zeros(3)} if prompts[0] == "shape" else {})
+
+
+def test_a_request_that_fails_is_answered_and_the_next_one_scored():
+    picture = Image.new("RGB", (2, 2))
+    with TestClient(RewardServer(Bad()).app) as client:
+        for prompt, why in (("shape", "returned 3 values of the part 'part' for 1 samples"), ("exit", "SystemExit")):
+            answer = post(client, [picture], [prompt], [{}])
+            assert answer.status_code == 422 and why in answer.json()["error"]
+            assert post(client, [picture], ["good"], [{}]).json()["value"] == [0.0]
+        assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_a_reward_that_hangs_is_cut_and_health_tells_when_too_many_do():
+    reward, picture = Bad(), Image.new("RGB", (2, 2))
+    with TestClient(RewardServer(reward, timeout=0.2).app) as client:
+        for _ in range(2):
+            answer = post(client, [picture], ["hang"], [{}])
+            assert answer.status_code == 422 and "has not answered within 0.2 s" in answer.json()["error"]
+            assert post(client, [picture], ["good"], [{}]).status_code == 200
+        assert client.get("/health").status_code == 200
+        assert post(client, [picture], ["hang"], [{}]).status_code == 422
+        assert client.get("/health").status_code == post(client, [picture], ["good"], [{}]).status_code == 503
+        reward.go.set()
+        while client.get("/health").status_code == 503:
+            time.sleep(0.01)
+        assert post(client, [picture], ["good"], [{}]).status_code == 200
+
+
+def bombs():
+    picture = Image.new("RGB", (512, 512))
+    repeated, kind = encode([picture], ["a"], [{}], "safetensors")
+    many = b'{"samples":[' + b"[]," * 200_000 + b'1],"prompts":[],"metadata":[]}'
+    yield "one picture many times", repeated.replace(b'[{"$image": 0}]', b"[" + b'{"$image":0},' * 99), kind
+    yield "pictures", *encode([picture] * 12, ["a"] * 12, [{}] * 12, "png")
+    yield "pictures in metadata", *encode([picture], ["a"], [{"more": [picture] * 12}], "png")
+    yield "lists", many, JSON
+    yield "lists in a header", (len(many)).to_bytes(8, "little") + many, SAFETENSORS
+    yield "bytes", b" " * (9 << 20), JSON
+
+
+@pytest.mark.parametrize(("body", "kind"), [pytest.param(*bomb[1:], id=bomb[0]) for bomb in bombs()])
+def test_memory_is_counted_before_it_is_taken(body, kind):
+    if b'"$image":0},' in body:  # the header counts the bytes of the text
+        images = [{"$image": 0}] * 99
+        tensors = {"0": np.zeros((512, 512, 3), np.uint8)}
+        text = json.dumps({"samples": images, "prompts": ["a"] * 99, "metadata": [{}] * 99})
+        body = save(tensors | {"request": np.frombuffer(text.encode(), dtype=np.uint8)})
+    server = RewardServer(Bad(), memory=16)
+    with TestClient(server.app) as client:
+        answer = client.post("/score", content=body, headers={"Content-Type": kind})
+        assert answer.status_code == 413 and "batch_size" in answer.json()["error"]
+        assert post(client, [Image.new("RGB", (512, 512))] * 4, ["good"] * 4, [{}] * 4).status_code == 200
+    assert server.held == 0
+
+
+def test_a_length_is_refused_before_the_body_is_read():
+    with TestClient(RewardServer(Bad(), memory=16).app) as client:
+        answer = client.post("/score", content=b"{}", headers={"Content-Length": str(10**12)})
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        (2**60).to_bytes(8, "little") + b"{}",
+        b"\x02",
+        (75).to_bytes(8, "little") + b'{"request": {"dtype": "U8", "shape": [999999], "data_offsets": [0, 999999]}}',
+        (67).to_bytes(8, "little") + b'{"request": {"dtype": "U8", "shape": [-1], "data_offsets": [4, 0]}}',
+        (66).to_bytes(8, "little") + b'{"request": {"dtype": "F64", "shape": [0], "data_offsets": [0, 0]}}',
+        (2).to_bytes(8, "little") + b"[]",
+    ],
+)
+def test_safetensors_that_are_none(body):
+    with pytest.raises(ValueError, match="not a request for a reward"):
+        decode(body, SAFETENSORS)
+
+
+@pytest.mark.parametrize("key", ["reference", "image"])
+def test_pictures_of_metadata_are_sent_and_the_server_opens_no_file(tmp_path, key):
+    class Wide:
+        name = "wide"
+        spec = Spec(frozenset({"image", "metadata"}))
+
+        def __call__(self, samples, prompts, metadata):
+            return Scores(torch.tensor([float(record[key].width) for record in metadata]))
+
+    file = tmp_path / "picture.png"
+    Image.new("RGB", (7, 2)).save(file)
+    samples = [Image.new("RGB", (2, 2))], ["a"]
+    with TestClient(RewardServer(Wide()).app) as client:
+        for value in (str(file), [str(file)]):
+            answer = post(client, *samples, [{key: value}])
+            assert answer.status_code == 400 and "must be a picture" in answer.json()["error"]
+        reward = RemoteReward("http://127.0.0.1:8300")
+        reward.asker.client = client
+        assert reward(*samples, [{key: str(file)}]).value.tolist() == [7.0]
+    with pytest.raises(RewardError, match="cannot be sent.*none.png"):
+        reward(*samples, [{key: str(tmp_path / "none.png")}])
+
+
+def test_web_pages_are_refused():
+    picture = Image.new("RGB", (2, 2))
+    request = [picture], ["good"], [{}]
+    with TestClient(RewardServer(Bad()).app) as client:
+        assert post(client, *request, Host="evil.example").status_code == 403
+        assert post(client, *request, Origin="http://evil.example").status_code == 403
+        assert client.get("/version", headers={"Host": "evil.example:8300"}).status_code == 403
+        for host in ("localhost:8300", "127.0.0.1", "[::1]:8300", "10.0.0.7:8300"):
+            assert post(client, *request, Host=host).status_code == 200
+    with TestClient(RewardServer(Bad(), token="secret").app) as client:  # no page has the token
+        assert post(client, *request, Host="judges", Authorization="Bearer secret").status_code == 200
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "node1"])
+def test_beyond_loopback_a_server_wants_a_token(host):
+    with pytest.raises(ValueError, match="without a token"):
+        serve(Bad(), host)
+
+
+def test_an_empty_host_is_loopback(monkeypatch):
+    seen = {}
+    monkeypatch.setattr("rewards.server.uvicorn.run", lambda app, **settings: seen.update(settings))
+    serve(Bad(), "")
+    assert seen["host"] == "127.0.0.1" and seen["limit_concurrency"]
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8300", "judge:8300", "ftp://judge", "http://", "me:hunter2@judge:1"])
+def test_a_url_without_a_scheme_is_refused_at_once(url):
+    with pytest.raises(ValueError, match="must begin with http:// or https://") as caught:
+        RemoteReward(url)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_secrets_are_in_no_message(monkeypatch, caplog):
+    reward = RemoteReward("http://me:hunter2@127.0.0.1:9/judge?key=hunter2", patience=0.1)
+    with pytest.raises(RewardError, match="gave up on http://127.0.0.1:9/judge/version") as caught:
+        _ = reward.spec
+    assert "hunter2" not in str(caught.value) + caplog.text
+    with pytest.raises(ValueError, match="must be the name of an environment variable") as wrong:
+        RemoteReward("http://127.0.0.1:9", token_variable="sk-hunter2")
+    assert "hunter2" not in str(wrong.value)
+
+
 # Faults
 
 
@@ -287,7 +459,7 @@ def test_wrong_count_is_an_error():
         RemoteReward(url)(*samples(4))
 
 
-@pytest.mark.parametrize("fault", ["hang", "drip", "hide"])
+@pytest.mark.parametrize("fault", ["hang", "drip", "drip_headers", "hide"])
 def test_server_that_never_scores_stops_the_run_after_the_stated_time(fault):
     with faulty(fault) as url:
         reward = RemoteReward(url, timeout=0.5, patience=1.0)

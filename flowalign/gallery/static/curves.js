@@ -31,7 +31,15 @@ gallery.views.curves = (main, settings) => {
     element("p", { class: "hint" }, "Click a point, or focus a chart, move with the arrow keys and press Enter, to see the samples nearest to that iteration."),
     charts);
 
-  function chart(name) {
+  // with as few digits as tell them apart
+  function ticks(values) {
+    for (let digits = 3; ; digits++) {
+      const words = values.map((v) => (v !== 0 && (Math.abs(v) >= 1e5 || Math.abs(v) < 1e-3) ? v.toExponential(digits - 1) : String(Number(v.toPrecision(digits)))));
+      if (new Set(words).size === values.length || digits === 15) return words;
+    }
+  }
+
+  function chart([name, ...same]) {
     const lines = data.runs.map((run, index) => ({ run, index, points: run.series[name] ?? [] })).filter((line) => line.points.length);
     const points = lines.flatMap((line) => line.points.map(([iteration, value]) => ({ iteration, value, run: line.index })));
     points.sort((a, b) => a.iteration - b.iteration || a.run - b.run);
@@ -42,10 +50,10 @@ gallery.views.curves = (main, settings) => {
     const y = (v) => TOP + (1 - (v - bottom) / spread) * (HEIGHT - TOP - BOTTOM);
     const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, tabindex: "0", role: "slider", "aria-label": name,
       "aria-valuemin": start, "aria-valuemax": end, "aria-valuenow": end });
-    for (const share of [0, 0.5, 1]) {
-      const value = bottom + share * spread;
+    const levels = [0, 0.5, 1].map((share) => bottom + share * spread), words = ticks(levels);
+    for (const [i, value] of levels.entries()) {
       picture.append(svg("line", { class: "rule", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }),
-        svg("text", { class: "tick", x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, number(value)));
+        svg("text", { class: "tick", x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, words[i]));
     }
     for (const i of new Set([start, end])) {
       picture.append(svg("text", { class: "tick", x: x(i), y: HEIGHT - 8, "text-anchor": i === start ? "start" : "end" }, String(i)));
@@ -96,7 +104,19 @@ gallery.views.curves = (main, settings) => {
       if (event.key in steps) { event.preventDefault(); choose(at + steps[event.key]); }
       else if (event.key === "Enter") open();
     });
-    return element("figure", { class: "chart" }, element("figcaption", {}, text(name, { class: "metric" }), readout), picture);
+    return element("figure", { class: "chart" }, element("figcaption", {}, element("span", {}, text(name, { class: "metric" }), same.length ? element("span", { class: "same" }, "the same: ", text(same.join(", "))) : null), readout), picture);
+  }
+
+  // metrics whose curves are the same and move, which one chart shows
+  function together(names) {
+    const curves = new Map();
+    for (const name of names) {
+      const series = data.runs.map((run) => run.series[name] ?? []);
+      const moves = series.some((points) => points.some(([, value]) => value !== points[0][1]));
+      const key = moves ? JSON.stringify(series) : name;
+      curves.set(key, [...(curves.get(key) ?? []), name]);
+    }
+    return [...curves.values()];
   }
 
   function draw() {
@@ -104,7 +124,7 @@ gallery.views.curves = (main, settings) => {
     const some = names.filter((name) => place(name) < 9);
     const kept = (wanted || all.checked || !some.length ? names : some).filter((name) => name.toLowerCase().includes(wanted));
     gallery.remember("curves", { ...(input.value ? { text: input.value } : {}), ...(all.checked ? { all: "1" } : {}) });
-    charts.replaceChildren(...kept.map(chart));
+    charts.replaceChildren(...together(kept).map(chart));
     if (!kept.length) charts.append(element("p", { class: "empty" }, "No metric has this in its name."));
   }
   draw();

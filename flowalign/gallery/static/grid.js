@@ -43,11 +43,14 @@ gallery.views.grid = (main, settings) => {
 
   function measure() {
     room = scroller.clientWidth;
-    side = Math.min(144, Math.max(innerWidth < 600 ? 104 : 136, Math.floor(room / columns.length) - GAP));
+    // as many lanes as leave their pictures large enough, and pictures that fill them, as large as thumbnails at most
+    const narrow = innerWidth < 600, fitting = (lanes) => Math.floor(((room + GAP * 2) / lanes - GAP) / columns.length) - GAP;
+    lanes = 1;
+    while (lanes < shown.length && fitting(lanes + 1) >= (narrow ? 104 : 128)) lanes++;
+    side = Math.min(data.thumbnail, lanes > 1 ? fitting(lanes) : Math.max(narrow ? 104 : 136, fitting(1)));
     width = side + GAP;
     height = CAPTION + side + CELL_TEXT + GAP * 2;
     lane = columns.length * width + GAP;
-    lanes = Math.max(1, Math.floor((room + GAP * 2) / lane));
     body.style.width = (lanes > 1 ? room : columns.length * width) + "px";
     body.style.height = Math.ceil(shown.length / lanes) * height + "px";
     head.replaceChildren(...Array.from({ length: Math.min(lanes, shown.length) }, (_, i) => columns.map((column) => {

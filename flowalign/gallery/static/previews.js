@@ -52,9 +52,16 @@
         pairs([["σ", entry.sigmas ? number(entry.sigmas[state]) : null], ["reward", entry.rewards ? number(entry.rewards[state]) : null],
           ["dense", toned(of("dense"))], ["advantage", toned(of("advantages"))]]));
     });
+    const more = element("p", { class: "more hint" });
+    const tell = () => {
+      const hidden = steps.filter((step) => step.offsetLeft + step.offsetWidth / 2 > strip.offsetLeft + strip.scrollLeft + strip.clientWidth).length;
+      more.textContent = hidden ? `${hidden} more to the right →` : "";
+    };
+    const strip = element("ol", { tabindex: "0", "aria-label": "Film strip, arrow keys scroll", onscroll: tell }, steps);
+    new ResizeObserver(tell).observe(strip);
     return [element("h2", {}, text(entry.prompt)),
       element("p", { class: "hint" }, "Each picture is what the sample would end in after that step. Dense: what the step added to the reward. A dashed edge marks a stochastic step."),
-      element("ol", { tabindex: "0", "aria-label": "Film strip, arrow keys scroll" }, steps)];
+      more, strip];
   }
 
   function group(entry) {

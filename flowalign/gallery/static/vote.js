@@ -95,6 +95,7 @@ gallery.views.vote = (main, settings) => {
       element("h2", {}, "Agreement between raters"),
       table.between.length ? grid(["raters", "pairs both judged", "same verdict", "Cohen's kappa"], table.between.map((r) => [element("span", {}, text(r.raters[0]), " and ", text(r.raters[1])), r.pairs, percent(r.same), r.kappa === null ? "–" : r.kappa.toFixed(2)]))
         : element("p", {}, "Nobody has judged a pair that another has judged."),
+      ...(table.more_between ? [element("p", { class: "hint" }, `and ${table.more_between} pairs of raters with fewer in common`)] : []),
       element("h2", {}, "Agreement with each reward"),
       table.rewards.length ? grid(["reward", "agrees with the choice", "choices"], table.rewards.map((r) => [text(r.name), rate(r), r.pairs])) : element("p", {}, "No choice yet between samples that a reward tells apart."),
       element("p", {}, element("a", { href: "api/export", download: "preferences.jsonl" }, "Download all votes as preference JSON lines")));

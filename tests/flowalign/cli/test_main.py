@@ -1,5 +1,6 @@
 """The command line: what it prints, and that people's mistakes end in one line and exit code 2."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from diffusers import DiffusionPipeline
 import flowalign
 from flowalign import registry
 from flowalign.cli.main import main, print_means
+from flowalign.cli.modules import find_beside
 from flowalign.config import recipe
 from flowalign.policies.diffusion import DiffusersPolicy
 
@@ -213,3 +215,31 @@ def test_it_runs_as_a_module(tmp_path: Path) -> None:
     )
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.strip().splitlines() == [f"flowalign: no configuration at {tmp_path / 'nowhere.yaml'}"]
+
+
+def test_files_in_the_current_folder_do_not_hide_flowalign_and_can_be_named(tmp_path: Path) -> None:
+    """As `python -m` and `accelerate launch -m` put the current folder first."""
+    (tmp_path / "rewards.py").write_text("raise RuntimeError('not this one')\n")
+    (tmp_path / "mine.py").write_text("def bright(samples, prompts):\n    return [0.5] * len(samples)\n")
+    (tmp_path / "check.yaml").write_text("rewards: [{name: mine.bright}]\n")
+    root = str(Path(__file__).parents[3])
+
+    def run(folder: Path, *arguments: str, path: str = root) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "flowalign", *arguments]
+        return subprocess.run(
+            line, cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=300
+        )
+
+    (tmp_path / "elsewhere").mkdir()
+    done = run(tmp_path, "reward-check", "check.yaml")
+    assert "bright" in done.stdout and "Traceback" not in done.stderr
+    hidden = run(tmp_path / "elsewhere", "list", path=f"{tmp_path}{os.pathsep}{root}")
+    assert hidden.returncode == 2
+    assert f"{tmp_path / 'rewards.py'} hides flowalign's own package 'rewards'" in hidden.stderr
+
+
+def test_a_module_beside_the_configuration_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside_it.py").write_text("def bright(samples, prompts):\n    return [0.5] * len(samples)\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    find_beside(tmp_path / "my.yaml")
+    assert registry.resolve("rewards", "beside_it.bright")([1], ["x"]) == [0.5]

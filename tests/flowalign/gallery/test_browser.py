@@ -317,6 +317,59 @@ def test_rewritten_prompts_are_shown_before_and_after(open_page, maker, tmp_path
     assert page.locator(".members .rewritten").all_inner_texts() == ["became: a circle", "became: a ball"]
 
 
+@pytest.mark.parametrize("view", ["grid", "curves", "film", "vote"])
+def test_boxes_of_a_line_stand_on_one_line(open_page, page_file, view):
+    page = open_page(f"file://{page_file}#{view}", 1700)
+    boxes = page.locator(".controls :is(select, button, input:not([type=checkbox]))").evaluate_all(
+        "(all) => all.map((box) => box.getBoundingClientRect()).map(({ top, height }) => [top, height])"
+    )
+    assert len({tuple(box) for box in boxes}) <= 1
+    cut = "(all) => all.filter((list) => list.scrollWidth > list.clientWidth).length"
+    assert page.locator("select").evaluate_all(cut) == 0
+
+
+@pytest.mark.parametrize(("moments", "width"), [(1, 1280), (3, 1440), (5, 1280), (6, 1440)])
+def test_the_grid_uses_the_width(open_page, maker, tmp_path, moments, width):
+    index = build([maker.make_run(tmp_path / "run", prompts=12, moments=moments)], tmp_path / "out")
+    page = open_page(f"file://{index}", width)
+    used = page.locator(".cell").evaluate_all("(all) => Math.max(...all.map((c) => c.getBoundingClientRect().right))")
+    right = page.locator(".scroller").evaluate("(node) => node.getBoundingClientRect().right")
+    assert 0.8 * right < used <= right
+
+
+def test_ticks_are_distinct_and_equal_curves_are_drawn_once(open_page, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    with open(run / "metrics.jsonl", "w") as lines:
+        for i in range(5):
+            value = 0.857 + 1e-5 * i
+            record = {"reward/mean": value, "reward/shapes": value, "reward/shapes/soft": value, "policy/kl": 0.0}
+            lines.write(json.dumps({"iteration": i, **record, "policy/clip_fraction": 0.0}) + "\n")
+    page = open_page(f"file://{build([run], tmp_path / 'out')}#curves?all=1")
+    assert page.locator(".metric").all_inner_texts() == ["reward/mean", "policy/kl", "policy/clip_fraction"]
+    assert page.locator(".same").all_inner_texts() == ["the same: reward/shapes, reward/shapes/soft"]
+    ticks = page.locator(".chart").first.locator(".tick[text-anchor=end]").all_text_contents()[:3]
+    assert len(set(ticks)) == 3, ticks
+
+
+def test_forced_colours_show_the_current_tab(browser, page_file):
+    context = browser.new_context(forced_colors="active")
+    page = context.new_page()
+    page.goto(f"file://{page_file}#curves")
+    page.wait_for_selector("main.curves > *")
+    borders = page.locator("nav a").evaluate_all("(all) => all.map((a) => getComputedStyle(a).borderBottomColor)")
+    current = borders.pop(4)
+    context.close()
+    assert len(set(borders)) == 1 and current not in borders
+
+
+def test_a_film_says_that_it_scrolls(open_page, page_file):
+    page = open_page(f"file://{page_file}#film", 390)
+    wait(page, "document.querySelector('.more').textContent === '4 more to the right \u2192'")
+    page.locator(".film ol").evaluate("(strip) => strip.scrollTo(9999, 0)")
+    wait(page, "document.querySelector('.more').textContent === ''")
+
+
 RECORD = """async () => {
   const canvas = document.createElement('canvas'), pen = canvas.getContext('2d');
   canvas.width = canvas.height = 64;

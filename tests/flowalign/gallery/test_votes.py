@@ -1,6 +1,7 @@
 import json
 import multiprocessing
 import os
+import random
 import signal
 import sqlite3
 import time
@@ -11,7 +12,7 @@ from scipy.stats import binomtest
 
 from flowalign.data import Preferences
 from flowalign.errors import ConfigError
-from flowalign.gallery.votes import Pair, Votes, kappa, results, wilson
+from flowalign.gallery.votes import VERDICTS, Pair, Votes, agreement, results, wilson
 
 
 def pair(folder, n: int) -> Pair:
@@ -32,10 +33,33 @@ def test_wilson_without_trials():
 
 def test_kappa_on_a_worked_example():
     # Cohen's table: 20 both yes, 15 both no, 5 and 10 apart: observed 0.7, by chance 0.5
-    one = ["yes"] * 25 + ["no"] * 25
-    other = ["yes"] * 20 + ["no"] * 5 + ["yes"] * 10 + ["no"] * 15
-    assert kappa(one, other) == pytest.approx(0.4)
-    assert kappa(["tie"], ["tie"]) is None
+    one = ["second"] * 25 + ["first"] * 25
+    other = ["second"] * 20 + ["first"] * 5 + ["second"] * 10 + ["first"] * 15
+    (found,) = agreement({"a": dict(enumerate(one)), "b": dict(enumerate(other))})
+    assert found["kappa"] == pytest.approx(0.4)
+    (found,) = agreement({"a": {0: "tie"}, "b": {0: "tie"}})
+    assert found["kappa"] is None
+
+
+def test_results_of_hundreds_of_raters_are_there_at_once():
+    rng = random.Random(0)
+    verdicts = {
+        f"rater {i:03d}": {str(pair): rng.choice(VERDICTS) for pair in rng.sample(range(400), 200)} for i in range(300)
+    }
+    scores = {str(pair): ({"r": rng.random()}, {"r": rng.random()}) for pair in range(400)}
+    begin = time.process_time()
+    table = results(verdicts, scores)
+    assert time.process_time() - begin < 1
+    assert len(table["between"]) == 200 and table["more_between"] == 300 * 299 // 2 - 200
+    assert table["between"][0]["pairs"] > 60 and len(json.dumps(table)) < 200_000
+    for found in table["between"][::50]:
+        one, other = (verdicts[rater] for rater in found["raters"])
+        both = [p for p in one if p in other and "skip" not in (one[p], other[p])]
+        same = sum(one[p] == other[p] for p in both) / len(both)
+        share = [[sum(votes[p] == v for p in both) / len(both) for v in VERDICTS] for votes in (one, other)]
+        chance = sum(a * b for a, b in zip(*share))
+        assert (found["pairs"], found["same"]) == (len(both), same)
+        assert found["kappa"] == pytest.approx((same - chance) / (1 - chance))
 
 
 def test_results():

@@ -100,30 +100,29 @@ def test_noise_at_the_last_step_can_go_without_learning(tmp_path: Path):
 def test_a_trees_edges_are_credited_and_pruned_as_the_authors_do(tmp_path: Path):
     """Their code normalises the nodes of a depth by torch's std + 1e-8, and leaves out depths and leaves after that."""
     run = trainer("branch_grpo", tmp_path)
-    batch = draw_batch(run.prompts, 5, 2, 8, 0, share_start_noise=True)
+    batch = draw_batch(run.prompts, 5, 1, 8, 0, share_start_noise=True)
     whole = run.algorithm.collect(run.actor, Draw(run.actor, batch))
     run.algorithm.settings.pruning = Pruning(depths=[4, 5], every=2, stop=2, width="extremes", keep=0.25)
     part = run.algorithm.collect(run.actor, Draw(run.actor, batch))
     rewards, nodes = whole.scores.value.tolist(), whole.rollout.trajectory.numbered().tolist()
-    for tree in (range(8), range(8, 16)):
-        order = sorted(tree, key=lambda leaf: -rewards[leaf])
-        for step in range(len(nodes[0]) - 1):
-            under: dict[int, list[int]] = {}
-            for leaf in tree:
-                under.setdefault(nodes[leaf][step + 1], []).append(leaf)
-            value = torch.tensor([sum(rewards[leaf] for leaf in leaves) / len(leaves) for leaves in under.values()])
-            expected = (value - value.mean()) / (value.std() + 1e-8) if value.std() > 1e-6 else torch.zeros(len(value))
-            for own, leaves in zip(expected.tolist(), under.values(), strict=True):
-                for row, leaf in enumerate(leaves):
-                    # the first leaf of a node stands for it, and the last step has no noise
-                    trained = row == 0 and step < len(nodes[0]) - 2
-                    assert whole.advantage[leaf, step].item() == pytest.approx(own * trained, abs=1e-4)
-                    # in iteration 5 the depths have moved by two, the last split is step 2
-                    kept = step + 1 not in (2, 3) and (step <= 2 or leaf in (order[0], order[-1]))
-                    if kept:
-                        assert part.advantage[leaf, step] == whole.advantage[leaf, step]
-                    elif step <= 2 or rewards[leaf] not in (rewards[order[0]], rewards[order[-1]]):
-                        assert part.advantage[leaf, step] == 0
+    order = sorted(range(8), key=lambda leaf: -rewards[leaf])
+    for step in range(len(nodes[0]) - 1):
+        under: dict[int, list[int]] = {}
+        for leaf in range(8):
+            under.setdefault(nodes[leaf][step + 1], []).append(leaf)
+        value = torch.tensor([sum(rewards[leaf] for leaf in leaves) / len(leaves) for leaves in under.values()])
+        expected = (value - value.mean()) / (value.std() + 1e-8) if value.std() > 1e-6 else torch.zeros(len(value))
+        for own, leaves in zip(expected.tolist(), under.values(), strict=True):
+            for row, leaf in enumerate(leaves):
+                # the first leaf of a node stands for it, and the last step has no noise
+                trained = row == 0 and step < len(nodes[0]) - 2
+                assert whole.advantage[leaf, step].item() == pytest.approx(own * trained, abs=1e-4)
+                # in iteration 5 the depths have moved by two, the last split is step 2
+                kept = step + 1 not in (2, 3) and (step <= 2 or leaf in (order[0], order[-1]))
+                if kept:
+                    assert part.advantage[leaf, step] == whole.advantage[leaf, step]
+                elif step <= 2 or rewards[leaf] not in (rewards[order[0]], rewards[order[-1]]):
+                    assert part.advantage[leaf, step] == 0
 
 
 def test_pruned_depths_move_up_to_their_stop():
