@@ -326,7 +326,7 @@ def prompts() -> Iterator[tuple[str, str]]:
                     f"{suffix}: {name}",
                     outcome(lambda path=path: "fine" if len(Prompts.read(str(path))) else "WRONG"),
                 )
-        for source in ("/dev/zero", "/dev/stdin", "", "x" * 5000, "a\0b", "\ud800", "../..", "/", "owner/name", "~"):
+        for source in ("/dev/zero", "/dev/stdin", "", "x" * 5000, "a\0b", "\ud800", "/", "~"):
             yield repr(source[:20]), outcome(partial(read_prompts, source))
 
 

@@ -1,6 +1,7 @@
 """Where prompts are read from: text, JSON lines, parquet, and data sets of the Hugging Face hub."""
 
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from importlib import resources
@@ -38,7 +39,7 @@ def records(
     """
     path = located(source)
     rows: Rows
-    if path.is_file():
+    if os.path.isfile(path):
         if split or subset:
             raise ConfigError(f"{path} is a file and has no split or subset; only data sets have them")
         suffix = path.suffix.lower()
@@ -86,19 +87,19 @@ def _unusable(prompt: str) -> str | None:
 def is_data_set(source: str) -> bool:
     """Whether it is a folder, or looks like 'owner/name' of the hub."""
     hub = re.fullmatch(r"[\w.-]+/[\w.-]+", source) is not None and Path(source).suffix not in SUFFIXES
-    return Path(source).is_dir() or hub
+    return bool(source) and (os.path.isdir(source) or hub)
 
 
 def located(source: str) -> Path:
     """The file of a shipped list, or else the path as given."""
     shipped = ASSETS / "prompts" / f"{source}.jsonl"
-    return shipped if "/" not in source and shipped.is_file() else Path(source)
+    return shipped if "/" not in source and os.path.isfile(shipped) else Path(source)
 
 
 def folder(source: str) -> Path:
     """What relative file names in the records start from."""
     path = located(source)
-    return path.parent if path.is_file() else path if path.is_dir() else Path()
+    return path.parent if os.path.isfile(path) else path if os.path.isdir(path) else Path()
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -147,7 +148,8 @@ def _data_set(source: str, split: str, subset: str | None) -> Rows:
         raise ConfigError(f"no file at '{source}'; to read it as a data set, pip install 'flowalign[data]'") from error
     try:
         data = datasets.load_dataset(source, subset, split=split)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except Exception as error:
+        # the library's own, and those it stumbles over
         raise ConfigError(f"the data set '{source}' cannot be read: {' '.join(str(error).split())}") from error
     media = (datasets.Image, datasets.Audio, datasets.Video)
     data = data.remove_columns([name for name, feature in data.features.items() if isinstance(feature, media)])

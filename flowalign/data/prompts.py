@@ -1,6 +1,7 @@
 """Prompts and their metadata, and preferences between two samples of a prompt."""
 
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from flowalign.settings import Section
 
 def shipped(path: str) -> Path | str:
     """Where a model is: in flowalign's assets if it has that name, else as given."""
-    return ASSETS / path if (ASSETS / path).is_dir() else path
+    return ASSETS / path if os.path.isdir(ASSETS / path) else path
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Prompts:
         """
         assert listed.prompts is not None
         path = located(listed.prompts)
-        stamp = (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None
+        stamp = (path.stat().st_mtime_ns, path.stat().st_size) if os.path.isfile(path) else None
         kind: Any = cls
         prompts: Self = _prompts(kind, listed.model_dump_json(include=set(PromptList.model_fields)), stamp)
         return prompts
@@ -129,7 +130,7 @@ class Prompts:
             if key not in record:
                 continue
             names = [record[key]] if isinstance(record[key], str) else record[key]
-            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
                 raise ConfigError(f"{place}: '{key}' is not a file name or a list of them")
             files = [_picture(folder / name, place) for name in names]
             record[key] = files[0] if isinstance(record[key], str) else files
@@ -179,7 +180,7 @@ class Preferences(Prompts):
     @classmethod
     def check_source(cls, source: str) -> None:
         """No list that is shipped has preferences."""
-        if not (Path(source).is_file() or is_data_set(source)):
+        if not (os.path.isfile(source) or is_data_set(source)):
             raise ConfigError(f"no preferences at '{source}'; `flowalign gallery RUN --export FILE` writes them")
 
     def of_pictures(self) -> Self:
@@ -211,6 +212,6 @@ def _prompts(kind: type[Prompts], asked: str, stamp: tuple[int, int] | None) -> 
 
 
 def _picture(path: Path, place: str) -> str:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigError(f"{place}: no picture at {path}")
     return str(path)

@@ -305,6 +305,8 @@ def test_prompts_are_read_from_text_and_json_lines(tmp_path: Path) -> None:
         ("bad.jsonl", '{"prompt": "\\ud800"}\n', "line 1: the prompt holds half of a surrogate pair"),
         ("bad.jsonl", '{"prompt": "a\\u0000b"}\n', "line 1: the prompt holds a NUL"),
         ("long.txt", "x" * 100_001, "line 1: the prompt has 100,001 characters; at most 100,000 work"),
+        ("bad.jsonl", '{"prompt": "a", "image": []}\n', "'image' is not a file name or a list of them"),
+        ("bad.jsonl", '{"prompt": "a", "image": "' + "x" * 5000 + '"}\n', "line 1: no picture at"),
         ("table.csv", "prompt\na cat\n", "prompts are read from .txt, .jsonl or .parquet files"),
         ("list.json", '["a cat"]', "prompts are read from .txt, .jsonl or .parquet files"),
     ],
@@ -319,6 +321,8 @@ def test_prompt_files_that_cannot_be_used_are_refused(tmp_path: Path, name: str,
 def test_missing_prompts_name_the_nearest_shipped_list() -> None:
     assert "did you mean 'shapes_train'" in problem("data.prompts=shapes_trian")
     assert "nowhere.txt" in problem("evaluation.prompts=nowhere.txt")
+    for source in ("''", "x" * 5000, "/dev/zero"):
+        assert "no prompts at" in problem(f"data.prompts={source}")
     assert "no prompt is left where" in problem("data.where={category: [nonsense]}")
 
 

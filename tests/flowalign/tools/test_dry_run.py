@@ -1,10 +1,14 @@
 """Every recipe goes through a rollout and an update on random weights, without a network."""
 
+import contextlib
 import json
+import os
+import socket
 from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from PIL import Image
 
 from flowalign.cli.main import main
@@ -35,6 +39,29 @@ def test_a_recipe_runs_dry(name: str) -> None:
     assert report.trained > 0 and 0 < report.parameters < 5e6
     assert min(report.seconds.values()) > 0 and report.peak_memory > 1e7
     assert report.samples >= 2
+
+
+def test_two_processes_try_a_recipe_out_and_one_reports(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    own = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
+    children = []
+    for rank in ("0", "1"):
+        # forks of this process, which has imported everything
+        children.append(os.fork())
+        if children[-1] == 0:
+            code = 99
+            try:
+                os.environ.update(own, RANK=rank, LOCAL_RANK=rank)
+                AcceleratorState._reset_state(reset_partial_state=True)
+                with open(tmp_path / rank, "w") as file, contextlib.redirect_stdout(file):
+                    main(["train", str(recipe("tiny_sd3/flow_grpo")), "--dry-run"])
+            except SystemExit as left:
+                code = int(left.code or 0)
+            finally:
+                os._exit(code)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+    assert "peak memory" in (tmp_path / "0").read_text() and (tmp_path / "1").read_text() == ""
 
 
 def test_every_recipes_model_is_known_by_its_name() -> None:
