@@ -158,7 +158,8 @@ def _restore(value: Any, tensors: Mapping[str, Any], budget: Budget) -> Any:
         return value
     if value.keys() == {"$image"}:
         pixels = tensors[str(value["$image"])]
-        budget.picture(*pixels.shape[1::-1], "L" if pixels.ndim == 2 else "RGB")
+        height, width = pixels.shape[:2]
+        budget.picture(width, height, "L" if pixels.ndim == 2 else "RGB")
         return Image.fromarray(pixels)
     if value.keys() == {"$png"}:
         image = Image.open(io.BytesIO(base64.b64decode(value["$png"])), formats=["PNG"])
