@@ -178,7 +178,8 @@ def result(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"metrics": [{k: v for k, v in r.items() if not k.startswith("seconds")} for r in lines]}
     for name in ("trainable", "optimizer", "ema"):
         found[name] = {key: value.tolist() for key, value in load_file(newest / f"{name}.safetensors").items()}
-    found["lora"] = [path.read_bytes() for path in sorted((folder / "lora").iterdir())]
+    for path in (folder / "lora").iterdir():
+        found[path.name] = {key: value.tolist() for key, value in load_file(path).items()}
     return found
 
 
@@ -229,6 +230,19 @@ def places(values: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
         yield from places(value, (*above, key))
 
 
+def distorted(value: Any, generator: random.Random) -> Any:
+    """Another value of the same kind."""
+    if isinstance(value, bool) or value is None:
+        return not value
+    if isinstance(value, int | float):
+        return generator.choice([*(v for v in VALUES if isinstance(v, int | float)), -value, value + 1, value / 3])
+    if isinstance(value, list):
+        return generator.choice([value[::-1], value + value, value[1:], [value], [*value, None]])
+    if isinstance(value, dict):
+        return {key: own for key, own in value.items() if generator.random() < 0.5}
+    return generator.choice([value[:-1], value.upper(), f"{value}:{value}", f" {value}", value * 100])
+
+
 def mutated(values: dict[str, Any], generator: random.Random) -> dict[str, Any]:
     """A copy with one to three things replaced, removed, renamed or doubled."""
     values = json.loads(json.dumps(values))
@@ -240,9 +254,11 @@ def mutated(values: dict[str, Any], generator: random.Random) -> dict[str, Any]:
         section: Any = values
         for part in above:
             section = section[part]
-        way = generator.choice(["replace", "replace", "replace", "remove", "rename", "elsewhere"])
+        way = generator.choice(["distort"] * 6 + ["replace"] * 3 + ["remove", "rename", "elsewhere"])
         value = generator.choice(VALUES)
-        if way == "replace":
+        if way == "distort":
+            section[key] = distorted(section[key], generator)
+        elif way == "replace":
             section[key] = value
         elif way == "remove":
             del section[key]

@@ -58,9 +58,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             except (FlowalignError, OSError) as error:
                 parser.error(" ".join(str(error).split()))
             figures[model] |= {dtype: sampled, f"{dtype}, replayed": replayed}
-        again = max(max(values) for name, values in figures[model].items() if "replayed" in name)
-        cells = [f"{max(figures[model][dtype]):.1e}" for dtype in DTYPES]
-        print(f"| {' | '.join((model, *cells, f'{again:g}'))} |", flush=True)
+        # of torch, whose maximum is NaN where a precision overflows
+        worst = {name: torch.tensor(steps).max().item() for name, steps in figures[model].items()}
+        again = max(value for name, value in worst.items() if "replayed" in name)
+        print(f"| {' | '.join((model, *(f'{worst[dtype]:.1e}' for dtype in DTYPES), f'{again:g}'))} |", flush=True)
     if arguments.json is not None:
         write_atomically(arguments.json, json.dumps(figures, indent=2) + "\n")
 

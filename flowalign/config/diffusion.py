@@ -82,8 +82,9 @@ class Config(BaseConfig):
 
         sampling = self.rollout
         etas = self.build_plan().etas(sampling.steps, sampling.eta, 0, 0)
-        # how large the noise is depends on the pipeline's schedule, whether there is any does not
-        sigmas = torch.linspace(1, 0, sampling.steps + 1)
+        # how large the noise is depends on the pipeline's schedule, whether there is any does not; the last level is
+        # above where ddim_published ends
+        sigmas = torch.cat([torch.linspace(1, 0.1, sampling.steps), torch.zeros(1)])
         return etas > 0, step_std(registry.resolve("kernels", sampling.kernel), sigmas, etas) > 0
 
     def check_sampling(self, groups: int, algorithm: Any) -> None:

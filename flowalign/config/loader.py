@@ -12,6 +12,9 @@ from flowalign.errors import ConfigError
 from flowalign.runs.files import parse_yaml, read_yaml
 from flowalign.settings import parse
 
+MOST_FILES = 50
+"""that a configuration may extend, one through the other"""
+
 
 def world_size() -> int:
     """Number of processes this one was launched with."""
@@ -46,6 +49,8 @@ def read(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
     if path.resolve() in above:
         chain = " -> ".join(file.name for file in [*above, path])
         raise ConfigError(f"{above[0]} extends itself: {chain}")
+    if len(above) == MOST_FILES:
+        raise ConfigError(f"{above[0]} extends a chain of more than {MOST_FILES} files")
     values = read_yaml(path)
     base = values.pop("extends", None)
     if base is None:

@@ -172,6 +172,8 @@ class BaseConfig(Section):
         place = not_finite(self.model_dump())
         if place is not None:
             raise ConfigError(f"{place}: a finite number is wanted")
+        if not self.rewards:
+            raise ConfigError("rewards: name at least one, e.g. rewards: [{name: clip_score}]")
         check_output(Path(self.output) / (self.name or "run"), "output", folder=True)
         algorithm = self.build_algorithm()
         if algorithm.kind != self.model.kind:

@@ -83,10 +83,8 @@ class SamplingSettings(Section):
 
     def shown(self) -> str:
         """What was used, in a line for people."""
-        given = {name: value for name, value in self.arguments().items() if value is not None}
-        return "sampled with " + ", ".join(
-            f"{name} {value}" for name, value in given.items() if name != "batch_size" and value != ""
-        )
+        given = {name: value for name, value in self.arguments().items() if value not in (None, "")}
+        return "sampled with " + ", ".join(f"{name} {value}" for name, value in given.items() if name != "batch_size")
 
     def following(self, other: "SamplingSettings") -> Self:
         """A copy that has the settings of another where its own were left open, all but `batch_size`."""

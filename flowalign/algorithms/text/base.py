@@ -232,6 +232,10 @@ class LanguageAlgorithm(PolicyGradient):
             values[name] = divergence
         return total, {name: masked_mean(each, mask) for name, each in values.items()}
 
+    def replays_old(self, config: TextConfig) -> bool:
+        """In low precision, where a forward pass of whole texts rounds otherwise than sampling token by token."""
+        return config.model.dtype != "float32"
+
     def few(self, experience: Experience) -> Tensor:
         return experience.items[:4]
 

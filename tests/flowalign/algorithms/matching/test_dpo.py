@@ -68,7 +68,7 @@ def test_the_conditions_of_noised_samples_are_those_of_a_rollout(tiny_policy, vo
     torch.testing.assert_close(noised.sigma, rollout.trajectory.sigmas[steps])
     x = rollout.trajectory.latents[rows, steps]
     with torch.no_grad():
-        mine = policy._velocity(x, noised.sigma, noised.conditions, rows, noised.levels, guidance)
+        mine = policy._velocity(x, noised.sigma, noised.conditions, rows, noised.levels, (guidance,))
     torch.testing.assert_close(mine, rollout.trajectory.velocity[rows, steps], atol=1e-5, rtol=0)
     # the denoiser is itself again
     again = policy.sample(PROMPTS, [1, 2, 3], steps=3, sigmas=sigmas, guidance=guidance)

@@ -231,6 +231,25 @@ def test_one_step_has_trls_loss_and_gradient() -> None:
         torch.testing.assert_close(parameter.grad, expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("old", "clipped"), [("null", False), ("sampled", True)])
+def test_in_low_precision_ratios_start_at_one(old: str, clipped: bool, world: Path, tmp_path: Path) -> None:
+    """Those of a whole text, which GSPO clips at 3e-4: a model of real size is further off by rounding alone."""
+    run = trainer(world, tmp_path, "model.dtype=bfloat16", f"training.old_log_prob={old}", name="gspo")
+    sampled = run.actor.rollout
+
+    def rounded(batch: Batch) -> Any:
+        rollout = sampled(batch)
+        rollout.log_prob = (rollout.log_prob + 0.01 * torch.randn_like(rollout.log_prob)).where(rollout.mask, 0)
+        return rollout
+
+    run.actor.rollout = rounded
+    run.train()
+    (metrics,) = run.metrics.read()
+    assert (metrics["policy/clip_fraction"] > 0.1) == clipped
+    assert (metrics["policy/ratio"] == 1) != clipped
+    assert metrics["policy/mismatch"] > 3e-4
+
+
 def test_divergences_count_whole_whatever_weighs_the_policys_loss(world: Path, tmp_path: Path) -> None:
     settings = "algorithm.entropy_share=0.3", "algorithm.kl_weight=0.5", "algorithm.off_policy={level: token}"
     run = trainer(world, tmp_path, *settings)

@@ -358,9 +358,8 @@ def test_gigpo_compares_tokens_that_come_after_the_same(tmp_path: Path) -> None:
 
 
 def test_a_teacher_of_other_tokens_and_a_prompt_without_demonstration_are_refused(tmp_path: Path) -> None:
-    run = trainer(tmp_path / "a", "chord", "algorithm.demonstration=solution")
     with pytest.raises(ConfigError, match="no 'solution' with the prompt"):
-        collected(run)
+        trainer(tmp_path / "a", "chord", "algorithm.demonstration=solution")
     run = trainer(tmp_path / "b", "kdrl", "algorithm.teacher=nowhere")
     with pytest.raises(ConfigError, match="no language model at 'nowhere'"):
         collected(run)

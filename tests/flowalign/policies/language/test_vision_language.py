@@ -77,7 +77,7 @@ def test_no_text_has_a_token_that_stands_for_a_picture() -> None:
     policy, (prompts, metadata) = tiny(), questions(3)
     image = policy.network.config.image_token_id
     by_far = torch.nn.functional.one_hot(torch.tensor(image), policy.network.config.text_config.vocab_size) * 100
-    policy.network.get_output_embeddings().register_forward_hook(lambda module, given, logits: logits + by_far)
+    policy.network.get_output_embeddings().bias = torch.nn.Parameter(by_far.float())
     rollout = policy.sample(prompts, list(range(3)), metadata=metadata, **SAMPLING)
     assert not (rollout.completion_ids == image).any()
     again, _ = policy.log_probs(rollout, torch.arange(3))
