@@ -1,10 +1,12 @@
 """Names in configurations to code. Imports happen when a name is used; a dotted path needs no registration."""
 
 import ast
+import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -170,6 +172,20 @@ def _imported(path: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
+OURS = ("flowalign", "rewards", "samplers")
+_doubted: list[Path] = []
+
+
+@contextlib.contextmanager
+def only_ours(file: Path) -> Iterator[None]:
+    """Within it no name imports code that is not flowalign's: it may come from a file that somebody else wrote."""
+    _doubted.append(file)
+    try:
+        yield
+    finally:
+        _doubted.pop()
+
+
 def resolve(table: str, name: str, where: str = "") -> Any:
     """The object behind a registered name or a dotted path ('package.module:name' or 'package.module.name').
 
@@ -188,6 +204,8 @@ def resolve(table: str, name: str, where: str = "") -> Any:
         return found
     if ":" not in found and "." not in found:
         raise ConfigError(f"{place}no {kind} is called '{name}'; {nearest(name, names(table))}")
+    if _doubted and re.split(r"[.:]", found)[0] not in OURS:
+        raise ConfigError(f"{place}{_doubted[-1]} names the code '{name}', which would run here; --trust allows it")
     try:
         return _imported(found)
     except (Exception, SystemExit) as error:  # a module runs whatever its author wrote

@@ -1,5 +1,6 @@
 """The command line: `flowalign`, also `python -m flowalign` and under `accelerate launch -m flowalign`."""
 
+import contextlib
 import errno
 import logging
 import sys
@@ -18,7 +19,7 @@ from flowalign.cli.judges import cold_start, pair_questions, rejection_sampling
 from flowalign.cli.modules import check_own_packages, find_beside
 from flowalign.cli.prompts import difficulty, prompts
 from flowalign.cli.rewards import reward_check, reward_server, train_reward
-from flowalign.cli.sample import sample
+from flowalign.cli.sample import TRUST, sample
 from flowalign.errors import ConfigError, FlowalignError, hide, nearest
 
 app = typer.Typer(
@@ -103,8 +104,16 @@ def evaluate_run(
     base: Annotated[bool, typer.Option("--base", help="Evaluate the model before training instead.")] = False,
     pictures: Annotated[int | None, typer.Option(min=1, help="Pictures a prompt.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Seed of the first start noise.")] = None,
+    trust: Annotated[bool, typer.Option("--trust", help=TRUST)] = False,
 ) -> None:
     """Score what a run trained on its held-out prompts."""
+    from flowalign.registry import only_ours
+
+    with contextlib.nullcontext() if trust else only_ours(run / "config.yaml"):
+        _evaluate_run(run, base, pictures, seed)
+
+
+def _evaluate_run(run: Path, base: bool, pictures: int | None, seed: int | None) -> None:
     from flowalign.cli.launch import load_for_sampling
     from flowalign.config import load
     from flowalign.config.rewards import build_reward
@@ -115,8 +124,8 @@ def evaluate_run(
     settings = config.evaluation
     if settings.prompts is None:
         raise ConfigError(f"{run / 'config.yaml'} has no evaluation.prompts to evaluate on")
-    policy, _ = load_for_sampling(str(run), None, config.model.dtype, trained=not base)
     reward = build_reward(settings.rewards or config.rewards)
+    policy, _ = load_for_sampling(str(run), None, config.model.dtype, trained=not base)
     policy.bind(reward)
     result = evaluate(
         policy,

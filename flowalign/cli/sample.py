@@ -1,5 +1,6 @@
 """`flowalign sample`: pictures, videos or texts from a model, or from what a run trained."""
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,6 +9,8 @@ import typer
 
 from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output
+
+TRUST = "Run the code of others that the run's configuration names, such as a reward of your own."
 
 
 def sample(
@@ -29,16 +32,19 @@ def sample(
     count: Annotated[int, typer.Option(min=1, help="Pictures a prompt.")] = 1,
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("samples"),
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    trust: Annotated[bool, typer.Option("--trust", help=TRUST)] = False,
 ) -> None:
     """Sample pictures, or a text run's texts, from a model or from what a run trained."""
     from flowalign.cli.launch import load_for_sampling
     from flowalign.policies.diffusion import DiffusersPolicy
     from flowalign.policies.language.policy import LanguagePolicy
+    from flowalign.registry import only_ours
     from flowalign.runs.samples import save_picture
 
     source = pictures(image, mask)
     check_output(output, "--output", folder=True)
-    policy, sampling = load_for_sampling(model, lora, dtype)
+    with contextlib.nullcontext() if trust else only_ours(Path(model, "config.yaml")):
+        policy, sampling = load_for_sampling(model, lora, dtype)
     asked = {"steps": steps, "guidance": guidance, "guidance_2": guidance_2, "negative_prompt": negative_prompt}
     asked |= {"height": height, "width": width, "num_frames": num_frames}
     asked = {name: value for name, value in asked.items() if value is not None}

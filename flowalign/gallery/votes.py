@@ -151,10 +151,10 @@ def agreement(verdicts: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]
     judged = given.sum(0)
     # [raters, raters]
     both = judged @ judged.T
-    same: Any = sum(own @ own.T for own in given)
+    same = (given @ given.transpose(0, 2, 1)).sum(0)
     # how often the row's rater gave each verdict among the pairs that the column's judged too
-    often = [own @ judged.T for own in given]
-    chance: Any = sum(own * own.T for own in often)
+    often = given @ judged.T
+    chance = (often * often.transpose(0, 2, 1)).sum(0)
     found = []
     for a, b in zip(*np.triu_indices(len(raters), 1)):
         if count := int(both[a, b]):

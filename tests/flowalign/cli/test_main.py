@@ -131,6 +131,23 @@ def test_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert "no configuration at" in refused(capsys, "eval", str(tmp_path))
 
 
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize(
+    "reward", ["{name: strange.reward}", "{name: gate, passes: {name: strange.reward}, then: {name: shapes}}"]
+)
+def test_a_runs_configuration_imports_nothing_of_others_without_trust(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reward: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "strange", raising=False)
+    (tmp_path / "strange.py").write_text("open('imported', 'w').close()\ndef reward(samples, prompts): return []\n")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text(f"extends: {RECIPE}\nrewards: [{reward}]\n")
+    line = refused(capsys, "eval", str(tmp_path))
+    assert "config.yaml names the code 'strange." in line and "--trust" in line
+    assert not (tmp_path / "imported").exists()
+
+
 def test_list_shows_everything_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, "list").splitlines()
     assert [line[:-1] for line in lines if not line.startswith(" ")] == list(registry.TABLES)
