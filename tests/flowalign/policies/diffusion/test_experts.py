@@ -36,7 +36,7 @@ def prepare(folder: Path, steps: dict[str, Any]) -> Path:
         "data": {"prompts": str(folder / "prompts.jsonl")},
         "rewards": [{"name": "per_frame", "reward": {"name": "recording:brightness"}, "frames": 2}],
         "algorithm": {"name": "flow_grpo", "loss": {"clip_range": 0.01}},
-        "rollout": {"steps": 3, "guidance": 2.0} | tiny.call | steps,
+        "rollout": {"steps": 4, "guidance": 2.0} | tiny.call | steps,
         "training": {
             "iterations": 2,
             "prompts_per_iteration": 2,
@@ -61,7 +61,7 @@ def trained(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.timeout(900)
 def test_processes_that_ask_different_networks_train_as_one(tmp_path: Path) -> None:
     """Where both are asked in every update, and where a plan of one step never asks one of them."""
-    cases: dict[str, dict[str, Any]] = {"all": {}, "window": {"plan": {"name": "window", "start": 1, "size": 1}}}
+    cases: dict[str, dict[str, Any]] = {"all": {}, "window": {"plan": {"name": "window", "start": 2, "size": 1}}}
     asked = {"all": {"transformer", "transformer_2"}, "window": {"transformer_2"}}
     for name, steps in cases.items():
         Trainer(load(prepare(tmp_path / name, steps) / "config.yaml"), progress=False).train()

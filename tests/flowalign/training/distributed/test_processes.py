@@ -46,7 +46,7 @@ SPLIT = {
 QUICK = {"evaluation": {}, "training.previews": 0}
 RUNS: dict[str, dict[str, Any]] = {
     "lora": {},
-    "full": {"model.lora": None, "algorithm.kl_weight": 0.1, "training.optimizer.learning_rate": 1e-5},
+    "full": QUICK | {"model.lora": None, "algorithm.kl_weight": 0.1, "training.optimizer.learning_rate": 1e-5},
     # completes trajectories, and a head of its own learns what they are worth
     "dense_grpo": QUICK
     | {
