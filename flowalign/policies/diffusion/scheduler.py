@@ -74,6 +74,9 @@ class TransitionScheduler:
         eta = torch.zeros(steps) if self.eta is None else self.eta
         if eta.shape[-1] != steps:
             raise FlowalignError(f"the plan has {eta.shape[-1]} steps, the pipeline's schedule {steps}")
+        if not levels.isfinite().all():
+            name = type(self.walked).__name__
+            raise FlowalignError(f"{name} gives noise levels that are not finite for {steps} steps; more steps work")
         self.loop_shape = tuple(sample.shape)
         x = self.family.unpack(sample, self.size).float() / self.family.scale(levels[0].to(sample.device))
         return Recorder(x, levels, self.kernel, eta, self.seeds, self.order)

@@ -272,7 +272,7 @@ def test_guidance_with_a_conditional_gradient_is_the_detached_formula(
     samples, steps = everything(rollout)
     x = rollout.trajectory.latents[samples, steps].to(policy.dtype)
     time = 1000 * rollout.trajectory.sigmas[steps]
-    embeds = policy.encoder.arguments(PROMPTS, 3.0)
+    embeds = policy.encoder.arguments(PROMPTS, [""] * len(PROMPTS), 3.0)
 
     def branch(prefix: str) -> Tensor:
         tokens, pooled = (embeds[f"{prefix}{name}"][samples] for name in ("prompt_embeds", "pooled_prompt_embeds"))
