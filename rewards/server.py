@@ -347,7 +347,7 @@ def _error(status: int, why: str) -> Response:
 
 
 def _check_files(metadata: list[dict[str, Any]]) -> None:
-    """Raises ValueError where metadata names a file: those of this machine are nobody else's."""
+    """Raises ValueError where metadata names a file: nobody else reads this machine's files."""
     for record in metadata:
         for key in FILES:
             value = record.get(key)
@@ -370,7 +370,7 @@ def serve(
     memory: int = 384,
     timeout: float = 600.0,
 ) -> None:
-    """Serve a reward until the process is stopped; the settings are those of `RewardServer`.
+    """Serve a reward until the process is stopped; settings as of `RewardServer`.
 
     Args:
         host: address to listen on; empty is loopback.

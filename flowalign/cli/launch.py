@@ -40,7 +40,7 @@ def load_for_sampling(
 
 def load_trained(policy: Policy[Any], run: Path) -> None:
     """Put a run's newest weights on its policy: those it exported, which a run that goes on keeps up to date or takes
-    away, else those of its newest checkpoint.
+    away, else its newest checkpoint's.
 
     Raises:
         ConfigError: it has trained nothing yet.

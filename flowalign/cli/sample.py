@@ -73,7 +73,7 @@ def sample(
 
 
 def next_number(folder: Path) -> int:
-    """The number after those of the samples that a folder holds, which stay."""
+    """The number after the samples that a folder holds, which stay."""
     found = [re.match(r"(\d+)-seed", path.name) for path in folder.iterdir()]
     return max((int(match[1]) + 1 for match in found if match), default=0)
 

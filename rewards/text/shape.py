@@ -34,7 +34,7 @@ class SoftLength:
     The end token is not among them. The paper has 16384 and 20480.
 
     Args:
-        tokenizer: folder or hub name; default that of the model that is trained.
+        tokenizer: folder or hub name; default the trained model's.
     """
 
     name = "soft_length"

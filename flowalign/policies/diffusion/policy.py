@@ -385,7 +385,7 @@ class DiffusersPolicy(Policy[Rollout]):
     def verify(self, rollout: Rollout) -> float:
         """Compare velocities, on up to 8 pairs of the first and last steps, relative to the largest.
 
-        And the finished latents with those of the ODE, which noise must not leave by far.
+        And the finished latents with the ODE's, which noise must not leave by far.
         """
         count, last = min(len(rollout), 4), rollout.trajectory.velocity.shape[1] - 1
         samples = torch.arange(count, device=self.device).repeat(2)

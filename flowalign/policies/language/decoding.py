@@ -12,7 +12,7 @@ from torch import Tensor
 class Decoding:
     """The distribution that tokens are drawn from; a model's own generation_config has no part in it.
 
-    The order is that of transformers: repetition_penalty, temperature, top_k, top_p, min_p.
+    The order is transformers': repetition_penalty, temperature, top_k, top_p, min_p.
     """
 
     temperature: float = 1.0
