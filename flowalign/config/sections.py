@@ -183,6 +183,8 @@ class BaseConfig(Section):
             )
         algorithm.check(self)
         training, evaluation = self.training, self.evaluation
+        if training.ema_every > 1 and training.ema_decay is None:
+            raise ConfigError("training.ema_every: there is no average; set training.ema_decay, or leave it out")
         if training.prompts_per_iteration % processes:
             up = -(-training.prompts_per_iteration // processes) * processes
             raise ConfigError(

@@ -137,6 +137,8 @@ class Prompts:
             if key == "image":
                 # what rewards that compare with a picture compare an edit with
                 record.setdefault("reference", files[0])
+        if not isinstance(record.get("negative_prompt", ""), str):
+            raise ConfigError(f"{place}: 'negative_prompt' is not a text; '' is none")
 
     def take(self, rows: Sequence[int]) -> Self:
         """Some of the prompts."""

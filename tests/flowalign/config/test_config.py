@@ -152,6 +152,7 @@ def test_an_unknown_name_gets_the_nearest(override: str, hint: str) -> None:
         (["evaluation.sigmas=[1.0, 0.5]"], "evaluation.sigmas"),
         (["rollout.guidance_gradient=conditional"], "there is no unconditional branch"),
         (["rollout.negative_prompt=blurry"], "rollout.guidance is 1"),
+        (["training.ema_every=8"], "training.ema_decay"),
         (["evaluation.guidance_2=2"], "evaluation.guidance is 1"),
     ],
 )
@@ -306,6 +307,7 @@ def test_prompts_are_read_from_text_and_json_lines(tmp_path: Path) -> None:
         ("bad.jsonl", '{"prompt": "a\\u0000b"}\n', "line 1: the prompt holds a NUL"),
         ("long.txt", "x" * 100_001, "line 1: the prompt has 100,001 characters; at most 100,000 work"),
         ("bad.jsonl", '{"prompt": "a", "image": []}\n', "'image' is not a file name or a list of them"),
+        ("bad.jsonl", '{"prompt": "a", "negative_prompt": null}\n', "'negative_prompt' is not a text"),
         ("bad.jsonl", '{"prompt": "a", "image": "' + "x" * 5000 + '"}\n', "line 1: no picture at"),
         ("table.csv", "prompt\na cat\n", "prompts are read from .txt, .jsonl or .parquet files"),
         ("list.json", '["a cat"]', "prompts are read from .txt, .jsonl or .parquet files"),
