@@ -39,6 +39,12 @@ ALGORITHMS = {
     "prefix_rft": "flowalign.algorithms.text.prefix_rft:PrefixRFT",
     "aepo": "flowalign.algorithms.text.aepo:AEPO",
     "nft": "flowalign.algorithms.matching.nft:NFT",
+    "awm": "flowalign.algorithms.matching.awm:AWM",
+    "dgpo": "flowalign.algorithms.matching.dgpo:DGPO",
+    "crd": "flowalign.algorithms.matching.crd:CRD",
+    "rwr": "flowalign.algorithms.matching.rwr:RWR",
+    "raft": "flowalign.algorithms.matching.raft:RAFT",
+    "online_dpo": "flowalign.algorithms.matching.online_dpo:OnlineDPO",
     "dpo": "flowalign.algorithms.matching.dpo:DPO",
 }
 REWARDS = {
