@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from PIL.Image import Image
+from pydantic import model_validator
 from torch import Tensor, nn
 
 from flowalign.actors.draw import Draw
-from flowalign.config import Data
+from flowalign.config import Data, Named
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
@@ -24,6 +25,16 @@ from rewards import Scores
 
 class AlgorithmSettings(Section):
     """An algorithm's own settings."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_names(cls, values: Any) -> Any:
+        """Settings of a named part without its name change the default's."""
+        for key, given in dict(values).items():
+            default = cls.model_fields[key].default if key in cls.model_fields else None
+            if isinstance(default, Named) and isinstance(given, Mapping) and "name" not in given:
+                values = {**values, key: default.model_dump() | dict(given)}
+        return values
 
 
 @dataclass
