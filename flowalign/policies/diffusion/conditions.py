@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils._pytree import tree_map_only
@@ -198,9 +199,11 @@ class CallRecorder:
             if self.kept is not None:
                 vars(self.denoiser)["forward"] = self.kept
 
-    def _zeros(self, *args: Any, **kwargs: Any) -> tuple[Any]:
-        latents = self.signature.bind(*args, **kwargs).arguments[self.input_name]
-        return (tree_map_only(Tensor, torch.zeros_like, latents),)
+    def _zeros(self, *args: Any, **kwargs: Any) -> Any:
+        call = self.signature.bind(*args, **kwargs).arguments
+        inputs = [call[name] for name in (self.input_name, "audio_hidden_states") if name in call]
+        zeros = [tree_map_only(Tensor, torch.zeros_like, value) for value in inputs]
+        return tuple(zeros) if call.get("return_dict") is False else Transformer2DModelOutput(*zeros)
 
     def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = dict(self.signature.bind(*args, **kwargs).arguments)

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -101,12 +102,17 @@ class LevelScheduler(TransitionScheduler):
         value, levels = super().__getattr__(name), self.wanted
         if name != "set_timesteps" or levels is None:
             return value
+        signature = inspect.signature(value)
 
         # a pipeline reads the signature
         @functools.wraps(value)
         def set_timesteps(*args: Any, **settings: Any) -> None:
-            value(*args, **settings)
-            self.family.put_levels(self.walked, levels)
+            asked = signature.bind(*args, **settings).arguments
+            if "sigmas" in signature.parameters:
+                value(**asked | {"num_inference_steps": len(levels), "sigmas": levels.numpy()})
+            else:
+                value(**asked)
+                self.family.put_levels(self.walked, levels)
 
         return set_timesteps
 
