@@ -39,6 +39,8 @@ ALGORITHMS = {
     "prefix_rft": "flowalign.algorithms.text.prefix_rft:PrefixRFT",
     "aepo": "flowalign.algorithms.text.aepo:AEPO",
     "dpo": "flowalign.algorithms.matching.dpo:DPO",
+    "refl": "flowalign.algorithms.direct.refl:ReFL",
+    "draft": "flowalign.algorithms.direct.draft:DRaFT",
 }
 REWARDS = {
     "shapes": "rewards.shapes.reward:ShapesReward",
