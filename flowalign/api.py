@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from diffusers import DiffusionPipeline
+from torch import Tensor
 
 from flowalign import registry
 from flowalign.cli.launch import load_for_sampling
@@ -123,6 +124,11 @@ class RewardSum:
 
     def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata = ()) -> Scores:
         return self.built(samples, prompts, metadata or [{}] * len(samples))
+
+    def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata = ()) -> Scores:
+        """As `DifferentiableReward.score_pixels`, where all terms are differentiable."""
+        built: Any = self.built
+        return built.score_pixels(pixels, prompts, metadata or [{}] * len(pixels))
 
     def advance(self, progress: float) -> None:
         """Pass on how far training is, in [0, 1]."""

@@ -40,6 +40,8 @@ ALGORITHMS = {
     "aepo": "flowalign.algorithms.text.aepo:AEPO",
     "nft": "flowalign.algorithms.matching.nft:NFT",
     "dpo": "flowalign.algorithms.matching.dpo:DPO",
+    "refl": "flowalign.algorithms.direct.refl:ReFL",
+    "draft": "flowalign.algorithms.direct.draft:DRaFT",
 }
 REWARDS = {
     "shapes": "rewards.shapes.reward:ShapesReward",

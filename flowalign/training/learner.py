@@ -182,7 +182,10 @@ class Learner(Optimization):
         if not name and metrics.get("policy/gradient_norm") == 0:
             name = "policy/gradient_norm"
         if name and name not in self._warned and self.accelerator.is_main_process:
-            logger.warning("iteration %d taught nothing: %s", iteration, IDLE[name][self.config.model.kind])
+            why = IDLE[name][self.config.model.kind]
+            if name == "policy/gradient_norm" and self.algorithm.idle:
+                why = f"the gradient is 0 (policy/gradient_norm): {self.algorithm.idle}"
+            logger.warning("iteration %d taught nothing: %s", iteration, why)
         self._warned.add(name)
 
     def chunks(self, experience: Experience, iteration: int) -> Iterator[Tensor]:

@@ -111,6 +111,7 @@ class Trainer:
         check_media(reward, config.model.kind)
         torch.manual_seed(training.seed)
         self.algorithm: Algorithm = config.build_algorithm()
+        self.algorithm.check_reward(reward, config)
         self.policy: Policy = policy or build_policy(config, self.accelerator.device)
         make_trainable(self.policy, config.model, self.algorithm.uses_reference)
         sharding = distribute(self.policy, config, self.accelerator)

@@ -10,6 +10,7 @@ from accelerate import cpu_offload_with_hook
 from diffusers import DiffusionPipeline
 from PIL.Image import Image
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from flowalign import registry
 from flowalign.data import Source
@@ -444,6 +445,18 @@ class DiffusersPolicy(Policy[Rollout]):
         """
         x = noised.x if x is None else x
         return self._velocity(x, noised.sigma, clean.conditions, noised.samples, noised.levels, clean.guidance)
+
+    def decode_pixels(self, latents: Tensor) -> Tensor:
+        """Finished latents [B, ...] to pictures [B, 3, H, W], or videos [B, 3, F, H, W], in [0, 1] with gradients.
+
+        What the VAE computes is not kept but computed again in the backward pass.
+        """
+        pixels = checkpoint(
+            lambda x: self.family.decode(self.pipeline, x), latents, use_reentrant=False, preserve_rng_state=False
+        )
+        if self._vae_visit is not None:
+            self._vae_visit.offload()
+        return (pixels.float() / 2 + 0.5).clamp(0, 1)
 
     def decode(self, rollout: Rollout, batch_size: int = 64) -> list[Image]:
         return self.decode_latents(rollout.whole(rollout.trajectory.final), batch_size)
