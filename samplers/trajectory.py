@@ -60,11 +60,17 @@ class Trajectory(Rows):
         batch, states = self.latents.shape[:2]
         return torch.arange(batch, device=self.latents.device)[:, None].expand(batch, states)
 
-    def score(self, kernel: Kernel, velocity: Tensor, samples: Tensor, steps: Tensor) -> Transition:
-        """Score stored steps under a new velocity: [N, ...] for the pairs (samples[n], steps[n])."""
+    def score(
+        self, kernel: Kernel, velocity: Tensor, samples: Tensor, steps: Tensor, starts: Tensor | None = None
+    ) -> Transition:
+        """Score stored steps under a new velocity: [N, ...] for the pairs (samples[n], steps[n]).
+
+        Args:
+            starts: [N] samples from whose states the steps left; default the same samples.
+        """
         return transition(
             kernel,
-            self.latents[samples, steps],
+            self.latents[samples if starts is None else starts, steps],
             velocity,
             self.sigmas[steps],
             self.sigmas[steps + 1],
