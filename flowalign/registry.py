@@ -38,6 +38,7 @@ ALGORITHMS = {
     "visurf": "flowalign.algorithms.text.visurf:ViSurf",
     "prefix_rft": "flowalign.algorithms.text.prefix_rft:PrefixRFT",
     "aepo": "flowalign.algorithms.text.aepo:AEPO",
+    "nft": "flowalign.algorithms.matching.nft:NFT",
     "dpo": "flowalign.algorithms.matching.dpo:DPO",
 }
 REWARDS = {
@@ -151,6 +152,7 @@ TABLES: dict[str, dict[str, str] | str] = {
     "models": MODELS,
     "advantages": "flowalign.core.advantages:ADVANTAGES",
     "losses": "flowalign.core.losses:LOSSES",
+    "levels": "flowalign.algorithms.matching.levels:LEVELS",
     "selections": SELECTIONS,
     "environments": ENVIRONMENTS,
 }

@@ -17,6 +17,7 @@ from flowalign.config import Data
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
+from flowalign.policies.settings import Snapshot
 from flowalign.settings import Section
 from rewards import Scores
 
@@ -93,6 +94,16 @@ class Algorithm:
     def uses_reference(self) -> bool:
         """Whether the loss compares with the start weights."""
         return False
+
+    @property
+    def snapshots(self) -> Mapping[str, Snapshot]:
+        """Copies of the weights that the method needs, by name; `training.snapshots` may set them otherwise."""
+        return {}
+
+    @property
+    def sampling_weights(self) -> str:
+        """What draws the samples unless `rollout.weights` says otherwise."""
+        return "policy"
 
     def check(self, config: Any) -> None:
         """Refuse configurations that cannot work with this algorithm, saying what would."""

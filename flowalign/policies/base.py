@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.settings import SamplingSettings
+from flowalign.policies.snapshots import Snapshots
 
 
 def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
@@ -51,6 +52,8 @@ class Policy(Generic[R]):
         self._reference: nn.Module | None = None
         self.lora_path: str | None = None
         """of the adapter that training starts from, and whose weights the reference has"""
+        self.snapshots: Snapshots | None = None
+        """named copies of what is trained, where a training keeps some"""
         network.requires_grad_(False).eval()
 
     @property
@@ -148,6 +151,12 @@ class Policy(Generic[R]):
             yield
         finally:
             self._bare = self.network
+
+    def snapshot(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Within it the policy has the weights of a named snapshot, for calls without gradients."""
+        if self.snapshots is None or name not in self.snapshots.weights:
+            raise FlowalignError(f"there is no snapshot '{name}' of the weights; training.snapshots makes some")
+        return self.snapshots.use(name)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.dtype == torch.float32:

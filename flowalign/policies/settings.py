@@ -1,9 +1,11 @@
 """What can be set of models and of how they are sampled."""
 
+import math
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from flowalign.settings import Section
 
@@ -77,6 +79,45 @@ class TextModel(Network):
     """an image-text-to-text model: a prompt is a user's turn that shows the pictures under 'image' in its metadata"""
 
 
+class Snapshot(Section):
+    """A copy of the trained weights: snapshot = decay * snapshot + (1 - decay) * policy."""
+
+    decay: float | str = 0.0
+    """0 copies the policy, 1 stays; or 'start-value-slope-end': value + slope * (updates - start) from the update
+    `start` on, at most end, and before it value"""
+    every: Literal["iteration", "update"] = "iteration"
+    """when it moves"""
+
+    @field_validator("decay")
+    @classmethod
+    def _known(cls, decay: float | str) -> float | str:
+        parts = _numbers(decay)
+        if parts is None or not all(0 <= share <= 1 for share in (parts if len(parts) == 1 else (parts[1], parts[3]))):
+            raise ValueError(
+                "a share from 0 (a copy) to 1 (frozen), or 'start-value-slope-end' such as '75-0-0.0075-0.999'"
+            )
+        return decay
+
+    def decay_at(self, updates: int) -> float:
+        """The decay after so many updates of the policy."""
+        parts = _numbers(self.decay)
+        assert parts is not None, "checked when it was read"
+        if len(parts) == 1:
+            return parts[0]
+        start, value, slope, end = parts
+        return value if updates < start else min(value + slope * (updates - start), end)
+
+
+def _numbers(decay: float | str) -> list[float] | None:
+    """One number, or the four of 'start-value-slope-end'; None for anything else."""
+    texts = re.split(r"(?<!e)-", decay) if isinstance(decay, str) else [decay]
+    try:
+        numbers = [float(text) for text in texts]
+    except ValueError:
+        return None
+    return numbers if len(numbers) in (1, 4) and all(map(math.isfinite, numbers)) else None
+
+
 class SamplingSettings(Section):
     """What all sampling has."""
 
@@ -111,6 +152,8 @@ class Sampling(SamplingSettings):
     """what guidance leads away from; a line of the prompt file with a 'negative_prompt' of its own goes before"""
     sigmas: list[float] | None = None
     """noise levels before the pipeline's own shift; default its scheduler's"""
+    order: Literal[1, 2] = 1
+    """of the solver from the last stochastic step on: 1 is Euler's rule, 2 DPM-Solver++ (2M)"""
     height: int | None = Field(None, ge=8)
     width: int | None = Field(None, ge=8)
     num_frames: int | None = Field(None, ge=1)
@@ -130,7 +173,7 @@ class Sampling(SamplingSettings):
         """
         sides = {"height": self.height, "width": self.width, "num_frames": self.num_frames}
         size = {name: side for name, side in sides.items() if side is not None}
-        names = ("steps", "guidance", "guidance_2", "negative_prompt", "sigmas")
+        names = ("steps", "guidance", "guidance_2", "negative_prompt", "sigmas", "order")
         base = {name: getattr(self, name) for name in names}
         if kept is not None:
             assert self.sigmas is not None

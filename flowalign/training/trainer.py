@@ -272,7 +272,7 @@ class Trainer:
         def by_itself() -> bool:
             return self.accelerator.num_processes == 1 or (self.learner.replicated and self.actor.exchanges == begun)
 
-        with self.learner.sampling():
+        with self.learner.weights(self.learner.sampling_weights), self.learner.sampling():
             experience = while_it_fits(self.config, "rollout", "batch_size", collect, by_itself)
         if self.iteration == 0:
             self.algorithm.verify(self.policy, experience)

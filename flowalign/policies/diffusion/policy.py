@@ -18,10 +18,10 @@ from flowalign.policies.base import TRAINED, Policy, torch_dtype
 from flowalign.policies.diffusion.conditions import EXTRA_INPUT, CallRecorder, Conditions, Ragged
 from flowalign.policies.diffusion.experts import Experts
 from flowalign.policies.diffusion.families import Family, family_of, to_device
-from flowalign.policies.diffusion.forward_process import NoisedSamples
+from flowalign.policies.diffusion.forward_process import CleanSamples, ForwardProcess, Noised
 from flowalign.policies.diffusion.prompts import PromptEncoder
 from flowalign.policies.diffusion.rollout import Rollout
-from flowalign.policies.diffusion.scheduler import LevelScheduler, TransitionScheduler
+from flowalign.policies.diffusion.scheduler import TransitionScheduler
 from flowalign.policies.diffusion.sources import check_sources, opened, runs
 from flowalign.policies.diffusion.storage import (
     check_options,
@@ -36,7 +36,7 @@ from flowalign.policies.settings import Model
 from samplers import All, Transition, ode
 from samplers.completion import VelocityAt, complete, path
 from samplers.kernels import Kernel
-from samplers.noise import generators, normal
+from samplers.noise import generators
 
 LARGEST_RATIO = 5
 """of the standard deviations of finished latents, of a rollout and of the ODE; samples of both are alike"""
@@ -448,57 +448,22 @@ class DiffusersPolicy(Policy[Rollout]):
 
     # The forward process
 
-    @torch.no_grad()
-    def noised(
-        self,
-        prompts: Sequence[str],
-        levels: Tensor,
-        images: Sequence[Image],
-        seeds: Sequence[int],
-        guidance: float = 1.0,
-        batch_size: int = 64,
-        **call: Any,
-    ) -> NoisedSamples:
-        """Pictures noised to levels, ready for `velocity_of`.
+    def clean(self, prompts: Sequence[str], x0: Tensor, seeds: Sequence[int], **settings: Any) -> CleanSamples:
+        """Clean latents, to be noised to levels: see `ForwardProcess.of`."""
+        return ForwardProcess(self).of(prompts, x0, seeds, **settings)
 
-        The pipeline's own call says what its denoiser is called with at these levels, without the network being run.
+    def encode(self, samples: Sequence[Any], batch_size: int = 64, **call: Any) -> Tensor:
+        """[B, ...] latents of pictures or videos: see `ForwardProcess.encoded`."""
+        return ForwardProcess(self).encoded(samples, batch_size, **call)
+
+    def velocity_of(self, clean: CleanSamples, noised: Noised, x: Tensor | None = None) -> Tensor:
+        """[N, ...] guided velocities of the present weights at noised samples.
 
         Args:
-            prompts: B prompts.
-            levels: [B] noise levels in (0, 1) before the pipeline's own shift, which then applies to them.
-            images: B pictures, brought to the pipeline's size.
-            seeds: B seeds of the noise.
-            guidance: classifier-free guidance scale of the velocities; 1 does without.
-            call: further arguments of the pipeline's call (height, width).
+            x: [N, ...] other states at their levels.
         """
-        name = type(self.pipeline).__name__
-        if self.family.images[0]:
-            raise ConfigError(f"{name} makes samples from pictures, and learns from rollouts only")
-        if self.family.unpadded:
-            raise ConfigError(f"{name} takes texts of one length at a time, and learns from rollouts only")
-        distinct, place = (-levels).unique(return_inverse=True)
-        size = self.family.size(self.pipeline, call)
-        scheduler = LevelScheduler(self.pipeline.scheduler, self.family, size, ode, None, seeds)
-        with CallRecorder(self.denoiser, dry=True) as recorded:
-            call = {"sigmas": (-distinct).tolist()} | call
-            texts = [(prompt, "") for prompt in prompts]
-            self._call(texts, None, seeds, len(distinct), (guidance,), scheduler, call)
-        conditions = recorded.conditions(len(prompts), len(distinct), self.family.shared)
-        height, width = (self.pipeline.vae_scale_factor * side for side in scheduler.shape[-2:])
-        pixels = self.pipeline.image_processor.preprocess(list(images), height=height, width=width)
-        parts = [self.family.latents(self.pipeline, part.to(self.device)) for part in pixels.split(batch_size)]
-        if self._vae_visit is not None:
-            self._vae_visit.offload()
-        x0 = torch.cat(parts).float()
-        noise = normal(x0.shape[1:], generators(seeds), self.device)
-        place = place.to(self.device)
-        return NoisedSamples(x0, noise, scheduler.levels.to(self.device)[place], conditions, place, (guidance,))
-
-    def velocity_of(self, noised: NoisedSamples, rows: Tensor) -> Tensor:
-        """[N, ...] velocities of the present weights at these of the noised samples, [N] indices."""
-        return self._velocity(
-            noised.x[rows], noised.sigma[rows], noised.conditions, rows, noised.levels[rows], noised.guidance
-        )
+        x = noised.x if x is None else x
+        return self._velocity(x, noised.sigma, clean.conditions, noised.samples, noised.levels, clean.guidance)
 
     def decode(self, rollout: Rollout, batch_size: int = 64) -> list[Image]:
         return self.decode_latents(rollout.whole(rollout.trajectory.final), batch_size)
@@ -510,6 +475,10 @@ class DiffusersPolicy(Policy[Rollout]):
         for part in latents.split(batch_size):
             pixels = self.family.decode(self.pipeline, part)
             pictures += self.family.pictures(self.pipeline, pixels.float())
+        self.release_vae()
+        return pictures
+
+    def release_vae(self) -> None:
+        """Let the VAE leave the device, where it only visits."""
         if self._vae_visit is not None:
             self._vae_visit.offload()
-        return pictures

@@ -75,12 +75,15 @@ class Family:
         """What is trained, by its name in the pipeline."""
         return {self.denoiser: getattr(pipeline, self.denoiser)}
 
+    def pixels(self, pipeline: DiffusionPipeline) -> int:
+        """Height and width, in pixels, of a position of the latents."""
+        names = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio")
+        return next(int(getattr(pipeline, name)) for name in names if hasattr(pipeline, name))
+
     def multiple(self, pipeline: DiffusionPipeline) -> int:
         """Pixels that height and width are made of."""
-        names = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio")
-        scale = next(int(getattr(pipeline, name)) for name in names if hasattr(pipeline, name))
         patch = getattr(pipeline, self.denoiser).config.get("patch_size") or 1
-        return scale * (patch if isinstance(patch, int) else patch[-1])
+        return self.pixels(pipeline) * (patch if isinstance(patch, int) else patch[-1])
 
     def check_size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> None:
         """Refuse sizes that the pipeline would round or fail at.
@@ -211,6 +214,13 @@ class Family:
         """[T + 1] noise levels of a scheduler whose timesteps are set, ending in 0."""
         return scheduler.sigmas
 
+    def level_arguments(self, levels: Sequence[float]) -> dict[str, Any]:
+        """Arguments of the pipeline's call for these noise levels, falling, before its own shift."""
+        return {"sigmas": list(levels)}
+
+    def put_levels(self, scheduler: Any, levels: Tensor) -> None:
+        """The same to a scheduler whose timesteps are set, where the call takes no levels."""
+
     def scale(self, sigma: Tensor) -> Tensor:
         """What latents at noise level sigma are multiplied with for the model."""
         return torch.ones_like(sigma)
@@ -218,6 +228,10 @@ class Family:
     def flow_velocity(self, output: Tensor, x: Tensor, sigma: Tensor, scheduler: Any) -> Tensor:
         """The velocity at x that a guided prediction of the model stands for."""
         return output
+
+    def error_weight(self, sigma: Tensor, scheduler: Any) -> Tensor:
+        """What makes a squared error of the velocity at noise level sigma one of the model's own prediction."""
+        return torch.ones_like(sigma)
 
     def own_step(
         self, velocity: Tensor, x: Tensor, sigma: Tensor, sigma_next: Tensor, steps: int, scheduler: Any

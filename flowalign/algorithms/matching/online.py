@@ -1,0 +1,100 @@
+"""Matching on the policy's own samples: prompts and rewards alone, any sampler, no log-probabilities.
+
+Samples come from the weights that `rollout.weights` names, a snapshot of the method's by default, along the ODE
+(`rollout.order: 2` for DPM-Solver++) or, with `stochastic`, along the SDE of the rollout's kernel and plan. Their
+latents are learned from as they are, without being decoded and encoded again.
+"""
+
+import time
+
+import torch
+from torch import Tensor
+
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.actors.draw import Draw
+from flowalign.algorithms.base import Seen
+from flowalign.algorithms.matching.base import Experience, Matching, MatchingSettings
+from flowalign.config import Config, Named
+from flowalign.core.record import Record
+from flowalign.data.batches import Batch
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+
+
+class OnlineSettings(MatchingSettings):
+    """Settings of the methods that sample."""
+
+    advantage: Named = Named(name="grpo", clip=5.0)
+    """`flowalign list advantages`, with its settings"""
+    stochastic: bool = False
+    """samples are drawn along the SDE of rollout.kernel, eta and plan; otherwise along the ODE"""
+
+
+class OnlineMatching(Matching):
+    """Base of the methods that sample."""
+
+    Settings = OnlineSettings
+    settings: OnlineSettings
+    headline = "reward/mean"
+    refills = True
+    only_advantages = False
+    """without an advantage a sample teaches nothing"""
+
+    def __init__(self, settings: OnlineSettings) -> None:
+        super().__init__(settings)
+        self.advantage_of = settings.advantage.part("advantages", "algorithm.advantage")
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        if self.settings.stochastic:
+            config.build_plan()
+
+    def rollout(self, actor: DiffusionActor, batch: Batch) -> Rollout:
+        """The samples to learn from."""
+        eta = None if self.settings.stochastic else torch.zeros(actor.config.rollout.steps)
+        return actor.rollout(batch, eta)
+
+    def credit(self, record: Record) -> Tensor:
+        """[B] advantages from the record of all processes, one action a sample."""
+        advantage: Tensor = self.advantage_of(record)
+        return advantage if record.weight is None else advantage * record.weight
+
+    def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
+        with draw.scoring as scoring:
+            for batch in draw:
+                rollout = self.rollout(actor, batch)
+                samples = actor.decode(rollout)
+                draw.put(rollout, batch, scoring.submit(actor.score, samples, batch))
+            rollout, batch, scores = draw.whole()
+        record = actor.record_of_samples(batch, scores)
+        advantage = self.credit(record)
+        metrics = actor.score_metrics(scores, record.group) | actor.metrics
+        actor.metrics = {}
+        begin = time.perf_counter()
+        clean, guided, levels = self.clean(actor, batch, rollout.trajectory.final)
+        metrics["seconds/levels"] = time.perf_counter() - begin
+        rewards, group = (actor.own(values, len(batch)) for values in (record.reward, record.group))
+        return Experience(
+            batch,
+            metrics,
+            self.item_numbers(batch, levels.shape[1], actor.device),
+            clean,
+            levels,
+            self.noise_seeds(actor, batch),
+            actor.own(advantage, len(batch)),
+            rewards,
+            group,
+            guided,
+            rollout,
+            scores,
+            self.only_advantages,
+        )
+
+    def verify(self, policy: DiffusersPolicy, experience: Experience) -> None:
+        assert experience.rollout is not None
+        policy.verify(experience.rollout)
+
+    def show(self, actor: DiffusionActor, batch: Batch) -> Seen:
+        rollout = self.rollout(actor, batch)
+        images = actor.decode(rollout)
+        scores = actor.score(images, batch)
+        return Seen(rollout, batch, images, scores, scores.value)
