@@ -50,7 +50,7 @@ def load(
     Args:
         model: a hub name, a folder, a run's folder, a model shipped with flowalign ('tiny_sd3'), or a pipeline.
         lora: {'rank': 16, ...} puts an adapter on it to train (arguments of `Policy.add_lora`; alpha is twice the rank
-            by default); a folder has the weights of one.
+            by default), {'path': ...} one that starts from a trained one; a folder has the weights of one.
         dtype: of the frozen weights and the forward pass.
         device: default where a given pipeline is, else the best there is.
         settings: of `DiffusersPolicy`.
@@ -70,6 +70,8 @@ def load(
         policy = DiffusersPolicy.from_pretrained(shipped(str(model)), dtype, device or best_device(), **settings)
     if weights is not None:
         policy.load(weights)
+    elif isinstance(lora, Mapping) and "path" in lora:
+        policy.start_from_lora(lora["path"])
     elif isinstance(lora, Mapping):
         policy.add_lora(**{"alpha": 2.0 * lora.get("rank", 32), "rank": 32} | dict(lora))
     return policy

@@ -265,7 +265,9 @@ def listed(table: str) -> dict[str, str]:
 
 @functools.cache
 def _source(module: str) -> ast.Module:
-    return ast.parse(Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py").read_text())
+    return ast.parse(
+        Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    )
 
 
 Make = Callable[[str, str, Mapping[str, Any], str], Any]

@@ -17,6 +17,7 @@ from flowalign.cli.gallery import gallery
 from flowalign.cli.init import init
 from flowalign.cli.judges import cold_start, pair_questions, rejection_sampling
 from flowalign.cli.modules import check_own_packages, find_beside
+from flowalign.cli.pairs import pairs
 from flowalign.cli.prompts import difficulty, prompts
 from flowalign.cli.rewards import reward_check, reward_server, train_reward
 from flowalign.cli.sample import TRUST, sample
@@ -229,6 +230,7 @@ def list_names(
 
 app.command()(difficulty)
 app.add_typer(prompts, name="prompts")
+app.command()(pairs)
 app.command()(gallery)
 app.command()(reward_server)
 app.command()(reward_check)

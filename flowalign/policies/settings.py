@@ -11,6 +11,9 @@ from flowalign.settings import Section
 
 
 class Lora(Section):
+    path: str | None = None
+    """an adapter to start from, which is the reference too: a file, a folder or a hub name, as diffusers or peft reads
+    it; rank, alpha, targets and init are then its own"""
     rank: int = Field(32, ge=1)
     alpha: float = Field(64, gt=0)
     """default twice the rank"""
@@ -32,7 +35,7 @@ class Network(Section):
     kind: Literal["pictures", "text"]
     """of the samples that it makes"""
     path: str
-    """a folder, a hub name, or a model shipped with flowalign"""
+    """a folder, a hub name, or a model shipped with flowalign; of pictures also a single file (.safetensors)"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """of the frozen weights and the forward pass; what is trained stays float32"""
     lora: Lora | None = Lora()
@@ -43,6 +46,9 @@ class Network(Section):
 
 class Model(Network):
     kind: Literal["pictures"] = "pictures"
+    config: str | None = None
+    """of a single file: folder or hub name of a pipeline that says what its parts are, and has those that the file
+    lacks; default diffusers' guess"""
     attention: str | None = None
     """diffusers attention backend: native (default), xformers, flash, ..."""
     encode: dict[str, Any] = {}

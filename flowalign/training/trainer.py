@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
 from torch import Tensor
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from flowalign import registry
 from flowalign.actors.base import Actor

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor, LogitsProcessor, LogitsProcessorList
 
 from rewards.judges.base import Question, spells
+from rewards.vision import pick_device
 
 
 @dataclass
@@ -22,12 +23,12 @@ class Local:
     """folder or hub name"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str | None = None
-    """default: cuda where there is one"""
+    """default: this process's GPU where there is one"""
     batch_size: int = 8
     """questions a network call"""
 
     def build(self, name: str) -> "LocalJudge":
-        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = str(pick_device(self.device or "auto"))
         return LocalJudge(*_load(self.model, self.dtype, device), self.batch_size)
 
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from flowalign import registry
 from flowalign.data import Source
 from flowalign.errors import ConfigError, FlowalignError
-from flowalign.policies.base import Policy, torch_dtype
+from flowalign.policies.base import TRAINED, Policy, torch_dtype
 from flowalign.policies.diffusion.conditions import EXTRA_INPUT, CallRecorder, Conditions, Ragged
 from flowalign.policies.diffusion.experts import Experts
 from flowalign.policies.diffusion.families import Family, family_of, to_device
@@ -26,8 +26,10 @@ from flowalign.policies.diffusion.scheduler import TransitionScheduler
 from flowalign.policies.diffusion.sources import check_sources, opened, runs
 from flowalign.policies.diffusion.storage import (
     check_options,
+    described_by,
     load_lora,
     load_pipeline,
+    load_single_file,
     save_lora,
     with_weights,
 )
@@ -87,14 +89,20 @@ class DiffusersPolicy(Policy[Rollout]):
         dtype: torch.dtype | str = torch.float32,
         device: torch.device | str = "cpu",
         base_bits: int | None = None,
+        config: str | None = None,
         **settings: Any,
     ) -> Self:
         """Load a pipeline. Components saved as absent (SD3 without T5) stay absent.
 
         Args:
+            path: a folder, a hub name, or a single file (.safetensors) of all weights or of the denoiser's.
             base_bits: 4 or 8 loads the denoiser quantised by bitsandbytes, which needs a GPU; None as it is.
+            config: of a single file: folder or hub name of a pipeline that says what its parts are.
         """
-        check_options(path, settings.get("encode_options") or {}, settings.get("attention"))
+        described = described_by(path, config)
+        check_options(described, settings.get("encode_options") or {}, settings.get("attention"))
+        if described != path:
+            return cls(load_single_file(path, described, torch_dtype(dtype)), device, **settings)
         return cls(load_pipeline(path, torch_dtype(dtype), base_bits), device, **settings)
 
     def _set_attention(self, backend: str) -> None:
@@ -153,8 +161,20 @@ class DiffusersPolicy(Policy[Rollout]):
                 loaded = type(network).from_pretrained(str(whole), dtype=self.dtype)
                 network.load_state_dict(loaded.state_dict())
             else:
+                if TRAINED in getattr(network, "peft_config", {}):
+                    network.delete_adapters(TRAINED)
+                load_lora(self.pipeline, name, network, folder, TRAINED)
                 self.lora = True
-                load_lora(self.pipeline, name, network, folder)
+
+    def read_lora(self, path: str | Path, name: str) -> None:
+        for own, network in self.networks.items():
+            load_lora(self.pipeline, own, network, path, name)
+        for part, module in self.pipeline.components.items():
+            if part not in self.networks and name in getattr(module, "peft_config", {}):
+                raise ConfigError(
+                    f"model.lora.path: '{path}' adapts {part} too, which is not trained here and would be missing from "
+                    "what is saved; a LoRA of the denoiser alone works"
+                )
 
     def prompt_vectors(self, prompts: Sequence[str], sources: Sequence[Source | None] | None = None) -> Tensor:
         """[B, D] one vector a prompt: the mean over its tokens of the text embedding."""
