@@ -89,6 +89,9 @@ class Algorithm:
     noise: ClassVar[Literal["kernel", "own", "start"]] = "kernel"
     """what makes the samples of a group differ: noise of the configured kernel, of the algorithm, or of the start"""
 
+    updates: int = 0
+    """that the weights have had, told before each iteration"""
+
     def __init__(self, settings: AlgorithmSettings) -> None:
         self.settings = settings
 
@@ -104,7 +107,7 @@ class Algorithm:
 
     @property
     def sampling_weights(self) -> str:
-        """What draws the samples unless `rollout.weights` says otherwise."""
+        """What draws the next samples unless `rollout.weights` says otherwise."""
         return "policy"
 
     def check(self, config: Any) -> None:

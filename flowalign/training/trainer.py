@@ -263,6 +263,7 @@ class Trainer:
         draw = self.groups.draw(self.iteration)
         progress = self.progress()
         self.algorithm.progress(progress)
+        self.algorithm.updates = self.iteration * training.updates_per_iteration
         advance(self.actor.reward, progress)
         self._at("sampling and scoring")
         begun = self.actor.exchanges
