@@ -36,6 +36,8 @@ class Evaluated:
     """pictures, videos or texts of this process: one process has all, of several each has every n-th prompt's"""
     rows: list[int]
     """numbers of this process's samples among the N"""
+    replies: list[dict[str, str]] | None = None
+    """what judges wrote about each of them"""
 
     def save(self, path: Path) -> None:
         """Write a JSON line of every sample of all processes: prompt, seed, metadata, value, parts."""
@@ -58,8 +60,10 @@ class Evaluated:
     def lines(self) -> list[tuple[Any, dict[str, Any]]]:
         """This process's samples, each with the line that `save_samples` writes."""
         lines = []
-        for i, sample in zip(self.rows, self.samples, strict=True):
+        for number, (i, sample) in enumerate(zip(self.rows, self.samples, strict=True)):
             record = {"prompt": self.prompts[i], "seed": self.seeds[i], "metadata": self.metadata[i]}
+            if self.replies is not None:
+                record["replies"] = self.replies[number]
             scores = {"reward": self.value[i], **{name: values[i] for name, values in self.parts.items()}}
             lines.append((sample, record | scores))
         return lines
@@ -107,9 +111,11 @@ def evaluate(
     records = [metadata[i] for i in filled]
     samples = policy.make([texts[i] for i in filled], [seeds[i] for i in filled], sampling, records)[: len(rows)]
     scored: list[tuple[int, float, dict[str, float]]] = []
+    replies = None
     if rows:
         records = [metadata[i] | {"group": i // per_prompt, "seed": seeds[i]} for i in rows]
         scores = score(reward, samples, [texts[i] for i in rows], records)
+        replies = scores.replies
         for row, i in enumerate(rows):
             own = {name: float(values[row]) for name, values in scores.parts.items()}
             scored.append((i, float(scores.value[row]), own))
@@ -119,4 +125,4 @@ def evaluate(
         scored = gather_object(scored)
     _, value, columns = zip(*sorted(scored, key=lambda line: line[0]), strict=True)
     parts = {name: [column[name] for column in columns] for name in columns[0]}
-    return Evaluated(texts, metadata, seeds, list(value), parts, samples, rows)
+    return Evaluated(texts, metadata, seeds, list(value), parts, samples, rows, replies)

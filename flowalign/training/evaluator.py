@@ -62,7 +62,7 @@ class Evaluator:
                 settings.seed,
                 self.accelerator,
             )
-        line: dict[str, Any] = {"iteration": iteration}
+        line: dict[str, Any] = {"iteration": iteration} | self.actor.judged()
         with self.learner.alone():
             if self.accelerator.is_main_process:
                 line |= self.algorithm.measure(self.actor)

@@ -284,7 +284,7 @@ class Trainer:
         begin = time.perf_counter()
         metrics = experience.metrics | self.learner.learn(experience, self.iteration, progress)
         metrics["seconds/update"] = time.perf_counter() - begin
-        return metrics | self.actor.counts()
+        return metrics | self.actor.counts() | self.actor.judged()
 
     def evaluate(self) -> Evaluated | None:
         """Score the held-out prompts, and append the means to evaluations.jsonl."""

@@ -1,6 +1,7 @@
 """Means, standard errors over prompts and paired differences, against their closed forms."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,11 @@ def test_scores_are_kept_in_a_file(tmp_path: Path) -> None:
     made = evaluated([0.1, 2.0, 2.0, 2.0, 5.0, 7.0], soft=[0.25] * 6)
     made.save(tmp_path / "scores" / "iteration-000003.jsonl")
     assert Evaluated.read(tmp_path / "scores" / "iteration-000003.jsonl") == made
+
+
+def test_what_judges_wrote_stands_beside_the_samples_of_this_process() -> None:
+    made = replace(evaluated([0.0] * 6), samples=["x", "y"], rows=[1, 4], replies=[{"quality": "2"}, {"quality": "5"}])
+    assert [(sample, line["seed"], line["replies"]) for sample, line in made.lines()] == [
+        ("x", 1, {"quality": "2"}),
+        ("y", 4, {"quality": "5"}),
+    ]
