@@ -25,6 +25,7 @@ from flowalign.runs.result import Result
 from flowalign.runs.show import Grid
 from flowalign.settings import parse
 from flowalign.training import Trainer
+from flowalign.training.comparison import Comparison, Estimate
 from flowalign.training.evaluation import evaluate
 from flowalign.training.given import reward_names
 from rewards import Metadata, Reward, Scores, WeightedSum, advance, as_reward, spec_of
@@ -292,16 +293,15 @@ def compare(
     listed = (
         Prompts.read(str(prompts)) if isinstance(prompts, str | Path) else Prompts(list(prompts), [{}] * len(prompts))
     )
-    rows, first = [], torch.empty(0)
-    for run in opened:
-        result = evaluate(run.policy, judge, listed, _sampling(run.folder), n, seed)
-        means = torch.tensor(result.value).view(-1, n).mean(1)
-        first = means if run is opened[0] else first
-        row: dict[str, Any] = {"run": run.folder.name}
-        for label, values in (("", means), ("difference", means - first)):
-            error = values.std().item() / len(values) ** 0.5
-            row |= {label or "reward": values.mean().item(), f"{label}_error" if label else "error": error}
-        rows.append(row)
+    results = {
+        str(i): evaluate(run.policy, judge, listed, _sampling(run.folder), n, seed) for i, run in enumerate(opened)
+    }
+    whole = next(Comparison(results).rows())
+    rows: dict[str, list[Any]] = {"run": [run.folder.name for run in opened]}
+    # the first does not differ from itself
+    for label, found in (("reward", whole.means), ("difference", [Estimate(0.0, 0.0), *whole.differences])):
+        rows[label] = [own and own.mean for own in found]
+        rows["error" if label == "reward" else "difference_error"] = [own and own.error for own in found]
     return pandas.DataFrame(rows).set_index("run")
 
 

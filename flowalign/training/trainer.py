@@ -44,6 +44,7 @@ from flowalign.training.building import (
 from flowalign.training.distributed.heartbeat import Heartbeat
 from flowalign.training.distributed.sharding import distribute
 from flowalign.training.distributed.zero import ZeroLearner
+from flowalign.training.evaluation import FOLDER as SCORES
 from flowalign.training.evaluation import Evaluated
 from flowalign.training.evaluator import Evaluator
 from flowalign.training.given import recorded
@@ -285,7 +286,7 @@ class Trainer:
         begin = time.perf_counter()
         metrics = experience.metrics | self.learner.learn(experience, self.iteration, progress)
         metrics["seconds/update"] = time.perf_counter() - begin
-        return metrics | self.actor.counts()
+        return metrics | self.actor.counts() | self.actor.judged()
 
     def evaluate(self) -> Evaluated | None:
         """Score the held-out prompts, and append the means to evaluations.jsonl."""
@@ -298,7 +299,7 @@ class Trainer:
         # the evaluation at a checkpoint's own iteration came before the checkpoint
         self.evaluator.keep_before(self.iteration + self.resumed)
         if self.iteration == 0 and not self.resumed:
-            for name in (samples.FOLDER, previews.FOLDER):
+            for name in (samples.FOLDER, previews.FOLDER, SCORES):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def _leave_if_asked(self) -> None:

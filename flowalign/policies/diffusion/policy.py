@@ -328,11 +328,17 @@ class DiffusersPolicy(Policy[Rollout]):
     def velocity(self, rollout: Rollout, samples: Tensor, steps: Tensor, x: Tensor | None = None) -> Tensor:
         """Guided velocities of the present weights: [N, ...] for the pairs (samples[n], steps[n]).
 
-        One network call serves pairs of different steps; gradients flow to what is trained.
+        One network call serves pairs of different steps; gradients flow to what is trained. A stored state that
+        several samples share is asked about once.
 
         Args:
             x: [N, ...] states of these samples at these steps; default those stored.
         """
+        if x is None and rollout.trajectory.nodes is not None:
+            samples, steps, place = rollout.trajectory.distinct(samples, steps)
+            shared = self.velocity(rollout, samples, steps, rollout.trajectory.latents[samples, steps])
+            # whose gradient is added up in order, unlike an index's
+            return shared.index_select(0, place)
         x = rollout.trajectory.latents[samples, steps] if x is None else x
         sigmas = rollout.trajectory.sigmas
         velocity = self._velocity(x, sigmas[steps], rollout.conditions, samples, steps, rollout.guidance)
