@@ -19,7 +19,9 @@ from flowalign.cli.judges import cold_start, pair_questions, rejection_sampling
 from flowalign.cli.modules import check_own_packages, find_beside
 from flowalign.cli.prompts import difficulty, prompts
 from flowalign.cli.rewards import reward_check, reward_server, train_reward
-from flowalign.cli.sample import TRUST, sample
+from flowalign.cli.sample import sample
+from flowalign.cli.sampling import TRUST
+from flowalign.cli.search import search
 from flowalign.errors import ConfigError, FlowalignError, hide, nearest
 
 app = typer.Typer(
@@ -96,6 +98,7 @@ def train(
 
 app.command()(init)
 app.command()(sample)
+app.command()(search)
 
 
 @app.command("eval")
@@ -208,7 +211,7 @@ def list_recipes() -> None:
 def list_names(
     kind: Annotated[
         str | None,
-        typer.Argument(help="algorithms, kernels, plans, rewards, models, advantages, losses; default all."),
+        typer.Argument(help="algorithms, kernels, plans, rewards, models, searches, ...; default all."),
     ] = None,
     name: Annotated[str | None, typer.Argument(help="One of them: what it is and its settings.")] = None,
 ) -> None:
