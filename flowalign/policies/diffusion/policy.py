@@ -44,6 +44,12 @@ LARGEST_RATIO = 5
 """of the standard deviations of finished latents, of a rollout and of the ODE; samples of both are alike"""
 
 
+def weighed(base: Tensor, tuned: Tensor, weight: float) -> Tensor:
+    """Guidance by what training changed (RLG, arXiv 2508.21016): of velocities, those of the density base^(1 - weight)
+    * tuned^weight at each noise level."""
+    return base + weight * (tuned - base)
+
+
 class DiffusersPolicy(Policy[Rollout]):
     """A diffusers pipeline whose denoiser is trained. `forwards` counts each branch of guidance.
 
@@ -405,7 +411,7 @@ class DiffusersPolicy(Policy[Rollout]):
                 tuned = own(*args, **kwargs)
                 with self.reference():
                     base = own(*args, **kwargs)
-                return tree_map(lambda t, b: b + weight * (t - b), tuned, base)
+                return tree_map(lambda b, t: weighed(b, t, weight), base, tuned)
 
             return forward
 
