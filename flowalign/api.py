@@ -21,8 +21,12 @@ from flowalign.data import Prompts, shipped
 from flowalign.errors import ConfigError
 from flowalign.policies.base import best_device
 from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.settings import Sampling
 from flowalign.runs.result import Result
 from flowalign.runs.show import Grid
+from flowalign.search import Budget, Found
+from flowalign.search.run import build_methods, search
+from flowalign.search.store import Store
 from flowalign.settings import parse
 from flowalign.training import Trainer
 from flowalign.training.comparison import Comparison, Estimate
@@ -228,6 +232,47 @@ def _prompts(prompts: str | Path | Sequence[str], folder: Path, file: str) -> st
     folder.mkdir(parents=True, exist_ok=True)
     (folder / file).write_text("".join(f"{text}\n" for text in prompts), encoding="utf-8")
     return str(folder / file)
+
+
+def find(
+    model: str | Path | DiffusionPipeline | DiffusersPolicy,
+    prompts: str | Path | Sequence[str],
+    reward: str | RewardSum | Reward | Function,
+    *,
+    method: str = "best_of_n",
+    budget: str = "samples=16",
+    settings: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    output: str | Path | None = None,
+    progress: bool = True,
+    **sampling: Any,
+) -> list[Found]:
+    """Search better samples of a frozen model, by a reward and within a budget.
+
+    Args:
+        model: as of `load`, or a loaded policy.
+        prompts: a file or a shipped list, or texts.
+        reward: a name, a function (samples, prompts) -> floats, or what `reward` makes of them.
+        method: `flowalign list searches`.
+        budget: of each prompt: 'forwards=2000', 'reward_calls=100', or 'samples=16' and what they take.
+        settings: of the method.
+        output: a folder that keeps what is found; a search that was interrupted goes on there.
+        sampling: steps, guidance, height, rlg, ... as in a configuration's `evaluation`.
+
+    Returns:
+        for each prompt its best sample and score, and the tree of what was tried.
+
+    Raises:
+        ConfigError: what is wrong, and what would work.
+    """
+    allowed, methods = Budget.parse(budget), build_methods([method], settings or {})
+    listed = (
+        Prompts.read(str(prompts)) if isinstance(prompts, str | Path) else Prompts(list(prompts), [{}] * len(prompts))
+    )
+    wanted: Sampling = parse(Sampling, sampling)
+    policy = model if isinstance(model, DiffusersPolicy) else load(model)
+    store = None if output is None else Store(Path(output))
+    return search(policy, listed, methods, _sum(reward).built, wanted, allowed, seed, store, progress)
 
 
 @dataclass(repr=False)

@@ -116,6 +116,13 @@ SELECTIONS = {
     "mopps": "flowalign.selection.mopps:MoPPS",
     "sec": "flowalign.selection.sec:SEC",
 }
+SEARCHES = {
+    "best_of_n": "flowalign.search.best_of_n:BestOfN",
+    "fk_steering": "flowalign.search.fk_steering:FKSteering",
+    "beam": "flowalign.search.beam:Beam",
+    "evosearch": "flowalign.search.evosearch:EvoSearch",
+    "ttsnap": "flowalign.search.ttsnap:TTSnap",
+}
 ENVIRONMENTS = {"higher_lower": "flowalign.environments.higher_lower:HigherLower"}
 MODELS = {
     "sd3": "flowalign.policies.diffusion.families.sd3:SD3",
@@ -166,6 +173,7 @@ TABLES: dict[str, dict[str, str] | str] = {
     "levels": "flowalign.algorithms.matching.levels:LEVELS",
     "selections": SELECTIONS,
     "environments": ENVIRONMENTS,
+    "searches": SEARCHES,
 }
 """names to paths, or the path of a table that stands with what it names"""
 
@@ -205,7 +213,8 @@ def resolve(table: str, name: str, where: str = "") -> Any:
     Args:
         where: the name stands in the configuration, for messages.
     """
-    place, kind = f"{where}: " if where else "", "loss" if table == "losses" else table[:-1]
+    singular = {"losses": "loss", "searches": "method of search"}
+    place, kind = f"{where}: " if where else "", singular.get(table, table[:-1])
     if name.startswith(GIVEN):
         own = name.removeprefix(GIVEN)
         raise ConfigError(

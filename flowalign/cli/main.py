@@ -21,6 +21,7 @@ from flowalign.cli.prompts import difficulty, prompts
 from flowalign.cli.results import print_ending, suggest_panel
 from flowalign.cli.rewards import reward_check, reward_server, train_reward
 from flowalign.cli.sample import sample
+from flowalign.cli.search import search
 from flowalign.errors import ConfigError, FlowalignError, hide, nearest
 
 app = typer.Typer(
@@ -102,6 +103,7 @@ app.command()(init)
 app.command()(sample)
 app.command("eval")(evaluate_runs)
 app.command()(watch)
+app.command()(search)
 
 
 @app.command()
@@ -157,7 +159,7 @@ def list_recipes() -> None:
 def list_names(
     kind: Annotated[
         str | None,
-        typer.Argument(help="algorithms, kernels, plans, rewards, models, advantages, losses; default all."),
+        typer.Argument(help="algorithms, kernels, plans, rewards, models, searches, ...; default all."),
     ] = None,
     name: Annotated[str | None, typer.Argument(help="One of them: what it is and its settings.")] = None,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowalign.cli.sample import TRUST
+from flowalign.cli.sampling import TRUST
 from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output, write_atomically
 

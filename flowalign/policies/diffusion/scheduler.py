@@ -84,6 +84,15 @@ class TransitionScheduler:
         return Recorder(x, levels, self.kernel, eta, self.seeds, self.order)
 
 
+class StartScheduler(TransitionScheduler):
+    """Stays at the start noise and records it as every state: the schedule and what a sample begins with."""
+
+    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, **_: Any) -> tuple[Tensor]:
+        self.recorder = self.recorder or self._start(sample)
+        self.recorder.step(torch.zeros_like(self.recorder.x))
+        return (sample,)
+
+
 class LevelScheduler(TransitionScheduler):
     """Leaves the latents as they are at every noise level; shows what a pipeline calls its denoiser with there.
 
