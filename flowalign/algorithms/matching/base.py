@@ -59,6 +59,8 @@ class Points:
     """[N, ...] the velocity of the snapshot `old`, None where the loss does not compare with it"""
     reference: Tensor | None = None
     """[N, ...] the velocity of the start weights, None where the loss does not use it"""
+    rollout: Rollout | None = None
+    """that they came from, None where they are pictures of the data"""
     size: int = 1
     """samples of an item, which are side by side: of a whole group where the loss looks at groups"""
 
@@ -178,27 +180,28 @@ class Matching(base.Algorithm):
         self, actor: DiffusionActor, batch: Batch, x0: Tensor
     ) -> tuple[CleanSamples, CleanSamples | None, Tensor]:
         """Samples ready to be noised, the same for the reference where it is guided otherwise, and [B, L] levels."""
-        settings, steps = self.settings, actor.config.rollout.steps
+        settings, levels = self.settings, None
         drawn = self.drawn_levels(actor, batch)
-        at: dict[str, Any] = {"steps": steps}
         if drawn.is_floating_point():
             falling, drawn = (-drawn).unique(return_inverse=True)
-            at = {"levels": -falling}
-        arguments = actor.config.rollout.arguments()
-        own = {name: arguments[name] for name in arguments if name not in ("steps", "guidance", "guidance_2", "order")}
-        own["sigmas"] = own["sigmas"] if "steps" in at else None
-        call = {name: value for name, value in (own | at).items() if value is not None}
+            levels = -falling
+        own, wanted = settings.guidance, settings.reference_guidance
+        if own is None:
+            own = 1.0 if actor.policy.family.negative(2.0) else actor.config.rollout.guidance
+        guided = None if wanted is None or wanted == own else self.asked(actor, batch, x0, wanted, levels)
+        return self.asked(actor, batch, x0, own, levels), guided, drawn.to(x0.device)
 
-        def under(guidance: float) -> CleanSamples:
-            return actor.policy.clean(
-                batch.prompts, x0, batch.seeds, metadata=batch.metadata, guidance=guidance, **call
-            )
-
-        own_scale, wanted = settings.guidance, settings.reference_guidance
-        if own_scale is None:
-            own_scale = 1.0 if actor.policy.family.negative(2.0) else arguments["guidance"]
-        guided = None if wanted is None or wanted == own_scale else under(wanted)
-        return under(own_scale), guided, drawn.to(x0.device)
+    @staticmethod
+    def asked(
+        actor: DiffusionActor, batch: Batch, x0: Tensor, guidance: float, levels: Tensor | None = None
+    ) -> CleanSamples:
+        """Samples with what the denoiser is asked under a guidance, at levels or, by default, along the schedule."""
+        call = actor.config.rollout.arguments()
+        for name in ("steps", "guidance", "guidance_2", "order") + (() if levels is None else ("sigmas",)):
+            call.pop(name)
+        at: dict[str, Any] = {"steps": actor.config.rollout.steps} if levels is None else {"levels": levels}
+        at |= {name: value for name, value in call.items() if value is not None}
+        return actor.policy.clean(batch.prompts, x0, batch.seeds, metadata=batch.metadata, guidance=guidance, **at)
 
     def drawn_levels(self, actor: DiffusionActor, batch: Batch) -> Tensor:
         """[B, L] as the named levels are drawn: points of the schedule, or levels before the pipeline's shift."""
@@ -260,6 +263,7 @@ class Matching(base.Algorithm):
             experience.group[rows],
             old,
             reference,
+            experience.rollout,
             len(rows) // len(items),
         )
 
