@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flowalign.actors.diffusion import DiffusionActor
 from flowalign.actors.draw import Draw
-from flowalign.algorithms.base import Seen
+from flowalign.algorithms.base import AlgorithmSettings, Seen
 from flowalign.algorithms.matching.base import Experience, Matching, MatchingSettings
 from flowalign.config import Config, Named
 from flowalign.core.advantages import group_mean_std
@@ -33,7 +33,7 @@ class OnlineSettings(MatchingSettings):
 class OnlineMatching(Matching):
     """Base of the methods that sample."""
 
-    Settings = OnlineSettings
+    Settings: ClassVar[type[AlgorithmSettings]] = OnlineSettings
     settings: OnlineSettings
     headline = "reward/mean"
     refills = True
