@@ -22,12 +22,12 @@ from tests.flowalign.small_run import small_run
 
 # recorded by core/originals/record_pairs.py, as README.md there says
 THEIRS = json.loads((Path(__file__).parents[2] / "core" / "originals" / "step_pairs.json").read_text())
-GIVEN = {name: torch.tensor(values) for name, values in THEIRS["inputs"].items()}
+GIVEN = {name: torch.tensor(values, dtype=torch.float64) for name, values in THEIRS["inputs"].items()}
 SMALL = ("training.prompts_per_iteration=2", "training.group_size=4")
 
 
 def close(made: torch.Tensor, expected: Any) -> None:
-    torch.testing.assert_close(made, torch.as_tensor(expected), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(made, torch.as_tensor(expected, dtype=made.dtype), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "beta"), [("d3po", 0.1), ("spo", 10.0), ("lpo", 500.0)])

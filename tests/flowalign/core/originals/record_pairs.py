@@ -55,6 +55,8 @@ def comparison(file: Path) -> dict[str, Any]:
 
 def main() -> None:
     d3po, spo, lpo = (Path(folder).resolve() for folder in sys.argv[1:4])
+    # their logarithm of an exponential rounds, which LPO's beta multiplies
+    torch.set_default_dtype(torch.float64)
     torch.manual_seed(7)
     given = {name: 0.08 * torch.randn(PAIRS) for name in ("total_prob_0", "total_prob_1")}
     given |= {f"total_ref_prob_{i}": value + 0.08 * torch.randn(PAIRS) for i, value in enumerate(given.values())}
