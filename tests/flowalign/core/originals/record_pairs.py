@@ -64,7 +64,7 @@ def main() -> None:
     rewards[1, :3] = rewards[0, :3]
     human = torch.stack([(rewards[0] > rewards[1]).int() - (rewards[0] < rewards[1]).int()] * 2, 1)
     human[:, 1] *= -1
-    scores = torch.randn(MEMBERS, 20)
+    scores = 0.3 * torch.randn(MEMBERS, 20)
     timesteps = torch.arange(951, 0, -50)
     recorded: dict[str, Any] = {
         "inputs": {name: value.tolist() for name, value in (given | {"rewards": rewards, "scores": scores}).items()},
