@@ -61,7 +61,7 @@ class PRDP(StepPairs):
     def losses(
         self, policy: DiffusersPolicy, experience: Experience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        trajectory, steps = experience.rollout.trajectory, self.steps(experience.rollout)
+        trajectory, steps = experience.rollout.trajectory, experience.steps
         samples, at = items.flatten().repeat_interleave(len(steps)), steps.repeat(items.numel())
         shape = (*items.shape, len(steps))
         log_prob, reference = self.log_probs(policy, experience, samples, at)

@@ -43,6 +43,8 @@ class Experience(base.Experience):
     scores: Scores
     reward: Tensor
     """[B, T] of each step"""
+    steps: Tensor
+    """[S] those that are learned from"""
     members: int
     """samples of a group"""
     preference: Tensor
@@ -124,6 +126,7 @@ class StepPairs(base.Algorithm):
             rollout,
             scores,
             reward,
+            self.steps(rollout),
             len(batch) // groups,
             preference.flatten(0, 1),
             self.ties_teach,
