@@ -10,6 +10,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["WANDB_MODE"] = "disabled"
 os.environ["MPLBACKEND"] = "Agg"
 
+import gc
 import random
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first, so that no process works on them alone at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: the garbage collector need not look at millions of objects again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
