@@ -2,6 +2,9 @@
 
 import os
 
+# Containers often forbid bytecode, and then every process started by a test compiles torch
+# and diffusers anew: ten seconds each.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Networks this small gain nothing from a second thread, which mostly waits; processes inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
 # Before anything imports the Hugging Face libraries, which read these once.
