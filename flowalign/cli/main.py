@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
+from flowalign.cli.fetch import fetch
 from flowalign.cli.gallery import gallery
 from flowalign.cli.init import init
 from flowalign.cli.judges import cold_start, pair_questions, rejection_sampling
@@ -96,6 +97,7 @@ def train(
 
 
 app.command()(init)
+app.command()(fetch)
 app.command()(sample)
 
 
