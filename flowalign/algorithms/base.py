@@ -84,8 +84,13 @@ class Algorithm:
     """the metric that the progress bar shows"""
     unit: ClassVar[str]
     """what items are, in messages"""
+    idle: ClassVar[str] = ""
+    """why its gradient may be 0, for people; empty: what is usual for its kind of samples"""
     noise: ClassVar[Literal["kernel", "own", "start"]] = "kernel"
     """what makes the samples of a group differ: noise of the configured kernel, of the algorithm, or of the start"""
+
+    updates: int = 0
+    """that the weights have had, told before each iteration"""
 
     def __init__(self, settings: AlgorithmSettings) -> None:
         self.settings = settings
@@ -102,11 +107,14 @@ class Algorithm:
 
     @property
     def sampling_weights(self) -> str:
-        """What draws the samples unless `rollout.weights` says otherwise."""
+        """What draws the next samples unless `rollout.weights` says otherwise."""
         return "policy"
 
     def check(self, config: Any) -> None:
         """Refuse configurations that cannot work with this algorithm, saying what would."""
+
+    def check_reward(self, reward: Any, config: Any) -> None:
+        """Refuse a reward that it cannot learn from, before the model that is trained loads."""
 
     def read(self, data: Data) -> Prompts:
         """What batches are drawn from."""

@@ -304,6 +304,7 @@ def _page_data(gallery: Gallery) -> dict[str, Any]:
         "rows": rows,
         "pictures": pictures,
         "texts": [p.sample.text for p in gallery.placed] if gallery.texts else [],
+        "replies": {i: p.sample.replies for i, p in enumerate(gallery.placed) if p.sample.replies},
         "previews": gallery.previews,
     }
 

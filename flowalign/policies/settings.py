@@ -158,6 +158,8 @@ class Sampling(SamplingSettings):
     width: int | None = Field(None, ge=8)
     num_frames: int | None = Field(None, ge=1)
     """of a video"""
+    rlg: float = 1.0
+    """weight of what a LoRA has learned: 0 is the base, 1 the trained model, 1.6 more of it at twice the time (RLG)"""
 
     def following(self, other: SamplingSettings) -> Self:
         copy = super().following(other)
@@ -178,7 +180,8 @@ class Sampling(SamplingSettings):
         if kept is not None:
             assert self.sigmas is not None
             base |= {"steps": len(kept), "sigmas": [self.sigmas[k] for k in kept]}
-        return base | {"batch_size": self.batch_size} | size
+        rlg = {} if self.rlg == 1 else {"rlg": self.rlg}
+        return base | {"batch_size": self.batch_size} | rlg | size
 
 
 class TextSampling(SamplingSettings):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL.Image import Image
+from torch import Tensor
 
 from flowalign.config import BaseConfig, Config, Named, TextConfig, Weighted
 from flowalign.config.loader import world_size
@@ -84,7 +85,7 @@ class StandIn:
     """
 
     name = "stand_in"
-    spec = Spec(frozenset({"image", "text"}))
+    spec = Spec(frozenset({"image", "text"}), differentiable=True)
 
     def __init__(self, parts: list[str] | None = None) -> None:
         self.parts = parts or []
@@ -96,6 +97,10 @@ class StandIn:
         ends = [len(one) for one in samples if isinstance(one, str)]
         steps = [[each] for each in zip(ends, value.tolist(), strict=True)] if ends else None
         return Scores(value, dict.fromkeys(self.parts, value), steps)
+
+    def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """As `DifferentiableReward.score_pixels`."""
+        return Scores(pixels.mean((1, 2, 3)))
 
 
 def _brightness(picture: Image) -> float:

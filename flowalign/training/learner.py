@@ -64,13 +64,17 @@ class Learner(Optimization):
         """every process has the network whole, and can use it by itself"""
         self._warned: set[str] = set()
         """metrics that a warning has named"""
-        self.sampling_weights: str = getattr(self.config.rollout, "weights", None) or algorithm.sampling_weights
-        """that draw the samples to learn from"""
         self.shown_weights: str = getattr(self.config.evaluation, "weights", None) or (
             "policy" if self.ema is None else "ema"
         )
         """that are evaluated and saved"""
         self._keep_snapshots()
+
+    @property
+    def sampling_weights(self) -> str:
+        """That draw the next samples to learn from."""
+        set_otherwise: str | None = getattr(self.config.rollout, "weights", None)
+        return set_otherwise or self.algorithm.sampling_weights
 
     def _keep_snapshots(self) -> None:
         """Begin the named copies of the weights, the algorithm's and those that the configuration adds."""
@@ -182,7 +186,10 @@ class Learner(Optimization):
         if not name and metrics.get("policy/gradient_norm") == 0:
             name = "policy/gradient_norm"
         if name and name not in self._warned and self.accelerator.is_main_process:
-            logger.warning("iteration %d taught nothing: %s", iteration, IDLE[name][self.config.model.kind])
+            why = IDLE[name][self.config.model.kind]
+            if name == "policy/gradient_norm" and self.algorithm.idle:
+                why = f"the gradient is 0 (policy/gradient_norm): {self.algorithm.idle}"
+            logger.warning("iteration %d taught nothing: %s", iteration, why)
         self._warned.add(name)
 
     def chunks(self, experience: Experience, iteration: int) -> Iterator[Tensor]:

@@ -59,6 +59,12 @@ class Points:
     """[N, ...] the velocity of the snapshot `old`, None where the loss does not compare with it"""
     reference: Tensor | None = None
     """[N, ...] the velocity of the start weights, None where the loss does not use it"""
+    size: int = 1
+    """samples of an item, which are side by side: of a whole group where the loss looks at groups"""
+
+    def of_item(self, values: Tensor) -> Tensor:
+        """[N / size, size] values [N] of the samples, an item a row."""
+        return values.view(-1, self.size)
 
     @cached_property
     def error(self) -> Tensor:
@@ -100,17 +106,27 @@ class Experience(base.Experience):
     scores: Scores | None = None
     only_advantages: bool = False
     """the loss is one of advantages alone"""
+    kept: Tensor | None = None
+    """[B] bool: the samples that an update's mean is over, None: all"""
+    chosen: Tensor | None = None
+    """[groups, M] the samples that an item of a group is made of, None: all of them"""
 
     def outcome(self) -> tuple[Tensor, Tensor] | None:
         return None if self.scores is None else (self.scores.value, self.advantage.abs())
 
     def useful(self, items: Tensor) -> Tensor | None:
-        if not self.only_advantages:
-            return None
-        return self.advantage[self.members(items)].view(len(items), -1).ne(0).any(1)
+        return self._any(self.advantage.ne(0), items) if self.only_advantages else None
+
+    def counted(self, items: Tensor) -> Tensor | None:
+        return None if self.kept is None else self._any(self.kept, items)
+
+    def _any(self, of_samples: Tensor, items: Tensor) -> Tensor:
+        return of_samples[self.members(items)].view(len(items), -1).any(1)
 
     def members(self, items: Tensor) -> Tensor:
-        """[N * M] the samples of these items: one each, or a whole group."""
+        """[N * M] the samples of these items: one each, a whole group, or those chosen of it."""
+        if self.chosen is not None:
+            return self.chosen[items[:, 0]].flatten()
         size = len(self.batch) * self.levels.shape[1] // len(self.items)
         return (items[:, :1] * size + torch.arange(size, device=items.device)).flatten()
 
@@ -215,8 +231,12 @@ class Matching(base.Algorithm):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         points = self.points(policy, experience, items)
         loss, values = self.loss(points)
-        loss, more = self.penalized(loss, points)
-        return _by_item(loss, items), {name: _by_item(value, items) for name, value in {**values, **more}.items()}
+        penalty, more = self.penalized(torch.zeros_like(points.error), points)
+        loss = _by_item(loss, items) + _by_item(penalty, items)
+        counted = experience.counted(items)
+        # one is left on a process whose every item does not count
+        loss = loss if counted is None else loss * counted
+        return loss, {name: _by_item(value, items) for name, value in {**values, **more}.items()}
 
     def points(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Points:
         """The samples of these items at their levels, asked of the policy and of what its loss compares it with."""
@@ -240,6 +260,7 @@ class Matching(base.Algorithm):
             experience.group[rows],
             old,
             reference,
+            len(rows) // len(items),
         )
 
     def penalized(self, loss: Tensor, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
@@ -256,10 +277,10 @@ class Matching(base.Algorithm):
         return velocity_mse(points.velocity, points.reference)
 
     def loss(self, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
-        """[N] loss of each sample at its level, and named [N] values for the metrics."""
+        """[N] loss of each sample at its level, or one of each item, and named values for the metrics, shaped so."""
         raise NotImplementedError
 
 
 def _by_item(values: Tensor, items: Tensor) -> Tensor:
-    """[N] means over each item's members."""
+    """[N] means over each item's members; values of items are theirs."""
     return values.view(len(items), -1).mean(1)

@@ -133,14 +133,20 @@ class ForwardProcess:
             call: further arguments of the pipeline's call (height, width, ...).
         """
         assert (levels is None) != (steps is None), "levels or the number of steps"
+        if self.family.samples_sound:
+            raise ConfigError(
+                f"{type(self.pipeline).__name__} denoises a sound along with the pictures, and clean pictures alone "
+                "cannot be noised; algorithms that learn from trajectories work, such as flow_grpo"
+            )
         scales = guidance if isinstance(guidance, tuple) else (guidance,)
         sources = [Source.of(record) for record in metadata] or None
         own = check_sources(self.pipeline, self.family, sources, prompts, call)
-        negative = [record.get("negative_prompt", negative_prompt) for record in metadata or [{}] * len(prompts)]
+        negative = [""] * len(prompts)
+        if self.family.negative(scales[0]):
+            negative = [record.get("negative_prompt", negative_prompt) for record in metadata or [{}] * len(prompts)]
         alike = list(zip(own, prompts, negative, strict=True)) if self.family.unpadded else own
         size = self.family.size(self.pipeline, call)
         count = steps if levels is None else len(levels)
-        at = {} if levels is None else self.family.level_arguments(levels.tolist())
         parts: list[Conditions | Ragged] = []
         for rows in runs(alike, min(batch_size, self.family.largest_batch or batch_size)):
             texts = list(zip(prompts[rows], negative[rows], strict=True))
@@ -148,11 +154,12 @@ class ForwardProcess:
                 self.pipeline.scheduler, self.family, size, ode, None, seeds[rows], levels=levels
             )
             with CallRecorder(self.policy.denoiser, dry=True) as recorded:
-                self.policy._call(texts, own[rows.start], seeds[rows], count, scales, scheduler, call | at)
+                self.policy._call(texts, own[rows.start], seeds[rows], count, scales, scheduler, call)
             extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
             conditions = recorded.conditions(len(texts), len(scheduler.levels) - 1, self.family.shared, extra)
             members = torch.arange(len(texts), device=x0.device)
             parts.append(Ragged([conditions], members * 0, members) if self.family.unpadded else conditions)
+        x0 = self._sampled(x0, scheduler.shape[1:])
         sigmas = scheduler.levels[:-1].to(x0.device, torch.float32)
         weights = self.family.error_weight(sigmas, scheduler.walked)
         return CleanSamples(x0.float(), type(parts[0]).cat(parts), sigmas, scales, weights)  # type: ignore[arg-type]
@@ -182,6 +189,17 @@ class ForwardProcess:
             parts.append(self.family.latents(pipeline, pixels.to(self.policy.device)))
         self.policy.release_vae()
         return torch.cat(parts).float()
+
+    def _sampled(self, x0: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Clean latents without first frames that the pipeline is given; it makes latents of this shape."""
+        if x0.dim() == 5 and self.family.images[0]:
+            x0 = x0[:, :, -shape[1] :]
+        if x0.shape[1:] != shape:
+            raise ConfigError(
+                f"{type(self.pipeline).__name__} makes latents of the shape {tuple(shape)} with these settings, and "
+                f"those to learn from have {tuple(x0.shape[1:])}; the rollout's height, width and num_frames must fit"
+            )
+        return x0
 
     def _shape(self, call: dict[str, Any]) -> tuple[int, ...]:
         """Of the latents that the pipeline's call makes."""
