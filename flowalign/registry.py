@@ -331,10 +331,15 @@ def _reason(error: BaseException) -> str:
 
 def rewards_within(name: str, settings: Mapping[str, Any]) -> list[Any]:
     """What the name of a reward stands for, and the names of all rewards in its settings; nothing is made."""
+    return [target for target, _ in with_settings(name, settings)]
+
+
+def with_settings(name: str, settings: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
+    """As `rewards_within`, each with its own settings."""
     found = []
 
     def visit(table: str, name: str, settings: Mapping[str, Any], where: str) -> None:
-        found.append(resolve(table, name, where))
+        found.append((resolve(table, name, where), settings))
         _checked(table, name, settings, where, nested=visit)
 
     visit("rewards", name, settings, "")
