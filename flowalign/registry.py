@@ -30,6 +30,9 @@ ALGORITHMS = {
     "grpo_guard": "flowalign.algorithms.trajectory.grpo_guard:GRPOGuard",
     "flow_dppo": "flowalign.algorithms.trajectory.flow_dppo:FlowDPPO",
     "reinflow": "flowalign.algorithms.trajectory.reinflow:ReinFlow",
+    "d3po": "flowalign.algorithms.trajectory.d3po:D3PO",
+    "spo": "flowalign.algorithms.trajectory.spo:SPO",
+    "prdp": "flowalign.algorithms.trajectory.prdp:PRDP",
     "grpo": "flowalign.algorithms.text.grpo:GRPO",
     "kdrl": "flowalign.algorithms.text.kdrl:KDRL",
     "g_opd": "flowalign.algorithms.text.g_opd:GOPD",
@@ -38,7 +41,16 @@ ALGORITHMS = {
     "visurf": "flowalign.algorithms.text.visurf:ViSurf",
     "prefix_rft": "flowalign.algorithms.text.prefix_rft:PrefixRFT",
     "aepo": "flowalign.algorithms.text.aepo:AEPO",
+    "nft": "flowalign.algorithms.matching.nft:NFT",
+    "awm": "flowalign.algorithms.matching.awm:AWM",
+    "dgpo": "flowalign.algorithms.matching.dgpo:DGPO",
+    "crd": "flowalign.algorithms.matching.crd:CRD",
+    "rwr": "flowalign.algorithms.matching.rwr:RWR",
+    "raft": "flowalign.algorithms.matching.raft:RAFT",
+    "online_dpo": "flowalign.algorithms.matching.online_dpo:OnlineDPO",
     "dpo": "flowalign.algorithms.matching.dpo:DPO",
+    "refl": "flowalign.algorithms.direct.refl:ReFL",
+    "draft": "flowalign.algorithms.direct.draft:DRaFT",
 }
 REWARDS = {
     "shapes": "rewards.shapes.reward:ShapesReward",
@@ -104,6 +116,13 @@ SELECTIONS = {
     "mopps": "flowalign.selection.mopps:MoPPS",
     "sec": "flowalign.selection.sec:SEC",
 }
+SEARCHES = {
+    "best_of_n": "flowalign.search.best_of_n:BestOfN",
+    "fk_steering": "flowalign.search.fk_steering:FKSteering",
+    "beam": "flowalign.search.beam:Beam",
+    "evosearch": "flowalign.search.evosearch:EvoSearch",
+    "ttsnap": "flowalign.search.ttsnap:TTSnap",
+}
 ENVIRONMENTS = {"higher_lower": "flowalign.environments.higher_lower:HigherLower"}
 MODELS = {
     "sd3": "flowalign.policies.diffusion.families.sd3:SD3",
@@ -151,8 +170,10 @@ TABLES: dict[str, dict[str, str] | str] = {
     "models": MODELS,
     "advantages": "flowalign.core.advantages:ADVANTAGES",
     "losses": "flowalign.core.losses:LOSSES",
+    "levels": "flowalign.algorithms.matching.levels:LEVELS",
     "selections": SELECTIONS,
     "environments": ENVIRONMENTS,
+    "searches": SEARCHES,
 }
 """names to paths, or the path of a table that stands with what it names"""
 
@@ -192,7 +213,8 @@ def resolve(table: str, name: str, where: str = "") -> Any:
     Args:
         where: the name stands in the configuration, for messages.
     """
-    place, kind = f"{where}: " if where else "", "loss" if table == "losses" else table[:-1]
+    singular = {"losses": "loss", "searches": "method of search"}
+    place, kind = f"{where}: " if where else "", singular.get(table, table[:-1])
     if name.startswith(GIVEN):
         own = name.removeprefix(GIVEN)
         raise ConfigError(
@@ -258,7 +280,9 @@ def listed(table: str) -> dict[str, str]:
 
 @functools.cache
 def _source(module: str) -> ast.Module:
-    return ast.parse(Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py").read_text())
+    return ast.parse(
+        Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    )
 
 
 Make = Callable[[str, str, Mapping[str, Any], str], Any]

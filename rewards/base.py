@@ -92,7 +92,10 @@ class DifferentiableReward(Protocol):
     name: str
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
-        """Scores of pictures [B, 3, H, W] in [0, 1], on their device; `value` carries the gradient."""
+        """Scores of pictures [B, 3, H, W] in [0, 1], on their device; `value` carries the gradient.
+
+        A reward that needs "frames" gets videos [B, 3, F, H, W].
+        """
 
 
 class PairwiseReward(Protocol):

@@ -72,11 +72,17 @@ class Trajectory(Rows):
         first = torch.full_like(known, len(samples)).scatter_reduce(0, place, rows, "amin")
         return samples[first], steps[first], place
 
-    def score(self, kernel: Kernel, velocity: Tensor, samples: Tensor, steps: Tensor) -> Transition:
-        """Score stored steps under a new velocity: [N, ...] for the pairs (samples[n], steps[n])."""
+    def score(
+        self, kernel: Kernel, velocity: Tensor, samples: Tensor, steps: Tensor, starts: Tensor | None = None
+    ) -> Transition:
+        """Score stored steps under a new velocity: [N, ...] for the pairs (samples[n], steps[n]).
+
+        Args:
+            starts: [N] samples from whose states the steps left; default the same samples.
+        """
         return transition(
             kernel,
-            self.latents[samples, steps],
+            self.latents[samples if starts is None else starts, steps],
             velocity,
             self.sigmas[steps],
             self.sigmas[steps + 1],

@@ -12,7 +12,7 @@ import typer
 
 from flowalign.cli.modules import find_beside
 from flowalign.cli.results import print_comparison, suggested
-from flowalign.cli.sample import TRUST
+from flowalign.cli.sampling import TRUST
 from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output, write_atomically
 

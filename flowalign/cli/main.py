@@ -16,10 +16,12 @@ from flowalign.cli.gallery import gallery
 from flowalign.cli.init import init
 from flowalign.cli.judges import cold_start, pair_questions, rejection_sampling
 from flowalign.cli.modules import check_own_packages, find_beside
+from flowalign.cli.pairs import pairs
 from flowalign.cli.prompts import difficulty, prompts
 from flowalign.cli.results import print_ending, suggest_panel
 from flowalign.cli.rewards import reward_check, reward_server, train_reward
 from flowalign.cli.sample import sample
+from flowalign.cli.search import search
 from flowalign.errors import ConfigError, FlowalignError, hide, nearest
 
 app = typer.Typer(
@@ -101,6 +103,7 @@ app.command()(init)
 app.command()(sample)
 app.command("eval")(evaluate_runs)
 app.command()(watch)
+app.command()(search)
 
 
 @app.command()
@@ -156,7 +159,7 @@ def list_recipes() -> None:
 def list_names(
     kind: Annotated[
         str | None,
-        typer.Argument(help="algorithms, kernels, plans, rewards, models, advantages, losses; default all."),
+        typer.Argument(help="algorithms, kernels, plans, rewards, models, searches, ...; default all."),
     ] = None,
     name: Annotated[str | None, typer.Argument(help="One of them: what it is and its settings.")] = None,
 ) -> None:
@@ -177,6 +180,7 @@ def list_names(
 
 app.command()(difficulty)
 app.add_typer(prompts, name="prompts")
+app.command()(pairs)
 app.command()(gallery)
 app.command()(reward_server)
 app.command()(reward_check)

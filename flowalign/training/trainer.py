@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
 from torch import Tensor
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from flowalign import registry
 from flowalign.actors.base import Actor
@@ -112,6 +112,7 @@ class Trainer:
         check_media(reward, config.model.kind)
         torch.manual_seed(training.seed)
         self.algorithm: Algorithm = config.build_algorithm()
+        self.algorithm.check_reward(reward, config)
         self.policy: Policy = policy or build_policy(config, self.accelerator.device)
         make_trainable(self.policy, config.model, self.algorithm.uses_reference)
         sharding = distribute(self.policy, config, self.accelerator)
@@ -263,6 +264,7 @@ class Trainer:
         draw = self.groups.draw(self.iteration)
         progress = self.progress()
         self.algorithm.progress(progress)
+        self.algorithm.updates = self.iteration * training.updates_per_iteration
         advance(self.actor.reward, progress)
         self._at("sampling and scoring")
         begun = self.actor.exchanges
@@ -273,7 +275,7 @@ class Trainer:
         def by_itself() -> bool:
             return self.accelerator.num_processes == 1 or (self.learner.replicated and self.actor.exchanges == begun)
 
-        with self.learner.sampling():
+        with self.learner.weights(self.learner.sampling_weights), self.learner.sampling():
             experience = while_it_fits(self.config, "rollout", "batch_size", collect, by_itself)
         if self.iteration == 0:
             self.algorithm.verify(self.policy, experience)

@@ -13,6 +13,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, LogitsProce
 from rewards.judges.base import Judge, Question, spells
 from rewards.judges.cache import CachedJudge
 from rewards.usage import Usage, usage_of
+from rewards.vision import pick_device
 
 
 @dataclass
@@ -25,14 +26,14 @@ class Local:
     """folder or hub name"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str | None = None
-    """default: cuda where there is one"""
+    """default: this process's GPU where there is one"""
     batch_size: int = 8
     """questions a network call"""
     cache: str | None = None
     """folder where answers are kept, so that the same question is asked once"""
 
     def build(self, name: str) -> Judge:
-        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = str(pick_device(self.device or "auto"))
         usage = usage_of(name)
         judge = LocalJudge(*_load(self.model, self.dtype, device), self.batch_size, usage)
         return judge if self.cache is None else CachedJudge(judge, self.cache, f"{self.model} {self.dtype}", usage)
