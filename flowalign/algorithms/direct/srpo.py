@@ -1,18 +1,20 @@
 """SRPO (arXiv 2509.06942): one jump between two noise levels, x0 recovered by the known noise, a relative reward.
 
-A finished sample is noised by known noise. The *denoising* branch noises it to the higher level and jumps down to the
-lower one; the *inversion* branch noises it to the lower level and jumps up. From where a jump ends x0 is recovered by
-the very noise, and so is exact under the exact velocity, whatever the level. The reward is relative: of one picture,
-(1 + k) times its score for the prompt with a wanted prefix, less its score with an unwanted one. The branches pull the
-velocity in opposite directions, so inversion swaps the prefixes: it unlearns what the unwanted one asks for.
+A finished sample is noised by known noise. The *denoising* branch noises it to a higher level and jumps down to the
+level drawn, the *inversion* branch to a lower one and jumps up to it. There x0 is recovered by the very noise, and so
+is exact under the exact velocity, whatever the level. The reward is relative: of one picture, (1 + k) times its score
+for the prompt with a wanted prefix, less its score with an unwanted one. The branches pull the velocity in opposite
+directions, so inversion swaps the prefixes: it unlearns what the unwanted one asks for.
 
-Authors' code (Tencent-Hunyuan/SRPO, fastvideo/SRPO.py): FLUX at 720 pixels, 25 steps without guidance, levels from
-step 5 on, a jump of a tenth of these levels, loss relu(0.7 - r) averaged over the branches, scores of CLIP type
-divided by 20, k rising from 0.1 to 0.25 (denoising) and falling from 0.3 to 0.01 (inversion) towards less noise.
+Authors' code (Tencent-Hunyuan/SRPO, fastvideo/SRPO.py): FLUX, 25 ODE steps whose start noise is the known one, loss
+relu(0.7 - r) averaged over the branches, k from 0.1 to 0.25 (denoising) and from 0.3 to 0.01 (inversion) the noisier
+the level. Levels are from steps 5 to 25 of a schedule of 50, a tenth of this range apart: at 25 steps, one step.
 
-Departures: levels are those of the rollout's schedule, theirs a grid of 1000 between its steps; the jumps have the
-rollout's guidance, theirs 3.5 where the rollout had none.
+Departures: levels are those of the rollout's schedule, theirs a grid of 1000; the jumps have the rollout's guidance,
+theirs 3.5 where the rollout had 1; every sample has noise of its own, theirs one for all processes.
 """
+
+from collections.abc import Sequence
 
 import torch
 from pydantic import Field
@@ -26,15 +28,15 @@ from rewards import Scores
 
 class SRPOSettings(DirectSettings):
     margin: float | None = 0.7
-    wanted: str = "Realism"
-    """put before the prompt, with a full stop between; empty: the prompt alone"""
-    unwanted: str = "Painting"
-    first_step: int = Field(5, ge=1)
-    """of the schedule's steps, the noisiest that is jumped from or to"""
-    jump: int = Field(2, ge=1)
-    """steps between the two levels"""
+    wanted: list[str] = Field(["Natural-lighting", "Detail", "Detailed", "Real"], min_length=1)
+    """prefixes of the prompt, an iteration each in turn, with a full stop between; an empty one: the prompt alone"""
+    unwanted: list[str] = Field(["Concept art", "Painting", "Anime", "Flat", "Oil"], min_length=1)
+    steps: tuple[int, int] = (3, 12)
+    """of the schedule, the noisiest and the cleanest to jump from; published: the levels of these two of 25"""
+    jump: int = Field(1, ge=1)
+    """steps between two levels"""
     k_denoising: tuple[float, float] = (0.1, 0.25)
-    """at the noisiest level and at the cleanest; published for HPSv2, and (0.1, 0.5) for PickScore"""
+    """at the cleanest and at the noisiest level; published for HPSv2, and (0.1, 0.5) for PickScore"""
     k_inversion: tuple[float, float] = (0.3, 0.01)
     """published for HPSv2, and (0.6, 0.01) for PickScore"""
 
@@ -46,33 +48,38 @@ class SRPO(DirectAlgorithm):
     settings: SRPOSettings
 
     def windows(self, steps: int) -> range:
-        begins = range(self.settings.first_step, steps - self.settings.jump)
-        if not begins:
+        (noisy, clean), jump = self.settings.steps, self.settings.jump
+        reached = range(noisy + jump, clean - jump + 1)
+        # at the first step all is noise, and x0 cannot be recovered
+        if not reached or noisy < 1 or clean >= steps:
             raise ConfigError(
-                f"algorithm.first_step: from step {begins.start} no jump over {self.settings.jump} stays within "
-                f"{steps} steps; first_step: 1 with jump: 1 works from 3 steps on"
+                f"algorithm.steps: from {noisy} to {clean}, in 1 .. {steps - 1}, no level is {jump} steps from either; "
+                f"{[1, steps - 1]} with jump: 1 works"
             )
-        return begins
+        return reached
 
     def finished(self, window: Window, experience: Experience) -> Tensor:
-        high = experience.first[window.samples]
-        low = high + self.settings.jump
-        x0, noise = window.state(window.last), experience.noise(window.samples)
-        down = window.leap(window.noised(x0, noise, high), high, low)
-        up = window.leap(window.noised(x0, noise, low), low, high)
-        return torch.cat([window.recovered(down, noise, low), window.recovered(up, noise, high)])
+        level, jump = experience.first[window.samples], self.settings.jump
+        x0, noise = window.state(window.last), window.state(0)
+        down = window.leap(window.noised(x0, noise, level - jump), level - jump, level)
+        up = window.leap(window.noised(x0, noise, level + jump), level + jump, level)
+        return window.recovered(torch.cat([down, up]), noise.repeat(2, *[1] * (x0.dim() - 1)), level.repeat(2))
 
     def scores(self, experience: Experience, samples: Tensor, pixels: Tensor) -> Scores:
-        down, up = samples.chunk(2)
-        texts = [experience.rollout.prompts[i] for i in down.tolist()]
+        down, _ = samples.chunk(2)
         wanted, unwanted = (
-            [f"{own}. {text}" if own else text for text in texts]
-            for own in (self.settings.wanted, self.settings.unwanted)
+            self._prefixed(own, experience, down) for own in (self.settings.wanted, self.settings.unwanted)
         )
-        praised = experience.score(samples, pixels, wanted + unwanted)
-        blamed = experience.score(samples, pixels, unwanted + wanted)
-        begins = self.windows(len(experience.rollout.trajectory.sigmas) - 1)
-        place = (experience.first[down] - begins.start) / max(len(begins) - 1, 1)
+        praised = experience.score(samples, pixels, wanted + unwanted).value
+        blamed = experience.score(samples, pixels, unwanted + wanted).value
+        (noisy, clean), level = self.settings.steps, experience.first[down]
+        noisiness = [(clean - level) / (clean - noisy), (clean - level - self.settings.jump) / (clean - noisy)]
         ranges = (self.settings.k_denoising, self.settings.k_inversion)
-        k = torch.cat([start + (end - start) * place for start, end in ranges]).to(praised.value)
-        return Scores((1 + k) * praised.value - blamed.value, {"wanted": torch.cat([praised.value[: len(up)]] * 2)})
+        k = torch.cat([low + (high - low) * at for at, (low, high) in zip(noisiness, ranges, strict=True)])
+        return Scores((1 + k.to(praised)) * praised - blamed, {"praised": praised.detach()})
+
+    def _prefixed(self, prefixes: Sequence[str], experience: Experience, samples: Tensor) -> list[str]:
+        """The prompts of these samples with this iteration's prefix."""
+        prefix = prefixes[experience.batch.iteration % len(prefixes)]
+        prompts = [experience.rollout.prompts[i] for i in samples.tolist()]
+        return [f"{prefix}. {prompt}" for prompt in prompts] if prefix else prompts

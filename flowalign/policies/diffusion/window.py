@@ -92,8 +92,8 @@ class Window:
         return (1 - sigma) * x0 + sigma * noise
 
     def recovered(self, x: Tensor, noise: Tensor, step: int | Tensor) -> Tensor:
-        """[N, ...] x0 of states [N, ...] at a step below noise level 1, given the noise in them: undoes `noised`."""
-        sigma = self.sigmas[self._each(step)].view(-1, *[1] * (x.dim() - 1))
+        """[M, ...] x0 of states [M, ...] below noise level 1, given the noise in them: the inverse of `noised`."""
+        sigma = self.sigmas[step].view(-1, *[1] * (x.dim() - 1))
         return (x - sigma * noise) / (1 - sigma)
 
     @property
