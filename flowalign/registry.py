@@ -54,6 +54,13 @@ ALGORITHMS = {
     "dpo": "flowalign.algorithms.matching.dpo:DPO",
     "refl": "flowalign.algorithms.direct.refl:ReFL",
     "draft": "flowalign.algorithms.direct.draft:DRaFT",
+    "draft_plus": "flowalign.algorithms.direct.draft_plus:DRaFTPlus",
+    "alignprop": "flowalign.algorithms.direct.alignprop:AlignProp",
+    "leap_align": "flowalign.algorithms.direct.leap_align:LeapAlign",
+    "srpo": "flowalign.algorithms.direct.srpo:SRPO",
+    "r0": "flowalign.algorithms.direct.r0:R0",
+    "instruct_video": "flowalign.algorithms.direct.instruct_video:InstructVideo",
+    "adjoint_matching": "flowalign.algorithms.direct.adjoint_matching:AdjointMatching",
 }
 REWARDS = {
     "shapes": "rewards.shapes.reward:ShapesReward",
