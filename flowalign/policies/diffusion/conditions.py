@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils._pytree import tree_map_only
@@ -197,10 +198,11 @@ class CallRecorder:
 
     Args:
         dry: answer with zeros in place of the network.
+        predicts: arguments of the network that it predicts for as well, besides its input.
     """
 
-    def __init__(self, denoiser: nn.Module, dry: bool = False) -> None:
-        self.denoiser, self.dry = denoiser, dry
+    def __init__(self, denoiser: nn.Module, dry: bool = False, predicts: Sequence[str] = ()) -> None:
+        self.denoiser, self.dry, self.predicts = denoiser, dry, predicts
         self.networks = list(denoiser.members.values()) if isinstance(denoiser, Experts) else [denoiser]
         self.signature = inspect.signature(self.networks[0].forward)
         self.input_name = next(iter(self.signature.parameters))
@@ -220,9 +222,10 @@ class CallRecorder:
             handle.remove()
         self.standing_in.__exit__(None, None, None)
 
-    def _zeros(self, *args: Any, **kwargs: Any) -> tuple[Any]:
-        latents = self.signature.bind(*args, **kwargs).arguments[self.input_name]
-        return (tree_map_only(Tensor, torch.zeros_like, latents),)
+    def _zeros(self, *args: Any, **kwargs: Any) -> Any:
+        given = self.signature.bind(*args, **kwargs).arguments
+        made = [tree_map_only(Tensor, torch.zeros_like, given[name]) for name in (self.input_name, *self.predicts)]
+        return tuple(made) if given.get("return_dict") is False else Transformer2DModelOutput(made[0])
 
     def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = dict(self.signature.bind(*args, **kwargs).arguments)

@@ -262,7 +262,7 @@ class DiffusersPolicy(Policy[Rollout]):
         dry: bool,
     ) -> Rollout:
         prompts = [prompt for prompt, _ in texts]
-        with CallRecorder(self.denoiser, dry) as recorded:
+        with CallRecorder(self.denoiser, dry, self.family.predicts) as recorded:
             self._call(texts, source, seeds, steps, guidance, scheduler, call)
         self.forwards += 0 if dry else sum(recorded.rows)
         extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
@@ -507,7 +507,7 @@ class DiffusersPolicy(Policy[Rollout]):
         distinct, place = (-levels).unique(return_inverse=True)
         size = self.family.size(self.pipeline, call)
         scheduler = LevelScheduler(self.pipeline.scheduler, self.family, size, ode, None, seeds)
-        with CallRecorder(self.denoiser, dry=True) as recorded:
+        with CallRecorder(self.denoiser, True, self.family.predicts) as recorded:
             call = {"sigmas": (-distinct).tolist()} | call
             texts = [(prompt, "") for prompt in prompts]
             self._call(texts, None, seeds, len(distinct), (guidance,), scheduler, call)

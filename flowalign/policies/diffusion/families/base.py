@@ -55,6 +55,8 @@ class Family:
     """the call draws from the VAE's posterior, by each sample's seed, and so takes a picture for each sample"""
     encodes_images: ClassVar[bool] = False
     """a prompt is encoded together with its pictures"""
+    predicts: ClassVar[tuple[str, ...]] = ()
+    """arguments of the network that it predicts for as well, besides its input"""
     extra_axis: ClassVar[int] = 1
     """of the network's input, on which the latents are followed by what the pictures became"""
     unpadded: ClassVar[bool] = False
