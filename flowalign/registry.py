@@ -30,6 +30,9 @@ ALGORITHMS = {
     "grpo_guard": "flowalign.algorithms.trajectory.grpo_guard:GRPOGuard",
     "flow_dppo": "flowalign.algorithms.trajectory.flow_dppo:FlowDPPO",
     "reinflow": "flowalign.algorithms.trajectory.reinflow:ReinFlow",
+    "d3po": "flowalign.algorithms.trajectory.d3po:D3PO",
+    "spo": "flowalign.algorithms.trajectory.spo:SPO",
+    "prdp": "flowalign.algorithms.trajectory.prdp:PRDP",
     "grpo": "flowalign.algorithms.text.grpo:GRPO",
     "kdrl": "flowalign.algorithms.text.kdrl:KDRL",
     "g_opd": "flowalign.algorithms.text.g_opd:GOPD",
@@ -38,7 +41,16 @@ ALGORITHMS = {
     "visurf": "flowalign.algorithms.text.visurf:ViSurf",
     "prefix_rft": "flowalign.algorithms.text.prefix_rft:PrefixRFT",
     "aepo": "flowalign.algorithms.text.aepo:AEPO",
+    "nft": "flowalign.algorithms.matching.nft:NFT",
+    "awm": "flowalign.algorithms.matching.awm:AWM",
+    "dgpo": "flowalign.algorithms.matching.dgpo:DGPO",
+    "crd": "flowalign.algorithms.matching.crd:CRD",
+    "rwr": "flowalign.algorithms.matching.rwr:RWR",
+    "raft": "flowalign.algorithms.matching.raft:RAFT",
+    "online_dpo": "flowalign.algorithms.matching.online_dpo:OnlineDPO",
     "dpo": "flowalign.algorithms.matching.dpo:DPO",
+    "refl": "flowalign.algorithms.direct.refl:ReFL",
+    "draft": "flowalign.algorithms.direct.draft:DRaFT",
 }
 REWARDS = {
     "shapes": "rewards.shapes.reward:ShapesReward",
@@ -158,6 +170,7 @@ TABLES: dict[str, dict[str, str] | str] = {
     "models": MODELS,
     "advantages": "flowalign.core.advantages:ADVANTAGES",
     "losses": "flowalign.core.losses:LOSSES",
+    "levels": "flowalign.algorithms.matching.levels:LEVELS",
     "selections": SELECTIONS,
     "environments": ENVIRONMENTS,
     "searches": SEARCHES,
@@ -267,7 +280,9 @@ def listed(table: str) -> dict[str, str]:
 
 @functools.cache
 def _source(module: str) -> ast.Module:
-    return ast.parse(Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py").read_text())
+    return ast.parse(
+        Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    )
 
 
 Make = Callable[[str, str, Mapping[str, Any], str], Any]

@@ -17,6 +17,7 @@ from flowalign.config import Data
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
+from flowalign.policies.settings import Snapshot
 from flowalign.settings import Section
 from rewards import Scores
 
@@ -83,8 +84,13 @@ class Algorithm:
     """the metric that the progress bar shows"""
     unit: ClassVar[str]
     """what items are, in messages"""
+    idle: ClassVar[str] = ""
+    """why its gradient may be 0, for people; empty: what is usual for its kind of samples"""
     noise: ClassVar[Literal["kernel", "own", "start"]] = "kernel"
     """what makes the samples of a group differ: noise of the configured kernel, of the algorithm, or of the start"""
+
+    updates: int = 0
+    """that the weights have had, told before each iteration"""
 
     def __init__(self, settings: AlgorithmSettings) -> None:
         self.settings = settings
@@ -94,8 +100,21 @@ class Algorithm:
         """Whether the loss compares with the start weights."""
         return False
 
+    @property
+    def snapshots(self) -> Mapping[str, Snapshot]:
+        """Copies of the weights that the method needs, by name; `training.snapshots` may set them otherwise."""
+        return {}
+
+    @property
+    def sampling_weights(self) -> str:
+        """What draws the next samples unless `rollout.weights` says otherwise."""
+        return "policy"
+
     def check(self, config: Any) -> None:
         """Refuse configurations that cannot work with this algorithm, saying what would."""
+
+    def check_reward(self, reward: Any, config: Any) -> None:
+        """Refuse a reward that it cannot learn from, before the model that is trained loads."""
 
     def read(self, data: Data) -> Prompts:
         """What batches are drawn from."""

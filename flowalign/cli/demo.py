@@ -98,7 +98,13 @@ def measure(trainer: Trainer) -> Measured:
 
 def _train_on_pictures(trainer: Trainer, console: Console) -> dict[str, Any]:
     console.print("measuring the base model on held-out prompts")
+    begin = time.perf_counter()
     first = measure(trainer)
+    first.save(trainer.folder, 0)
+    page = build([trainer.folder], trainer.folder.parent / "gallery")
+    console.print(f"what it makes of them: {page.resolve()}", soft_wrap=True)
+    seconds = time.perf_counter() - begin
+    console.print(f"now it trains; when the bar below is full, the same is measured again, in about {seconds:.0f} s more")
     trainer.train()
     last = measure(trainer)
     first.save(trainer.folder, 0)

@@ -14,6 +14,7 @@ from flowalign.actors.base import Actor
 from flowalign.algorithms import policy_gradient
 from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.algorithms.policy_gradient import PolicyGradient
+from flowalign.policies.snapshots import Snapshots
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from flowalign.training.distributed.sharding import Sharding, like, restore, unsynced, whole
 from flowalign.training.memory import while_it_fits
@@ -63,6 +64,28 @@ class Learner(Optimization):
         """every process has the network whole, and can use it by itself"""
         self._warned: set[str] = set()
         """metrics that a warning has named"""
+        self.shown_weights: str = getattr(self.config.evaluation, "weights", None) or (
+            "policy" if self.ema is None else "ema"
+        )
+        """that are evaluated and saved"""
+        self._keep_snapshots()
+
+    @property
+    def sampling_weights(self) -> str:
+        """That draw the next samples to learn from."""
+        set_otherwise: str | None = getattr(self.config.rollout, "weights", None)
+        return set_otherwise or self.algorithm.sampling_weights
+
+    def _keep_snapshots(self) -> None:
+        """Begin the named copies of the weights, the algorithm's and those that the configuration adds."""
+        settings = {**self.algorithm.snapshots, **self.config.training.snapshots}
+        self.snapshots = Snapshots(self.local_parameters, settings, self._refresh)
+        self.policy.snapshots = self.snapshots
+
+    def _refresh(self) -> None:
+        """Told that the parameters' values were replaced."""
+        if self.sharding is not None:
+            self.sharding.reshard(self.policy.network)
 
     def learn(self, experience: Experience, iteration: int, progress: float) -> dict[str, float]:
         """All updates of an iteration.
@@ -75,14 +98,18 @@ class Learner(Optimization):
         """
         sums: dict[str, list[Tensor]] = defaultdict(list)
         skipped = 0
+        updates = iteration * self.config.training.updates_per_iteration
         chunks = list(self.chunks(experience, iteration))
         mismatch = self.mismatch(experience, chunks)
         for i, items in enumerate(chunks):
             rate = self.set_learning_rate(round(progress * self.updates) + i)
             measured = self.update(experience, items)
+            updates += 1
+            self.snapshots.follow("update", updates)
             skipped += self.skipped > 0
             for name, value in measured.items() if not self.skipped else ():
                 sums[name].append(value)
+        self.snapshots.follow("iteration", updates)
         metrics = {name: self.actor.gather(torch.stack(values)).mean().item() for name, values in sums.items()}
         if skipped:
             metrics["policy/skipped_updates"] = skipped
@@ -105,6 +132,9 @@ class Learner(Optimization):
         if not isinstance(algorithm, PolicyGradient) or not isinstance(experience, policy_gradient.Experience):
             return {}
         kept = wanted == "replayed" or (wanted is None and algorithm.replays_old(self.config))
+        if not kept and self.sampling_weights != "policy":
+            # other weights sampled: the difference is not one of numerics
+            return {}
         chunks = [self._with_gradient(experience, items) for items in chunks] if kept else [algorithm.few(experience)]
         forwards = self.policy.forwards
 
@@ -156,7 +186,10 @@ class Learner(Optimization):
         if not name and metrics.get("policy/gradient_norm") == 0:
             name = "policy/gradient_norm"
         if name and name not in self._warned and self.accelerator.is_main_process:
-            logger.warning("iteration %d taught nothing: %s", iteration, IDLE[name][self.config.model.kind])
+            why = IDLE[name][self.config.model.kind]
+            if name == "policy/gradient_norm" and self.algorithm.idle:
+                why = f"the gradient is 0 (policy/gradient_norm): {self.algorithm.idle}"
+            logger.warning("iteration %d taught nothing: %s", iteration, why)
         self._warned.add(name)
 
     def chunks(self, experience: Experience, iteration: int) -> Iterator[Tensor]:
@@ -224,12 +257,21 @@ class Learner(Optimization):
         # stable: the useful ones first, each part in its random order
         return items[torch.argsort(~useful, stable=True)[:keep]]
 
+    def weights(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Within it the policy has the weights of this name: policy, reference, ema, or a snapshot's."""
+        if name == "policy":
+            return contextlib.nullcontext()
+        if name == "reference":
+            return self.policy.reference()
+        return self._ema_weights() if name == "ema" else self.policy.snapshot(name)
+
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """Within it the policy has the weights to show and to save: the average, where there is one."""
+        return self.weights(self.shown_weights)
+
     @contextlib.contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Within it the policy has its averaged weights, where there is an EMA."""
-        if self.ema is None:
-            yield
-            return
+    def _ema_weights(self) -> Iterator[None]:
+        assert self.ema is not None, "the configuration was checked"
         self.ema.store(self.local_parameters.values())
         self.ema.copy_to(self.local_parameters.values())
         try:
@@ -256,7 +298,7 @@ class Learner(Optimization):
         return self.sharding.gathered(self.policy.network) if self.sharding else contextlib.nullcontext()
 
     def whole_weights(self) -> dict[str, Tensor] | None:
-        """The averaged weights of a network in shards, whole, to save; None where the network has them itself."""
+        """The weights to show of a network in shards, whole, to save; None where the network has them itself."""
         if self.sharding is None:
             return None
         with self.averaged():
@@ -273,6 +315,8 @@ class Learner(Optimization):
         if self.ema is not None:
             tensors["ema"] = dict(zip(self.parameters, self.ema.shadow_params, strict=True))
             state["ema_steps"] = self.ema.optimization_step
+        for name, copies in self.snapshots.weights.items():
+            tensors[f"snapshot_{name}"] = dict(zip(self.parameters, copies, strict=True))
         if self.scale:
             state["loss_scale"] = vars(self.scale)
         main = self.accelerator.is_main_process
@@ -290,9 +334,15 @@ class Learner(Optimization):
             vars(self.scale).update(state["loss_scale"])
 
     def load_weights(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
-        """The trained weights of a checkpoint, and their average."""
+        """The trained weights of a checkpoint, their average and their snapshots."""
         restore(self.parameters, tensors["trainable"])
         if self.ema is not None:
             self.ema.optimization_step = state["ema_steps"]
             for name, shadow in zip(self.parameters, self.ema.shadow_params, strict=True):
                 shadow.copy_(like(tensors["ema"][name], shadow))
+        for name, copies in self.snapshots.weights.items():
+            if f"snapshot_{name}" not in tensors:
+                self.snapshots.reset(name)
+                continue
+            for key, copy in zip(self.parameters, copies, strict=True):
+                copy.copy_(like(tensors[f"snapshot_{name}"][key], copy))

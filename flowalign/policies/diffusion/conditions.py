@@ -198,11 +198,10 @@ class CallRecorder:
 
     Args:
         dry: answer with zeros in place of the network.
-        predicts: arguments of the network that it predicts for as well, besides its input.
     """
 
-    def __init__(self, denoiser: nn.Module, dry: bool = False, predicts: Sequence[str] = ()) -> None:
-        self.denoiser, self.dry, self.predicts = denoiser, dry, predicts
+    def __init__(self, denoiser: nn.Module, dry: bool = False) -> None:
+        self.denoiser, self.dry = denoiser, dry
         self.networks = list(denoiser.members.values()) if isinstance(denoiser, Experts) else [denoiser]
         self.signature = inspect.signature(self.networks[0].forward)
         self.input_name = next(iter(self.signature.parameters))
@@ -223,9 +222,10 @@ class CallRecorder:
         self.standing_in.__exit__(None, None, None)
 
     def _zeros(self, *args: Any, **kwargs: Any) -> Any:
-        given = self.signature.bind(*args, **kwargs).arguments
-        made = [tree_map_only(Tensor, torch.zeros_like, given[name]) for name in (self.input_name, *self.predicts)]
-        return tuple(made) if given.get("return_dict") is False else Transformer2DModelOutput(made[0])
+        call = self.signature.bind(*args, **kwargs).arguments
+        inputs = [call[name] for name in (self.input_name, "audio_hidden_states") if name in call]
+        zeros = [tree_map_only(Tensor, torch.zeros_like, value) for value in inputs]
+        return tuple(zeros) if call.get("return_dict") is False else Transformer2DModelOutput(*zeros)
 
     def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = dict(self.signature.bind(*args, **kwargs).arguments)
