@@ -104,7 +104,9 @@ def _train_on_pictures(trainer: Trainer, console: Console) -> dict[str, Any]:
     page = build([trainer.folder], trainer.folder.parent / "gallery")
     console.print(f"what it makes of them: {page.resolve()}", soft_wrap=True)
     seconds = time.perf_counter() - begin
-    console.print(f"now it trains; when the bar below is full, the same is measured again, in about {seconds:.0f} s more")
+    console.print(
+        f"now it trains; when the bar below is full, the same is measured again, in about {seconds:.0f} s more"
+    )
     trainer.train()
     last = measure(trainer)
     first.save(trainer.folder, 0)

@@ -101,9 +101,9 @@ def train(
 
 app.command()(init)
 app.command()(sample)
-app.command()(search)
 app.command("eval")(evaluate_runs)
 app.command()(watch)
+app.command()(search)
 
 
 @app.command()
