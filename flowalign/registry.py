@@ -40,6 +40,10 @@ ALGORITHMS = {
     "aepo": "flowalign.algorithms.text.aepo:AEPO",
     "nft": "flowalign.algorithms.matching.nft:NFT",
     "dpo": "flowalign.algorithms.matching.dpo:DPO",
+    "sdpo": "flowalign.algorithms.matching.sdpo:SDPO",
+    "mapo": "flowalign.algorithms.matching.mapo:MaPO",
+    "kto": "flowalign.algorithms.matching.kto:KTO",
+    "sft": "flowalign.algorithms.matching.sft:SFT",
 }
 REWARDS = {
     "shapes": "rewards.shapes.reward:ShapesReward",

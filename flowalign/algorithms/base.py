@@ -108,6 +108,9 @@ class Algorithm:
     def check(self, config: Any) -> None:
         """Refuse configurations that cannot work with this algorithm, saying what would."""
 
+    def check_pipeline(self, config: Any, name: str) -> None:
+        """Refuse data that a pipeline of this class cannot learn from, before its weights are read."""
+
     def read(self, data: Data) -> Prompts:
         """What batches are drawn from."""
         return Prompts.of(data)

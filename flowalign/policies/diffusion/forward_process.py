@@ -5,6 +5,7 @@ noised = clean.noised(samples, places, noise_seeds)
 error = noised.error(policy.velocity_of(clean, noised))
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -162,7 +163,7 @@ class ForwardProcess:
         """[B, ...] latents of pictures, or of videos as lists of them, brought to the size of the pipeline's call.
 
         Raises:
-            ConfigError: pictures where the pipeline makes videos, or the other way round.
+            ConfigError: pictures where the pipeline makes videos, or the other way round; a video that is too short.
         """
         pipeline = self.pipeline
         video = hasattr(pipeline, "video_processor")
@@ -176,12 +177,23 @@ class ForwardProcess:
         for start in range(0, len(samples), batch_size):
             part = list(samples[start : start + batch_size])
             if video:
+                part = [frames[: self._frames(call, len(frames))] for frames in part]
                 pixels = pipeline.video_processor.preprocess_video(part, height=height, width=width)
             else:
                 pixels = pipeline.image_processor.preprocess(part, height=height, width=width)
             parts.append(self.family.latents(pipeline, pixels.to(self.policy.device)))
         self.policy.release_vae()
         return torch.cat(parts).float()
+
+    def _frames(self, call: dict[str, Any], there: int) -> int:
+        """How many frames the pipeline's call makes, of those that a video has."""
+        wanted = call.get("num_frames") or inspect.signature(self.pipeline.__call__).parameters["num_frames"].default
+        if there < wanted:
+            raise ConfigError(
+                f"a video to learn from has {there} frames, and {type(self.pipeline).__name__} makes {wanted}; a "
+                "smaller rollout.num_frames works"
+            )
+        return int(wanted)
 
     def _shape(self, call: dict[str, Any]) -> tuple[int, ...]:
         """Of the latents that the pipeline's call makes."""
