@@ -42,8 +42,10 @@ ALGORITHMS = {
     "dpo": "flowalign.algorithms.matching.dpo:DPO",
     "sdpo": "flowalign.algorithms.matching.sdpo:SDPO",
     "mapo": "flowalign.algorithms.matching.mapo:MaPO",
+    "inpo": "flowalign.algorithms.matching.inpo:InPO",
     "kto": "flowalign.algorithms.matching.kto:KTO",
     "sft": "flowalign.algorithms.matching.sft:SFT",
+    "soar": "flowalign.algorithms.matching.soar:SOAR",
 }
 REWARDS = {
     "shapes": "rewards.shapes.reward:ShapesReward",

@@ -98,7 +98,7 @@ class FileMatching(base.Matching):
         clean, guided, levels = self.clean(actor, whole, torch.cat(list(x0)))
         nothing = torch.zeros(len(whole), device=actor.device)
         group = torch.tensor(whole.group, device=actor.device)
-        items = self.item_numbers(batch, 1, actor.device)
+        items = self.item_numbers(batch, levels.shape[1], actor.device)
         return base.Experience(batch, {}, items, clean, levels, whole.noise_seeds, nothing, nothing, group, guided)
 
     def prompted(self, batch: Batch) -> Batch:

@@ -44,7 +44,8 @@ class SDPO(PairMatching):
     def loss(self, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
         settings = self.settings
         chosen, rejected = points.error.chunk(2)
-        scale = safe_scale(*(points.velocity.detach() - points.noised.velocity).chunk(2), settings.mu)
+        off_chosen, off_rejected = (points.velocity.detach() - points.noised.velocity).chunk(2)
+        scale = safe_scale(off_chosen, off_rejected, settings.mu)
         chosen_reference, rejected_reference = points.error_reference.chunk(2)
         gain = chosen_reference - chosen
         logit = settings.beta / 2 * (gain - (rejected_reference - with_gradient(rejected, scale)))

@@ -94,6 +94,11 @@ class CleanSamples(Rows):
         """These samples at these levels by given noise, [N, ...]."""
         return Noised(self.x0[samples], noise, self.sigmas[levels], samples, levels, self.error_weights[levels])
 
+    def noise_of(self, samples: Tensor, levels: Tensor, x: Tensor) -> Tensor:
+        """[N, ...] the noise that takes these samples to states [N, ...] at these levels."""
+        s = self.sigmas[levels].view(-1, *[1] * (x.dim() - 1))
+        return (x - (1 - s) * self.x0[samples]) / s
+
 
 class ForwardProcess:
     """What a pipeline's forward process is: its levels, and what its denoiser is called with at them.
