@@ -131,6 +131,9 @@ class Algorithm:
     def check_reward(self, reward: Any, config: Any) -> None:
         """Refuse a reward that it cannot learn from, before the model that is trained loads."""
 
+    def check_pipeline(self, config: Any, name: str) -> None:
+        """Refuse data that a pipeline of this class cannot learn from, before its weights are read."""
+
     def read(self, data: Data) -> Prompts:
         """What batches are drawn from."""
         return Prompts.of(data)

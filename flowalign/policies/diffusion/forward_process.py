@@ -5,6 +5,7 @@ noised = clean.noised(samples, places, noise_seeds)
 error = noised.error(policy.velocity_of(clean, noised))
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -104,6 +105,11 @@ class CleanSamples(Rows):
         """These samples at these levels by given noise, [N, ...]."""
         return Noised(self.x0[samples], noise, self.sigmas[levels], samples, levels, self.error_weights[levels])
 
+    def noise_of(self, samples: Tensor, levels: Tensor, x: Tensor) -> Tensor:
+        """[N, ...] the noise that takes these samples to states [N, ...] at these levels."""
+        s = self.sigmas[levels].view(-1, *[1] * (x.dim() - 1))
+        return (x - (1 - s) * self.x0[samples]) / s
+
 
 class ForwardProcess:
     """What a pipeline's forward process is: its levels, and what its denoiser is called with at them.
@@ -191,7 +197,7 @@ class ForwardProcess:
         """[B, ...] latents of pictures, or of videos as lists of them, brought to the size of the pipeline's call.
 
         Raises:
-            ConfigError: pictures where the pipeline makes videos, or the other way round.
+            ConfigError: pictures where the pipeline makes videos, or the other way round; a video that is too short.
         """
         pipeline = self.pipeline
         video = hasattr(pipeline, "video_processor")
@@ -205,6 +211,7 @@ class ForwardProcess:
         for start in range(0, len(samples), batch_size):
             part = list(samples[start : start + batch_size])
             if video:
+                part = [frames[: self._frames(call, len(frames))] for frames in part]
                 pixels = pipeline.video_processor.preprocess_video(part, height=height, width=width)
             else:
                 pixels = pipeline.image_processor.preprocess(part, height=height, width=width)
@@ -222,6 +229,16 @@ class ForwardProcess:
                 f"those to learn from have {tuple(x0.shape[1:])}; the rollout's height, width and num_frames must fit"
             )
         return x0
+
+    def _frames(self, call: dict[str, Any], there: int) -> int:
+        """How many frames the pipeline's call makes, of those that a video has."""
+        wanted = call.get("num_frames") or inspect.signature(self.pipeline.__call__).parameters["num_frames"].default
+        if there < wanted:
+            raise ConfigError(
+                f"a video to learn from has {there} frames, and {type(self.pipeline).__name__} makes {wanted}; a "
+                "smaller rollout.num_frames works"
+            )
+        return int(wanted)
 
     @torch.no_grad()
     def _walked(self, levels: Tensor | None, steps: int, call: dict[str, Any]) -> LevelScheduler:
