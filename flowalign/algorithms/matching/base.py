@@ -59,6 +59,14 @@ class Points:
     """[N, ...] the velocity of the snapshot `old`, None where the loss does not compare with it"""
     reference: Tensor | None = None
     """[N, ...] the velocity of the start weights, None where the loss does not use it"""
+    rollout: Rollout | None = None
+    """that they came from, None where they are pictures of the data"""
+    size: int = 1
+    """samples of an item, which are side by side: of a whole group where the loss looks at groups"""
+
+    def of_item(self, values: Tensor) -> Tensor:
+        """[N / size, size] values [N] of the samples, an item a row."""
+        return values.view(-1, self.size)
 
     @cached_property
     def error(self) -> Tensor:
@@ -100,6 +108,10 @@ class Experience(base.Experience):
     scores: Scores | None = None
     only_advantages: bool = False
     """the loss is one of advantages alone"""
+    kept: Tensor | None = None
+    """[B] bool: the samples that an update's mean is over, None: all"""
+    chosen: Tensor | None = None
+    """[groups, M] the samples that an item of a group is made of, None: all of them"""
     noise: Tensor | None = None
     """[B, L, ...] of each sample at each of its levels; None: drawn by the seeds"""
 
@@ -107,12 +119,18 @@ class Experience(base.Experience):
         return None if self.scores is None else (self.scores.value, self.advantage.abs())
 
     def useful(self, items: Tensor) -> Tensor | None:
-        if not self.only_advantages:
-            return None
-        return self.advantage[self.members(items)].view(len(items), -1).ne(0).any(1)
+        return self._any(self.advantage.ne(0), items) if self.only_advantages else None
+
+    def counted(self, items: Tensor) -> Tensor | None:
+        return None if self.kept is None else self._any(self.kept, items)
+
+    def _any(self, of_samples: Tensor, items: Tensor) -> Tensor:
+        return of_samples[self.members(items)].view(len(items), -1).any(1)
 
     def members(self, items: Tensor) -> Tensor:
-        """[N * M] the samples of these items: one each, or a whole group."""
+        """[N * M] the samples of these items: one each, a whole group, or those chosen of it."""
+        if self.chosen is not None:
+            return self.chosen[items[:, 0]].flatten()
         size = len(self.batch) * self.levels.shape[1] // len(self.items)
         return (items[:, :1] * size + torch.arange(size, device=items.device)).flatten()
 
@@ -182,16 +200,27 @@ class Matching(base.Algorithm):
         self, actor: DiffusionActor, batch: Batch, x0: Tensor, drawn: Tensor, guidance: Any
     ) -> tuple[CleanSamples, Tensor]:
         """Samples ready to be noised to levels as `drawn_levels` draws them, and [B, L] their numbers."""
-        at: dict[str, Any] = {"steps": actor.config.rollout.steps}
+        levels = None
         if drawn.is_floating_point():
             falling, drawn = (-drawn).unique(return_inverse=True)
-            at = {"levels": -falling}
-        arguments = actor.config.rollout.arguments()
-        own = {name: arguments[name] for name in arguments if name not in ("steps", "guidance", "guidance_2", "order")}
-        own["sigmas"] = own["sigmas"] if "steps" in at else None
-        call = {name: value for name, value in (own | at).items() if value is not None}
-        clean = actor.policy.clean(batch.prompts, x0, batch.seeds, metadata=batch.metadata, guidance=guidance, **call)
-        return clean, drawn.to(x0.device)
+            levels = -falling
+        return self.asked(actor, batch, x0, guidance, levels), drawn.to(x0.device)
+
+    @staticmethod
+    def asked(
+        actor: DiffusionActor,
+        batch: Batch,
+        x0: Tensor,
+        guidance: float | tuple[float, ...],
+        levels: Tensor | None = None,
+    ) -> CleanSamples:
+        """Samples with what the denoiser is asked under a guidance, at levels or, by default, along the schedule."""
+        call = actor.config.rollout.arguments()
+        for name in ("steps", "guidance", "guidance_2", "order") + (() if levels is None else ("sigmas",)):
+            call.pop(name)
+        at: dict[str, Any] = {"steps": actor.config.rollout.steps} if levels is None else {"levels": levels}
+        at |= {name: value for name, value in call.items() if value is not None}
+        return actor.policy.clean(batch.prompts, x0, batch.seeds, metadata=batch.metadata, guidance=guidance, **at)
 
     def drawn_levels(self, actor: DiffusionActor, batch: Batch) -> Tensor:
         """[B, L] as the named levels are drawn: points of the schedule, or levels before the pipeline's shift."""
@@ -224,8 +253,12 @@ class Matching(base.Algorithm):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         points = self.points(policy, experience, items)
         loss, values = self.loss(points)
-        loss, more = self.penalized(loss, points)
-        return _by_item(loss, items), {name: _by_item(value, items) for name, value in {**values, **more}.items()}
+        penalty, more = self.penalized(torch.zeros_like(points.error), points)
+        loss = _by_item(loss, items) + _by_item(penalty, items)
+        counted = experience.counted(items)
+        # one is left on a process whose every item does not count
+        loss = loss if counted is None else loss * counted
+        return loss, {name: _by_item(value, items) for name, value in {**values, **more}.items()}
 
     def points(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Points:
         """The samples of these items at their levels, asked of the policy and of what its loss compares it with."""
@@ -249,6 +282,8 @@ class Matching(base.Algorithm):
             experience.group[rows],
             old,
             reference,
+            experience.rollout,
+            len(rows) // len(items),
         )
 
     def penalized(self, loss: Tensor, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
@@ -265,10 +300,10 @@ class Matching(base.Algorithm):
         return velocity_mse(points.velocity, points.reference)
 
     def loss(self, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
-        """[N] loss of each sample at its level, and named [N] values for the metrics."""
+        """[N] loss of each sample at its level, or one of each item, and named values for the metrics, shaped so."""
         raise NotImplementedError
 
 
 def _by_item(values: Tensor, items: Tensor) -> Tensor:
-    """[N] means over each item's members."""
+    """[N] means over each item's members; values of items are theirs."""
     return values.view(len(items), -1).mean(1)

@@ -9,19 +9,17 @@ is the error's times the advantage.
 from collections.abc import Mapping
 from typing import Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms.matching.base import Points
-from flowalign.algorithms.matching.online import OnlineMatching, OnlineSettings
+from flowalign.algorithms.matching.online import AdvantageMatching, AdvantageSettings
+from flowalign.core.matching import adaptive_square, optimality
+from flowalign.policies.diffusion import Noised
 from flowalign.policies.settings import Snapshot
 
-LEAST_WEIGHT = 1e-5
-"""that an adaptive weight is at least"""
 
-
-class NFTSettings(OnlineSettings):
+class NFTSettings(AdvantageSettings):
     beta: float = Field(1.0, gt=0)
     """of the policy in the mixtures: published 1, 0.1 for OCR and several rewards"""
     adaptive: bool = True
@@ -29,14 +27,14 @@ class NFTSettings(OnlineSettings):
     advantage_max: float = Field(5.0, gt=0)
     """the advantage that counts as entirely good; advantages are clipped there"""
     mode: Literal["all", "positive_only", "negative_only", "one_only", "binary"] = "all"
-    """advantages that count: also none below 0, none above, all as 1, or their signs"""
+    """advantages that count: all, those above 0 or below it (others are 0), those above 0 as 1, or their signs"""
     kl_weight: float = Field(1e-4, ge=0)
     """of the mean squared difference from the start weights' velocity"""
     old: Snapshot = Snapshot(decay="0-0-0.001-0.5")
     """the snapshot that samples; published too: 0 and, for OCR, '75-0-0.0075-0.999'"""
 
 
-class NFT(OnlineMatching):
+class NFT(AdvantageMatching):
     """DiffusionNFT: good and bad samples on the forward process, any sampler (arXiv 2509.16117)."""
 
     Settings = NFTSettings
@@ -57,26 +55,22 @@ class NFT(OnlineMatching):
         good = self.goodness(points.advantage)
         positive = points.old + settings.beta * (points.velocity - points.old)
         negative = points.old - settings.beta * (points.velocity - points.old)
-        error = self._adaptive_error if settings.adaptive else type(noised).error
-        loss = good * error(noised, positive) + (1 - good) * error(noised, negative)
+        loss = good * self.error(noised, positive) + (1 - good) * self.error(noised, negative)
         return settings.advantage_max / settings.beta * loss, {"nft/goodness": good}
 
     def goodness(self, advantage: Tensor) -> Tensor:
         """[N] r in [0, 1]: the optimality probability."""
-        settings = self.settings
-        largest = settings.advantage_max
-        advantage = advantage.clamp(
-            0 if settings.mode == "positive_only" else -largest, 0 if settings.mode == "negative_only" else largest
-        )
-        if settings.mode == "one_only":
-            advantage = torch.ones_like(advantage)
-        if settings.mode == "binary":
+        largest, mode = self.settings.advantage_max, self.settings.mode
+        if mode == "positive_only":
+            advantage = advantage.clamp(min=0)
+        elif mode == "negative_only":
+            advantage = advantage.clamp(max=0)
+        elif mode == "one_only":
+            advantage = (advantage > 0).float()
+        elif mode == "binary":
             advantage = advantage.sign()
-        return (advantage / largest / 2 + 0.5).clamp(0, 1)
+        return optimality(advantage, largest)
 
-    @staticmethod
-    def _adaptive_error(noised: object, velocity: Tensor) -> Tensor:
-        """[N] squared errors of the clean samples over their mean absolute errors."""
-        off = noised.clean(velocity) - noised.x0  # type: ignore[attr-defined]
-        weight = off.detach().abs().double().flatten(1).mean(1).clamp(min=LEAST_WEIGHT)
-        return (off.square().flatten(1).mean(1) / weight).float()
+    def error(self, noised: Noised, velocity: Tensor) -> Tensor:
+        """[N] errors of the clean samples that velocities point to, or of the velocities."""
+        return adaptive_square(noised.clean(velocity) - noised.x0) if self.settings.adaptive else noised.error(velocity)
