@@ -139,6 +139,10 @@ SEARCHES = {
     "beam": "flowalign.search.beam:Beam",
     "evosearch": "flowalign.search.evosearch:EvoSearch",
     "ttsnap": "flowalign.search.ttsnap:TTSnap",
+    "dno": "flowalign.search.dno:DNO",
+    "reno": "flowalign.search.reno:ReNO",
+    "das": "flowalign.search.das:DAS",
+    "nrg": "flowalign.search.nrg:NRG",
 }
 ENVIRONMENTS = {"higher_lower": "flowalign.environments.higher_lower:HigherLower"}
 MODELS = {
