@@ -43,6 +43,8 @@ class Scores(Rows):
     """of texts: what the steps of each one earned, where a reward knows; they add up to `value`"""
     weight: Tensor | None = None
     """[B] how far each value is trusted, in [0, 1]: advantages are multiplied by it; None: all alike"""
+    replies: list[dict[str, str]] | None = None
+    """what a judge wrote about each, by question, to look at"""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,10 @@ class DifferentiableReward(Protocol):
     name: str
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
-        """Scores of pictures [B, 3, H, W] in [0, 1], on their device; `value` carries the gradient."""
+        """Scores of pictures [B, 3, H, W] in [0, 1], on their device; `value` carries the gradient.
+
+        A reward that needs "frames" gets videos [B, 3, F, H, W].
+        """
 
 
 class PairwiseReward(Protocol):
@@ -306,7 +311,7 @@ def checked(name: str, scores: Any, count: int, first: str) -> Scores:
             f"reward '{name}': its steps must be a list of (end, reward) for each of {count} samples "
             f"(got {_short(scores.steps)})"
         )
-    return Scores(value, parts, scores.steps, weight)
+    return Scores(value, parts, scores.steps, weight, scores.replies)
 
 
 def column(name: str, what: str, values: Any, count: int) -> Tensor:

@@ -140,12 +140,7 @@ class PolicyGradient(base.Algorithm):
 
     def collect(self, actor: Any, draw: Draw) -> Experience:
         """Sample the groups drawn, decode, score, and give credit."""
-        with draw.scoring as scoring:
-            for batch in draw:
-                rollout, batch = self.rollout(actor, batch)
-                samples = actor.decode(rollout)
-                draw.put(rollout, batch, scoring.submit(self.scores, actor, samples, batch))
-            rollout, batch, scores = draw.whole()
+        rollout, batch, scores = draw.sampled(self.rollout, self.scores)
         record = self.record(actor, rollout, batch, scores)
         advantage, penalty_weight = self.advantages(record), self.weights(actor, record)
         weight = penalty_weight * self.shares(record)

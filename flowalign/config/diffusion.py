@@ -137,6 +137,8 @@ class Config(BaseConfig):
             if sampling.sigmas is not None:
                 check_levels(sampling.sigmas, f"{where}.sigmas")
             self._check_weights(sampling.weights, where, algorithm)
+        if self.rollout.rlg != 1:
+            raise ConfigError("rollout.rlg: a run learns from the samples of its own weights; evaluation.rlg works")
         if self.rollout.overlap > groups:
             raise ConfigError(
                 f"rollout.overlap: the {groups} groups of a process cannot be split into {self.rollout.overlap} parts "

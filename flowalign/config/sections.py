@@ -177,6 +177,9 @@ class BaseConfig(Section):
             raise ConfigError(f"{place}: a finite number is wanted")
         if not self.rewards:
             raise ConfigError("rewards: name at least one, e.g. rewards: [{name: clip_score}]")
+        lora = self.model.lora
+        if lora is not None and lora.path is not None and not (Path(lora.path).exists() or lora.path.count("/") == 1):
+            raise ConfigError(f"model.lora.path: no file or folder at '{lora.path}', and a hub name is owner/name")
         check_output(Path(self.output) / (self.name or "run"), "output", folder=True)
         algorithm = self.build_algorithm()
         if algorithm.kind != self.model.kind:

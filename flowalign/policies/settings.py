@@ -11,6 +11,9 @@ from flowalign.settings import Section
 
 
 class Lora(Section):
+    path: str | None = None
+    """an adapter to start from, which is the reference too: a file, a folder or a hub name, as diffusers or peft reads
+    it; rank, alpha, targets and init are then its own"""
     rank: int = Field(32, ge=1)
     alpha: float = Field(64, gt=0)
     """default twice the rank"""
@@ -32,7 +35,7 @@ class Network(Section):
     kind: Literal["pictures", "text"]
     """of the samples that it makes"""
     path: str
-    """a folder, a hub name, or a model shipped with flowalign"""
+    """a folder, a hub name, or a model shipped with flowalign; of pictures also a single file (.safetensors)"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """of the frozen weights and the forward pass; what is trained stays float32"""
     lora: Lora | None = Lora()
@@ -43,6 +46,9 @@ class Network(Section):
 
 class Model(Network):
     kind: Literal["pictures"] = "pictures"
+    config: str | None = None
+    """of a single file: folder or hub name of a pipeline that says what its parts are, and has those that the file
+    lacks; default diffusers' guess"""
     attention: str | None = None
     """diffusers attention backend: native (default), xformers, flash, ..."""
     encode: dict[str, Any] = {}
@@ -83,6 +89,8 @@ class Snapshot(Section):
     """when it moves"""
     interval: int = Field(1, ge=1)
     """iterations, or updates, from one move to the next"""
+    of: str = "policy"
+    """whose copy it is: the policy's, or another of the algorithm's sets of weights"""
 
     @field_validator("decay")
     @classmethod
@@ -102,6 +110,17 @@ class Snapshot(Section):
             return parts[0]
         start, value, slope, end = parts
         return value if updates < start else min(value + slope * (updates - start), end)
+
+
+class Role(Section):
+    """Another set of weights of the policy's network, trained before the policy in each of its updates."""
+
+    learning_rate: float | None = Field(None, gt=0)
+    """default the policy's; its schedule is the policy's"""
+    betas: tuple[float, float] | None = None
+    """default the policy's"""
+    updates: int = Field(1, ge=1)
+    """for one of the policy's"""
 
 
 def _numbers(decay: float | str) -> list[float] | None:
@@ -154,6 +173,8 @@ class Sampling(SamplingSettings):
     width: int | None = Field(None, ge=8)
     num_frames: int | None = Field(None, ge=1)
     """of a video"""
+    rlg: float = 1.0
+    """weight of what a LoRA has learned: 0 is the base, 1 the trained model, 1.6 more of it at twice the time (RLG)"""
 
     def following(self, other: SamplingSettings) -> Self:
         copy = super().following(other)
@@ -174,7 +195,8 @@ class Sampling(SamplingSettings):
         if kept is not None:
             assert self.sigmas is not None
             base |= {"steps": len(kept), "sigmas": [self.sigmas[k] for k in kept]}
-        return base | {"batch_size": self.batch_size} | size
+        rlg = {} if self.rlg == 1 else {"rlg": self.rlg}
+        return base | {"batch_size": self.batch_size} | rlg | size
 
 
 class TextSampling(SamplingSettings):

@@ -50,6 +50,14 @@ class Experts(nn.Module):
         for member in self.members.values():
             member.add_adapter(config)
 
+    @property
+    def peft_config(self) -> Any:
+        return self.first.peft_config
+
+    def set_adapter(self, name: str) -> None:
+        for member in self.members.values():
+            member.set_adapter(name)
+
     def enable_gradient_checkpointing(self) -> None:
         for member in self.members.values():
             member.enable_gradient_checkpointing()

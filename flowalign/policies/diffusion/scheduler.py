@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -83,6 +84,15 @@ class TransitionScheduler:
         return Recorder(x, levels, self.kernel, eta, self.seeds, self.order)
 
 
+class StartScheduler(TransitionScheduler):
+    """Stays at the start noise and records it as every state: the schedule and what a sample begins with."""
+
+    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, **_: Any) -> tuple[Tensor]:
+        self.recorder = self.recorder or self._start(sample)
+        self.recorder.step(torch.zeros_like(self.recorder.x))
+        return (sample,)
+
+
 class LevelScheduler(TransitionScheduler):
     """Leaves the latents as they are at every noise level; shows what a pipeline calls its denoiser with there.
 
@@ -101,12 +111,17 @@ class LevelScheduler(TransitionScheduler):
         value, levels = super().__getattr__(name), self.wanted
         if name != "set_timesteps" or levels is None:
             return value
+        signature = inspect.signature(value)
 
         # a pipeline reads the signature
         @functools.wraps(value)
         def set_timesteps(*args: Any, **settings: Any) -> None:
-            value(*args, **settings)
-            self.family.put_levels(self.walked, levels)
+            asked = signature.bind(*args, **settings).arguments
+            if "sigmas" in signature.parameters:
+                value(**asked | {"num_inference_steps": len(levels), "sigmas": levels.numpy()})
+            else:
+                value(**asked)
+                self.family.put_levels(self.walked, levels)
 
         return set_timesteps
 

@@ -85,7 +85,12 @@ def test_rollouts_and_exports_are_of_the_weights_that_are_named(tmp_path: Path) 
 
 
 def test_a_resumed_run_has_its_snapshots_bit_for_bit(tmp_path: Path) -> None:
-    own = ["training.checkpoint_every=1", "algorithm.old={decay: 0.5}", "training.prompts_per_iteration=2"]
+    own = [
+        "training.checkpoint_every=1",
+        "algorithm.old={decay: 0.5}",
+        "training.prompts_per_iteration=2",
+        "training.group_size=4",
+    ]
     own += ["training.optimizer.schedule=constant"]
     whole = small_run("tiny_sd3/nft", tmp_path, *own, "name=whole", "training.iterations=3")
     whole.train()

@@ -59,6 +59,8 @@ class Family:
     """of the network's input, on which the latents are followed by what the pictures became"""
     unpadded: ClassVar[bool] = False
     """a text's length changes the sample, without a mask to help: prompts of different lengths are called apart"""
+    samples_sound: ClassVar[bool] = False
+    """the network denoises a sound along with the pictures, and is asked of both"""
     tolerance: ClassVar[float] = 1e-4
     """how far, by the largest velocity, a float32 replay may be from its rollout"""
     largest_batch: ClassVar[int | None] = None
@@ -214,12 +216,12 @@ class Family:
         """[T + 1] noise levels of a scheduler whose timesteps are set, ending in 0."""
         return scheduler.sigmas
 
-    def level_arguments(self, levels: Sequence[float]) -> dict[str, Any]:
-        """Arguments of the pipeline's call for these noise levels, falling, before its own shift."""
-        return {"sigmas": list(levels)}
-
     def put_levels(self, scheduler: Any, levels: Tensor) -> None:
-        """The same to a scheduler whose timesteps are set, where the call takes no levels."""
+        """Noise levels [K], falling, before its shift, for a scheduler whose own method does not take them."""
+        shift = scheduler.config.get("flow_shift") or 1.0
+        sigmas = shift * levels / (1 + (shift - 1) * levels)
+        scheduler.timesteps = sigmas.to(scheduler.timesteps.device) * scheduler.config.num_train_timesteps
+        scheduler.sigmas = torch.cat([sigmas, torch.zeros(1)])
 
     def scale(self, sigma: Tensor) -> Tensor:
         """What latents at noise level sigma are multiplied with for the model."""

@@ -35,9 +35,6 @@ class StableDiffusion(Family):
     def sigmas(self, scheduler: Any) -> Tensor:
         return torch.cat([_levels(scheduler)[scheduler.timesteps.cpu()], torch.zeros(1)])
 
-    def level_arguments(self, levels: Sequence[float]) -> dict[str, Any]:
-        return {}
-
     def put_levels(self, scheduler: Any, levels: Tensor) -> None:
         # a level is the share of the timesteps below it
         last = scheduler.config.num_train_timesteps - 1

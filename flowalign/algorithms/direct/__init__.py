@@ -1,0 +1,1 @@
+"""Algorithms that learn by the gradient of a reward through the sampling."""

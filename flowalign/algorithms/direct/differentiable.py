@@ -1,0 +1,61 @@
+"""Which rewards have gradients, and the refusal of those that have none."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from flowalign import registry
+from flowalign.config import Named
+from flowalign.errors import ConfigError
+from rewards import Spec, spec_of
+
+
+def check_named(rewards: Sequence[Named]) -> None:
+    """Refuse what a configuration trains on where it, or a reward within it, has no gradient; nothing is loaded.
+
+    Raises:
+        ConfigError: names the reward, and those that work.
+    """
+    for named in rewards:
+        if named.name.startswith(registry.GIVEN):
+            continue
+        for kind in registry.rewards_within(named.name, named.settings):
+            if not _has_gradient(kind):
+                own = getattr(kind, "name", None)
+                raise _refused(own if isinstance(own, str) else named.name)
+
+
+def check_made(reward: Any) -> None:
+    """As `check_named`, of a reward that is there, perhaps handed over in Python."""
+    for one in _within(reward):
+        if not (hasattr(one, "score_pixels") and spec_of(one).differentiable):
+            raise _refused(one.name)
+
+
+def _within(reward: Any) -> Iterator[Any]:
+    """The rewards that a composition is made of, or itself."""
+    parts = getattr(reward, "rewards", None)
+    if parts is None:
+        yield reward
+    for part in parts or []:
+        yield from _within(part)
+
+
+def _has_gradient(kind: Any) -> bool:
+    """Whether a class of rewards has gradients; a composition, whose `spec` follows from its parts, passes them on."""
+    spec = getattr(kind, "spec", Spec())
+    return hasattr(kind, "score_pixels") and (isinstance(spec, property) or spec.differentiable)
+
+
+def _refused(name: str) -> ConfigError:
+    working = []
+    for other in registry.names("rewards"):
+        try:
+            kind = registry.resolve("rewards", other)
+        except ConfigError:  # of an extra that is not installed
+            continue
+        if _has_gradient(kind) and not isinstance(kind.spec, property):
+            working.append(other)
+    return ConfigError(
+        f"rewards: '{name}' has no gradient to learn by; {', '.join(working)} and sums of them work "
+        "(`score_pixels` of docs/extending.md)"
+    )
