@@ -226,3 +226,18 @@ def test_pictures_are_refused_where_videos_are_made_and_videos_where_pictures_ar
     config.data.prompts = str(folder / "png.jsonl")
     with pytest.raises(ConfigError, match=r"WanPipeline makes videos, and .*0.png is a picture"):
         config.build_algorithm().check_pipeline(config, "WanPipeline")
+
+
+@pytest.mark.parametrize("method", ["seppo", "rpo"])
+def test_pictures_of_the_data_meet_the_policys_samples(method: str, folder: Path, tmp_path: Path) -> None:
+    run = trainer(method, folder / "png.jsonl", tmp_path)
+    run.train()
+    experience = collected(run)
+    count = len(experience.batch)
+    targets = run.policy.encode([Image.open(record["target"]) for record in experience.batch.metadata])
+    torch.testing.assert_close(experience.clean.x0[:count], targets)
+    shared = bool((experience.levels[:count] == experience.levels[count:]).all())
+    assert shared == (method == "seppo")
+    if method == "rpo":
+        assert experience.noise_seeds[:count] != experience.noise_seeds[count:]
+        assert set(experience.reward.tolist()) <= {0.0, 1.0}
