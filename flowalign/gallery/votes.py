@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from flowalign.errors import ConfigError
-from flowalign.runs.files import read_yaml
+from flowalign.runs.reading import read_yaml
 
 DPO = "dpo.yaml"
 """beside pictures that `flowalign pairs` made: a configuration that trains on the votes on them"""

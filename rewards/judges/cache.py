@@ -65,7 +65,10 @@ class CachedJudge:
                 key: base.execute("SELECT answer FROM answers WHERE question = ?", [key]).fetchone() for key in keys
             }
         known = {key: json.loads(row[0]) for key, row in found.items() if row is not None}
-        new = {key: i for i, key in reversed(list(enumerate(keys))) if key not in known}
+        new: dict[bytes, int] = {}
+        for i, key in enumerate(keys):
+            if key not in known:
+                new.setdefault(key, i)
         self.usage.add(cached=len(keys) - len(new))
         if new:
             made = dict(zip(new, ask(list(new.values())), strict=True))
