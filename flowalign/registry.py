@@ -48,9 +48,26 @@ ALGORITHMS = {
     "rwr": "flowalign.algorithms.matching.rwr:RWR",
     "raft": "flowalign.algorithms.matching.raft:RAFT",
     "online_dpo": "flowalign.algorithms.matching.online_dpo:OnlineDPO",
+    "opd": "flowalign.algorithms.matching.opd:OPD",
+    "dmd2": "flowalign.algorithms.matching.dmd2:DMD2",
+    "tdm": "flowalign.algorithms.matching.tdm:TDM",
+    "tdm_r1": "flowalign.algorithms.matching.tdm_r1:TDMR1",
     "dpo": "flowalign.algorithms.matching.dpo:DPO",
+    "sdpo": "flowalign.algorithms.matching.sdpo:SDPO",
+    "mapo": "flowalign.algorithms.matching.mapo:MaPO",
+    "inpo": "flowalign.algorithms.matching.inpo:InPO",
+    "kto": "flowalign.algorithms.matching.kto:KTO",
+    "sft": "flowalign.algorithms.matching.sft:SFT",
+    "soar": "flowalign.algorithms.matching.soar:SOAR",
     "refl": "flowalign.algorithms.direct.refl:ReFL",
     "draft": "flowalign.algorithms.direct.draft:DRaFT",
+    "draft_plus": "flowalign.algorithms.direct.draft_plus:DRaFTPlus",
+    "alignprop": "flowalign.algorithms.direct.alignprop:AlignProp",
+    "leap_align": "flowalign.algorithms.direct.leap_align:LeapAlign",
+    "srpo": "flowalign.algorithms.direct.srpo:SRPO",
+    "r0": "flowalign.algorithms.direct.r0:R0",
+    "instruct_video": "flowalign.algorithms.direct.instruct_video:InstructVideo",
+    "adjoint_matching": "flowalign.algorithms.direct.adjoint_matching:AdjointMatching",
 }
 REWARDS = {
     "shapes": "rewards.shapes.reward:ShapesReward",
@@ -122,6 +139,10 @@ SEARCHES = {
     "beam": "flowalign.search.beam:Beam",
     "evosearch": "flowalign.search.evosearch:EvoSearch",
     "ttsnap": "flowalign.search.ttsnap:TTSnap",
+    "dno": "flowalign.search.dno:DNO",
+    "reno": "flowalign.search.reno:ReNO",
+    "das": "flowalign.search.das:DAS",
+    "nrg": "flowalign.search.nrg:NRG",
 }
 ENVIRONMENTS = {"higher_lower": "flowalign.environments.higher_lower:HigherLower"}
 MODELS = {
@@ -328,10 +349,15 @@ def _reason(error: BaseException) -> str:
 
 def rewards_within(name: str, settings: Mapping[str, Any]) -> list[Any]:
     """What the name of a reward stands for, and the names of all rewards in its settings; nothing is made."""
+    return [target for target, _ in with_settings(name, settings)]
+
+
+def with_settings(name: str, settings: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
+    """As `rewards_within`, each with its own settings."""
     found = []
 
     def visit(table: str, name: str, settings: Mapping[str, Any], where: str) -> None:
-        found.append(resolve(table, name, where))
+        found.append((resolve(table, name, where), settings))
         _checked(table, name, settings, where, nested=visit)
 
     visit("rewards", name, settings, "")

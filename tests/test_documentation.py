@@ -54,6 +54,7 @@ SMALLER = {
     "league": ["--budget", "forwards=50", "--pictures", "1", "--seeds", "1", *(f"--set={s}" for s in SETTINGS[1:])],
     "train-reward": ["--model", "tiny_clip", "--epochs", "1"],
     "prompts": ["--count", "8", "--heldout", "4"],
+    "pairs": ["--limit", "1", "--per-prompt", "2", "--steps", "2"],
 }
 PLACES = {
     "RUN": "runs/tiny_lm-gspo-seed0",
@@ -62,7 +63,8 @@ PLACES = {
 }
 ELSEWHERE = re.compile(
     r"Qwen|configs/(sd3|flux|qwen_vl)/(?!\S+ --dry-run$)|tiny_sd3/{|^league.*reinflow|--serve|^demo|text_better"
-    r"|runs/(pairs|heldout|started|sifted|listening)|\.yaml \S*think|tiny_vlm/judge|mine\.txt"
+    r"|runs/sd3-|(gallery|train) runs/round|mine\.txt"
+    r"|runs/(pairs|heldout|started|sifted|listening)|\.yaml \S*think|tiny_vlm/judge"
 )
 """large models, servers, the demos (cli/test_demo*.py), and what comes after hours of training"""
 
@@ -212,6 +214,7 @@ def ran(folder: Path) -> dict[str, int | None]:
     return codes
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_shipped_models_run(ran: dict[str, int | None], folder: Path) -> None:
     assert not {line: code for line, code in ran.items() if code}
     names = {line.split()[0] for line in ran}
@@ -228,6 +231,7 @@ def test_the_commands_of_the_shipped_models_run(ran: dict[str, int | None], fold
         "pair-questions",
         "init",
         "recipes",
+        "pairs",
         "config",
     }
     assert len(ran) >= 18

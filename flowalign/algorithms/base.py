@@ -10,20 +10,33 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from PIL.Image import Image
+from pydantic import ValidationInfo, field_validator
 from torch import Tensor, nn
 
 from flowalign.actors.draw import Draw
-from flowalign.config import Data
+from flowalign.config import Data, Named
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
-from flowalign.policies.settings import Snapshot
+from flowalign.policies.settings import Role, Snapshot
 from flowalign.settings import Section
 from rewards import Scores
 
 
 class AlgorithmSettings(Section):
-    """An algorithm's own settings."""
+    """An algorithm's own settings; where a default has a name, settings without one change the default's, and a name
+    alone is one without settings."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _with_name(cls, value: Any, field: ValidationInfo) -> Any:
+        assert field.field_name is not None
+        default = cls.model_fields[field.field_name].default
+        if isinstance(default, Named) and isinstance(value, str):
+            return {"name": value}
+        if isinstance(default, Named) and isinstance(value, Mapping) and "name" not in value:
+            return default.model_dump() | dict(value)
+        return value
 
 
 @dataclass
@@ -106,6 +119,11 @@ class Algorithm:
         return {}
 
     @property
+    def roles(self) -> Mapping[str, Role]:
+        """Further sets of weights that are trained, by name, in this order and before the policy in every update."""
+        return {}
+
+    @property
     def sampling_weights(self) -> str:
         """What draws the next samples unless `rollout.weights` says otherwise."""
         return "policy"
@@ -115,6 +133,9 @@ class Algorithm:
 
     def check_reward(self, reward: Any, config: Any) -> None:
         """Refuse a reward that it cannot learn from, before the model that is trained loads."""
+
+    def check_pipeline(self, config: Any, name: str) -> None:
+        """Refuse data that a pipeline of this class cannot learn from, before its weights are read."""
 
     def read(self, data: Data) -> Prompts:
         """What batches are drawn from."""
@@ -145,6 +166,10 @@ class Algorithm:
 
     def losses(self, policy: Any, experience: Any, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """[N] losses of items under the present weights, and named [N] values for the metrics."""
+        raise NotImplementedError
+
+    def role_losses(self, role: str, policy: Any, experience: Any, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The same of another set of weights, which the policy has meanwhile; its own are the snapshot 'policy'."""
         raise NotImplementedError
 
     def measure(self, actor: Any) -> dict[str, float]:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from flowalign.cli.evaluate import evaluate_runs, watch
+from flowalign.cli.fetch import fetch
 from flowalign.cli.gallery import gallery
 from flowalign.cli.init import init
 from flowalign.cli.judges import cold_start, pair_questions, rejection_sampling
@@ -101,6 +102,7 @@ def train(
 
 
 app.command()(init)
+app.command()(fetch)
 app.command()(sample)
 app.command("eval")(evaluate_runs)
 app.command()(watch)

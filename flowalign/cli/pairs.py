@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowalign.cli.sampling import TRUST
+from flowalign.cli.sampling import Dtype, Frames, Guidance, Lora, Model, Pixels, Steps, Trust, given
 from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output, write_atomically
 
@@ -46,21 +46,21 @@ training:
 
 
 def pairs(
-    model: Annotated[str, typer.Argument(help="A model: folder, hub name, 'tiny_sd3'; or a run's folder.")],
+    model: Model,
     prompts: Annotated[str, typer.Argument(help="A file of prompts, a shipped list, or a data set of the hub.")],
     per_prompt: Annotated[int, typer.Option(min=2, help="Samples a prompt; n of them are n (n - 1) / 2 pairs.")] = 4,
     limit: Annotated[int | None, typer.Option(min=1, help="Use this many prompts, spread over the list.")] = None,
-    lora: Annotated[Path | None, typer.Option(help="LoRA weights to put on the model.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.")] = None,
-    guidance: Annotated[float | None, typer.Option(min=1, help="Classifier-free guidance scale.")] = None,
-    height: Annotated[int | None, typer.Option(min=8, help="Pixels.")] = None,
-    width: Annotated[int | None, typer.Option(min=8, help="Pixels.")] = None,
-    num_frames: Annotated[int | None, typer.Option(min=1, help="Of a video.")] = None,
+    lora: Lora = None,
+    steps: Steps = None,
+    guidance: Guidance = None,
+    height: Pixels = None,
+    width: Pixels = None,
+    num_frames: Frames = None,
     seed: Annotated[int, typer.Option(min=0, max=2**62, help="Of the first sample; the others count on.")] = 0,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples a network call.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write; must not exist.")] = Path("pairs"),
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    trust: Annotated[bool, typer.Option("--trust", help=TRUST)] = False,
+    dtype: Dtype = "float32",
+    trust: Trust = False,
 ) -> None:
     """Sample every prompt from several seeds, for votes in the gallery: the first round of DPO needs no run."""
     from flowalign.cli.launch import load_for_sampling
@@ -76,13 +76,11 @@ def pairs(
     listed = Prompts.read(prompts).spread(limit)
     with contextlib.nullcontext() if trust else only_ours(Path(model, "config.yaml")):
         policy, sampling = load_for_sampling(model, lora, dtype)
-    asked = {"steps": steps, "guidance": guidance, "height": height, "width": width, "num_frames": num_frames}
-    asked = {name: value for name, value in (asked | {"batch_size": batch_size}).items() if value is not None}
+    asked = given(steps=steps, guidance=guidance, height=height, width=width, num_frames=num_frames)
     pictures = isinstance(policy, DiffusersPolicy)
-    if not pictures and asked.keys() - {"batch_size"}:
+    if not pictures and asked:
         raise ConfigError("steps, guidance and sizes are of pictures, and this run trained a language model")
-    # levels of another number of steps do not fit
-    sampling = sampling.model_copy(update=asked | ({"sigmas": None} if steps is not None else {}))
+    sampling = sampling.model_copy(update=asked | given(batch_size=batch_size))
     print(sampling.shown())
     save_samples(output, 0, sampled(policy, sampling, listed, per_prompt, seed))
     if pictures:

@@ -87,6 +87,8 @@ class Snapshot(Section):
     `start` on, at most end, and before it value"""
     every: Literal["iteration", "update"] = "iteration"
     """when it moves"""
+    of: str = "policy"
+    """whose copy it is: the policy's, or another of the algorithm's sets of weights"""
 
     @field_validator("decay")
     @classmethod
@@ -106,6 +108,17 @@ class Snapshot(Section):
             return parts[0]
         start, value, slope, end = parts
         return value if updates < start else min(value + slope * (updates - start), end)
+
+
+class Role(Section):
+    """Another set of weights of the policy's network, trained before the policy in each of its updates."""
+
+    learning_rate: float | None = Field(None, gt=0)
+    """default the policy's; its schedule is the policy's"""
+    betas: tuple[float, float] | None = None
+    """default the policy's"""
+    updates: int = Field(1, ge=1)
+    """for one of the policy's"""
 
 
 def _numbers(decay: float | str) -> list[float] | None:

@@ -40,9 +40,24 @@ class Snapshots:
         finally:
             self._put(own)
 
+    @contextlib.contextmanager
+    def trained(self, name: str) -> Iterator[None]:
+        """Within it the policy's parameters hold this snapshot, which keeps what becomes of them.
+
+        The policy's own weights are the snapshot 'policy' meanwhile.
+        """
+        self.weights["policy"] = own = self._copied()
+        self._put(self.weights[name])
+        try:
+            yield
+        finally:
+            self.weights[name] = self._copied()
+            del self.weights["policy"]
+            self._put(own)
+
     @torch.no_grad()
     def follow(self, event: Literal["iteration", "update"], updates: int) -> None:
-        """snapshot = decay * snapshot + (1 - decay) * policy, of those that move at this event.
+        """snapshot = decay * snapshot + (1 - decay) * what it follows, of those that move at this event.
 
         Args:
             updates: how many the policy has had so far, on which decays depend.
@@ -50,7 +65,8 @@ class Snapshots:
         for name, settings in self.settings.items():
             if settings.every == event:
                 decay = settings.decay_at(updates)
-                for copy, parameter in zip(self.weights[name], self._parameters, strict=True):
+                followed = self._parameters if settings.of == "policy" else self.weights[settings.of]
+                for copy, parameter in zip(self.weights[name], followed, strict=True):
                     # lerp by 1 is not an exact copy
                     copy.copy_(parameter) if decay == 0 else copy.lerp_(parameter, 1 - decay)
 

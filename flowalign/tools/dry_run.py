@@ -18,6 +18,7 @@ from flowalign.config.loader import world_size
 from flowalign.policies.base import Policy, best_device
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.tools.downloads import missing
 from flowalign.tools.random_models import (
     is_shipped,
     random_language_model,
@@ -54,6 +55,10 @@ class Report:
     peak_memory: int
     """bytes: allocated on the GPU, on the CPU resident memory of the whole process"""
     device: str
+    missing: list[str]
+    """of the hub that the recipe needs and this machine has not"""
+    projected: float | None = None
+    """seconds of the recipe's iterations without its rewards and evaluations, of its own model only"""
 
     def lines(self) -> list[str]:
         """For people."""
@@ -63,6 +68,10 @@ class Report:
             f"{self.model}: {self.parameters / 1e6:.4g}M random weights, {self.trained / 1e6:.4g}M trained",
             f"one iteration of {self.samples} samples of {self.length}: {seconds}",
             f"peak memory {self.peak_memory / 2**30:.2f} GiB {where}",
+            "the recipe's time: --full projects it from its own model"
+            if self.projected is None
+            else f"the recipe's iterations here: {self.projected / 3600:.3g} hours, without rewards and evaluations",
+            *(f"not on this machine: {name}; flowalign fetch gets it" for name in self.missing),
         ]
 
 
@@ -149,7 +158,16 @@ def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
         {"rollout": metrics["seconds/rollout"], "update": metrics["seconds/update"], "all": whole},
         _peak_memory(device),
         torch.cuda.get_device_name() if device.type == "cuda" else device.type,
+        [f"{one.repository} for {one.needed_by}" for one in missing(config)],
+        _projected(config, small, metrics) if full else None,
     )
+
+
+def _projected(config: BaseConfig, small: BaseConfig, metrics: Mapping[str, float]) -> float:
+    """Seconds of all iterations: those of the small one, times how many more groups and members they have."""
+    own, tried = (each.training.prompts_per_iteration * each.training.group_size for each in (config, small))
+    seconds = metrics["seconds/rollout"] + metrics["seconds/update"]
+    return seconds * own / tried * config.training.iterations
 
 
 def _small(config: BaseConfig, folder: str, full: bool) -> BaseConfig:

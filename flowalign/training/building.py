@@ -18,7 +18,7 @@ from flowalign.data import shipped
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.base import Policy
 from flowalign.policies.diffusion import DiffusersPolicy
-from flowalign.policies.diffusion.storage import check_arguments, described_by
+from flowalign.policies.diffusion.storage import check_arguments, described_by, load_config
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.turns import AgentPolicy
 from flowalign.policies.language.vision_language import VisionLanguagePolicy
@@ -45,6 +45,7 @@ def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
     sizes = {"rollout": _sides(config.rollout), "evaluation": _sides(config.evaluation)}
     for where, sides in sizes.items():
         check_arguments(described_by(path, described), sides, where)
+    config.build_algorithm().check_pipeline(config, load_config(described_by(path, described))["_class_name"])
     policy = DiffusersPolicy.from_pretrained(
         path,
         model.dtype,

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,11 @@ from flowalign.actors.base import Actor
 from flowalign.algorithms import policy_gradient
 from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.algorithms.policy_gradient import PolicyGradient
+from flowalign.policies.settings import Role, Snapshot
 from flowalign.policies.snapshots import Snapshots
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from flowalign.training.distributed.sharding import Sharding, like, restore, unsynced, whole
-from flowalign.training.memory import while_it_fits
+from flowalign.training.memory import make_optimizer, while_it_fits
 from flowalign.training.optimization import Optimization
 from samplers import derive_seed
 
@@ -69,6 +70,13 @@ class Learner(Optimization):
         )
         """that are evaluated and saved"""
         self._keep_snapshots()
+        self.role_optimizers = {name: self._role_optimizer(role) for name, role in algorithm.roles.items()}
+
+    def _role_optimizer(self, role: Role) -> torch.optim.Optimizer:
+        """Of another set of weights, which are put into the policy's parameters to be moved."""
+        own = {"learning_rate": role.learning_rate, "betas": role.betas}
+        settings = self.settings.model_copy(update={key: value for key, value in own.items() if value is not None})
+        return make_optimizer([list(self.policy.trainable().values())], settings, self.accelerator.device)
 
     @property
     def sampling_weights(self) -> str:
@@ -78,7 +86,8 @@ class Learner(Optimization):
 
     def _keep_snapshots(self) -> None:
         """Begin the named copies of the weights, the algorithm's and those that the configuration adds."""
-        settings = {**self.algorithm.snapshots, **self.config.training.snapshots}
+        roles = dict.fromkeys(self.algorithm.roles, Snapshot(decay=1.0))
+        settings = {**self.algorithm.snapshots, **roles, **self.config.training.snapshots}
         self.snapshots = Snapshots(self.local_parameters, settings, self._refresh)
         self.policy.snapshots = self.snapshots
 
@@ -103,7 +112,7 @@ class Learner(Optimization):
         mismatch = self.mismatch(experience, chunks)
         for i, items in enumerate(chunks):
             rate = self.set_learning_rate(round(progress * self.updates) + i)
-            measured = self.update(experience, items)
+            measured = self._update_roles(experience, items) | self.update(experience, items)
             updates += 1
             self.snapshots.follow("update", updates)
             skipped += self.skipped > 0
@@ -206,11 +215,33 @@ class Learner(Optimization):
         for chunk in items.chunk(training.updates_per_iteration, dim=1):
             yield chunk.flatten(0, 1)
 
-    def update(self, experience: Experience, items: Tensor) -> dict[str, Tensor]:
-        """One optimizer step on the mean loss of these items over all processes; means of what the loss measured."""
+    def _update_roles(self, experience: Experience, items: Tensor) -> dict[str, Tensor]:
+        """The updates of the algorithm's other sets of weights, by these items."""
+        measured: dict[str, Tensor] = {}
+        own, average = self.optimizer, self.ema
+        for name, role in self.algorithm.roles.items():
+            self.optimizer, self.ema = self.role_optimizers[name], None
+            factor = own.param_groups[0]["lr"] / self.settings.learning_rate
+            for group in self.optimizer.param_groups:
+                group["lr"] = factor * (role.learning_rate or self.settings.learning_rate)
+            with self.snapshots.trained(name):
+                for _ in range(role.updates):
+                    values = self.update(experience, items, partial(self.algorithm.role_losses, name))
+            measured |= {key.replace("policy/", f"{name}/"): value for key, value in values.items()}
+        self.optimizer, self.ema = own, average
+        return measured
+
+    def update(
+        self, experience: Experience, items: Tensor, losses: Callable[..., Any] | None = None
+    ) -> dict[str, Tensor]:
+        """One optimizer step on the mean loss of these items over all processes; means of what the loss measured.
+
+        Args:
+            losses: default the algorithm's.
+        """
         total = self._total(experience, items)
         items = self._with_gradient(experience, items)
-        losses = partial(self.algorithm.losses, self.policy, experience)
+        losses = partial(losses or self.algorithm.losses, self.policy, experience)
 
         def backward() -> dict[str, Tensor]:
             return self.backward(losses, items, total, self.config.training.micro_batch_size)
@@ -317,6 +348,8 @@ class Learner(Optimization):
             state["ema_steps"] = self.ema.optimization_step
         for name, copies in self.snapshots.weights.items():
             tensors[f"snapshot_{name}"] = dict(zip(self.parameters, copies, strict=True))
+        for name, optimizer in self.role_optimizers.items():
+            tensors[f"optimizer_{name}"], state[f"optimizer_{name}"] = optimizer_tensors(optimizer.state_dict())
         if self.scale:
             state["loss_scale"] = vars(self.scale)
         main = self.accelerator.is_main_process
@@ -325,11 +358,14 @@ class Learner(Optimization):
     def load_state(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
         """The inverse of `state`."""
         self.load_weights(tensors, state)
-        moments = optimizer_state(tensors["optimizer"], state["optimizer"])
+        optimizers = {"optimizer": self.optimizer}
+        optimizers |= {f"optimizer_{name}": optimizer for name, optimizer in self.role_optimizers.items()}
         parameters = list(self.parameters.values())
-        for index, values in moments["state"].items():
-            values |= {key: like(value, parameters[index]) for key, value in values.items()}
-        self.optimizer.load_state_dict(moments)
+        for name, optimizer in optimizers.items():
+            moments = optimizer_state(tensors[name], state[name])
+            for index, values in moments["state"].items():
+                values |= {key: like(value, parameters[index]) for key, value in values.items()}
+            optimizer.load_state_dict(moments)
         if self.scale and "loss_scale" in state:
             vars(self.scale).update(state["loss_scale"])
 

@@ -53,14 +53,30 @@ class Experience(base.Experience):
     first: Tensor
     """[B] the step at which each sample's window begins"""
 
-    def noise(self, samples: Tensor, number: int) -> Tensor:
-        """[N, ...] standard normal noise, the same whenever it is asked for.
-
-        Args:
-            number: of the draw.
-        """
+    def noise(self, samples: Tensor, number: int = 0) -> Tensor:
+        """[N, ...] standard normal noise of these samples [N], the same whenever this number is asked for."""
         seeds = [derive_seed(self.batch.noise_seeds[i], 6, number) for i in samples.tolist()]
         return normal(self.rollout.trajectory.latents.shape[2:], generators(seeds), samples.device)
+
+    def uniform(self, samples: Tensor, number: int = 0) -> Tensor:
+        """[N] numbers in [0, 1) of these samples [N], the same whenever this number is asked for."""
+        return uniform([self.batch.noise_seeds[i] for i in samples.tolist()], 7, number).to(samples.device)
+
+    def score(self, samples: Tensor, pixels: Tensor, prompts: Sequence[str] | None = None) -> Scores:
+        """The reward's scores of pixels of these samples [N], with gradients.
+
+        Args:
+            prompts: N, in the place of the samples' own.
+        """
+        rows = samples.tolist()
+        prompts = [self.rollout.prompts[i] for i in rows] if prompts is None else prompts
+        with asking(self.reward, prompts):
+            return self.reward.score_pixels(pixels, prompts, [self.metadata[i] for i in rows])
+
+
+def uniform(seeds: Sequence[int], *number: int) -> Tensor:
+    """[N] numbers in [0, 1), one a seed."""
+    return torch.cat([torch.rand(1, generator=own) for own in generators([derive_seed(s, *number) for s in seeds])])
 
 
 class DirectAlgorithm(base.Algorithm):
@@ -102,11 +118,10 @@ class DirectAlgorithm(base.Algorithm):
         """
         raise NotImplementedError
 
-    def first_steps(self, batch: Batch, steps: int) -> Tensor:
+    def first_steps(self, batch: Batch, config: Config) -> Tensor:
         """[B] where each sample's window begins; here all possible steps are equally probable."""
-        begins = self.windows(steps)
-        sources = generators([derive_seed(seed, 5) for seed in batch.noise_seeds])
-        return torch.cat([torch.randint(begins.start, begins.stop, (1,), generator=source) for source in sources])
+        begins = self.windows(config.rollout.steps)
+        return begins.start + (uniform(batch.noise_seeds, 5) * len(begins)).long()
 
     def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
         batch, begin = draw.batch, time.perf_counter()
@@ -121,7 +136,7 @@ class DirectAlgorithm(base.Algorithm):
             rollout,
             actor.reward,  # type: ignore[arg-type]
             actor.metadata(batch, range(len(batch))),
-            self.first_steps(batch, actor.config.rollout.steps).to(actor.device),
+            self.first_steps(batch, actor.config).to(actor.device),
         )
 
     def verify(self, policy: DiffusersPolicy, experience: Experience) -> None:
@@ -137,7 +152,9 @@ class DirectAlgorithm(base.Algorithm):
         samples = items[:, 0]
         window = Window(policy, experience.rollout, samples, compare=self.uses_reference)
         latents = self.finished(window, experience)
-        scores = self.scores(policy, experience, samples.repeat(len(latents) // len(samples)), latents)
+        owners = samples.repeat(len(latents) // len(samples))
+        pixels = policy.decode_pixels(experience.rollout.whole(latents, owners))
+        scores = self.scores(experience, owners, pixels)
         loss, metrics = self.loss(scores)
         loss, metrics = (tree_map(lambda own: own.view(-1, len(samples)).mean(0), each) for each in (loss, metrics))
         if self.uses_reference:
@@ -145,13 +162,9 @@ class DirectAlgorithm(base.Algorithm):
             loss, metrics["policy/kl"] = loss + self.settings.kl_weight * divergence, divergence
         return loss, metrics
 
-    def scores(self, policy: DiffusersPolicy, experience: Experience, samples: Tensor, latents: Tensor) -> Scores:
-        """Scores of finished latents [N, ...] of these samples [N], with gradients."""
-        pixels = policy.decode_pixels(experience.rollout.whole(latents, samples))
-        rows = samples.tolist()
-        prompts, metadata = [experience.rollout.prompts[i] for i in rows], [experience.metadata[i] for i in rows]
-        with asking(experience.reward, prompts):
-            return experience.reward.score_pixels(pixels, prompts, metadata)
+    def scores(self, experience: Experience, samples: Tensor, pixels: Tensor) -> Scores:
+        """Scores of pixels of these samples [N], with gradients; here the reward's."""
+        return experience.score(samples, pixels)
 
     def loss(self, scores: Scores) -> tuple[Tensor, dict[str, Tensor]]:
         """[N] losses and named [N] values for the metrics."""

@@ -10,20 +10,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.algorithms.direct.base import DirectAlgorithm, DirectSettings, Experience
+from flowalign.algorithms.direct.base import Experience
+from flowalign.algorithms.direct.last_steps import LastSteps, LastStepsSettings
 from flowalign.config import Config
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion.window import Window
 
 
-class DRaFTSettings(DirectSettings):
-    last_steps: int | None = Field(1, ge=1)
-    """K, how many of the last steps the gradient flows through; null: all"""
+class DRaFTSettings(LastStepsSettings):
     draws: int = Field(0, ge=0)
     """DRaFT-LV: times that a finished sample is noised again for the last step; published: 2"""
 
 
-class DRaFT(DirectAlgorithm):
+class DRaFT(LastSteps):
     """DRaFT: the reward's gradient through the last K steps (arXiv 2309.17400)."""
 
     Settings = DRaFTSettings
@@ -34,16 +33,9 @@ class DRaFT(DirectAlgorithm):
         if self.settings.draws and self.settings.last_steps != 1:
             raise ConfigError("algorithm.draws: samples are noised again for the last step alone; last_steps: 1 works")
 
-    def windows(self, steps: int) -> range:
-        count = steps if self.settings.last_steps is None else self.settings.last_steps
-        if count > steps:
-            raise ConfigError(f"algorithm.last_steps: the schedule has {steps} steps, not {count}; null takes them all")
-        return range(steps - count, steps - count + 1)
-
     def finished(self, window: Window, experience: Experience) -> Tensor:
-        [first] = self.windows(window.last)
-        made = [window.walk(window.state(first), first)]
+        made, last = [super().finished(window, experience)], window.last - 1
         for number in range(self.settings.draws):
-            noised = window.noised(window.state(window.last), experience.noise(window.samples, number), first)
-            made.append(window.leap(noised, first))
+            noised = window.noised(window.state(window.last), experience.noise(window.samples, number), last)
+            made.append(window.leap(noised, last))
         return torch.cat(made)

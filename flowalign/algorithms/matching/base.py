@@ -61,6 +61,8 @@ class Points:
     """[N, ...] the velocity of the start weights, None where the loss does not use it"""
     size: int = 1
     """samples of an item, which are side by side: of a whole group where the loss looks at groups"""
+    rollout: Rollout | None = None
+    """that they came from, None where they are pictures of the data"""
 
     def of_item(self, values: Tensor) -> Tensor:
         """[N / size, size] values [N] of the samples, an item a row."""
@@ -92,7 +94,7 @@ class Experience(base.Experience):
     levels: Tensor
     """[B, L] the numbers of its levels in `clean`"""
     noise_seeds: list[int]
-    """of each sample's noise, before its level counts"""
+    """of each sample's noise, before its level counts; not used where there is `noise`"""
     advantage: Tensor
     """[B]"""
     reward: Tensor
@@ -110,6 +112,8 @@ class Experience(base.Experience):
     """[B] bool: the samples that an update's mean is over, None: all"""
     chosen: Tensor | None = None
     """[groups, M] the samples that an item of a group is made of, None: all of them"""
+    noise: Tensor | None = None
+    """[B, L, ...] of each sample at each of its levels; None: drawn by the seeds"""
 
     def outcome(self) -> tuple[Tensor, Tensor] | None:
         return None if self.scores is None else (self.scores.value, self.advantage.abs())
@@ -130,10 +134,15 @@ class Experience(base.Experience):
         size = len(self.batch) * self.levels.shape[1] // len(self.items)
         return (items[:, :1] * size + torch.arange(size, device=items.device)).flatten()
 
+    def places(self, items: Tensor) -> Tensor:
+        """[N * M] the place of each member's level among its sample's."""
+        return items[:, 1].repeat_interleave(len(self.members(items)) // len(items))
+
     def noised(self, items: Tensor) -> Noised:
         """The samples of these items, at their levels."""
-        samples = self.members(items)
-        places = items[:, 1].repeat_interleave(len(samples) // len(items))
+        samples, places = self.members(items), self.places(items)
+        if self.noise is not None:
+            return self.clean.noised_by(samples, self.levels[samples, places], self.noise[samples, places])
         pairs = zip(samples.tolist(), places.tolist(), strict=True)
         seeds = [derive_seed(self.noise_seeds[sample], place) for sample, place in pairs]
         return self.clean.noised(samples, self.levels[samples, places], seeds)
@@ -178,27 +187,43 @@ class Matching(base.Algorithm):
         self, actor: DiffusionActor, batch: Batch, x0: Tensor
     ) -> tuple[CleanSamples, CleanSamples | None, Tensor]:
         """Samples ready to be noised, the same for the reference where it is guided otherwise, and [B, L] levels."""
-        settings, steps = self.settings, actor.config.rollout.steps
-        drawn = self.drawn_levels(actor, batch)
-        at: dict[str, Any] = {"steps": steps}
+        drawn, wanted = self.drawn_levels(actor, batch), self.settings.reference_guidance
+        own = self.guidance(actor)
+        clean, levels = self.at_levels(actor, batch, x0, drawn, own)
+        guided = None if wanted in (None, own) else self.at_levels(actor, batch, x0, drawn, wanted)[0]
+        return clean, guided, levels
+
+    def guidance(self, actor: DiffusionActor) -> float | tuple[float, ...]:
+        """The scale of the velocities that are trained."""
+        if self.settings.guidance is not None:
+            return self.settings.guidance
+        return 1.0 if actor.policy.family.negative(2.0) else actor.config.rollout.guidance
+
+    def at_levels(
+        self, actor: DiffusionActor, batch: Batch, x0: Tensor, drawn: Tensor, guidance: Any
+    ) -> tuple[CleanSamples, Tensor]:
+        """Samples ready to be noised to levels as `drawn_levels` draws them, and [B, L] their numbers."""
+        levels = None
         if drawn.is_floating_point():
             falling, drawn = (-drawn).unique(return_inverse=True)
-            at = {"levels": -falling}
-        arguments = actor.config.rollout.arguments()
-        own = {name: arguments[name] for name in arguments if name not in ("steps", "guidance", "guidance_2", "order")}
-        own["sigmas"] = own["sigmas"] if "steps" in at else None
-        call = {name: value for name, value in (own | at).items() if value is not None}
+            levels = -falling
+        return self.asked(actor, batch, x0, guidance, levels), drawn.to(x0.device)
 
-        def under(guidance: float) -> CleanSamples:
-            return actor.policy.clean(
-                batch.prompts, x0, batch.seeds, metadata=batch.metadata, guidance=guidance, **call
-            )
-
-        own_scale, wanted = settings.guidance, settings.reference_guidance
-        if own_scale is None:
-            own_scale = 1.0 if actor.policy.family.negative(2.0) else arguments["guidance"]
-        guided = None if wanted is None or wanted == own_scale else under(wanted)
-        return under(own_scale), guided, drawn.to(x0.device)
+    @staticmethod
+    def asked(
+        actor: DiffusionActor,
+        batch: Batch,
+        x0: Tensor,
+        guidance: float | tuple[float, ...],
+        levels: Tensor | None = None,
+    ) -> CleanSamples:
+        """Samples with what the denoiser is asked under a guidance, at levels or, by default, along the schedule."""
+        call = actor.config.rollout.arguments()
+        for name in ("steps", "guidance", "guidance_2", "order") + (() if levels is None else ("sigmas",)):
+            call.pop(name)
+        at: dict[str, Any] = {"steps": actor.config.rollout.steps} if levels is None else {"levels": levels}
+        at |= {name: value for name, value in call.items() if value is not None}
+        return actor.policy.clean(batch.prompts, x0, batch.seeds, metadata=batch.metadata, guidance=guidance, **at)
 
     def drawn_levels(self, actor: DiffusionActor, batch: Batch) -> Tensor:
         """[B, L] as the named levels are drawn: points of the schedule, or levels before the pipeline's shift."""
@@ -232,11 +257,11 @@ class Matching(base.Algorithm):
         points = self.points(policy, experience, items)
         loss, values = self.loss(points)
         penalty, more = self.penalized(torch.zeros_like(points.error), points)
-        loss = _by_item(loss, items) + _by_item(penalty, items)
+        loss = by_item(loss, items) + by_item(penalty, items)
         counted = experience.counted(items)
         # one is left on a process whose every item does not count
         loss = loss if counted is None else loss * counted
-        return loss, {name: _by_item(value, items) for name, value in {**values, **more}.items()}
+        return loss, {name: by_item(value, items) for name, value in {**values, **more}.items()}
 
     def points(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Points:
         """The samples of these items at their levels, asked of the policy and of what its loss compares it with."""
@@ -261,6 +286,7 @@ class Matching(base.Algorithm):
             old,
             reference,
             len(rows) // len(items),
+            experience.rollout,
         )
 
     def penalized(self, loss: Tensor, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
@@ -281,6 +307,6 @@ class Matching(base.Algorithm):
         raise NotImplementedError
 
 
-def _by_item(values: Tensor, items: Tensor) -> Tensor:
+def by_item(values: Tensor, items: Tensor) -> Tensor:
     """[N] means over each item's members; values of items are theirs."""
     return values.view(len(items), -1).mean(1)

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms.matching.base import Points
-from flowalign.algorithms.matching.pairs import PairMatching, PairSettings, won
+from flowalign.algorithms.matching.pairs import PairMatching, PairSettings, gains, judged
 from flowalign.core.losses import preference_loss
 
 
@@ -29,11 +29,6 @@ class DPO(PairMatching):
     compares = frozenset({"reference"})
 
     def loss(self, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
-        chosen_gain, rejected_gain = (points.error_reference - points.error).chunk(2)
+        chosen_gain, rejected_gain = gains(points)
         logit = self.settings.beta / 2 * (chosen_gain - rejected_gain)
-        return preference_loss(logit), {
-            "preference/accuracy": won(logit),
-            "preference/logit": logit,
-            "preference/chosen_gain": chosen_gain,
-            "preference/rejected_gain": rejected_gain,
-        }
+        return preference_loss(logit), judged(logit, chosen_gain, rejected_gain)

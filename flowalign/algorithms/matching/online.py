@@ -6,6 +6,7 @@ latents are learned from as they are, without being decoded and encoded again.
 """
 
 import time
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from flowalign.actors.diffusion import DiffusionActor
 from flowalign.actors.draw import Draw
-from flowalign.algorithms.base import Seen
+from flowalign.algorithms.base import AlgorithmSettings, Seen
 from flowalign.algorithms.matching.base import Experience, Matching, MatchingSettings
 from flowalign.config import Config, Named
 from flowalign.core.advantages import group_mean_std
@@ -32,12 +33,13 @@ class OnlineSettings(MatchingSettings):
 class OnlineMatching(Matching):
     """Base of the methods that sample."""
 
-    Settings = OnlineSettings
+    Settings: ClassVar[type[AlgorithmSettings]] = OnlineSettings
     settings: OnlineSettings
     headline = "reward/mean"
     refills = True
     only_advantages = False
     """without an advantage a sample teaches nothing"""
+    experience: ClassVar[type[Experience]] = Experience
 
     def check(self, config: Config) -> None:
         super().check(config)
@@ -77,7 +79,7 @@ class OnlineMatching(Matching):
         metrics["seconds/levels"] = time.perf_counter() - begin
         own = (actor.own(values, len(batch)) for values in (self.credit(record), record.reward, record.group))
         advantage, rewards, group = own
-        return Experience(
+        return self.experience(
             batch,
             metrics,
             self.item_numbers(batch, levels.shape[1], actor.device),

@@ -1,45 +1,36 @@
-"""Matching on pairs of pictures or videos: the chosen and the rejected one of a prompt, from files.
+"""Matching on pairs of pictures or videos: the chosen and the rejected one of a prompt.
 
-Both of a pair are noised by the same noise to the same level. A group is a pair; its members are noise levels, drawn
-together (`training.group_size`). Only previews and the evaluation sample and score pictures.
-
-Departure: a picture's latents are the mean of the VAE's posterior, not a draw from it.
+Both of a pair are noised by the same noise to the same level.
 """
-
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from flowalign.actors.diffusion import DiffusionActor
-from flowalign.actors.draw import Draw
 from flowalign.algorithms.matching import base
-from flowalign.algorithms.matching.files import latents_of
-from flowalign.config import Config, Data, Named
-from flowalign.data import Preferences
+from flowalign.algorithms.matching.files import FileMatching, FileSettings
+from flowalign.config import Config, Data
+from flowalign.data import Preferences, Prompts
 from flowalign.data.batches import Batch, draw_batch
 from flowalign.policies.diffusion import DiffusersPolicy
 
 
-class PairSettings(base.MatchingSettings):
+class PairSettings(FileSettings):
     """Settings of all methods that learn from pairs."""
 
-    levels: Named = Named(name="uniform")
-    """`flowalign list levels`, with its settings but their number, which is `training.group_size`"""
-    levels_of: Literal["group"] = "group"
-    noise_of: Literal["sample"] = "sample"
     heldout: str | None = None
     """a file of preferences whose accuracy is measured at each evaluation"""
 
 
-class PairMatching(base.Matching):
+class PairMatching(FileMatching):
     """Base of the methods that learn from pairs."""
 
     Settings = PairSettings
     settings: PairSettings
+    data = Preferences
     headline = "preference/accuracy"
 
-    def read(self, data: Data) -> Preferences:
+    def read(self, data: Data) -> Prompts:
         return Preferences.of(data).of_pictures()
 
     def check(self, config: Config) -> None:
@@ -47,36 +38,12 @@ class PairMatching(base.Matching):
         if self.settings.heldout is not None:
             Preferences.read(self.settings.heldout).of_pictures()
 
-    def items(self, config: Config) -> int:
-        return config.training.group_size
-
-    def collect(self, actor: DiffusionActor, draw: Draw) -> base.Experience:
-        return self.pairs(actor, draw.batch)
+    def experience(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
+        return self.pairs(actor, batch)
 
     def pairs(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
         """The pictures of these preferences, the chosen ones first, each at a level."""
-        both = Batch.cat([batch, batch])
-        files = [record[key] for key in ("chosen", "rejected") for record in batch.metadata]
-        clean, guided, levels = self.clean(actor, both, latents_of(actor, files))
-        nothing = torch.zeros(len(both), device=actor.device)
-        group = torch.tensor(both.group, device=actor.device)
-        items = self.item_numbers(batch, 1, actor.device)
-        return base.Experience(batch, {}, items, clean, levels, both.noise_seeds, nothing, nothing, group, guided)
-
-    def drawn_levels(self, actor: DiffusionActor, batch: Batch) -> Tensor:
-        """[B, 1] of every pair's levels one for each of its members."""
-        members = batch.group.count(batch.group[0]) // 2
-        of_pairs = {
-            group: self.draw_levels(
-                actor.config.rollout.steps, self._generator(actor, batch, batch.group.index(group)), count=members
-            )
-            for group in dict.fromkeys(batch.group)
-        }
-        return torch.cat([of_pairs[group] for group in dict.fromkeys(batch.group)]).repeat(2)[:, None]
-
-    def verify(self, policy: DiffusersPolicy, experience: base.Experience) -> None:
-        prompts, metadata = experience.batch.prompts[:4], experience.batch.metadata[:4]
-        policy.verify(policy.sample(prompts, list(range(len(prompts))), steps=2, metadata=metadata))
+        return self.learned(actor, batch, [self.latents(actor, batch, key) for key in Preferences.samples])
 
     def losses(
         self, policy: DiffusersPolicy, experience: base.Experience, items: Tensor
@@ -112,3 +79,19 @@ class PairMatching(base.Matching):
 def won(logit: Tensor) -> Tensor:
     """Which pairs the policy orders as the data does, a tie counting half."""
     return (logit > 0).float() + (logit == 0) / 2
+
+
+def gains(points: base.Points) -> tuple[Tensor, Tensor]:
+    """[N] how much lower the policy's error than the reference's is, on the chosen ones and on the rejected ones."""
+    chosen, rejected = (points.error_reference - points.error).chunk(2)
+    return chosen, rejected
+
+
+def judged(logit: Tensor, chosen_gain: Tensor, rejected_gain: Tensor) -> dict[str, Tensor]:
+    """What the metrics say of pairs."""
+    return {
+        "preference/accuracy": won(logit),
+        "preference/logit": logit,
+        "preference/chosen_gain": chosen_gain,
+        "preference/rejected_gain": rejected_gain,
+    }

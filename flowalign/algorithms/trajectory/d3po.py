@@ -4,9 +4,9 @@ Rollout: a prompt's pictures from one start noise, with noise at every step. Pai
 highest reward and that of the lowest, at every stochastic step; a group of equal rewards has none. Loss: at each step
 -log sigmoid of beta times the difference of the two clamped log-ratios to the start weights.
 
-In the authors' code with a reward, a prompt has two pictures; in that with people's labels, seven, of which each two
-with different labels are a pair, and ties (their h = 0) only cost time. Theirs takes an optimizer step for each pair, here
-all pairs of an update are averaged. With two members a group the pairs are theirs.
+In the authors' script with a reward a prompt has two pictures, and with two members a group the pairs here are theirs.
+In their script with people's labels it has seven, and each two with different labels are a pair. Ties (their h = 0)
+have a loss of log 2 without a gradient there, and are left out here.
 """
 
 from flowalign.algorithms.trajectory.step_pairs import StepPairs

@@ -1,10 +1,13 @@
 """PRDP: predict the difference of two rewards from the trajectories' log-ratios (arXiv 2402.08714), after the abstract.
 
-The abstract says: a regression of the reward difference of two generated pictures on their denoising trajectories, whose
-solution maximises the KL-regularised reward, trained online with proximal updates. Assumed here: a prediction is beta
-times the difference of the two trajectories' summed log-ratios to the start weights, which the closed form of that
-optimum gives; the regression is a squared error; proximal is PPO's pessimism, each step's log-ratio clamped around
-that of the weights that sampled, and the larger of the two errors; pairs are neighbours in a group, all of them used.
+The abstract says: a regression of the reward difference of two pictures on their denoising trajectories, whose solution
+maximises the reward as reinforcement learning would, trained online with proximal updates. Assumed here:
+
+- a prediction is beta times the difference of the two trajectories' summed log-ratios to the start weights, from the
+  closed form of the KL-regularised optimum, and the regression is a squared error;
+- proximal is PPO's pessimism: each step's log-ratio is clamped around that of the weights that sampled, and the loss is
+  the larger of the errors with and without the clamp;
+- pairs are neighbours in a group: every picture is in one.
 
 A pair is learned from in one piece, all steps of both trajectories: `micro_batch_size: 1` is two trajectories' memory.
 """
@@ -23,8 +26,8 @@ from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 
 class PRDPSettings(step_pairs.StepPairSettings):
     beta: float = Field(10.0, gt=0)
-    """reward per unit of a trajectory's log-ratio, which is the sum over steps of means over elements; a KL weight of the
-    paper's, whose log-ratios are sums over elements, is this divided by the number of elements"""
+    """reward per unit of a trajectory's log-ratio, a sum over steps of means over elements; the weight of the KL in
+    nats is this divided by the number of elements"""
     clip_range: float = Field(1e-2, gt=0, lt=1)
     """how far a step's log-ratio may go from that of the weights that sampled"""
 
@@ -58,7 +61,7 @@ class PRDP(StepPairs):
     def losses(
         self, policy: DiffusersPolicy, experience: Experience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        trajectory, steps = experience.rollout.trajectory, self.steps(experience.rollout)
+        trajectory, steps = experience.rollout.trajectory, experience.steps
         samples, at = items.flatten().repeat_interleave(len(steps)), steps.repeat(items.numel())
         shape = (*items.shape, len(steps))
         log_prob, reference = self.log_probs(policy, experience, samples, at)

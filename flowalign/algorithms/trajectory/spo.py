@@ -1,15 +1,16 @@
 """SPO: preferences between the branches of one state, step by step (arXiv 2406.04314), and LPO's variant (2502.01051).
 
 Rollout: a prompt has one stochastic trajectory. From each of its states, from `start` on, `group_size` next states are
-drawn, and it goes on from one of them at random. Pairs: the best and the worst of those branches, judged by the predicted
-picture at the next state, where the softmax of their two rewards is further apart than `threshold`. Loss: D3PO's, for
+drawn, and it goes on from one of them at random. Pairs: the best and the worst of those branches, judged by the picture
+predicted at the next state, where the softmax of their two rewards is further apart than `threshold`. Loss: D3PO's, for
 two steps from one state, which one network call serves.
 
 LPO has the same loss with four branches, a larger beta, and a threshold that rises with the noise of the step.
 
-Departures: no reward here knows of noise. The authors judge by a PickScore that is told the timestep, and LPO's by a U-Net
+Departures: no reward here knows of noise. SPO's authors judge by a PickScore that knows the timestep, LPO's by a U-Net
 on noisy latents; here `judge` says how a branch is finished for the configured reward. The last branches are finished
-by the ODE, and their rewards are those that the metrics show.
+by the ODE, and it is their rewards that the metrics show. SPO's recipe for SDXL goes on
+with a branch for three more steps before it compares; here each step is compared.
 """
 
 from typing import Annotated

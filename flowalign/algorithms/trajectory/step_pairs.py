@@ -5,8 +5,9 @@ which samples of a group are compared (`compared`). The loss here is that of D3P
 more probable than under the start weights the better of two steps became, above the worse one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -42,6 +43,8 @@ class Experience(base.Experience):
     scores: Scores
     reward: Tensor
     """[B, T] of each step"""
+    steps: Tensor
+    """[S] those that are learned from"""
     members: int
     """samples of a group"""
     preference: Tensor
@@ -57,7 +60,7 @@ class Experience(base.Experience):
 
 
 class StepPairs(base.Algorithm):
-    """Base of the family. An item is (better sample, worse sample, step); both steps started at a common sigma."""
+    """Base of the family; an item is (better sample, worse sample, step)."""
 
     Settings: ClassVar[type[base.AlgorithmSettings]] = StepPairSettings
     settings: StepPairSettings
@@ -77,7 +80,7 @@ class StepPairs(base.Algorithm):
         """The trajectories to learn from, and the samples they are of; a group's stand side by side."""
         return actor.rollout(batch), batch
 
-    def scores(self, actor: DiffusionActor, samples: list[object], batch: Batch) -> Scores:
+    def scores(self, actor: DiffusionActor, samples: Sequence[Any], batch: Batch) -> Scores:
         """Scores of the finished samples; as of `PolicyGradient`."""
         return actor.score(samples, batch)
 
@@ -123,6 +126,7 @@ class StepPairs(base.Algorithm):
             rollout,
             scores,
             reward,
+            self.steps(rollout),
             len(batch) // groups,
             preference.flatten(0, 1),
             self.ties_teach,
@@ -144,7 +148,8 @@ class StepPairs(base.Algorithm):
         s = self.settings
         log_prob, reference = self.log_probs(policy, experience, torch.cat([better, worse]), steps.repeat(2))
         log_ratio = log_prob - reference
-        loss, logit = step_preference_loss(*log_ratio.chunk(2), s.beta, s.clip_range)
+        chosen, rejected = log_ratio.chunk(2)
+        loss, logit = step_preference_loss(chosen, rejected, s.beta, s.clip_range)
         ratio = log_ratio.detach().exp().view(2, -1)
         counted = experience.counted(items)
         assert counted is not None

@@ -5,10 +5,12 @@ noised = clean.noised(samples, places, noise_seeds)
 error = noised.error(policy.velocity_of(clean, noised))
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+import numpy as np
 import torch
 from PIL.Image import Image
 from torch import Tensor
@@ -39,6 +41,10 @@ class Noised:
     """[N] the number of each one's level"""
     error_weight: Tensor
     """[N] what makes a squared error of the velocity one of the network's own prediction"""
+
+    def __getitem__(self, rows: Tensor) -> "Noised":
+        """Some of them, [N] indices."""
+        return Noised(*(getattr(self, each.name)[rows] for each in fields(self)))
 
     @property
     def s(self) -> Tensor:
@@ -89,9 +95,20 @@ class CleanSamples(Rows):
         noise = normal(self.x0.shape[1:], generators(noise_seeds), self.x0.device)
         return self.noised_by(samples, levels, noise)
 
+    def at_states(self, samples: Tensor, steps: Tensor, x: Tensor, velocity: Tensor) -> Noised:
+        """States [N, ...] of trajectories as noised samples: of the x0 and the noise that velocities there point to."""
+        s = self.sigmas[steps].view(-1, *[1] * (x.dim() - 1))
+        weights = self.error_weights[steps]
+        return Noised(x - s * velocity, x + (1 - s) * velocity, self.sigmas[steps], samples, steps, weights)
+
     def noised_by(self, samples: Tensor, levels: Tensor, noise: Tensor) -> Noised:
         """These samples at these levels by given noise, [N, ...]."""
         return Noised(self.x0[samples], noise, self.sigmas[levels], samples, levels, self.error_weights[levels])
+
+    def noise_of(self, samples: Tensor, levels: Tensor, x: Tensor) -> Tensor:
+        """[N, ...] the noise that takes these samples to states [N, ...] at these levels."""
+        s = self.sigmas[levels].view(-1, *[1] * (x.dim() - 1))
+        return (x - (1 - s) * self.x0[samples]) / s
 
 
 class ForwardProcess:
@@ -164,12 +181,23 @@ class ForwardProcess:
         weights = self.family.error_weight(sigmas, scheduler.walked)
         return CleanSamples(x0.float(), type(parts[0]).cat(parts), sigmas, scales, weights)  # type: ignore[arg-type]
 
+    def sigmas(self, levels: Tensor | None = None, steps: int = 1, **call: Any) -> Tensor:
+        """[K] noise levels after the pipeline's shift, of levels before it or of a rollout of so many steps."""
+        return self._walked(levels, steps, call).levels[:-1]
+
+    def before_shift(self, sigmas: Tensor, **call: Any) -> Tensor:
+        """[N] levels that the pipeline's shift turns into these noise levels [N], to three digits."""
+        grid = torch.linspace(1, 1e-3, 200)
+        shifted = self.sigmas(grid, **call)
+        levels = np.interp(sigmas.cpu().numpy(), shifted.flip(0).cpu().numpy(), grid.flip(0).numpy())
+        return torch.from_numpy(levels).float()
+
     @torch.no_grad()
     def encoded(self, samples: Sequence[Any], batch_size: int = 64, **call: Any) -> Tensor:
         """[B, ...] latents of pictures, or of videos as lists of them, brought to the size of the pipeline's call.
 
         Raises:
-            ConfigError: pictures where the pipeline makes videos, or the other way round.
+            ConfigError: pictures where the pipeline makes videos, or the other way round; a video that is too short.
         """
         pipeline = self.pipeline
         video = hasattr(pipeline, "video_processor")
@@ -178,11 +206,12 @@ class ForwardProcess:
             raise ConfigError(f"{type(pipeline).__name__} makes {made}, and {given} was given to learn from")
         height, width = call.get("height"), call.get("width")
         if height is None or width is None:
-            height, width = (self.family.pixels(pipeline) * side for side in self._shape(call)[-2:])
+            height, width = (self.family.pixels(pipeline) * side for side in self._walked(None, 1, call).shape[-2:])
         parts = []
         for start in range(0, len(samples), batch_size):
             part = list(samples[start : start + batch_size])
             if video:
+                part = [frames[: self._frames(call, len(frames))] for frames in part]
                 pixels = pipeline.video_processor.preprocess_video(part, height=height, width=width)
             else:
                 pixels = pipeline.image_processor.preprocess(part, height=height, width=width)
@@ -201,10 +230,22 @@ class ForwardProcess:
             )
         return x0
 
-    def _shape(self, call: dict[str, Any]) -> tuple[int, ...]:
-        """Of the latents that the pipeline's call makes."""
+    def _frames(self, call: dict[str, Any], there: int) -> int:
+        """How many frames the pipeline's call makes, of those that a video has."""
+        wanted = call.get("num_frames") or inspect.signature(self.pipeline.__call__).parameters["num_frames"].default
+        if there < wanted:
+            raise ConfigError(
+                f"a video to learn from has {there} frames, and {type(self.pipeline).__name__} makes {wanted}; a "
+                "smaller rollout.num_frames works"
+            )
+        return int(wanted)
+
+    @torch.no_grad()
+    def _walked(self, levels: Tensor | None, steps: int, call: dict[str, Any]) -> LevelScheduler:
+        """The scheduler after a call of the pipeline for one empty prompt, without the network."""
         size = self.family.size(self.pipeline, call)
-        scheduler = LevelScheduler(self.pipeline.scheduler, self.family, size, ode, None, [0])
+        scheduler = LevelScheduler(self.pipeline.scheduler, self.family, size, ode, None, [0], levels=levels)
         with CallRecorder(self.policy.denoiser, dry=True):
-            self.policy._call([("", "")], None, [0], 1, (1.0,), scheduler, call)
-        return scheduler.shape
+            count = steps if levels is None else len(levels)
+            self.policy._call([("", "")], None, [0], count, (1.0,), scheduler, call)
+        return scheduler

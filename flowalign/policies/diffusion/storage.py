@@ -63,6 +63,12 @@ def check_arguments(path: str | Path, names: Iterable[str], where: str) -> None:
             raise ConfigError(f"{where}.{argument}: {name} has no {argument}; leave it out")
 
 
+def makes_videos(pipeline_class: str) -> bool:
+    """Whether what a class of pipelines makes are videos."""
+    pipeline = getattr(diffusers, pipeline_class, None)
+    return pipeline is not None and "num_frames" in inspect.signature(pipeline.__call__).parameters
+
+
 def load_config(path: str | Path) -> dict[str, Any]:
     """What model_index.json says of a pipeline in a folder or of a hub name."""
     try:

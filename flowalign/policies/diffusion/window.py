@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flowalign.policies.diffusion.policy import DiffusersPolicy
 from flowalign.policies.diffusion.rollout import Rollout
-from samplers import transition
+from samplers import Transition, transition
 
 
 @contextlib.contextmanager
@@ -33,7 +33,7 @@ class Window:
 
     Args:
         samples: [N] of the rollout.
-        compare: measure at every call how far the velocity is from the start weights'.
+        compare: measure at every call with gradients how far the velocity is from the start weights'.
     """
 
     def __init__(self, policy: DiffusersPolicy, rollout: Rollout, samples: Tensor, compare: bool = False) -> None:
@@ -56,22 +56,24 @@ class Window:
             preserve_rng_state=False,
             context_fn=lambda: (contextlib.nullcontext(), unwrapped(self.policy)),
         )
-        if self.compare:
+        if self.compare and torch.is_grad_enabled():
             with torch.no_grad(), self.policy.reference():
                 reference = self.policy.velocity(self.rollout, self.samples, steps, x).float()
             self._divergences.append((velocity - reference).square().flatten(1).mean(1))
         return velocity
 
+    def transition(self, x: Tensor, step: int | Tensor) -> Transition:
+        """The kernel's step from states x [N, ...], to its mean."""
+        steps, eta = self._each(step), self.rollout.trajectory.eta
+        at, to, eta = self.sigmas[steps], self.sigmas[steps + 1], eta[self.samples, steps]
+        return transition(self.rollout.kernel, x, self.velocity(x, steps), at, to, eta)
+
     def step(self, x: Tensor, step: int | Tensor) -> Tensor:
         """[N, ...] the next states: the kernel's mean at x, and the very noise that the rollout drew there."""
         steps, trajectory = self._each(step), self.rollout.trajectory
-        at, to, eta = self.sigmas[steps], self.sigmas[steps + 1], trajectory.eta[self.samples, steps]
-        mean = transition(self.rollout.kernel, x, self.velocity(x, steps), at, to, eta).mean
-        with torch.no_grad():
-            drawn = trajectory.velocity[self.samples, steps]
-            noise = trajectory.latents[self.samples, steps + 1]
-            noise = noise - trajectory.score(self.rollout.kernel, drawn, self.samples, steps).mean
-        return mean + noise
+        drawn = trajectory.velocity[self.samples, steps]
+        mean = trajectory.score(self.rollout.kernel, drawn, self.samples, steps).mean
+        return self.transition(x, steps).mean + (trajectory.latents[self.samples, steps + 1] - mean)
 
     def walk(self, x: Tensor, first: int) -> Tensor:
         """[N, ...] finished samples, from states x [N, ...] at step `first`."""
@@ -88,6 +90,11 @@ class Window:
         """[N, ...] finished samples x0 [N, ...] brought to the noise level of a step."""
         sigma = self.sigmas[self._each(step)].view(-1, *[1] * (x0.dim() - 1))
         return (1 - sigma) * x0 + sigma * noise
+
+    def recovered(self, x: Tensor, noise: Tensor, step: int | Tensor) -> Tensor:
+        """[M, ...] x0 of states [M, ...] below noise level 1, given the noise in them: the inverse of `noised`."""
+        sigma = self.sigmas[step].view(-1, *[1] * (x.dim() - 1))
+        return (x - sigma * noise) / (1 - sigma)
 
     @property
     def divergence(self) -> Tensor:

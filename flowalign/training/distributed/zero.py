@@ -43,6 +43,11 @@ class ZeroLearner(Learner):
                 f"{type(algorithm).__name__} trains networks of its own, which DeepSpeed would leave out; "
                 "configs/accelerate/fsdp2.yaml works"
             )
+        if algorithm.roles:
+            raise ConfigError(
+                f"{type(algorithm).__name__} trains several sets of weights, and DeepSpeed's engine one; "
+                "configs/accelerate/fsdp2.yaml works"
+            )
         import deepspeed
 
         self.partitioned = settings.zero_stage == 3
