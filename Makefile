@@ -10,6 +10,8 @@ ARGS  :=
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 # Threads that wait for others sleep in the place of spinning (flowalign sets it too); one of your own wins.
 export OMP_WAIT_POLICY ?= PASSIVE
+# Containers often set it, and then every process compiles torch and diffusers anew: ten seconds each.
+unexport PYTHONDONTWRITEBYTECODE
 # Tried in this order; the first that is new enough and can make a virtual environment is taken.
 PYTHON := python3.14 python3.13 python3.12 python3.11 python3
 

@@ -18,19 +18,31 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from flowalign import gallery
-    from flowalign.api import Run, compare, load, reward, train
+    from flowalign.api import Run, compare, find, load, reward, train
     from flowalign.policies.diffusion import DiffusersPolicy, Rollout
     from flowalign.tools.league import run_league as league
     from flowalign.training import Trainer
 
-__all__ = ["DiffusersPolicy", "Rollout", "Run", "Trainer", "compare", "gallery", "league", "load", "reward", "train"]
+__all__ = [
+    "DiffusersPolicy",
+    "Rollout",
+    "Run",
+    "Trainer",
+    "compare",
+    "find",
+    "gallery",
+    "league",
+    "load",
+    "reward",
+    "train",
+]
 
 PLACES = {
     "DiffusersPolicy": "flowalign.policies.diffusion:DiffusersPolicy",
     "Rollout": "flowalign.policies.diffusion:Rollout",
     "Trainer": "flowalign.training:Trainer",
     "league": "flowalign.tools.league:run_league",
-    **{name: f"flowalign.api:{name}" for name in ("Run", "compare", "load", "reward", "train")},
+    **{name: f"flowalign.api:{name}" for name in ("Run", "compare", "find", "load", "reward", "train")},
 }
 """what is loaded when it is first used, so that `import flowalign` is quick"""
 

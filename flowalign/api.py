@@ -21,10 +21,15 @@ from flowalign.data import Prompts, shipped
 from flowalign.errors import ConfigError
 from flowalign.policies.base import best_device
 from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.settings import Sampling
 from flowalign.runs.result import Result
 from flowalign.runs.show import Grid
+from flowalign.search import Budget, Found
+from flowalign.search.run import build_methods, search
+from flowalign.search.store import Store
 from flowalign.settings import parse
 from flowalign.training import Trainer
+from flowalign.training.comparison import Comparison, Estimate
 from flowalign.training.evaluation import evaluate
 from flowalign.training.given import reward_names
 from rewards import Metadata, Reward, Scores, WeightedSum, advance, as_reward, spec_of
@@ -50,7 +55,7 @@ def load(
     Args:
         model: a hub name, a folder, a run's folder, a model shipped with flowalign ('tiny_sd3'), or a pipeline.
         lora: {'rank': 16, ...} puts an adapter on it to train (arguments of `Policy.add_lora`; alpha is twice the rank
-            by default); a folder has the weights of one.
+            by default), {'path': ...} one that starts from a trained one; a folder has the weights of one.
         dtype: of the frozen weights and the forward pass.
         device: default where a given pipeline is, else the best there is.
         settings: of `DiffusersPolicy`.
@@ -70,6 +75,8 @@ def load(
         policy = DiffusersPolicy.from_pretrained(shipped(str(model)), dtype, device or best_device(), **settings)
     if weights is not None:
         policy.load(weights)
+    elif isinstance(lora, Mapping) and "path" in lora:
+        policy.start_from_lora(lora["path"])
     elif isinstance(lora, Mapping):
         policy.add_lora(**{"alpha": 2.0 * lora.get("rank", 32), "rank": 32} | dict(lora))
     return policy
@@ -227,6 +234,47 @@ def _prompts(prompts: str | Path | Sequence[str], folder: Path, file: str) -> st
     return str(folder / file)
 
 
+def find(
+    model: str | Path | DiffusionPipeline | DiffusersPolicy,
+    prompts: str | Path | Sequence[str],
+    reward: str | RewardSum | Reward | Function,
+    *,
+    method: str = "best_of_n",
+    budget: str = "samples=16",
+    settings: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    output: str | Path | None = None,
+    progress: bool = True,
+    **sampling: Any,
+) -> list[Found]:
+    """Search better samples of a frozen model, by a reward and within a budget.
+
+    Args:
+        model: as of `load`, or a loaded policy.
+        prompts: a file or a shipped list, or texts.
+        reward: a name, a function (samples, prompts) -> floats, or what `reward` makes of them.
+        method: `flowalign list searches`.
+        budget: of each prompt: 'forwards=2000', 'reward_calls=100', or 'samples=16' and what they take.
+        settings: of the method.
+        output: a folder that keeps what is found; a search that was interrupted goes on there.
+        sampling: steps, guidance, height, rlg, ... as in a configuration's `evaluation`.
+
+    Returns:
+        for each prompt its best sample and score, and the tree of what was tried.
+
+    Raises:
+        ConfigError: what is wrong, and what would work.
+    """
+    allowed, methods = Budget.parse(budget), build_methods([method], settings or {})
+    listed = (
+        Prompts.read(str(prompts)) if isinstance(prompts, str | Path) else Prompts(list(prompts), [{}] * len(prompts))
+    )
+    wanted: Sampling = parse(Sampling, sampling)
+    policy = model if isinstance(model, DiffusersPolicy) else load(model)
+    store = None if output is None else Store(Path(output))
+    return search(policy, listed, methods, _sum(reward).built, wanted, allowed, seed, store, progress)
+
+
 @dataclass(repr=False)
 class Run(Result):
     """A run, to look at."""
@@ -290,16 +338,15 @@ def compare(
     listed = (
         Prompts.read(str(prompts)) if isinstance(prompts, str | Path) else Prompts(list(prompts), [{}] * len(prompts))
     )
-    rows, first = [], torch.empty(0)
-    for run in opened:
-        result = evaluate(run.policy, judge, listed, _sampling(run.folder), n, seed)
-        means = torch.tensor(result.value).view(-1, n).mean(1)
-        first = means if run is opened[0] else first
-        row: dict[str, Any] = {"run": run.folder.name}
-        for label, values in (("", means), ("difference", means - first)):
-            error = values.std().item() / len(values) ** 0.5
-            row |= {label or "reward": values.mean().item(), f"{label}_error" if label else "error": error}
-        rows.append(row)
+    results = {
+        str(i): evaluate(run.policy, judge, listed, _sampling(run.folder), n, seed) for i, run in enumerate(opened)
+    }
+    whole = next(Comparison(results).rows())
+    rows: dict[str, list[Any]] = {"run": [run.folder.name for run in opened]}
+    # the first does not differ from itself
+    for label, found in (("reward", whole.means), ("difference", [Estimate(0.0, 0.0), *whole.differences])):
+        rows[label] = [own and own.mean for own in found]
+        rows["error" if label == "reward" else "difference_error"] = [own and own.error for own in found]
     return pandas.DataFrame(rows).set_index("run")
 
 

@@ -30,6 +30,9 @@ ALGORITHMS = {
     "grpo_guard": "flowalign.algorithms.trajectory.grpo_guard:GRPOGuard",
     "flow_dppo": "flowalign.algorithms.trajectory.flow_dppo:FlowDPPO",
     "reinflow": "flowalign.algorithms.trajectory.reinflow:ReinFlow",
+    "d3po": "flowalign.algorithms.trajectory.d3po:D3PO",
+    "spo": "flowalign.algorithms.trajectory.spo:SPO",
+    "prdp": "flowalign.algorithms.trajectory.prdp:PRDP",
     "grpo": "flowalign.algorithms.text.grpo:GRPO",
     "kdrl": "flowalign.algorithms.text.kdrl:KDRL",
     "g_opd": "flowalign.algorithms.text.g_opd:GOPD",
@@ -38,7 +41,23 @@ ALGORITHMS = {
     "visurf": "flowalign.algorithms.text.visurf:ViSurf",
     "prefix_rft": "flowalign.algorithms.text.prefix_rft:PrefixRFT",
     "aepo": "flowalign.algorithms.text.aepo:AEPO",
+    "nft": "flowalign.algorithms.matching.nft:NFT",
+    "awm": "flowalign.algorithms.matching.awm:AWM",
+    "dgpo": "flowalign.algorithms.matching.dgpo:DGPO",
+    "crd": "flowalign.algorithms.matching.crd:CRD",
+    "rwr": "flowalign.algorithms.matching.rwr:RWR",
+    "raft": "flowalign.algorithms.matching.raft:RAFT",
+    "online_dpo": "flowalign.algorithms.matching.online_dpo:OnlineDPO",
+    "opd": "flowalign.algorithms.matching.opd:OPD",
+    "dmd2": "flowalign.algorithms.matching.dmd2:DMD2",
+    "tdm": "flowalign.algorithms.matching.tdm:TDM",
     "dpo": "flowalign.algorithms.matching.dpo:DPO",
+    "sdpo": "flowalign.algorithms.matching.sdpo:SDPO",
+    "mapo": "flowalign.algorithms.matching.mapo:MaPO",
+    "inpo": "flowalign.algorithms.matching.inpo:InPO",
+    "kto": "flowalign.algorithms.matching.kto:KTO",
+    "sft": "flowalign.algorithms.matching.sft:SFT",
+    "soar": "flowalign.algorithms.matching.soar:SOAR",
     "refl": "flowalign.algorithms.direct.refl:ReFL",
     "draft": "flowalign.algorithms.direct.draft:DRaFT",
     "draft_plus": "flowalign.algorithms.direct.draft_plus:DRaFTPlus",
@@ -113,6 +132,13 @@ SELECTIONS = {
     "mopps": "flowalign.selection.mopps:MoPPS",
     "sec": "flowalign.selection.sec:SEC",
 }
+SEARCHES = {
+    "best_of_n": "flowalign.search.best_of_n:BestOfN",
+    "fk_steering": "flowalign.search.fk_steering:FKSteering",
+    "beam": "flowalign.search.beam:Beam",
+    "evosearch": "flowalign.search.evosearch:EvoSearch",
+    "ttsnap": "flowalign.search.ttsnap:TTSnap",
+}
 ENVIRONMENTS = {"higher_lower": "flowalign.environments.higher_lower:HigherLower"}
 MODELS = {
     "sd3": "flowalign.policies.diffusion.families.sd3:SD3",
@@ -160,8 +186,10 @@ TABLES: dict[str, dict[str, str] | str] = {
     "models": MODELS,
     "advantages": "flowalign.core.advantages:ADVANTAGES",
     "losses": "flowalign.core.losses:LOSSES",
+    "levels": "flowalign.algorithms.matching.levels:LEVELS",
     "selections": SELECTIONS,
     "environments": ENVIRONMENTS,
+    "searches": SEARCHES,
 }
 """names to paths, or the path of a table that stands with what it names"""
 
@@ -201,7 +229,8 @@ def resolve(table: str, name: str, where: str = "") -> Any:
     Args:
         where: the name stands in the configuration, for messages.
     """
-    place, kind = f"{where}: " if where else "", "loss" if table == "losses" else table[:-1]
+    singular = {"losses": "loss", "searches": "method of search"}
+    place, kind = f"{where}: " if where else "", singular.get(table, table[:-1])
     if name.startswith(GIVEN):
         own = name.removeprefix(GIVEN)
         raise ConfigError(
@@ -267,7 +296,9 @@ def listed(table: str) -> dict[str, str]:
 
 @functools.cache
 def _source(module: str) -> ast.Module:
-    return ast.parse(Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py").read_text())
+    return ast.parse(
+        Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    )
 
 
 Make = Callable[[str, str, Mapping[str, Any], str], Any]
@@ -313,10 +344,15 @@ def _reason(error: BaseException) -> str:
 
 def rewards_within(name: str, settings: Mapping[str, Any]) -> list[Any]:
     """What the name of a reward stands for, and the names of all rewards in its settings; nothing is made."""
+    return [target for target, _ in with_settings(name, settings)]
+
+
+def with_settings(name: str, settings: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
+    """As `rewards_within`, each with its own settings."""
     found = []
 
     def visit(table: str, name: str, settings: Mapping[str, Any], where: str) -> None:
-        found.append(resolve(table, name, where))
+        found.append((resolve(table, name, where), settings))
         _checked(table, name, settings, where, nested=visit)
 
     visit("rewards", name, settings, "")

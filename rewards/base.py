@@ -43,6 +43,8 @@ class Scores(Rows):
     """of texts: what the steps of each one earned, where a reward knows; they add up to `value`"""
     weight: Tensor | None = None
     """[B] how far each value is trusted, in [0, 1]: advantages are multiplied by it; None: all alike"""
+    replies: list[dict[str, str]] | None = None
+    """what a judge wrote about each, by question, to look at"""
 
 
 @dataclass(frozen=True)
@@ -309,7 +311,7 @@ def checked(name: str, scores: Any, count: int, first: str) -> Scores:
             f"reward '{name}': its steps must be a list of (end, reward) for each of {count} samples "
             f"(got {_short(scores.steps)})"
         )
-    return Scores(value, parts, scores.steps, weight)
+    return Scores(value, parts, scores.steps, weight, scores.replies)
 
 
 def column(name: str, what: str, values: Any, count: int) -> Tensor:

@@ -227,9 +227,15 @@ class HPSv2(DualEncoderReward):
         device: str = "auto",
         dtype: Dtype = "float32",
     ) -> None:
-        file = {"v2.0": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}[version]
-        super().__init__(model, "open_clip", weights or f"xswu/HPSv2/{file}", None, batch_size, device, dtype)
+        weights = self.published({"version": version, "weights": weights})
+        super().__init__(model, "open_clip", weights, None, batch_size, device, dtype)
         self.preprocess = replace(self.preprocess, fit="pad")
+
+    @staticmethod
+    def published(settings: Mapping[str, Any]) -> str:
+        """The weights that settings ask for."""
+        file = {"v2.0": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}[settings["version"]]
+        return settings["weights"] or f"xswu/HPSv2/{file}"
 
     def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         return Scores(self.match(pixels, prompts))

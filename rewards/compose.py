@@ -1,7 +1,7 @@
 """Rewards made of rewards. Each class is one formula over the values of its parts, which all stay visible."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -94,13 +94,25 @@ class Composition(ABC):
             parts |= {f"{label}/{part}": values for part, values in own.parts.items()}
         weights = [own.weight for own in scores if own.weight is not None]
         weight = torch.stack(weights).prod(dim=0) if weights else None
-        return Scores(self.combine(torch.stack([own.value for own in scores]), prompts, metadata), parts, None, weight)
+        value = self.combine(torch.stack([own.value for own in scores]), prompts, metadata)
+        return Scores(value, parts, None, weight, joined(dict(zip(self.labels, scores, strict=True))))
 
 
 def labels(rewards: Sequence[Reward]) -> list[str]:
     """The names of rewards; where one comes again it gets a number."""
     names = [reward.name for reward in rewards]
     return [name + (f"_{names[:i].count(name) + 1}" if name in names[:i] else "") for i, name in enumerate(names)]
+
+
+def joined(scores: Mapping[str, Scores]) -> list[dict[str, str]] | None:
+    """What several judges wrote about the same samples, under their labels."""
+    written = {label: own.replies for label, own in scores.items() if own.replies is not None}
+    if not written:
+        return None
+    return [
+        {f"{label}/{name}": text for label, own in zip(written, row) for name, text in own.items()}
+        for row in zip(*written.values(), strict=True)
+    ]
 
 
 class WeightedSum(Composition):

@@ -106,7 +106,7 @@ def load_hpsv3(weights: str, base: str, device: str, dtype: Dtype) -> tuple[Netw
 
 def read_instruction(file: Path) -> str:
     """The text of a file, or of the constants in the authors' Python file, which is not run."""
-    text = file.read_text()
+    text = file.read_text(encoding="utf-8")
     if file.suffix != ".py":
         return text
     constants: dict[str, str] = {}

@@ -33,10 +33,18 @@ class Asker:
             A call ends at most `timeout + patience` seconds after it began.
         concurrency: requests in flight.
         token_variable: environment variable that holds the server's token.
+        retried: called where an attempt failed and another follows.
     """
 
     def __init__(
-        self, name: str, url: str, timeout: float, patience: float, concurrency: int, token_variable: str | None = None
+        self,
+        name: str,
+        url: str,
+        timeout: float,
+        patience: float,
+        concurrency: int,
+        token_variable: str | None = None,
+        retried: Callable[[], None] = lambda: None,
     ) -> None:
         self.name, self.timeout, self.patience = name, timeout, patience
         self.url, self.shown = url.rstrip("/"), without_secrets(url).rstrip("/")
@@ -48,7 +56,7 @@ class Asker:
             headers["Authorization"] = f"Bearer {self.token}"
         limits = httpx2.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
         self.client = httpx2.Client(headers=headers, limits=limits)
-        self.concurrency = concurrency
+        self.concurrency, self.retried = concurrency, retried
 
     def map(self, function: Callable[[A], T], items: Sequence[A]) -> list[T]:
         """Results in the order of the items, up to `concurrency` of them under way at once."""
@@ -103,6 +111,7 @@ class Asker:
                 raise RewardError(
                     f"reward '{self.name}': gave up on {shown} after {self.patience:g} s of trying ({trouble})"
                 )
+            self.retried()
             time.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 

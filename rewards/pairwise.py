@@ -243,6 +243,21 @@ class Games:
             means[name] = total / rows[known].bincount(minlength=count)
         return means
 
+    def replies(self) -> list[dict[str, str]] | None:
+        """What a judge wrote about a sample beside each other one of its group; None where it wrote nothing."""
+        written = Scores.cat(self.verdicts).replies if self.pairs else None
+        if written is None:
+            return None
+        of_sample: list[dict[str, str]] = [{} for _ in self.samples]
+        for (i, j), own in zip(self.pairs, written, strict=True):
+            for name, text in own.items():
+                of_sample[i][f"{name}, first, beside {self._seed(j)}"] = text
+                of_sample[j][f"{name}, second, beside {self._seed(i)}"] = text
+        return of_sample
+
+    def _seed(self, row: int) -> str:
+        return f"seed {self.metadata[row]['seed']}" if "seed" in self.metadata[row] else f"sample {row}"
+
     def table(self) -> Tensor:
         """[B, B] the row's mean share of the win over the column, NaN for pairs that did not meet."""
         total, times = torch.zeros(2, len(self.samples), len(self.samples))
@@ -284,7 +299,7 @@ class WinRate(Around):
                 group[i] = number
         games = Games(self.reward, samples, prompts, metadata)
         value = compare(group, games, self.schedule, both=self.both_orders, opponents=self.opponents)
-        return Scores(value, games.parts())
+        return Scores(value, games.parts(), replies=games.replies())
 
 
 class Compared(WinRate):

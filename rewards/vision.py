@@ -88,10 +88,11 @@ def _to_tensor(image: Image) -> Tensor:
 
 
 def pick_device(device: str) -> torch.device:
-    """'auto' is this process's GPU, or the CPU where there is none."""
-    if device == "auto":
-        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    return torch.device(device)
+    """'auto' is this process's GPU (CUDA, Apple's, ...), or the CPU where there is none."""
+    if device != "auto":
+        return torch.device(device)
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return torch.device("cpu") if found is None else torch.device(found.type, torch.accelerator.current_device_index())
 
 
 class ModelReward(ABC):

@@ -60,11 +60,29 @@ class Trajectory(Rows):
         batch, states = self.latents.shape[:2]
         return torch.arange(batch, device=self.latents.device)[:, None].expand(batch, states)
 
-    def score(self, kernel: Kernel, velocity: Tensor, samples: Tensor, steps: Tensor) -> Transition:
-        """Score stored steps under a new velocity: [N, ...] for the pairs (samples[n], steps[n])."""
+    def distinct(self, samples: Tensor, steps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The different states among those of the pairs (samples[n], steps[n]).
+
+        Returns:
+            [M] sample and [M] step of each, and [N] which of the M a pair is at.
+        """
+        number = self.numbered()[samples, steps] * self.latents.shape[1] + steps
+        known, place = number.unique(return_inverse=True)
+        rows = torch.arange(len(samples), device=place.device)
+        first = torch.full_like(known, len(samples)).scatter_reduce(0, place, rows, "amin")
+        return samples[first], steps[first], place
+
+    def score(
+        self, kernel: Kernel, velocity: Tensor, samples: Tensor, steps: Tensor, starts: Tensor | None = None
+    ) -> Transition:
+        """Score stored steps under a new velocity: [N, ...] for the pairs (samples[n], steps[n]).
+
+        Args:
+            starts: [N] samples from whose states the steps left; default the same samples.
+        """
         return transition(
             kernel,
-            self.latents[samples, steps],
+            self.latents[samples if starts is None else starts, steps],
             velocity,
             self.sigmas[steps],
             self.sigmas[steps + 1],

@@ -1,11 +1,11 @@
-"""Tree rollouts: trajectories that share their prefixes (BranchGRPO, arXiv 2509.06040)."""
+"""Tree rollouts: trajectories that share their prefixes (BranchGRPO, arXiv 2509.06040; SPO, 2406.04314)."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from samplers.completion import VelocityAt
+from samplers.completion import VelocityAt, complete, path
 from samplers.kernels import Kernel, transition
 from samplers.noise import derive_seed, generators, normal
 from samplers.plans import Tree
@@ -79,3 +79,64 @@ def grow(
         nodes,
     )
     return leaves, trees
+
+
+@torch.no_grad()
+def side_branches(
+    velocity: VelocityAt,
+    trunk: Trajectory,
+    kernel: Kernel,
+    seeds: Sequence[Sequence[int]],
+    start: int,
+    batch_size: int,
+) -> Trajectory:
+    """Beside every stochastic step of each trunk, other draws of the same step, which nothing is continued from.
+
+    Their next states are independent and alike in distribution, the trunk's own among them: going on from the trunk's
+    is going on from one of them at random.
+
+    Args:
+        velocity: of the samples of the trunk's rollout.
+        trunk: B trajectories.
+        seeds: of each trunk's side branches, S each.
+        start: the first step that has side branches.
+        batch_size: rows a network call.
+
+    Returns:
+        B * (1 + S) trajectories, a trunk and then its side branches. State k + 1 of a side branch is its own draw of
+        step k, which left from state k of the trunk, not from its own; `log_prob` and `velocity` are of those states.
+        The side branches of the last stochastic step are finished by the ODE.
+    """
+    batch, device = len(trunk), trunk.latents.device
+    count, steps = 1 + len(seeds[0]), trunk.mask.shape[1]
+    rows = torch.arange(batch, device=device).repeat_interleave(count)
+    made = trunk[rows]
+    side = (torch.arange(batch * count, device=device) % count > 0).nonzero()[:, 0]
+    starts = rows[side]
+    sources = generators([seed for own in seeds for seed in own])
+    branching = [k for k in trunk.mask.any(0).nonzero()[:, 0].tolist() if k >= start]
+    for k in branching:
+        at = torch.full_like(starts, k)
+        step = transition(
+            kernel,
+            trunk.latents[starts, k],
+            trunk.velocity[starts, k],
+            trunk.sigmas[at],
+            trunk.sigmas[at + 1],
+            trunk.eta[starts, k],
+            noise=normal(trunk.latents.shape[2:], sources, device),
+        )
+        made.latents[side, k + 1], made.log_prob[side, k] = step.next, step.log_prob
+        if k + 1 < steps:
+            parts = zip(step.next.split(batch_size), starts.split(batch_size), at.split(batch_size), strict=True)
+            made.velocity[side, k + 1] = torch.cat([velocity(x, n, i + 1).float() for x, n, i in parts])
+    last = branching[-1] + 1
+    if last < steps:
+        ways = [path(last, steps)] * len(side)
+        x, v = made.latents[side, last], made.velocity[side, last]
+        made.latents[side, -1] = complete(velocity, x, starts, ways, trunk.sigmas, v, batch_size)
+    # up to the first branching step a trunk and its side branches are at the same states
+    together = torch.arange(steps + 1, device=device) <= branching[0]
+    own = torch.arange(batch * count, device=device)
+    made.nodes = torch.where(together, (rows * count)[:, None], own[:, None])
+    return made

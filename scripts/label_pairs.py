@@ -14,13 +14,13 @@ import argparse
 import json
 from pathlib import Path
 
-import torch
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from flowalign.config import Config, load
 from flowalign.config.rewards import build_reward
 from flowalign.data import Prompts
 from flowalign.data.batches import draw_batch
+from flowalign.policies.base import best_device
 from flowalign.runs.files import write_atomically
 from flowalign.training.building import build_policy
 from rewards import score
@@ -28,7 +28,7 @@ from rewards import score
 
 def label_pairs(config: Config, pairs: int, output: Path, seed: int = 0) -> Path:
     """Sample pairs until this many score differently; returns the file of preferences."""
-    policy = build_policy(config, "cuda" if torch.cuda.is_available() else "cpu")
+    policy = build_policy(config, best_device())
     reward = build_reward(config.rewards)
     prompts = Prompts.of(config.data)
     (output / "pictures").mkdir(parents=True, exist_ok=True)

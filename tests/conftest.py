@@ -2,6 +2,9 @@
 
 import os
 
+# Containers often forbid bytecode, and then every process started by a test compiles torch
+# and diffusers anew: ten seconds each.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Networks this small gain nothing from a second thread, which mostly waits; processes inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
 # Before anything imports the Hugging Face libraries, which read these once.
@@ -10,6 +13,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["WANDB_MODE"] = "disabled"
 os.environ["MPLBACKEND"] = "Agg"
 
+import gc
 import random
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +27,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first, so that no process works on them alone at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: the garbage collector need not look at millions of objects again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -211,6 +211,7 @@ def ran(folder: Path) -> dict[str, int | None]:
     return codes
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_shipped_models_run(ran: dict[str, int | None], folder: Path) -> None:
     assert not {line: code for line, code in ran.items() if code}
     names = {line.split()[0] for line in ran}

@@ -13,7 +13,7 @@ from flowalign.config import BaseConfig
 from flowalign.core.advantages import zero_spread
 from flowalign.data.batches import Batch
 from flowalign.policies.base import Policy
-from rewards import Reward, Scores, WeightedSum, score
+from rewards import Reward, Scores, WeightedSum, score, usage
 
 
 class Actor:
@@ -145,6 +145,14 @@ class Actor:
         """`forwards` and `reward_calls` so far, of all processes, which call this together."""
         own = torch.tensor([[self.policy.forwards, self.reward_calls]], device=self.device)
         return dict(zip(("forwards", "reward_calls"), self.gather(own).sum(0).tolist(), strict=True))
+
+    def judged(self) -> dict[str, float]:
+        """What judges were asked since the last time, and what it took, of all processes, which call this together."""
+        own = usage.take()
+        if not own:
+            return {}
+        totals = self.gather(torch.tensor([[*own.values()]], device=self.device)).sum(0).tolist()
+        return {name: count for name, count in zip(own, totals, strict=True) if count}
 
     # What adapts, for the checkpoint
 

@@ -34,7 +34,7 @@ class DiffusionActor(Actor):
     def __init__(self, config: Config, policy: DiffusersPolicy, reward: Reward, accelerator: Accelerator) -> None:
         super().__init__(config, policy, reward, accelerator)
         self.kernel = registry.resolve("kernels", config.rollout.kernel)
-        self.plan = config.build_plan()
+        self.plan = config.build_plan(silent=True)
         self.unlearned: int = getattr(self.plan, "unlearned", 0)
         self._head: ValueHead | None = None
         policy.guidance_gradient = config.rollout.guidance_gradient
@@ -66,8 +66,9 @@ class DiffusionActor(Actor):
         """
         kernel = kernel or self.kernel
         eta = self.etas(batch) if eta is None else eta
+        sampling = self.config.rollout.arguments(kept) | ({} if kept is None else {"order": 2})
         if batch.shares_start_noise and len(set(batch.group)) < len(batch) and eta.dim() == 1 and (eta > 0).any():
-            rollout = self._forked(batch, eta, kernel, kept)
+            rollout = self._forked(batch, eta if kept is None else eta[kept], kernel, sampling)
         else:
             rollout = self.policy.sample(
                 batch.prompts,
@@ -75,21 +76,17 @@ class DiffusionActor(Actor):
                 noise_seeds=batch.noise_seeds,
                 kernel=kernel,
                 eta=eta if kept is None else eta[kept],
-                order=1 if kept is None else 2,
                 metadata=batch.metadata,
-                **self.config.rollout.arguments(kept),
+                **sampling,
             )
         rollout.unlearned = self.unlearned
         return rollout
 
-    def _forked(self, batch: Batch, eta: Tensor, kernel: Any, kept: Sequence[int] | None) -> Rollout:
+    def _forked(self, batch: Batch, eta: Tensor, kernel: Any, sampling: dict[str, Any]) -> Rollout:
         numbers = list(dict.fromkeys(batch.group))
         first = int((eta > 0).nonzero()[0])
         roots = batch[[batch.group.index(g) for g in numbers]]
-        eta = eta if kept is None else eta[kept]
-        trunk = self.policy.sample(
-            roots.prompts, roots.seeds, metadata=roots.metadata, **self.config.rollout.arguments(kept)
-        )
+        trunk = self.policy.sample(roots.prompts, roots.seeds, metadata=roots.metadata, **sampling | {"order": 1})
         samples = torch.tensor([numbers.index(g) for g in batch.group], device=self.device)
         made = fork(
             self.policy.at(trunk),
@@ -100,7 +97,7 @@ class DiffusionActor(Actor):
             eta,
             batch.noise_seeds,
             self.config.rollout.batch_size,
-            order=1 if kept is None else 2,
+            order=sampling["order"],
         )
         rollout = trunk.branch(made, samples)
         rollout.kernel = kernel
@@ -243,6 +240,21 @@ class DiffusionActor(Actor):
             log_prob=self.gather(trajectory.log_prob),
             mask=self.gather(rollout.mask),
             reward=self.gather(reward.to(self.device)),
+            group=self.gather(torch.tensor(batch.group, device=self.device)),
+            rewards=rewards,
+            weights=weights,
+            seed=derive_seed(self.config.training.seed, batch.iteration, 3),
+            weight=self.advantage_weight(scores),
+        )
+
+    def record_of_samples(self, batch: Batch, scores: Scores) -> Record:
+        """The record of all processes where a sample is one action, whose probability nobody asks for."""
+        rewards, weights = self.separate(scores)
+        value = self.gather(scores.value.to(self.device))
+        return Record(
+            log_prob=torch.zeros_like(value)[:, None],
+            mask=torch.ones_like(value, dtype=torch.bool)[:, None],
+            reward=value,
             group=self.gather(torch.tensor(batch.group, device=self.device)),
             rewards=rewards,
             weights=weights,

@@ -1,6 +1,6 @@
 """The groups of one iteration: the batches to sample, and what was sampled of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -19,13 +19,7 @@ class Sampled(NamedTuple):
 
 
 class Draw:
-    """The groups of a batch, to be sampled and scored in as many parts as `rollout.overlap` says:
-
-        with draw.scoring as scoring:
-            for batch in draw:
-                ...
-                draw.put(rollout, batch, scoring.submit(...))
-            rollout, batch, scores = draw.whole()
+    """The groups of a batch, to be sampled and scored in as many parts as `rollout.overlap` says.
 
     Args:
         actor: whose samples they are.
@@ -40,6 +34,22 @@ class Draw:
     @property
     def overlap(self) -> int:
         return getattr(self.actor.config.rollout, "overlap", 1)
+
+    def sampled(
+        self, sample: Callable[[Any, Batch], tuple[Any, Batch]], score: Callable[[Any, Sequence[Any], Batch], Scores]
+    ) -> Sampled:
+        """Sample all groups, and score what was sampled.
+
+        Args:
+            sample: (actor, batch) -> a rollout, and the batch of its samples.
+            score: (actor, samples, batch) -> scores; may run in a thread of its own while further groups are sampled.
+        """
+        with self.scoring as scoring:
+            for batch in self:
+                rollout, batch = sample(self.actor, batch)
+                samples = self.actor.decode(rollout)
+                self.put(rollout, batch, scoring.submit(score, self.actor, samples, batch))
+            return self.whole()
 
     def __iter__(self) -> Iterator[Batch]:
         """From the start, whatever was put before: an attempt that ran out of memory is made again."""

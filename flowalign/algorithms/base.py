@@ -10,19 +10,30 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from PIL.Image import Image
+from pydantic import ValidationInfo, field_validator
 from torch import Tensor, nn
 
 from flowalign.actors.draw import Draw
-from flowalign.config import Data
+from flowalign.config import Data, Named
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
+from flowalign.policies.settings import Role, Snapshot
 from flowalign.settings import Section
 from rewards import Scores
 
 
 class AlgorithmSettings(Section):
-    """An algorithm's own settings."""
+    """An algorithm's own settings; where a default has a name, settings without one change the default's."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _with_name(cls, value: Any, field: ValidationInfo) -> Any:
+        assert field.field_name is not None
+        default = cls.model_fields[field.field_name].default
+        if isinstance(default, Named) and isinstance(value, Mapping) and "name" not in value:
+            return default.model_dump() | dict(value)
+        return value
 
 
 @dataclass
@@ -88,6 +99,9 @@ class Algorithm:
     noise: ClassVar[Literal["kernel", "own", "start"]] = "kernel"
     """what makes the samples of a group differ: noise of the configured kernel, of the algorithm, or of the start"""
 
+    updates: int = 0
+    """that the weights have had, told before each iteration"""
+
     def __init__(self, settings: AlgorithmSettings) -> None:
         self.settings = settings
 
@@ -96,11 +110,29 @@ class Algorithm:
         """Whether the loss compares with the start weights."""
         return False
 
+    @property
+    def snapshots(self) -> Mapping[str, Snapshot]:
+        """Copies of the weights that the method needs, by name; `training.snapshots` may set them otherwise."""
+        return {}
+
+    @property
+    def roles(self) -> Mapping[str, Role]:
+        """Further sets of weights that are trained, by name, in this order and before the policy in every update."""
+        return {}
+
+    @property
+    def sampling_weights(self) -> str:
+        """What draws the next samples unless `rollout.weights` says otherwise."""
+        return "policy"
+
     def check(self, config: Any) -> None:
         """Refuse configurations that cannot work with this algorithm, saying what would."""
 
     def check_reward(self, reward: Any, config: Any) -> None:
         """Refuse a reward that it cannot learn from, before the model that is trained loads."""
+
+    def check_pipeline(self, config: Any, name: str) -> None:
+        """Refuse data that a pipeline of this class cannot learn from, before its weights are read."""
 
     def read(self, data: Data) -> Prompts:
         """What batches are drawn from."""
@@ -131,6 +163,10 @@ class Algorithm:
 
     def losses(self, policy: Any, experience: Any, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """[N] losses of items under the present weights, and named [N] values for the metrics."""
+        raise NotImplementedError
+
+    def role_losses(self, role: str, policy: Any, experience: Any, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The same of another set of weights, which the policy has meanwhile; its own are the snapshot 'policy'."""
         raise NotImplementedError
 
     def measure(self, actor: Any) -> dict[str, float]:

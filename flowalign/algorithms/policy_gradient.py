@@ -6,12 +6,12 @@ with the settings given; without a name they change the default's settings: `los
 
 import inspect
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 from torch import Tensor
 
 from flowalign.actors.draw import Draw
@@ -44,14 +44,6 @@ class PolicyGradientSettings(base.AlgorithmSettings):
         "combine": "advantage: {name: per_reward} or {name: gdpo}",
         "kl_estimator": "kl_estimate",
     }
-
-    @field_validator("advantage", "loss", mode="before")
-    @classmethod
-    def _with_name(cls, value: Any, field: ValidationInfo) -> Any:
-        if isinstance(value, Mapping) and "name" not in value:
-            assert field.field_name is not None
-            return cls.model_fields[field.field_name].default.model_dump() | dict(value)
-        return value
 
 
 @dataclass
@@ -148,12 +140,7 @@ class PolicyGradient(base.Algorithm):
 
     def collect(self, actor: Any, draw: Draw) -> Experience:
         """Sample the groups drawn, decode, score, and give credit."""
-        with draw.scoring as scoring:
-            for batch in draw:
-                rollout, batch = self.rollout(actor, batch)
-                samples = actor.decode(rollout)
-                draw.put(rollout, batch, scoring.submit(self.scores, actor, samples, batch))
-            rollout, batch, scores = draw.whole()
+        rollout, batch, scores = draw.sampled(self.rollout, self.scores)
         record = self.record(actor, rollout, batch, scores)
         advantage, penalty_weight = self.advantages(record), self.weights(actor, record)
         weight = penalty_weight * self.shares(record)

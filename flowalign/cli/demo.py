@@ -19,8 +19,8 @@ from flowalign.training.evaluation import Evaluated, evaluate
 
 EVALUATION_SEED = 700_000_000
 """of the start noises that the figures are measured on; nothing was tuned on them"""
-PICTURES = 600
-"""at least, for the trained categories and again for the others: a standard error of about 2 points"""
+PICTURES = (600, 300)
+"""at least, for the trained categories and for the others: standard errors of about 2 points"""
 
 
 def run_demo(
@@ -91,14 +91,22 @@ def measure(trainer: Trainer) -> Measured:
     results = []
     for part, keep in enumerate((trained, [name for name in categories if name not in trained])):
         prompts = Prompts.read(settings.prompts or "", {"category": keep})
-        pictures, seed = -(-PICTURES // len(prompts)), EVALUATION_SEED + part * 10_000_000
+        pictures, seed = -(-PICTURES[part] // len(prompts)), EVALUATION_SEED + part * 10_000_000
         results.append(evaluate(trainer.policy, trainer.evaluator.reward, prompts, settings, pictures, seed))
     return Measured(*results)
 
 
 def _train_on_pictures(trainer: Trainer, console: Console) -> dict[str, Any]:
     console.print("measuring the base model on held-out prompts")
+    begin = time.perf_counter()
     first = measure(trainer)
+    first.save(trainer.folder, 0)
+    page = build([trainer.folder], trainer.folder.parent / "gallery")
+    console.print(f"what it makes of them: {page.resolve()}", soft_wrap=True)
+    seconds = time.perf_counter() - begin
+    console.print(
+        f"now it trains; when the bar below is full, the same is measured again, in about {seconds:.0f} s more"
+    )
     trainer.train()
     last = measure(trainer)
     first.save(trainer.folder, 0)

@@ -21,13 +21,15 @@ def load_for_sampling(
     Args:
         model: a run's folder, a pipeline's folder, a hub name, or a shipped model. A language model: a run's folder.
         lora: folder with LoRA weights.
-        trained: with a run's folder, put on what the run trained.
+        trained: with a run's folder, put on what the run trained; otherwise the weights it started from.
     """
     device = best_device()
     folder, weights = Path(model), lora
     if (folder / "config.yaml").is_file():
         config = load(folder / "config.yaml")
         policy: Policy[Any] = build_policy(config, device)
+        if config.model.lora is not None and config.model.lora.path is not None:
+            policy.start_from_lora(config.model.lora.path)
         sampling: SamplingSettings = config.evaluation
         if trained and weights is None:
             load_trained(policy, folder)

@@ -1,6 +1,5 @@
 """The command line: `flowalign`, also `python -m flowalign` and under `accelerate launch -m flowalign`."""
 
-import contextlib
 import errno
 import logging
 import sys
@@ -11,15 +10,19 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.table import Table
 
+from flowalign.cli.evaluate import evaluate_runs, watch
+from flowalign.cli.fetch import fetch
 from flowalign.cli.gallery import gallery
 from flowalign.cli.init import init
 from flowalign.cli.judges import cold_start, pair_questions, rejection_sampling
 from flowalign.cli.modules import check_own_packages, find_beside
+from flowalign.cli.pairs import pairs
 from flowalign.cli.prompts import difficulty, prompts
+from flowalign.cli.results import print_ending, suggest_panel
 from flowalign.cli.rewards import reward_check, reward_server, train_reward
-from flowalign.cli.sample import TRUST, sample
+from flowalign.cli.sample import sample
+from flowalign.cli.search import search
 from flowalign.errors import ConfigError, FlowalignError, hide, nearest
 
 app = typer.Typer(
@@ -89,70 +92,20 @@ def train(
     from flowalign.training import Trainer
 
     trainer = Trainer(settings, resume=resume)
+    main_process = trainer.accelerator.is_main_process
+    if main_process and not trainer.resumed:
+        suggest_panel(settings)
     trainer.train()
-    if trainer.accelerator.is_main_process:
-        print(f"run folder: {trainer.folder}")
+    if main_process:
+        print_ending(trainer)
 
 
 app.command()(init)
+app.command()(fetch)
 app.command()(sample)
-
-
-@app.command("eval")
-def evaluate_run(
-    run: Annotated[Path, typer.Argument(help="A run's folder.")],
-    base: Annotated[bool, typer.Option("--base", help="Evaluate the model before training instead.")] = False,
-    pictures: Annotated[int | None, typer.Option(min=1, help="Pictures a prompt.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Seed of the first start noise.")] = None,
-    trust: Annotated[bool, typer.Option("--trust", help=TRUST)] = False,
-) -> None:
-    """Score what a run trained on its held-out prompts."""
-    from flowalign.registry import only_ours
-
-    with contextlib.nullcontext() if trust else only_ours(run / "config.yaml"):
-        _evaluate_run(run, base, pictures, seed)
-
-
-def _evaluate_run(run: Path, base: bool, pictures: int | None, seed: int | None) -> None:
-    from flowalign.cli.launch import load_for_sampling
-    from flowalign.config import load
-    from flowalign.config.rewards import build_reward
-    from flowalign.data import Prompts
-    from flowalign.training.evaluation import evaluate
-
-    config = load(run / "config.yaml")
-    settings = config.evaluation
-    if settings.prompts is None:
-        raise ConfigError(f"{run / 'config.yaml'} has no evaluation.prompts to evaluate on")
-    reward = build_reward(settings.rewards or config.rewards)
-    policy, _ = load_for_sampling(str(run), None, config.model.dtype, trained=not base)
-    policy.bind(reward)
-    result = evaluate(
-        policy,
-        reward,
-        Prompts.of(settings),
-        settings,
-        pictures or settings.samples_per_prompt,
-        settings.seed if seed is None else seed,
-    )
-    print(settings.shown())
-    print_means(result.means(by="category"))
-
-
-def print_means(means: dict[str, dict[str, float]]) -> None:
-    """A table of evaluation means, a row a category."""
-    table = Table()
-    table.add_column("prompts")
-    for name in means["all"]:
-        table.add_column(name, justify="right")
-    for label, row in means.items():
-        # a part that no sample of a category has is not among its means
-        table.add_row(label, *(_figure(row.get(name)) for name in means["all"]))
-    console.print(table)
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+app.command("eval")(evaluate_runs)
+app.command()(watch)
+app.command()(search)
 
 
 @app.command()
@@ -208,7 +161,7 @@ def list_recipes() -> None:
 def list_names(
     kind: Annotated[
         str | None,
-        typer.Argument(help="algorithms, kernels, plans, rewards, models, advantages, losses; default all."),
+        typer.Argument(help="algorithms, kernels, plans, rewards, models, searches, ...; default all."),
     ] = None,
     name: Annotated[str | None, typer.Argument(help="One of them: what it is and its settings.")] = None,
 ) -> None:
@@ -229,6 +182,7 @@ def list_names(
 
 app.command()(difficulty)
 app.add_typer(prompts, name="prompts")
+app.command()(pairs)
 app.command()(gallery)
 app.command()(reward_server)
 app.command()(reward_check)

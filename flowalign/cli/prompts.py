@@ -66,12 +66,13 @@ def difficulty(
     from flowalign.config import load
     from flowalign.config.rewards import build_reward
     from flowalign.data import Prompts
+    from flowalign.policies.base import best_device
     from flowalign.training.building import build_policy
     from flowalign.training.evaluation import evaluate
 
     check_output(output, "OUTPUT")
     settings = load(config, overrides or [])
-    policy = build_policy(settings, "cuda" if torch.cuda.is_available() else "cpu")
+    policy = build_policy(settings, best_device())
     prompts = Prompts.of(settings.data)
     result = evaluate(policy, build_reward(settings.rewards), prompts, settings.rollout, samples, seed)
     rates = torch.tensor(result.value).view(-1, samples).mean(1).tolist()

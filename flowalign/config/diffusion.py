@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from flowalign import registry
 from flowalign.config.sections import BaseConfig, Heldout, Named
-from flowalign.errors import ConfigError
+from flowalign.errors import ConfigError, nearest
 from flowalign.policies.settings import Model, Sampling
 
 if TYPE_CHECKING:
@@ -33,12 +33,19 @@ class RolloutSampling(Sampling):
     """the members of a group start from the same noise"""
     guidance_gradient: Literal["both", "conditional"] = "both"
     """branches of guidance that updates have a gradient through; with one, an update costs about a quarter less"""
+    weights: str | None = None
+    """that draw the samples: policy, reference, ema, or a snapshot (`training.snapshots`, or the algorithm's own);
+    default the algorithm's choice"""
     overlap: int = Field(1, ge=1)
     """parts an iteration's groups are sampled in: the rewards of one are computed while the next is sampled"""
 
 
 class Evaluation(Sampling, Heldout):
     """How held-out prompts are sampled, and scored."""
+
+    weights: str | None = None
+    """that are evaluated and saved, as in `rollout.weights`; default the average where there is one
+    (`training.ema_decay`), else the policy"""
 
 
 class Config(BaseConfig):
@@ -54,8 +61,12 @@ class Config(BaseConfig):
         self.evaluation = self.evaluation.following(self.rollout)
         return self
 
-    def build_plan(self) -> Any:
-        """The plan, checked against the number of steps."""
+    def build_plan(self, silent: bool = False) -> Any:
+        """The plan, checked against the number of steps.
+
+        Args:
+            silent: it may have no stochastic step.
+        """
         plan = registry.build("plans", self.rollout.plan.name, self.rollout.plan.settings, "rollout.plan")
         try:
             etas = plan.etas(self.rollout.steps, self.rollout.eta, 0, 0)
@@ -66,7 +77,7 @@ class Config(BaseConfig):
                 f"rollout.plan: '{self.rollout.plan.name}' gives {etas.tolist()}; it must give a noise level from 0 on "
                 f"for each of {self.rollout.steps} steps"
             )
-        if not (etas > 0).any():
+        if not silent and not (etas > 0).any():
             raise ConfigError(
                 f"rollout.plan: '{self.rollout.plan.name}' with {self.rollout.steps} steps and eta "
                 f"{self.rollout.eta} has no stochastic step to learn from; raise rollout.steps or rollout.eta"
@@ -81,7 +92,7 @@ class Config(BaseConfig):
         from samplers import step_std
 
         sampling = self.rollout
-        etas = self.build_plan().etas(sampling.steps, sampling.eta, 0, 0)
+        etas = self.build_plan(silent=True).etas(sampling.steps, sampling.eta, 0, 0)
         # how large the noise is depends on the pipeline's schedule, whether there is any does not; the last level is
         # above where ddim_published ends
         sigmas = torch.cat([torch.linspace(1, 0.1, sampling.steps), torch.zeros(1)])
@@ -95,7 +106,7 @@ class Config(BaseConfig):
         from samplers import check_eta
 
         kernel = registry.resolve("kernels", self.rollout.kernel)
-        plan = self.build_plan()
+        plan = self.build_plan(silent=True)
         highest = getattr(plan, "maximum", None) or self.rollout.eta
         for where, eta in (("rollout.eta", self.rollout.eta), ("rollout.plan.maximum", highest)):
             try:
@@ -125,8 +136,20 @@ class Config(BaseConfig):
                 )
             if sampling.sigmas is not None:
                 check_levels(sampling.sigmas, f"{where}.sigmas")
+            self._check_weights(sampling.weights, where, algorithm)
+        if self.rollout.rlg != 1:
+            raise ConfigError("rollout.rlg: a run learns from the samples of its own weights; evaluation.rlg works")
         if self.rollout.overlap > groups:
             raise ConfigError(
                 f"rollout.overlap: the {groups} groups of a process cannot be split into {self.rollout.overlap} parts "
                 f"(groups stay whole); at most {groups} works"
             )
+
+    def _check_weights(self, name: str | None, where: str, algorithm: Any) -> None:
+        """Refuse weights that there will not be."""
+        averaged = ["ema"] if self.training.ema_decay is not None else []
+        known = ["policy", "reference", *averaged, *self.training.snapshots, *algorithm.snapshots]
+        if name == "ema" and not averaged:
+            raise ConfigError(f"{where}.weights: there is no average of the weights; set training.ema_decay")
+        if name is not None and name not in known:
+            raise ConfigError(f"{where}.weights: no snapshot is called '{name}'; {nearest(name, known)}")

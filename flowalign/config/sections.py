@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from flowalign import registry
 from flowalign.data import Difficulty, PromptList, Prompts
 from flowalign.errors import ConfigError
-from flowalign.policies.settings import Network, SamplingSettings
+from flowalign.policies.settings import Network, SamplingSettings, Snapshot
 from flowalign.runs.files import check_output
 from flowalign.selection.settings import DynamicSampling, ReplaySettings
 from flowalign.settings import Section, not_finite, parse
@@ -126,6 +126,9 @@ class Training(Section):
     """of an average of the weights, which is evaluated and saved in their place"""
     ema_every: int = Field(1, ge=1)
     """updates from one averaging to the next"""
+    snapshots: dict[str, Snapshot] = {}
+    """further copies of the weights, by name, for `rollout.weights` and `evaluation.weights`; one of the algorithm's
+    own is set by its name"""
     old_log_prob: Literal["sampled", "replayed"] | None = None
     """what ratios refer to: the log-probabilities that sampling recorded, or a replay's in the very batches of the
     updates, so that ratios start at 1 in any precision, for one more forward pass; null: the algorithm's choice"""
@@ -174,6 +177,9 @@ class BaseConfig(Section):
             raise ConfigError(f"{place}: a finite number is wanted")
         if not self.rewards:
             raise ConfigError("rewards: name at least one, e.g. rewards: [{name: clip_score}]")
+        lora = self.model.lora
+        if lora is not None and lora.path is not None and not (Path(lora.path).exists() or lora.path.count("/") == 1):
+            raise ConfigError(f"model.lora.path: no file or folder at '{lora.path}', and a hub name is owner/name")
         check_output(Path(self.output) / (self.name or "run"), "output", folder=True)
         algorithm = self.build_algorithm()
         if algorithm.kind != self.model.kind:
@@ -185,6 +191,9 @@ class BaseConfig(Section):
         training, evaluation = self.training, self.evaluation
         if training.ema_every > 1 and training.ema_decay is None:
             raise ConfigError("training.ema_every: there is no average; set training.ema_decay, or leave it out")
+        taken = sorted({"policy", "reference", "ema"} & training.snapshots.keys())
+        if taken:
+            raise ConfigError(f"training.snapshots: '{taken[0]}' is a name of its own; call the snapshot otherwise")
         if training.prompts_per_iteration % processes:
             up = -(-training.prompts_per_iteration // processes) * processes
             raise ConfigError(

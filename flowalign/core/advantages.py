@@ -36,6 +36,10 @@ def group_mean_std(
     Returns:
         Two tensors shaped like values; the columns of [B, T] are kept apart.
     """
+    if values.device.type == "mps":
+        # which has no float64
+        on_cpu = group_mean_std(values.cpu(), group.cpu(), None if mask is None else mask.cpu(), unbiased)
+        return on_cpu[0].to(values.device), on_cpu[1].to(values.device)
     dtype, values = values.dtype, values.double()
     numbers, index = group.unique(return_inverse=True)
     mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask

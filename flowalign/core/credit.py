@@ -115,6 +115,23 @@ def best_and_worst(advantage: Tensor, group: Tensor, k: int) -> Tensor:
     return (above < (k + 1) // 2) | (above >= same.sum(1) - k // 2)
 
 
+def preferred(reward: Tensor, threshold: Tensor | float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """The best and the worst member of each group, and whether they are far enough apart to be a pair.
+
+    The gap is that of the two rewards' softmax, P(best) - P(worst) = tanh((best - worst) / 2), as in SPO's code (arXiv
+    2406.04314); it must exceed the threshold, so that ties are no pairs.
+
+    Args:
+        reward: [G, M, T] of M members of G groups at T steps.
+        threshold: in [0, 1), or [T] of them.
+
+    Returns:
+        [G, T] members twice, best and worst, and [G, T] bool.
+    """
+    (high, best), (low, worst) = reward.max(1), reward.min(1)
+    return best, worst, torch.tanh((high - low) / 2) > threshold
+
+
 def _same_group(group: Tensor) -> Tensor:
     return group[:, None] == group
 

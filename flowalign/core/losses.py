@@ -126,6 +126,50 @@ def preference_loss(logit: Tensor) -> Tensor:
     return -F.logsigmoid(logit)
 
 
+def step_preference_loss(chosen: Tensor, rejected: Tensor, beta: float, clip_range: float) -> tuple[Tensor, Tensor]:
+    """Bradley and Terry's loss of one denoising step that is preferred to another (D3PO, arXiv 2311.13231).
+
+    An implicit reward is beta times the log-ratio to the reference, the ratio clamped to 1 +- clip_range: outside it
+    has no gradient. At ratios of 1 the gradient is -beta / 2 (grad chosen - grad rejected).
+
+    Args:
+        chosen, rejected: [N] log-ratios of the two steps, of log-probabilities that are means over elements.
+
+    Returns:
+        the losses [N], and the logits that they come from.
+    """
+    low, high = math.log1p(-clip_range), math.log1p(clip_range)
+    logit = beta * (chosen.clamp(low, high) - rejected.clamp(low, high))
+    return preference_loss(logit), logit
+
+
+def reward_difference_loss(
+    reward: Tensor, log_ratio: Tensor, old_log_ratio: Tensor, beta: float, clip_range: float
+) -> Tensor:
+    """PRDP's regression of the difference of two rewards, proximal (after the abstract of arXiv 2402.08714).
+
+    The maximiser of the reward under beta times the KL from the reference has reward = beta * log-ratio + a constant of
+    the prompt, so that its log-ratios predict differences: (r_0 - r_1 - beta (rho_0 - rho_1))^2 with the trajectories'
+    log-ratios rho, sums over steps. Where all steps' log-ratios, clamped to clip_range around those of the weights that
+    sampled, predict worse, it is their error: there is nothing to gain by going further.
+
+    Args:
+        reward: [N, 2].
+        log_ratio: [N, 2, T] of each step to the reference, means over elements.
+        old_log_ratio: [N, 2, T] under the weights that sampled.
+
+    Returns:
+        [N].
+    """
+
+    def error(log_ratio: Tensor) -> Tensor:
+        left = reward - beta * log_ratio.sum(2)
+        return (left[:, 0] - left[:, 1]) ** 2
+
+    near = old_log_ratio + (log_ratio - old_log_ratio).clamp(-clip_range, clip_range)
+    return torch.maximum(error(log_ratio), error(near))
+
+
 LooksAt = Literal["action", "row", "group"]
 LOOKS_AT: tuple[LooksAt, ...] = get_args(LooksAt)
 N = TypeVar("N", bound=Callable[..., Losses])

@@ -2,13 +2,16 @@
 
 from flowalign.data.files import ASSETS
 from flowalign.data.prompts import Difficulty, Preferences, PromptList, Prompts, Source, shipped
+from flowalign.data.targets import Labels, Targets
 
 __all__ = [
     "ASSETS",
     "Difficulty",
+    "Labels",
     "Preferences",
     "PromptList",
     "Prompts",
     "Source",
+    "Targets",
     "shipped",
 ]

@@ -68,6 +68,8 @@ class Prompts:
 
     noun: ClassVar[str] = "prompt"
     """for messages"""
+    samples: ClassVar[tuple[str, ...]] = ()
+    """keys of the metadata that name files of pictures or videos to learn from"""
     texts: list[str]
     metadata: list[dict[str, Any]]
 
@@ -97,11 +99,12 @@ class Prompts:
         """
         cls.check_source(source)
         texts, metadata, files = [], [], folder(source)
-        for place, text, record in records(source, column, split, subset):
-            cls.check(record, files, place)
-            if all(record.get(key) in values for key, values in (where or {}).items()):
-                texts.append(text)
-                metadata.append(record)
+        for place, text, line in records(source, column, split, subset):
+            for record in cls.parts(line):
+                cls.check(record, files, place)
+                if all(record.get(key) in values for key, values in (where or {}).items()):
+                    texts.append(text)
+                    metadata.append(record)
         if not texts:
             raise ConfigError(f"{located(source)}: no {cls.noun} is left" + (f" where {dict(where)}" if where else ""))
         return cls(texts, metadata)
@@ -109,6 +112,11 @@ class Prompts:
     @classmethod
     def check_source(cls, source: str) -> None:
         """Nothing: files, data sets and lists that are shipped all have prompts."""
+
+    @classmethod
+    def parts(cls, record: dict[str, Any]) -> list[dict[str, Any]]:
+        """What a line holds; here one record."""
+        return [record]
 
     @classmethod
     def of(cls, listed: PromptList) -> Self:
@@ -123,9 +131,18 @@ class Prompts:
         prompts: Self = _prompts(kind, listed.model_dump_json(include=set(PromptList.model_fields)), stamp)
         return prompts
 
-    @staticmethod
-    def check(record: dict[str, Any], folder: Path, place: str) -> None:
-        """Make the 'image' and 'mask' of the metadata paths of files that are there."""
+    @property
+    def files(self) -> list[str]:
+        """The pictures and videos to learn from."""
+        return [record[key] for record in self.metadata for key in self.samples]
+
+    @classmethod
+    def check(cls, record: dict[str, Any], folder: Path, place: str) -> None:
+        """Make the files that the metadata name paths of files that are there."""
+        for key in cls.samples:
+            if not isinstance(record.get(key), str):
+                raise ConfigError(f"{place}: no file name under the key '{key}'")
+            record[key] = _picture(folder / record[key], place)
         for key in ("image", "mask"):
             if key not in record:
                 continue
@@ -178,6 +195,7 @@ class Preferences(Prompts):
     """
 
     noun = "preference"
+    samples = ("chosen", "rejected")
 
     @classmethod
     def check_source(cls, source: str) -> None:
@@ -194,15 +212,15 @@ class Preferences(Prompts):
             )
         return self
 
-    @staticmethod
-    def check(record: dict[str, Any], folder: Path, place: str) -> None:
-        """Make 'chosen' and 'rejected' paths of pictures that are there; texts stay."""
-        texts = record.get("medium") == "text"
-        for key in ("chosen", "rejected"):
+    @classmethod
+    def check(cls, record: dict[str, Any], folder: Path, place: str) -> None:
+        """Make 'chosen' and 'rejected' paths of files that are there; texts stay."""
+        if record.get("medium") != "text":
+            super().check(record, folder, place)
+            return
+        for key in cls.samples:
             if not isinstance(record.get(key), str):
-                raise ConfigError(f"{place}: no {'text' if texts else 'file name'} under the key '{key}'")
-            if not texts:
-                record[key] = _picture(folder / record[key], place)
+                raise ConfigError(f"{place}: no text under the key '{key}'")
 
 
 @functools.lru_cache(maxsize=2)

@@ -158,7 +158,9 @@ class Store:
         self.output = output
         self.cache = output / ".pictures.json"
         try:
-            self.known = {name: tuple(entry) for name, entry in json.loads(self.cache.read_text()).items()}
+            self.known = {
+                name: tuple(entry) for name, entry in json.loads(self.cache.read_text(encoding="utf-8")).items()
+            }
         except (OSError, ValueError, AttributeError, TypeError):
             self.known = {}
         self.used: dict[str, tuple[int, ...]] = {}
@@ -219,7 +221,7 @@ class Store:
             (self.output / "pictures" / name).unlink(missing_ok=True)
             (self.output / "thumbnails" / f"{name}.jpg").unlink(missing_ok=True)
         partial = self.cache.with_name(".partial-pictures.json")
-        partial.write_text(json.dumps(self.used, separators=(",", ":")))
+        partial.write_text(json.dumps(self.used, separators=(",", ":")), encoding="utf-8")
         os.replace(partial, self.cache)
 
 
@@ -302,6 +304,7 @@ def _page_data(gallery: Gallery) -> dict[str, Any]:
         "rows": rows,
         "pictures": pictures,
         "texts": [p.sample.text for p in gallery.placed] if gallery.texts else [],
+        "replies": {i: p.sample.replies for i, p in enumerate(gallery.placed) if p.sample.replies},
         "previews": gallery.previews,
     }
 

@@ -14,7 +14,7 @@ from flowalign.runs.previews import FOLDER as PREVIEWS
 from flowalign.runs.samples import FOLDER as SAMPLES
 
 MOMENT = re.compile(r"iteration-(\d{1,12})")
-KNOWN = {"picture", "text", "prompt", "seed", "metadata", "rewritten"}
+KNOWN = {"picture", "text", "prompt", "seed", "metadata", "rewritten", "replies"}
 """keys of a samples.jsonl line that are not scores"""
 
 
@@ -32,6 +32,8 @@ class Sample:
     scores: dict[str, float]
     text: str | None = None
     """what a language model wrote"""
+    replies: dict[str, str] = field(default_factory=dict)
+    """what judges wrote about it"""
 
 
 @dataclass
@@ -197,6 +199,7 @@ def _sample(run: Run, folder: Path, record: dict[str, Any]) -> Sample | None:
         _metadata(record.get("metadata")),
         scores,
         text,
+        {name: _text(own) for name, own in _metadata(record.get("replies")).items()},
     )
 
 

@@ -7,6 +7,7 @@ are posts from other sites.
 
 import hashlib
 import ipaddress
+import itertools
 import json
 import socket
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flowalign.errors import ConfigError
 from flowalign.gallery.build import Gallery, Placed, lay_out
-from flowalign.gallery.votes import Pair, Votes, json_lines, results
+from flowalign.gallery.votes import Pair, Votes, commands, enough, json_lines, results
 
 BODY = 65536
 """bytes of a post at most"""
@@ -85,26 +86,41 @@ class Guard:
 
 
 class Polls:
-    """The votes on a gallery: which pairs two of its columns have in common, and who judged what."""
+    """The votes on a gallery: which pairs two of its columns have in common, and who judged what.
 
-    def __init__(self, gallery: Gallery, votes: Votes) -> None:
-        self.gallery, self.votes = gallery, votes
+    Args:
+        folder: the gallery's, with the file of votes.
+    """
+
+    def __init__(self, gallery: Gallery, folder: Path) -> None:
+        self.gallery, self.folder, self.votes = gallery, folder, Votes(folder / "votes.sqlite")
         self.at: dict[tuple[int, int], Placed] = {(p.row, p.column): p for p in gallery.placed}
         self.pairs: dict[tuple[int, int], dict[str, tuple[Placed, Placed]]] = {}
 
     def contest(self, a: Any, b: Any) -> dict[str, tuple[Placed, Placed]]:
         """{key: (sample of column a, sample of column b)}; raises Refused for columns that are not there.
 
-        They are two pictures, or two texts that are not the same.
+        They are two pictures, or two texts that are not the same, of one prompt and seed; of one column against itself,
+        every two of one prompt.
         """
         columns = range(len(self.gallery.columns))
-        if type(a) is not int or type(b) is not int or a not in columns or b not in columns or a == b:
-            raise Refused("choose two different moments")
+        if type(a) is not int or type(b) is not int or a not in columns or b not in columns:
+            raise Refused("choose a moment for either side")
         if (a, b) not in self.pairs:
-            sides = [(self.at.get((row, a)), self.at.get((row, b))) for row in range(len(self.gallery.rows))]
-            both = [(x, y) for x, y in sides if x is not None and y is not None]
+            both = self._of_one_prompt(a) if a == b else self._of_one_row(a, b)
             self.pairs[a, b] = {_key(x, y): (x, y) for x, y in both if _differ(x, y)}
         return self.pairs[a, b]
+
+    def _of_one_row(self, a: int, b: int) -> list[tuple[Placed, Placed]]:
+        sides = [(self.at.get((row, a)), self.at.get((row, b))) for row in range(len(self.gallery.rows))]
+        return [(x, y) for x, y in sides if x is not None and y is not None]
+
+    def _of_one_prompt(self, column: int) -> list[tuple[Placed, Placed]]:
+        by_prompt: dict[str, list[Placed]] = {}
+        for placed in self.gallery.placed:
+            if placed.column == column:
+                by_prompt.setdefault(placed.sample.prompt, []).append(placed)
+        return [pair for samples in by_prompt.values() for pair in itertools.combinations(samples, 2)]
 
     def next(self, rater: str, a: Any, b: Any) -> dict[str, Any]:
         """The first pair, in the rater's own random order, that the rater has not judged."""
@@ -139,12 +155,18 @@ class Polls:
         if verdict in ("left", "right"):
             verdict = ("first", "second")[_index(verdict, _draw(rater, key, "side"))]
         shown = [p.sample.path if p.sample.text is None else p.sample.text for p in (first, second)]
-        self.votes.add(rater, Pair(key, first.sample.prompt, first.sample.seed, *shown), verdict)
+        # of two seeds both
+        seed = " and ".join(dict.fromkeys([first.sample.seed, second.sample.seed]))
+        self.votes.add(rater, Pair(key, first.sample.prompt, seed, *shown), verdict)
 
     def results(self, a: Any, b: Any) -> dict[str, Any]:
+        """The votes on two columns, summed up, and the commands that train on them."""
         contest = self.contest(a, b)
         scores = {key: (x.sample.scores, y.sample.scores) for key, (x, y) in contest.items()}
-        return results(self.votes.verdicts(contest), scores)
+        next_steps = commands([run.folder for run in self.gallery.runs], self.folder, self.gallery.texts)
+        table = results(self.votes.verdicts(contest), scores)
+        choices = table["all"]["wins"] + table["all"]["losses"]
+        return table | {"commands": next_steps, "enough": enough(choices)}
 
 
 def _key(first: Placed, second: Placed) -> str:
@@ -180,7 +202,7 @@ def application(gallery: Gallery, output: Path, host: str = "127.0.0.1") -> ASGI
         output: the gallery's folder; votes go to its votes.sqlite.
         host: a name besides localhost and plain addresses that the server goes by.
     """
-    polls = Polls(gallery, Votes(output / "votes.sqlite"))
+    polls = Polls(gallery, output)
 
     async def page(request: Request) -> Response:
         return FileResponse(output / "index.html", headers={"Cache-Control": "no-cache"})

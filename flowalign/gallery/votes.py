@@ -1,17 +1,18 @@
 """Blind votes: kept in SQLite, summed up, and exported as preferences that training reads.
 
-A vote is on a pair of pictures, or of texts, of one prompt and seed. The export is JSON lines of
-`{"prompt", "seed", "chosen", "rejected", "rater"}`; ties and skipped pairs choose nothing and are not in it. `chosen`
-and `rejected` are files of pictures; of texts they are the texts, and the line says `"medium": "text"`.
+A vote is on a pair of pictures, or of texts, of one prompt and seed, or of one prompt and two seeds. The export is JSON
+lines of `{"prompt", "seed", "chosen", "rejected", "rater"}`; ties and skipped pairs choose nothing and are not in it.
+`chosen` and `rejected` are files of pictures; of texts they are the texts, and the line says `"medium": "text"`.
 """
 
 import json
 import math
 import os
+import shlex
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from flowalign.errors import ConfigError
+from flowalign.runs.files import read_yaml
+
+DPO = "dpo.yaml"
+"""beside pictures that `flowalign pairs` made: a configuration that trains on the votes on them"""
 VERDICTS = ("first", "second", "tie", "skip")
 WORTH = {"first": 0.0, "second": 1.0, "tie": 0.5}
 """of a verdict for the second picture"""
@@ -26,7 +32,7 @@ WORTH = {"first": 0.0, "second": 1.0, "tie": 0.5}
 
 @dataclass(frozen=True)
 class Pair:
-    """Two pictures or texts of one prompt and seed; `first` comes from the earlier column of the gallery."""
+    """Two pictures or texts of one prompt; of one seed, `first` comes from the earlier column of the gallery."""
 
     key: str
     prompt: str
@@ -112,12 +118,18 @@ class Votes:
         """Write the preferences with paths relative to the file's folder; returns how many there are."""
         lines = self.preferences(path.parent.resolve())
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json_lines(lines))
+        path.write_text(json_lines(lines), encoding="utf-8")
         return len(lines)
 
 
 def json_lines(records: Iterable[Mapping[str, Any]]) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def enough(choices: int) -> str:
+    """A word on how much so many choices can carry."""
+    margin = f", and a win rate is known to ±{98 / math.sqrt(choices):.0f} points" if choices else ""
+    return f"{choices} choices so far{margin}."
 
 
 def wilson(successes: float, trials: int) -> tuple[float, float]:
@@ -129,6 +141,35 @@ def wilson(successes: float, trials: int) -> tuple[float, float]:
     centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
     half = math.sqrt(z2 * (share * (1 - share) / trials + z2 / (4 * trials**2))) / (1 + z2 / trials)
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def commands(runs: Sequence[Path], gallery: Path, texts: bool) -> list[str]:
+    """The command lines that export a gallery's votes and train on them.
+
+    Args:
+        runs: the folders that it shows; one that `flowalign pairs` made has a configuration for its votes.
+        gallery: the gallery's folder.
+        texts: the votes are on texts.
+    """
+    votes = gallery / "votes.jsonl"
+    lines: list[list[Path | str]] = [["gallery", *runs, "--output", gallery, "--export", votes]]
+    if texts:
+        lines += [["pair-questions", votes, "--template", "text_better", "--out", gallery / "questions.jsonl"]]
+    else:
+        lines += [["train", *_recipe(runs[0]), f"data.prompts={votes}"]]
+        lines += [["train-reward", votes, "--out", gallery / "reward"]]
+    return [shlex.join(["flowalign", *map(str, words)]) for words in lines]
+
+
+def _recipe(run: Path) -> list[Path | str]:
+    """The configuration that trains a run's model by DPO, and what to set in it."""
+    if (run / DPO).is_file():
+        return [run / DPO]
+    try:
+        model = read_yaml(run / "config.yaml")["model"]["path"]
+    except (ConfigError, KeyError, TypeError):
+        return ["sd3/dpo"]
+    return ["tiny_sd3/dpo"] if model == "tiny_sd3" else ["sd3/dpo", f"model.path={model}"]
 
 
 BETWEEN = 200

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.settings import SamplingSettings
+from flowalign.policies.snapshots import Snapshots
 
 
 def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
@@ -21,6 +22,8 @@ def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
         yield from child if isinstance(child, nn.ModuleList) else repeated_blocks(child)
 
 
+TRAINED, START = "default", "start"
+"""names of the adapter that is trained, and of the one that it started from where that was given"""
 R = TypeVar("R")
 """a rollout"""
 
@@ -47,6 +50,10 @@ class Policy(Generic[R]):
         self.forwards = 0
         """samples the network was evaluated on so far"""
         self._reference: nn.Module | None = None
+        self.lora_path: str | None = None
+        """of the adapter that training starts from, and whose weights the reference has"""
+        self.snapshots: Snapshots | None = None
+        """named copies of what is trained, where a training keeps some"""
         network.requires_grad_(False).eval()
 
     @property
@@ -69,6 +76,30 @@ class Policy(Generic[R]):
             raise ConfigError(f"LoRA targets {targets} match nothing in the network: {error}") from error
         self.lora, self.lora_config = True, config
         cast_training_params(self.network, dtype=torch.float32)
+
+    def start_from_lora(self, path: str | Path) -> None:
+        """Train a LoRA adapter that starts from a trained one; the reference is the network with that one on.
+
+        Args:
+            path: a file, a folder or a hub name, as `load_lora_weights` of diffusers or peft reads it.
+
+        Raises:
+            ConfigError: there is none, or it does not fit the network.
+        """
+        # the first is never trained
+        for name in (START, TRAINED):
+            try:
+                self.read_lora(path, name)
+                self.network.set_adapter(name)
+            except (OSError, ValueError, RuntimeError, LookupError) as error:
+                said = " ".join(str(error).split())[:300]
+                raise ConfigError(f"model.lora.path: no LoRA for this model at '{path}': {said}") from error
+            cast_training_params(self.network, dtype=torch.float32)
+        self.lora, self.lora_config, self.lora_path = True, self.network.peft_config[TRAINED], str(path)
+
+    def read_lora(self, path: str | Path, name: str) -> None:
+        """Put a saved adapter on the network under a name."""
+        raise NotImplementedError
 
     def train_all(self) -> None:
         """Train every weight, in float32; call `keep_reference` first where the algorithm needs the start weights."""
@@ -99,6 +130,13 @@ class Policy(Generic[R]):
     @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
         """Within it the policy is the reference, for calls without gradients."""
+        if self.lora_path is not None:
+            self.network.set_adapter(START)
+            try:
+                yield
+            finally:
+                self.network.set_adapter(TRAINED)
+            return
         if self.lora:
             self.network.disable_adapters()
             try:
@@ -113,6 +151,12 @@ class Policy(Generic[R]):
             yield
         finally:
             self._bare = self.network
+
+    def snapshot(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Within it the policy has the weights of a named snapshot, for calls without gradients."""
+        if self.snapshots is None or name not in self.snapshots.weights:
+            raise FlowalignError(f"there is no snapshot '{name}' of the weights; training.snapshots makes some")
+        return self.snapshots.use(name)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.dtype == torch.float32:

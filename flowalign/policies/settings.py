@@ -1,14 +1,19 @@
 """What can be set of models and of how they are sampled."""
 
+import math
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from flowalign.settings import Section
 
 
 class Lora(Section):
+    path: str | None = None
+    """an adapter to start from, which is the reference too: a file, a folder or a hub name, as diffusers or peft reads
+    it; rank, alpha, targets and init are then its own"""
     rank: int = Field(32, ge=1)
     alpha: float = Field(64, gt=0)
     """default twice the rank"""
@@ -30,7 +35,7 @@ class Network(Section):
     kind: Literal["pictures", "text"]
     """of the samples that it makes"""
     path: str
-    """a folder, a hub name, or a model shipped with flowalign"""
+    """a folder, a hub name, or a model shipped with flowalign; of pictures also a single file (.safetensors)"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """of the frozen weights and the forward pass; what is trained stays float32"""
     lora: Lora | None = Lora()
@@ -41,6 +46,9 @@ class Network(Section):
 
 class Model(Network):
     kind: Literal["pictures"] = "pictures"
+    config: str | None = None
+    """of a single file: folder or hub name of a pipeline that says what its parts are, and has those that the file
+    lacks; default diffusers' guess"""
     attention: str | None = None
     """diffusers attention backend: native (default), xformers, flash, ..."""
     encode: dict[str, Any] = {}
@@ -69,6 +77,58 @@ class TextModel(Network):
     """the system's turn before it"""
     images: bool = False
     """an image-text-to-text model: a prompt is a user's turn that shows the pictures under 'image' in its metadata"""
+
+
+class Snapshot(Section):
+    """A copy of the trained weights: snapshot = decay * snapshot + (1 - decay) * policy."""
+
+    decay: float | str = 0.0
+    """0 copies the policy, 1 stays; or 'start-value-slope-end': value + slope * (updates - start) from the update
+    `start` on, at most end, and before it value"""
+    every: Literal["iteration", "update"] = "iteration"
+    """when it moves"""
+    of: str = "policy"
+    """whose copy it is: the policy's, or another of the algorithm's sets of weights"""
+
+    @field_validator("decay")
+    @classmethod
+    def _known(cls, decay: float | str) -> float | str:
+        parts = _numbers(decay)
+        if parts is None or not all(0 <= share <= 1 for share in (parts if len(parts) == 1 else (parts[1], parts[3]))):
+            raise ValueError(
+                "a share from 0 (a copy) to 1 (frozen), or 'start-value-slope-end' such as '75-0-0.0075-0.999'"
+            )
+        return decay
+
+    def decay_at(self, updates: int) -> float:
+        """The decay after so many updates of the policy."""
+        parts = _numbers(self.decay)
+        assert parts is not None, "checked when it was read"
+        if len(parts) == 1:
+            return parts[0]
+        start, value, slope, end = parts
+        return value if updates < start else min(value + slope * (updates - start), end)
+
+
+class Role(Section):
+    """Another set of weights of the policy's network, trained before the policy in each of its updates."""
+
+    learning_rate: float | None = Field(None, gt=0)
+    """default the policy's; its schedule is the policy's"""
+    betas: tuple[float, float] | None = None
+    """default the policy's"""
+    updates: int = Field(1, ge=1)
+    """for one of the policy's"""
+
+
+def _numbers(decay: float | str) -> list[float] | None:
+    """One number, or the four of 'start-value-slope-end'; None for anything else."""
+    texts = re.split(r"(?<!e)-", decay) if isinstance(decay, str) else [decay]
+    try:
+        numbers = [float(text) for text in texts]
+    except ValueError:
+        return None
+    return numbers if len(numbers) in (1, 4) and all(map(math.isfinite, numbers)) else None
 
 
 class SamplingSettings(Section):
@@ -105,10 +165,14 @@ class Sampling(SamplingSettings):
     """what guidance leads away from; a line of the prompt file with a 'negative_prompt' of its own goes before"""
     sigmas: list[float] | None = None
     """noise levels before the pipeline's own shift; default its scheduler's"""
+    order: Literal[1, 2] = 1
+    """of the solver from the last stochastic step on: 1 is Euler's rule, 2 DPM-Solver++ (2M)"""
     height: int | None = Field(None, ge=8)
     width: int | None = Field(None, ge=8)
     num_frames: int | None = Field(None, ge=1)
     """of a video"""
+    rlg: float = 1.0
+    """weight of what a LoRA has learned: 0 is the base, 1 the trained model, 1.6 more of it at twice the time (RLG)"""
 
     def following(self, other: SamplingSettings) -> Self:
         copy = super().following(other)
@@ -124,12 +188,13 @@ class Sampling(SamplingSettings):
         """
         sides = {"height": self.height, "width": self.width, "num_frames": self.num_frames}
         size = {name: side for name, side in sides.items() if side is not None}
-        names = ("steps", "guidance", "guidance_2", "negative_prompt", "sigmas")
+        names = ("steps", "guidance", "guidance_2", "negative_prompt", "sigmas", "order")
         base = {name: getattr(self, name) for name in names}
         if kept is not None:
             assert self.sigmas is not None
             base |= {"steps": len(kept), "sigmas": [self.sigmas[k] for k in kept]}
-        return base | {"batch_size": self.batch_size} | size
+        rlg = {} if self.rlg == 1 else {"rlg": self.rlg}
+        return base | {"batch_size": self.batch_size} | rlg | size
 
 
 class TextSampling(SamplingSettings):

@@ -13,6 +13,7 @@ from flowalign.config.language import TextConfig
 from flowalign.config.rewards import build_reward
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError
+from flowalign.policies.base import best_device
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import demonstrated
@@ -100,14 +101,14 @@ def rejection_sampling(
     lines = [json.dumps({"prompt": prompts.texts[i], **prompts.metadata[i]}) + "\n" for i in wrong]
     with new_folder(output, "rejection_sampling.json", report) as folder:
         policy.save(folder / "model")
-        (folder / "wrong.jsonl").write_text("".join(lines))
+        (folder / "wrong.jsonl").write_text("".join(lines), encoding="utf-8")
     return report
 
 
 def _start(config: TextConfig) -> tuple[LanguagePolicy, Prompts]:
     """The configuration's model, and its prompts."""
     torch.manual_seed(config.training.seed)
-    policy: LanguagePolicy = build_policy(config, "cuda" if torch.cuda.is_available() else "cpu")
+    policy: LanguagePolicy = build_policy(config, best_device())
     return policy, Prompts.read(config.data.prompts, config.data.where)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from flowalign.config.sections import Optimizer
 from flowalign.runs.files import sync
@@ -59,6 +59,6 @@ def new_folder(output: Path, name: str, report: dict[str, Any]) -> Iterator[Path
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     yield partial
-    (partial / name).write_text(json.dumps(report, indent=2) + "\n")
+    (partial / name).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     sync(partial)
     os.replace(partial, output)

@@ -156,11 +156,11 @@ class Checkpoints:
         for name, entries in tensors.items():
             rows = {key: value.detach().cpu().contiguous() for key, value in entries.items()}
             save_file(rows, folder / f"{name}.safetensors")
-        (folder / "state.json").write_text(json.dumps(state))
+        (folder / "state.json").write_text(json.dumps(state), encoding="utf-8")
         if export is not None:
             export(folder)
         sums = {str(p.relative_to(folder)): _checksum(p) for p in sorted(folder.rglob("*")) if p.is_file()}
-        (folder / CHECKSUMS).write_text(json.dumps({"files": sums, "all": _sum_of(sums)}, indent=1))
+        (folder / CHECKSUMS).write_text(json.dumps({"files": sums, "all": _sum_of(sums)}, indent=1), encoding="utf-8")
         readable(folder)
         sync(folder)
 
@@ -172,7 +172,7 @@ class Checkpoints:
     @staticmethod
     def state(path: Path) -> dict[str, Any]:
         """The JSON that `save` was given."""
-        state: dict[str, Any] = json.loads((path / "state.json").read_text())
+        state: dict[str, Any] = json.loads((path / "state.json").read_text(encoding="utf-8"))
         return state
 
     @classmethod

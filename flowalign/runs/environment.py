@@ -24,14 +24,14 @@ def record_environment(folder: Path, config: str, accelerator: Accelerator, iter
     """
     folder.mkdir(parents=True, exist_ok=True)
     path, before = folder / "config.yaml", folder / f"config-until-{iteration:06d}.yaml"
-    if iteration and path.is_file() and path.read_text() != config and not before.exists():
+    if iteration and path.is_file() and path.read_text(encoding="utf-8") != config and not before.exists():
         os.replace(path, before)
     write_atomically(path, config)
     versions = {name: version(name) for name in PACKAGES}
     versions |= {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "device": torch.cuda.get_device_name() if accelerator.device.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name() if accelerator.device.type == "cuda" else accelerator.device.type,
         "processes": accelerator.num_processes,
     }
     write_atomically(folder / "versions.yaml", yaml.safe_dump(versions, sort_keys=False))

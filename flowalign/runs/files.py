@@ -155,7 +155,8 @@ def sync(folder: Path) -> None:
     """Make a folder and all files below it survive a crash of the machine."""
     for path in folder.rglob("*"):
         if path.is_file():
-            with open(path, "rb") as handle:
+            # Windows wants a handle that may write
+            with open(path, "r+b") as handle:
                 os.fsync(handle.fileno())
     sync_folder(folder)
 

@@ -21,7 +21,7 @@ def locked(folder: Path) -> Iterator[None]:
     import fcntl
 
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "a+") as file:
+    with open(folder / ".lock", "a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -14,7 +14,7 @@ class MetricsFile:
         self.path = path
 
     def append(self, record: dict[str, Any]) -> None:
-        with open(self.path, "a") as file:
+        with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     def read(self) -> list[dict[str, Any]]:
@@ -26,7 +26,7 @@ class MetricsFile:
         if not self.path.exists():
             return
         partial = self.path.with_name(f".partial-{self.path.name}")
-        with open(partial, "w") as file:
+        with open(partial, "w", encoding="utf-8") as file:
             file.writelines(line for line, record in self._lines() if record["iteration"] < iteration)
         os.replace(partial, self.path)
 
@@ -34,7 +34,7 @@ class MetricsFile:
         """Each whole line, and what it says."""
         if not self.path.exists():
             return
-        with open(self.path) as file:
+        with open(self.path, encoding="utf-8") as file:
             for line in file:
                 try:
                     record = json.loads(line)

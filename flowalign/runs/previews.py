@@ -113,7 +113,7 @@ def save_previews(
     film_lines = [_save_film(partial, i, film, limits) for i, film in enumerate(films[: limits.films])]
     group_lines = [_save_group(partial, i, group, limits) for i, group in enumerate(groups[: limits.groups])]
     for name, lines in (("films.jsonl", film_lines), ("groups.jsonl", group_lines)):
-        (partial / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (partial / name).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     shutil.rmtree(final, ignore_errors=True)
     os.replace(partial, final)
     _thin(parent, limits.moments)

@@ -55,7 +55,7 @@ def save_samples(run: Path, iteration: int, samples: Iterable[tuple[Sample, Mapp
         if max(first.size) > THUMBNAIL:
             save_thumbnail(first.copy(), thumbnail_of(path))
         lines.append(json.dumps({"picture": path.name, **record}) + "\n")
-    (partial / "samples.jsonl").write_text("".join(lines))
+    (partial / "samples.jsonl").write_text("".join(lines), encoding="utf-8")
     shutil.rmtree(final, ignore_errors=True)
     os.replace(partial, final)
     return final

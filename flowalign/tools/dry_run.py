@@ -1,6 +1,5 @@
 """`flowalign train CONFIG --dry-run`: one rollout and one update of a recipe on random weights, timed."""
 
-import resource
 import sys
 import tempfile
 import time
@@ -16,9 +15,10 @@ from torch import Tensor
 
 from flowalign.config import BaseConfig, Config, Named, TextConfig, Weighted
 from flowalign.config.loader import world_size
-from flowalign.policies.base import Policy
+from flowalign.policies.base import Policy, best_device
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.tools.downloads import missing
 from flowalign.tools.random_models import (
     is_shipped,
     random_language_model,
@@ -55,15 +55,23 @@ class Report:
     peak_memory: int
     """bytes: allocated on the GPU, on the CPU resident memory of the whole process"""
     device: str
+    missing: list[str]
+    """of the hub that the recipe needs and this machine has not"""
+    projected: float | None = None
+    """seconds of the recipe's iterations without its rewards and evaluations, of its own model only"""
 
     def lines(self) -> list[str]:
         """For people."""
         seconds = ", ".join(f"{name} {value:.2f} s" for name, value in self.seconds.items())
-        where = "of the process" if self.device == "cpu" else f"on {self.device}"
+        where = "of the process" if self.device in ("cpu", "mps") else f"on {self.device}"
         return [
             f"{self.model}: {self.parameters / 1e6:.4g}M random weights, {self.trained / 1e6:.4g}M trained",
             f"one iteration of {self.samples} samples of {self.length}: {seconds}",
             f"peak memory {self.peak_memory / 2**30:.2f} GiB {where}",
+            "the recipe's time: --full projects it from its own model"
+            if self.projected is None
+            else f"the recipe's iterations here: {self.projected / 3600:.3g} hours, without rewards and evaluations",
+            *(f"not on this machine: {name}; flowalign fetch gets it" for name in self.missing),
         ]
 
 
@@ -116,7 +124,7 @@ def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
     Raises:
         ConfigError: what is wrong with the recipe, or which files are missing.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = best_device()
     with tempfile.TemporaryDirectory() as folder:
         small = _small(config, folder, full)
         policy: Policy
@@ -149,8 +157,17 @@ def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
         length,
         {"rollout": metrics["seconds/rollout"], "update": metrics["seconds/update"], "all": whole},
         _peak_memory(device),
-        torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        torch.cuda.get_device_name() if device.type == "cuda" else device.type,
+        [f"{one.repository} for {one.needed_by}" for one in missing(config)],
+        _projected(config, small, metrics) if full else None,
     )
+
+
+def _projected(config: BaseConfig, small: BaseConfig, metrics: Mapping[str, float]) -> float:
+    """Seconds of all iterations: those of the small one, times how many more groups and members they have."""
+    own, tried = (each.training.prompts_per_iteration * each.training.group_size for each in (config, small))
+    seconds = metrics["seconds/rollout"] + metrics["seconds/update"]
+    return seconds * own / tried * config.training.iterations
 
 
 def _small(config: BaseConfig, folder: str, full: bool) -> BaseConfig:
@@ -216,5 +233,11 @@ def _language_model(small: TextConfig, full: bool, device: torch.device) -> Lang
 def _peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
     # kilobytes on Linux, bytes on macOS
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

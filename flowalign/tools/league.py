@@ -143,8 +143,8 @@ def run_league(
             figures |= {"seconds": trainer.seconds, "iterations": trainer.iteration}
             figures |= judge(trainer, panel_reward, pictures)
             write_atomically(done, json.dumps(figures))
-        results.setdefault(name, []).append(json.loads(done.read_text()))
-    results = {"base": [json.loads((output / "base.json").read_text())], **results}
+        results.setdefault(name, []).append(json.loads(done.read_text(encoding="utf-8")))
+    results = {"base": [json.loads((output / "base.json").read_text(encoding="utf-8"))], **results}
     write_atomically(output / "league.json", json.dumps({"budget": vars(budget), "results": results}, indent=2))
     _plot(results, output / "league.png")
     table = _markdown(results)

@@ -123,5 +123,5 @@ def _class(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-DATA: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text())
+DATA: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 PIPELINES = {name: Tiny(**_resolved(DATA["pipelines"], name)) for name in DATA["pipelines"]}

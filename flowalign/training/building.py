@@ -18,7 +18,7 @@ from flowalign.data import shipped
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.base import Policy
 from flowalign.policies.diffusion import DiffusersPolicy
-from flowalign.policies.diffusion.storage import check_arguments
+from flowalign.policies.diffusion.storage import check_arguments, described_by, load_config
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.turns import AgentPolicy
 from flowalign.policies.language.vision_language import VisionLanguagePolicy
@@ -39,14 +39,19 @@ def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
         return kind.from_pretrained(path, config.model.dtype, device, **settings)
     assert isinstance(config, Config)
     model = config.model
+    described = None if model.config is None else str(shipped(model.config))
+    if model.base_bits is not None and str(path).endswith(".safetensors"):
+        raise ConfigError("model.base_bits: a single file is loaded as it is; null works, or a folder or hub name")
     sizes = {"rollout": _sides(config.rollout), "evaluation": _sides(config.evaluation)}
     for where, sides in sizes.items():
-        check_arguments(path, sides, where)
+        check_arguments(described_by(path, described), sides, where)
+    config.build_algorithm().check_pipeline(config, load_config(described_by(path, described))["_class_name"])
     policy = DiffusersPolicy.from_pretrained(
         path,
         model.dtype,
         device,
         base_bits=model.base_bits,
+        config=described,
         encode_options=model.encode,
         attention=model.attention,
     )
@@ -117,6 +122,8 @@ def make_trainable(policy: Policy, model: Network, keep_reference: bool) -> None
     """
     if policy.lora_config is not None:
         assert policy.lora, "a policy that came with its adapter"
+    elif model.lora is not None and model.lora.path is not None:
+        policy.start_from_lora(model.lora.path)
     elif model.lora is not None:
         policy.add_lora(model.lora.rank, model.lora.alpha, model.lora.targets, model.lora.init)
     else:

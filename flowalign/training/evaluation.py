@@ -1,7 +1,9 @@
 """Evaluation on held-out prompts: the same prompts and seeds every time, pictures by the ODE."""
 
+import json
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -9,7 +11,16 @@ from accelerate.utils import gather_object
 from flowalign.data import Prompts
 from flowalign.policies.base import Policy
 from flowalign.policies.settings import SamplingSettings
+from flowalign.runs.files import write_atomically
 from rewards import Reward, score
+
+FOLDER = "scores"
+"""in a run's folder: the scores of all samples of each evaluation"""
+
+
+def scores_of(run: Path, iteration: int) -> Path:
+    """The file of a run's scores at an iteration."""
+    return run / FOLDER / f"iteration-{iteration:06d}.jsonl"
 
 
 @dataclass
@@ -25,12 +36,34 @@ class Evaluated:
     """pictures, videos or texts of this process: one process has all, of several each has every n-th prompt's"""
     rows: list[int]
     """numbers of this process's samples among the N"""
+    replies: list[dict[str, str]] | None = None
+    """what judges wrote about each of them"""
+
+    def save(self, path: Path) -> None:
+        """Write a JSON line of every sample of all processes: prompt, seed, metadata, value, parts."""
+        names, columns = list(self.parts), list(self.parts.values())
+        rows = zip(self.prompts, self.seeds, self.metadata, self.value, *columns, strict=True)
+        keys = ("prompt", "seed", "metadata", "reward")
+        lines = [dict(zip(keys, row)) | {"parts": dict(zip(names, row[len(keys) :], strict=True))} for row in rows]
+        write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """What `save` wrote; the samples themselves are not kept."""
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        prompts, metadata, seeds, value = (
+            [line[key] for line in lines] for key in ("prompt", "metadata", "seed", "reward")
+        )
+        parts = {name: [line["parts"][name] for line in lines] for name in lines[0]["parts"]}
+        return cls(prompts, metadata, seeds, value, parts, [], [])
 
     def lines(self) -> list[tuple[Any, dict[str, Any]]]:
         """This process's samples, each with the line that `save_samples` writes."""
         lines = []
-        for i, sample in zip(self.rows, self.samples, strict=True):
+        for number, (i, sample) in enumerate(zip(self.rows, self.samples, strict=True)):
             record = {"prompt": self.prompts[i], "seed": self.seeds[i], "metadata": self.metadata[i]}
+            if self.replies is not None:
+                record["replies"] = self.replies[number]
             scores = {"reward": self.value[i], **{name: values[i] for name, values in self.parts.items()}}
             lines.append((sample, record | scores))
         return lines
@@ -78,9 +111,11 @@ def evaluate(
     records = [metadata[i] for i in filled]
     samples = policy.make([texts[i] for i in filled], [seeds[i] for i in filled], sampling, records)[: len(rows)]
     scored: list[tuple[int, float, dict[str, float]]] = []
+    replies = None
     if rows:
         records = [metadata[i] | {"group": i // per_prompt, "seed": seeds[i]} for i in rows]
         scores = score(reward, samples, [texts[i] for i in rows], records)
+        replies = scores.replies
         for row, i in enumerate(rows):
             own = {name: float(values[row]) for name, values in scores.parts.items()}
             scored.append((i, float(scores.value[row]), own))
@@ -90,4 +125,4 @@ def evaluate(
         scored = gather_object(scored)
     _, value, columns = zip(*sorted(scored, key=lambda line: line[0]), strict=True)
     parts = {name: [column[name] for column in columns] for name in columns[0]}
-    return Evaluated(texts, metadata, seeds, list(value), parts, samples, rows)
+    return Evaluated(texts, metadata, seeds, list(value), parts, samples, rows, replies)

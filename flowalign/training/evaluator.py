@@ -12,7 +12,8 @@ from flowalign.config.rewards import build_reward, build_rewards
 from flowalign.data import Prompts
 from flowalign.runs.metrics import MetricsFile
 from flowalign.runs.samples import save_samples
-from flowalign.training.evaluation import Evaluated, evaluate
+from flowalign.training.comparison import Comparison
+from flowalign.training.evaluation import Evaluated, evaluate, scores_of
 from flowalign.training.learner import Learner
 from flowalign.training.previews import preview, shown
 from flowalign.training.watch import NOTHING_SEEN, Panel, diagnose, watched
@@ -61,7 +62,7 @@ class Evaluator:
                 settings.seed,
                 self.accelerator,
             )
-        line: dict[str, Any] = {"iteration": iteration}
+        line: dict[str, Any] = {"iteration": iteration} | self.actor.judged()
         with self.learner.alone():
             if self.accelerator.is_main_process:
                 line |= self.algorithm.measure(self.actor)
@@ -72,6 +73,7 @@ class Evaluator:
                 # statistics of every category would be many, and say little
                 line |= {f"{label}/{n}": v for n, v in row.items() if label == "all" or not n.startswith("statistics/")}
             self.lines.append(self._watched(line, result))
+            result.save(scores_of(self.folder, iteration))
             samples = result.lines()
             count = min(settings.save_samples, len(samples))
             spread = torch.linspace(0, len(samples) - 1, count).round().int().tolist() if count else []
@@ -91,8 +93,23 @@ class Evaluator:
 
     def hacked(self) -> bool:
         """Whether the watch ends the run: the main process's word, for all."""
-        stop = self.settings.watch.action == "stop"
-        return bool(self.actor.maximum(stop and self.verdict.status == "hacked"))
+        return bool(self.actor.maximum(self._looks_hacked()))
+
+    def _looks_hacked(self) -> bool:
+        return self.settings.watch.action == "stop" and self.verdict.status == "hacked"
+
+    def gain(self) -> Comparison | None:
+        """The held-out scores before training and with the weights that the run ends with; None without both."""
+        evaluated = [line["iteration"] for line in self.lines.read()]
+        last = self.verdict.last_good if self._looks_hacked() else max(evaluated, default=0)
+        files = {"before": scores_of(self.folder, 0), "after": scores_of(self.folder, last)}
+        if not last or not all(file.is_file() for file in files.values()):
+            return None
+        results = {label: Evaluated.read(file) for label, file in files.items()}
+        before, after = results.values()
+        # a run may have gone on with other prompts
+        same = (before.prompts, before.seeds) == (after.prompts, after.seeds)
+        return Comparison(results) if same else None
 
     def keep_before(self, iteration: int) -> None:
         """Forget the evaluations from this iteration on, as a run does that goes on from there."""

@@ -22,7 +22,8 @@ def recorded(config: BaseConfig, policy: Policy | None, reward: Any) -> BaseConf
             model["encode"] = policy.encoder.options
         if policy.lora_config is not None:
             own = policy.lora_config
-            model["lora"] = Lora(rank=own.r, alpha=own.lora_alpha, init=own.init_lora_weights)
+            init = own.init_lora_weights
+            model["lora"] = Lora(path=policy.lora_path, rank=own.r, alpha=own.lora_alpha, init=init)
         changes["model"] = config.model.model_copy(update=model)
     if reward is not None:
         changes["rewards"] = reward_names(reward)

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,9 +14,11 @@ from flowalign.actors.base import Actor
 from flowalign.algorithms import policy_gradient
 from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.algorithms.policy_gradient import PolicyGradient
+from flowalign.policies.settings import Role, Snapshot
+from flowalign.policies.snapshots import Snapshots
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from flowalign.training.distributed.sharding import Sharding, like, restore, unsynced, whole
-from flowalign.training.memory import while_it_fits
+from flowalign.training.memory import make_optimizer, while_it_fits
 from flowalign.training.optimization import Optimization
 from samplers import derive_seed
 
@@ -63,6 +65,36 @@ class Learner(Optimization):
         """every process has the network whole, and can use it by itself"""
         self._warned: set[str] = set()
         """metrics that a warning has named"""
+        self.shown_weights: str = getattr(self.config.evaluation, "weights", None) or (
+            "policy" if self.ema is None else "ema"
+        )
+        """that are evaluated and saved"""
+        self._keep_snapshots()
+        self.role_optimizers = {name: self._role_optimizer(role) for name, role in algorithm.roles.items()}
+
+    def _role_optimizer(self, role: Role) -> torch.optim.Optimizer:
+        """Of another set of weights, which are put into the policy's parameters to be moved."""
+        own = {"learning_rate": role.learning_rate, "betas": role.betas}
+        settings = self.settings.model_copy(update={key: value for key, value in own.items() if value is not None})
+        return make_optimizer([list(self.policy.trainable().values())], settings, self.accelerator.device)
+
+    @property
+    def sampling_weights(self) -> str:
+        """That draw the next samples to learn from."""
+        set_otherwise: str | None = getattr(self.config.rollout, "weights", None)
+        return set_otherwise or self.algorithm.sampling_weights
+
+    def _keep_snapshots(self) -> None:
+        """Begin the named copies of the weights, the algorithm's and those that the configuration adds."""
+        roles = dict.fromkeys(self.algorithm.roles, Snapshot(decay=1.0))
+        settings = {**self.algorithm.snapshots, **roles, **self.config.training.snapshots}
+        self.snapshots = Snapshots(self.local_parameters, settings, self._refresh)
+        self.policy.snapshots = self.snapshots
+
+    def _refresh(self) -> None:
+        """Told that the parameters' values were replaced."""
+        if self.sharding is not None:
+            self.sharding.reshard(self.policy.network)
 
     def learn(self, experience: Experience, iteration: int, progress: float) -> dict[str, float]:
         """All updates of an iteration.
@@ -75,14 +107,18 @@ class Learner(Optimization):
         """
         sums: dict[str, list[Tensor]] = defaultdict(list)
         skipped = 0
+        updates = iteration * self.config.training.updates_per_iteration
         chunks = list(self.chunks(experience, iteration))
         mismatch = self.mismatch(experience, chunks)
         for i, items in enumerate(chunks):
             rate = self.set_learning_rate(round(progress * self.updates) + i)
-            measured = self.update(experience, items)
+            measured = self._update_roles(experience, items) | self.update(experience, items)
+            updates += 1
+            self.snapshots.follow("update", updates)
             skipped += self.skipped > 0
             for name, value in measured.items() if not self.skipped else ():
                 sums[name].append(value)
+        self.snapshots.follow("iteration", updates)
         metrics = {name: self.actor.gather(torch.stack(values)).mean().item() for name, values in sums.items()}
         if skipped:
             metrics["policy/skipped_updates"] = skipped
@@ -105,6 +141,9 @@ class Learner(Optimization):
         if not isinstance(algorithm, PolicyGradient) or not isinstance(experience, policy_gradient.Experience):
             return {}
         kept = wanted == "replayed" or (wanted is None and algorithm.replays_old(self.config))
+        if not kept and self.sampling_weights != "policy":
+            # other weights sampled: the difference is not one of numerics
+            return {}
         chunks = [self._with_gradient(experience, items) for items in chunks] if kept else [algorithm.few(experience)]
         forwards = self.policy.forwards
 
@@ -176,11 +215,33 @@ class Learner(Optimization):
         for chunk in items.chunk(training.updates_per_iteration, dim=1):
             yield chunk.flatten(0, 1)
 
-    def update(self, experience: Experience, items: Tensor) -> dict[str, Tensor]:
-        """One optimizer step on the mean loss of these items over all processes; means of what the loss measured."""
+    def _update_roles(self, experience: Experience, items: Tensor) -> dict[str, Tensor]:
+        """The updates of the algorithm's other sets of weights, by these items."""
+        measured: dict[str, Tensor] = {}
+        own, average = self.optimizer, self.ema
+        for name, role in self.algorithm.roles.items():
+            self.optimizer, self.ema = self.role_optimizers[name], None
+            factor = own.param_groups[0]["lr"] / self.settings.learning_rate
+            for group in self.optimizer.param_groups:
+                group["lr"] = factor * (role.learning_rate or self.settings.learning_rate)
+            with self.snapshots.trained(name):
+                for _ in range(role.updates):
+                    values = self.update(experience, items, partial(self.algorithm.role_losses, name))
+            measured |= {key.replace("policy/", f"{name}/"): value for key, value in values.items()}
+        self.optimizer, self.ema = own, average
+        return measured
+
+    def update(
+        self, experience: Experience, items: Tensor, losses: Callable[..., Any] | None = None
+    ) -> dict[str, Tensor]:
+        """One optimizer step on the mean loss of these items over all processes; means of what the loss measured.
+
+        Args:
+            losses: default the algorithm's.
+        """
         total = self._total(experience, items)
         items = self._with_gradient(experience, items)
-        losses = partial(self.algorithm.losses, self.policy, experience)
+        losses = partial(losses or self.algorithm.losses, self.policy, experience)
 
         def backward() -> dict[str, Tensor]:
             return self.backward(losses, items, total, self.config.training.micro_batch_size)
@@ -227,12 +288,21 @@ class Learner(Optimization):
         # stable: the useful ones first, each part in its random order
         return items[torch.argsort(~useful, stable=True)[:keep]]
 
+    def weights(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Within it the policy has the weights of this name: policy, reference, ema, or a snapshot's."""
+        if name == "policy":
+            return contextlib.nullcontext()
+        if name == "reference":
+            return self.policy.reference()
+        return self._ema_weights() if name == "ema" else self.policy.snapshot(name)
+
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """Within it the policy has the weights to show and to save: the average, where there is one."""
+        return self.weights(self.shown_weights)
+
     @contextlib.contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Within it the policy has its averaged weights, where there is an EMA."""
-        if self.ema is None:
-            yield
-            return
+    def _ema_weights(self) -> Iterator[None]:
+        assert self.ema is not None, "the configuration was checked"
         self.ema.store(self.local_parameters.values())
         self.ema.copy_to(self.local_parameters.values())
         try:
@@ -259,7 +329,7 @@ class Learner(Optimization):
         return self.sharding.gathered(self.policy.network) if self.sharding else contextlib.nullcontext()
 
     def whole_weights(self) -> dict[str, Tensor] | None:
-        """The averaged weights of a network in shards, whole, to save; None where the network has them itself."""
+        """The weights to show of a network in shards, whole, to save; None where the network has them itself."""
         if self.sharding is None:
             return None
         with self.averaged():
@@ -276,6 +346,10 @@ class Learner(Optimization):
         if self.ema is not None:
             tensors["ema"] = dict(zip(self.parameters, self.ema.shadow_params, strict=True))
             state["ema_steps"] = self.ema.optimization_step
+        for name, copies in self.snapshots.weights.items():
+            tensors[f"snapshot_{name}"] = dict(zip(self.parameters, copies, strict=True))
+        for name, optimizer in self.role_optimizers.items():
+            tensors[f"optimizer_{name}"], state[f"optimizer_{name}"] = optimizer_tensors(optimizer.state_dict())
         if self.scale:
             state["loss_scale"] = vars(self.scale)
         main = self.accelerator.is_main_process
@@ -284,18 +358,27 @@ class Learner(Optimization):
     def load_state(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
         """The inverse of `state`."""
         self.load_weights(tensors, state)
-        moments = optimizer_state(tensors["optimizer"], state["optimizer"])
+        optimizers = {"optimizer": self.optimizer}
+        optimizers |= {f"optimizer_{name}": optimizer for name, optimizer in self.role_optimizers.items()}
         parameters = list(self.parameters.values())
-        for index, values in moments["state"].items():
-            values |= {key: like(value, parameters[index]) for key, value in values.items()}
-        self.optimizer.load_state_dict(moments)
+        for name, optimizer in optimizers.items():
+            moments = optimizer_state(tensors[name], state[name])
+            for index, values in moments["state"].items():
+                values |= {key: like(value, parameters[index]) for key, value in values.items()}
+            optimizer.load_state_dict(moments)
         if self.scale and "loss_scale" in state:
             vars(self.scale).update(state["loss_scale"])
 
     def load_weights(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
-        """The trained weights of a checkpoint, and their average."""
+        """The trained weights of a checkpoint, their average and their snapshots."""
         restore(self.parameters, tensors["trainable"])
         if self.ema is not None:
             self.ema.optimization_step = state["ema_steps"]
             for name, shadow in zip(self.parameters, self.ema.shadow_params, strict=True):
                 shadow.copy_(like(tensors["ema"][name], shadow))
+        for name, copies in self.snapshots.weights.items():
+            if f"snapshot_{name}" not in tensors:
+                self.snapshots.reset(name)
+                continue
+            for key, copy in zip(self.parameters, copies, strict=True):
+                copy.copy_(like(tensors[f"snapshot_{name}"][key], copy))

@@ -48,6 +48,7 @@ def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "model.kind": model["kind"],
         "model.lora": "a LoRA" if model["lora"] else "all weights",
+        "model.lora.path": lora.get("path"),
         "model.lora.rank": lora.get("rank"),
         "model.lora.targets": lora.get("targets"),
         "algorithm.name": config["algorithm"]["name"],

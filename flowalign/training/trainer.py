@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
 from torch import Tensor
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from flowalign import registry
 from flowalign.actors.base import Actor
@@ -44,6 +44,7 @@ from flowalign.training.building import (
 from flowalign.training.distributed.heartbeat import Heartbeat
 from flowalign.training.distributed.sharding import distribute
 from flowalign.training.distributed.zero import ZeroLearner
+from flowalign.training.evaluation import FOLDER as SCORES
 from flowalign.training.evaluation import Evaluated
 from flowalign.training.evaluator import Evaluator
 from flowalign.training.given import recorded
@@ -263,6 +264,7 @@ class Trainer:
         draw = self.groups.draw(self.iteration)
         progress = self.progress()
         self.algorithm.progress(progress)
+        self.algorithm.updates = self.iteration * training.updates_per_iteration
         advance(self.actor.reward, progress)
         self._at("sampling and scoring")
         begun = self.actor.exchanges
@@ -273,7 +275,7 @@ class Trainer:
         def by_itself() -> bool:
             return self.accelerator.num_processes == 1 or (self.learner.replicated and self.actor.exchanges == begun)
 
-        with self.learner.sampling():
+        with self.learner.weights(self.learner.sampling_weights), self.learner.sampling():
             experience = while_it_fits(self.config, "rollout", "batch_size", collect, by_itself)
         if self.iteration == 0:
             self.algorithm.verify(self.policy, experience)
@@ -284,7 +286,7 @@ class Trainer:
         begin = time.perf_counter()
         metrics = experience.metrics | self.learner.learn(experience, self.iteration, progress)
         metrics["seconds/update"] = time.perf_counter() - begin
-        return metrics | self.actor.counts()
+        return metrics | self.actor.counts() | self.actor.judged()
 
     def evaluate(self) -> Evaluated | None:
         """Score the held-out prompts, and append the means to evaluations.jsonl."""
@@ -297,7 +299,7 @@ class Trainer:
         # the evaluation at a checkpoint's own iteration came before the checkpoint
         self.evaluator.keep_before(self.iteration + self.resumed)
         if self.iteration == 0 and not self.resumed:
-            for name in (samples.FOLDER, previews.FOLDER):
+            for name in (samples.FOLDER, previews.FOLDER, SCORES):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def _leave_if_asked(self) -> None:

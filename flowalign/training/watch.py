@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from flowalign.config import Watch
 from rewards import Metadata, Reward, Scores, Spec, advance, as_reward, bind, groups, score, spec_of
-from rewards.compose import labels
+from rewards.compose import joined, labels
 from rewards.rules import STATISTICS, image_statistics, thumbnail, thumbnail_distances
 
 NEAR_DUPLICATE = 0.02  # root mean square difference of thumbnails in [0, 1]
@@ -74,9 +74,11 @@ class Panel:
 
     def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
         scores = score(self.reward, samples, prompts, metadata)
-        parts = dict(scores.parts)
+        parts, judged = dict(scores.parts), {self.name: scores}
         for label, entry in self.others.items():
-            parts[label] = score(entry, samples, prompts, metadata).value
+            judged[label] = score(entry, samples, prompts, metadata)
+            parts[label] = judged[label].value
+        scores = replace(scores, replies=joined(judged))
         if isinstance(samples[0], str):
             # a text has no image statistics
             return replace(scores, parts=parts)

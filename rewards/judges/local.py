@@ -1,5 +1,6 @@
 """A judge from any image-text-to-text model of transformers, in this process."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -9,7 +10,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor, LogitsProcessor, LogitsProcessorList
 
-from rewards.judges.base import Question, spells
+from rewards.judges.base import Judge, Question, spells
+from rewards.judges.cache import CachedJudge
+from rewards.usage import Usage, usage_of
+from rewards.vision import pick_device
 
 
 @dataclass
@@ -22,13 +26,17 @@ class Local:
     """folder or hub name"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str | None = None
-    """default: cuda where there is one"""
+    """default: this process's GPU where there is one"""
     batch_size: int = 8
     """questions a network call"""
+    cache: str | None = None
+    """folder where answers are kept, so that the same question is asked once"""
 
-    def build(self, name: str) -> "LocalJudge":
-        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return LocalJudge(*_load(self.model, self.dtype, device), self.batch_size)
+    def build(self, name: str) -> Judge:
+        device = str(pick_device(self.device or "auto"))
+        usage = usage_of(name)
+        judge = LocalJudge(*_load(self.model, self.dtype, device), self.batch_size, usage)
+        return judge if self.cache is None else CachedJudge(judge, self.cache, f"{self.model} {self.dtype}", usage)
 
 
 @cache
@@ -46,8 +54,9 @@ class LocalJudge:
         processor: its processor, with a chat template.
     """
 
-    def __init__(self, model: Any, processor: Any, batch_size: int = 8) -> None:
+    def __init__(self, model: Any, processor: Any, batch_size: int = 8, usage: Usage | None = None) -> None:
         self.model, self.processor, self.batch_size = model, processor, batch_size
+        self.usage = usage or Usage()
         self.tokenizer = processor.tokenizer
         self.tokenizer.padding_side = "left"
 
@@ -55,21 +64,26 @@ class LocalJudge:
     def choose(self, questions: Sequence[Question], labels: Sequence[str]) -> list[list[float] | None]:
         found: list[list[float] | None] = []
         for part in self._batches(questions):
-            found += self.label_logits(part, labels).softmax(dim=-1).tolist()
+            begin, inputs = time.perf_counter(), self._inputs(part)
+            found += self._label_logits(inputs, labels).softmax(dim=-1).tolist()
+            self._count(begin, inputs)
         return found
 
     def label_logits(self, questions: Sequence[Question], labels: Sequence[str]) -> Tensor:
         """[N, L] log of each label's unnormalised probability as the reply's first token, in one network call; with
         a gradient where the model has one."""
+        return self._label_logits(self._inputs(questions), labels)
+
+    def _label_logits(self, inputs: Any, labels: Sequence[str]) -> Tensor:
         columns = [self._tokens_of(label) for label in labels]
-        logits = self.model(**self._inputs(questions), logits_to_keep=1).logits[:, -1].float()
+        logits = self.model(**inputs, logits_to_keep=1).logits[:, -1].float()
         return torch.stack([logits[:, ids].logsumexp(dim=-1) for ids in columns], dim=-1)
 
     @torch.no_grad()
     def echo(self, questions: Sequence[Question], answers: Sequence[str]) -> list[float]:
         means = []
         for part in self._batches(list(zip(questions, answers, strict=True))):
-            asked = self._inputs([question for question, _ in part])
+            begin, asked = time.perf_counter(), self._inputs([question for question, _ in part])
             answered = self._inputs([question for question, _ in part], [answer for _, answer in part])
             counts = answered["attention_mask"].sum(dim=1) - asked["attention_mask"].sum(dim=1)  # tokens of the answers
             longest = int(counts.max())
@@ -78,13 +92,14 @@ class LocalJudge:
             log_probs = logits.log_softmax(dim=-1).gather(-1, tokens[..., None])[..., 0]
             own = torch.arange(longest, device=counts.device) >= longest - counts[:, None]
             means += ((log_probs * own).sum(dim=1) / counts).tolist()
+            self._count(begin, answered)
         return means
 
     @torch.no_grad()
     def reply(self, questions: Sequence[Question], temperature: float, max_tokens: int, seed: int) -> list[str]:
         texts: list[str] = []
         for part in self._batches(questions):
-            inputs = self._inputs(part)
+            begin, inputs = time.perf_counter(), self._inputs(part)
             processors = LogitsProcessorList()
             if temperature > 0:
                 # each batch starts anew, on a stream of its own
@@ -95,7 +110,12 @@ class LocalJudge:
             )
             new = tokens[:, inputs["input_ids"].shape[1] :]
             texts += self.processor.batch_decode(new, skip_special_tokens=True)
+            self._count(begin, inputs, int((new != self.tokenizer.pad_token_id).sum()))
         return texts
+
+    def _count(self, begin: float, inputs: Any, replied: int = 0) -> None:
+        seconds, asked = time.perf_counter() - begin, inputs["attention_mask"]
+        self.usage.add(requests=len(asked), seconds=seconds, question_tokens=int(asked.sum()), reply_tokens=replied)
 
     def _inputs(self, questions: Sequence[Question], answers: Sequence[str] | None = None) -> Any:
         texts = []

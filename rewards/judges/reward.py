@@ -12,6 +12,7 @@ from rewards.judges.base import Judge, Question
 from rewards.judges.local import Local
 from rewards.judges.served import Served
 from rewards.judges.template import Asked, Template, Unparsed, combined, load_template
+from rewards.usage import usage_of
 
 logger = logging.getLogger(__name__)
 RETRY_TEMPERATURE = 0.7  # the most probable reply would only come again
@@ -23,8 +24,12 @@ Verdict = tuple[float, dict[str, float]] | None
 class Answers:
     """The verdicts of N samples on each question of a template."""
 
-    def __init__(self, template: Template, rows: list[list[Verdict]], example: str) -> None:
+    def __init__(
+        self, template: Template, rows: list[list[Verdict]], replies: list[dict[str, str]], example: str
+    ) -> None:
         self.template, self.rows, self.example = template, rows, example
+        self.replies = replies if any(replies) else None
+        """of each sample, by question; None where nothing is written"""
         self.values = [
             None if None in row else combined([verdict[0] for verdict in row if verdict], template.combine)
             for row in rows
@@ -100,6 +105,7 @@ class Asking:
         self.template: Template = load_template(template)
         self.name = name or self.template.name
         self.judge: Judge = judge.build(self.name) if isinstance(judge, Local | Served) else judge
+        self.usage = usage_of(self.name)
         self.samples, self.temperature, self.max_tokens = samples, temperature, max_tokens
         self.retries, self.frames, self.both_orders = retries, frames, both_orders
         self.deterministic = temperature <= 0
@@ -109,6 +115,7 @@ class Asking:
         if self.template.texts:
             metadata = [dict(record) | own for record, own in zip(metadata, shown, strict=True)]
         verdicts: list[list[Verdict]] = []
+        written: list[dict[str, str]] = [{} for _ in shown]
         example = ""
         for asked in self.template.questions:
             turned = asked.compares and self.both_orders
@@ -122,12 +129,15 @@ class Asking:
                 for order in orders
                 for parts, prompt, record in zip(shown, prompts, metadata, strict=True)
             ]
-            found, unread = self._verdicts(asked, questions, [*prompts] * len(orders))
+            found, replies, unread = self._verdicts(asked, questions, [*prompts] * len(orders))
+            for i, reply in enumerate(replies):
+                turns = " (turned round)" if i >= len(shown) else ""
+                written[i % len(shown)][f"{asked.name}{turns}"] = reply
             example = example or unread
             if turned:
                 found = [_both(there, back) for there, back in zip(found[: len(shown)], found[len(shown) :])]
             verdicts.append(found)
-        return Answers(self.template, [list(row) for row in zip(*verdicts, strict=True)], example)
+        return Answers(self.template, [list(row) for row in zip(*verdicts, strict=True)], written, example)
 
     def _frames(self, picture: Any) -> Sequence[Image]:
         """A picture, or frames spread evenly over a video."""
@@ -136,29 +146,37 @@ class Asking:
         steps = torch.linspace(0, len(picture) - 1, min(self.frames, len(picture))).round().int().tolist()
         return [picture[step] for step in steps]
 
-    def _verdicts(self, asked: Asked, questions: list[Question], prompts: list[str]) -> tuple[list[Verdict], str]:
-        """The verdict on each question, and a reply that could not be read, if any."""
+    def _verdicts(
+        self, asked: Asked, questions: list[Question], prompts: list[str]
+    ) -> tuple[list[Verdict], list[str], str]:
+        """The verdict on each question, what was written for it (nothing where all answers are probabilities), and a
+        reply that could not be read, if any."""
         if self.template.answer == "probability":
             chances = self.judge.choose(questions, asked.labels)
-            return [None if chance is None else (chance[0], {}) for chance in chances], ""
+            return [None if chance is None else (chance[0], {}) for chance in chances], [], ""
         if self.template.answer == "echo":
-            return [(value, {}) for value in self.judge.echo(questions, prompts)], ""
+            return [(value, {}) for value in self.judge.echo(questions, prompts)], [], ""
         rounds = []
         example = ""
+        written: list[list[str]] = [[] for _ in questions]
         for sample in range(self.samples):
             found: list[Verdict] = [None] * len(questions)
             for attempt in range(self.retries + 1):
                 left = [i for i, verdict in enumerate(found) if verdict is None]
                 if not left:
                     break
+                if attempt:
+                    self.usage.add(redrawn=len(left))
                 temperature = self.temperature if attempt == 0 else max(self.temperature, RETRY_TEMPERATURE)
                 seed = sample * (self.retries + 1) + attempt
                 replies = self.judge.reply([questions[i] for i in left], temperature, self.max_tokens, seed)
                 for i, reply in zip(left, replies, strict=True):
                     found[i] = self._read(asked, reply)
+                    written[i].append(reply)
                     example = reply if found[i] is None else example
             rounds.append(found)
-        return [_average([found[i] for found in rounds]) for i in range(len(questions))], example
+        texts = ["\n\n".join(replies) for replies in written]
+        return [_average([found[i] for found in rounds]) for i in range(len(questions))], texts, example
 
     def _read(self, asked: Asked, reply: str) -> Verdict:
         if self.template.answer == "winner":
@@ -211,7 +229,7 @@ class JudgeReward(Asking):
             for i in members:
                 if values[i] is None:
                     values[i] = sum(known) / len(known) if self.unparsed == "group_mean" else 0.0
-        return Scores(torch.tensor(values, dtype=torch.float32), answers.parts())
+        return Scores(torch.tensor(values, dtype=torch.float32), answers.parts(), replies=answers.replies)
 
 
 class PairwiseJudgeReward(Asking):
@@ -249,7 +267,7 @@ class PairwiseJudgeReward(Asking):
         answers = self.ask(shown, prompts, metadata)
         answers.complain(self.name, MOST_UNPARSED)
         values = [0.5 if value is None else value for value in answers.values]
-        return Scores(torch.tensor(values, dtype=torch.float32), answers.parts())
+        return Scores(torch.tensor(values, dtype=torch.float32), answers.parts(), replies=answers.replies)
 
 
 def _name(template: Template) -> str:

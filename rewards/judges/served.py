@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,9 @@ import httpx2
 
 from rewards.base import RewardError
 from rewards.http import Asker
-from rewards.judges.base import Question, spells
+from rewards.judges.base import Judge, Question, spells
+from rewards.judges.cache import CachedJudge
+from rewards.usage import Usage, usage_of
 from rewards.wire import JSON, png
 
 TOP = 20  # log-probabilities a token that servers give at most
@@ -34,17 +37,23 @@ class Served:
     """seconds to wait for a server that is down, before the run stops with an error"""
     token_variable: str | None = None
     """environment variable with the server's key"""
+    price: tuple[float, float] | None = None
+    """of a million tokens of questions and of a million of replies, in any currency; the metrics have the cost"""
+    cache: str | None = None
+    """folder where answers are kept, so that the same question is asked once"""
 
-    def build(self, name: str) -> "ServedJudge":
-        asker = Asker(name, self.url, self.timeout, self.patience, self.concurrency, self.token_variable)
-        return ServedJudge(asker, self.model)
+    def build(self, name: str) -> Judge:
+        usage = usage_of(name, self.price)
+        asker = Asker(name, self.url, self.timeout, self.patience, self.concurrency, self.token_variable, usage.retried)
+        judge = ServedJudge(asker, self.model, usage)
+        return judge if self.cache is None else CachedJudge(judge, self.cache, self.model, usage)
 
 
 class ServedJudge:
     """Asks a server, many requests in flight; retries, back-off and time-outs are the asker's."""
 
-    def __init__(self, asker: Asker, model: str) -> None:
-        self.asker, self.model = asker, model
+    def __init__(self, asker: Asker, model: str, usage: Usage | None = None) -> None:
+        self.asker, self.model, self.usage = asker, model, usage or Usage()
 
     def choose(self, questions: Sequence[Question], labels: Sequence[str]) -> list[list[float] | None]:
         settings = {"max_tokens": 1, "temperature": 0.0, "logprobs": True, "top_logprobs": TOP}
@@ -100,10 +109,20 @@ class ServedJudge:
     def _ask(self, messages: list[dict[str, Any]], settings: dict[str, Any], read: Any) -> Any:
         body = {"model": self.model, "messages": messages, **settings}
 
-        def parse(response: httpx2.Response) -> Any:
-            return read(response.json())
+        begin = time.perf_counter()
 
-        return self.asker.post("/chat/completions", json.dumps(body).encode(), JSON, parse)
+        def parse(response: httpx2.Response) -> Any:
+            answer = response.json()
+            return read(answer), answer.get("usage") or {}
+
+        found, tokens = self.asker.post("/chat/completions", json.dumps(body).encode(), JSON, parse)
+        self.usage.add(
+            requests=1,
+            seconds=time.perf_counter() - begin,
+            question_tokens=tokens.get("prompt_tokens") or 0,
+            reply_tokens=tokens.get("completion_tokens") or 0,
+        )
+        return found
 
     def _read_echo(self, body: Any, answer: str) -> float:
         """Walk back over the last tokens until they spell the answer."""

@@ -168,7 +168,7 @@ def load_template(name: str) -> Template:
     if not path.is_file():
         shipped = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.yaml")))
         raise ValueError(f"no template '{name}'; give the path of a YAML file, or one of {shipped}")
-    values = yaml.safe_load(path.read_text())
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
     try:
         questions = [Asked(**question) for question in values.pop("questions")]
         template = Template(name=path.stem, questions=questions, **values)

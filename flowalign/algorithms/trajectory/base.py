@@ -28,6 +28,25 @@ from rewards import Scores
 from samplers import Transition
 
 
+def check_noise(config: Config) -> None:
+    """Refuse a kernel that adds no noise where the plan wants a step to learn from."""
+    wanted, made = config.noise()
+    silent = (wanted & ~made).nonzero().flatten().tolist()
+    if silent:
+        raise ConfigError(
+            f"rollout.kernel: '{config.rollout.kernel}' adds no noise at step {silent[0]} of {config.rollout.steps}, "
+            "where the plan wants an action to learn from; flow_sde works"
+        )
+
+
+def learned_steps(config: Config) -> list[int]:
+    """The stochastic steps of an iteration that are learned from; a plan may place them elsewhere in the next."""
+    plan = config.build_plan()
+    etas = plan.etas(config.rollout.steps, config.rollout.eta, 0, 0)
+    steps: list[int] = (etas > 0).nonzero().flatten().tolist()
+    return steps[: len(steps) - getattr(plan, "unlearned", 0)]
+
+
 class PolicySettings(PolicyGradientSettings):
     """Settings that the whole family has; an algorithm adds its own."""
 
@@ -98,14 +117,7 @@ class TrajectoryAlgorithm(PolicyGradient):
                 f"plan: {self.plan[1]} works"
             )
         if self.noise == "kernel":
-            wanted, made = config.noise()
-            silent = (wanted & ~made).nonzero().flatten().tolist()
-            if silent:
-                raise ConfigError(
-                    f"rollout.kernel: '{rollout.kernel}' adds no noise at step {silent[0]} of {rollout.steps}, where "
-                    "the plan wants an action to learn from; flow_sde works"
-                )
-
+            check_noise(config)
         if self.settings.pool_prompts and self.branches(config) > 1:
             raise ConfigError(
                 f"algorithm.pool_prompts: the groups that {config.algorithm.name} makes of a prompt left its path at "
@@ -113,9 +125,7 @@ class TrajectoryAlgorithm(PolicyGradient):
             )
 
     def items(self, config: Config) -> int:
-        plan = config.build_plan()
-        etas = plan.etas(config.rollout.steps, config.rollout.eta, 0, 0)
-        return config.training.group_size * (int((etas > 0).sum()) - getattr(plan, "unlearned", 0))
+        return config.training.group_size * len(learned_steps(config))
 
     def record(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Record:
         record = super().record(actor, rollout, batch, scores)

@@ -104,6 +104,7 @@ gallery.views.compare = (main, settings) => {
     const known = data.scores.map((name, i) => [name, gallery.score(a, i), gallery.score(b, i)]).filter(([, x, y]) => x !== null || y !== null);
     const change = (x, y) => (x === null || y === null ? null : y - x);
     const facts = Object.entries(row.metadata);
+    const written = [["A", a], ["B", b]].flatMap(([side, picture]) => Object.entries(picture?.replies ?? {}).map((reply) => [side, ...reply]));
     const became = [["A", a], ["B", b]].filter(([, picture]) => picture?.rewritten);
     about.replaceChildren(
       element("h2", {}, "Prompt"), text(row.prompt, { class: "prompt" }),
@@ -112,7 +113,8 @@ gallery.views.compare = (main, settings) => {
       element("div", { class: "wide" }, element("table", {},
         element("thead", {}, element("tr", {}, ["score", "A", "B", "B − A"].map((name) => element("th", { scope: "col" }, name)))),
         element("tbody", {}, known.map(([name, x, y]) => element("tr", {}, element("th", { scope: "row" }, text(name)), element("td", {}, number(x)),
-          element("td", {}, number(y)), element("td", { class: change(x, y) > 0 ? "up" : change(x, y) < 0 ? "down" : "" }, signed(change(x, y)))))))));
+          element("td", {}, number(y)), element("td", { class: change(x, y) > 0 ? "up" : change(x, y) < 0 ? "down" : "" }, signed(change(x, y)))))))),
+      ...written.flatMap(([side, name, reply]) => [element("h2", {}, `What the judge wrote about ${side}: `, text(name)), text(reply, { class: "reply" })]));
   }
 
   const mode = (name) => () => { if (modes[name]) { now.mode = name; draw(); } };

@@ -34,7 +34,7 @@ const gallery = (() => {
   const signed = (value) => (value === null || value === undefined ? "–" : (value > 0 ? "+" : "") + number(value).replace("-", "−"));
 
   const pictures = data.pictures.map(([row, column, name, width, height, rewritten, values], index) => ({
-    row, column, name, width, height, values, text: data.texts[index] ?? null,
+    row, column, name, width, height, values, text: data.texts[index] ?? null, replies: data.replies[index] ?? {},
     rewritten: rewritten < 0 ? null : data.rewritten[rewritten],
   }));
   const rows = data.rows.map(([prompt, seed, metadata], index) => ({

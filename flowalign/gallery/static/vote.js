@@ -1,5 +1,6 @@
 "use strict";
-// Blind votes: two pictures or texts of one prompt and seed, in random order and on random sides. The server knows which is which.
+// Blind votes: two pictures or texts of one prompt, in random order and on random sides. The server knows which is which.
+// Two moments are judged seed by seed; one moment, chosen for both sides, by every two seeds of a prompt.
 
 gallery.views.vote = (main, settings) => {
   const { element, text, columns } = gallery;
@@ -7,8 +8,8 @@ gallery.views.vote = (main, settings) => {
     main.append(element("p", { class: "empty" }, "Voting needs a place to keep the votes: run ", element("kbd", {}, "flowalign gallery RUN --serve"), " and open the address it prints."));
     return;
   }
-  if (columns.length < 2) {
-    main.append(element("p", { class: "empty" }, "Voting needs two moments with pictures or texts."));
+  if (!columns.length) {
+    main.append(element("p", { class: "empty" }, "Voting needs pictures or texts."));
     return;
   }
   const names = columns.map((c) => [c.index, c.label]);
@@ -57,7 +58,8 @@ gallery.views.vote = (main, settings) => {
     const progress = element("progress", { max: next.total, value: next.done, "aria-label": "Judged pairs" });
     const undo = element("button", { type: "button", disabled: next.done === 0, onclick: () => act("undo") }, "Undo ", element("kbd", {}, "u"));
     if (!pair) {
-      ballot.replaceChildren(progress, element("p", {}, next.total ? "All pairs are judged. Thank you!" : "These two moments have nothing of one prompt and seed that differs."), element("div", { class: "bar" }, undo));
+      ballot.replaceChildren(progress, element("p", {}, next.total ? "All pairs are judged. Thank you!" : chosen.a === chosen.b ? "This moment has no two samples of one prompt." : "These two moments have nothing of one prompt and seed that differs."), element("div", { class: "bar" }, undo));
+      if (next.total) show();
       return;
     }
     const choice = (side, name, key) => {
@@ -88,16 +90,27 @@ gallery.views.vote = (main, settings) => {
     const grid = (head, lines) => element("div", { class: "wide" }, element("table", {}, element("thead", {}, element("tr", {}, head.map((h) => element("th", { scope: "col" }, h)))),
       element("tbody", {}, lines.map(([name, ...cells]) => element("tr", {}, element("th", { scope: "row" }, name), cells.map((c) => element("td", {}, c)))))));
     const [a, b] = [columns[chosen.a].label, columns[chosen.b].label];
-    results.replaceChildren(
+    const rows = [["all", table.all], ...table.raters.map((r) => [text(r.rater), r])];
+    const won = chosen.a === chosen.b ? [
+      element("h2", {}, "Two seeds of ", text(a)),
+      element("p", { class: "hint" }, "Neither side of a pair is the older one, so nobody wins: the choices are for training."),
+      grid(["rater", "choices", "ties", "skipped"], rows.map(([name, r]) => [name, r.wins + r.losses, r.ties, r.skipped])),
+    ] : [
       element("h2", {}, text(b), " against ", text(a)),
       element("p", { class: "hint" }, "Win rate of the second, a tie counting half, with the 95% Wilson interval. Skipped pairs are left out; under all, a pair that several judged counts once."),
-      grid(["rater", "win rate", "wins", "losses", "ties", "skipped"], [["all", table.all], ...table.raters.map((r) => [text(r.rater), r])].map(([name, r]) => [name, rate(r), r.wins, r.losses, r.ties, r.skipped])),
+      grid(["rater", "win rate", "wins", "losses", "ties", "skipped"], rows.map(([name, r]) => [name, rate(r), r.wins, r.losses, r.ties, r.skipped])),
+    ];
+    results.replaceChildren(
+      ...won,
       element("h2", {}, "Agreement between raters"),
       table.between.length ? grid(["raters", "pairs both judged", "same verdict", "Cohen's kappa"], table.between.map((r) => [element("span", {}, text(r.raters[0]), " and ", text(r.raters[1])), r.pairs, percent(r.same), r.kappa === null ? "–" : r.kappa.toFixed(2)]))
         : element("p", {}, "Nobody has judged a pair that another has judged."),
       ...(table.more_between ? [element("p", { class: "hint" }, `and ${table.more_between} pairs of raters with fewer in common`)] : []),
       element("h2", {}, "Agreement with each reward"),
       table.rewards.length ? grid(["reward", "agrees with the choice", "choices"], table.rewards.map((r) => [text(r.name), rate(r), r.pairs])) : element("p", {}, "No choice yet between samples that a reward tells apart."),
+      element("h2", {}, "Train on the votes"),
+      element("p", { class: "hint" }, table.enough),
+      element("pre", { class: "wide" }, table.commands.join("\n")),
       element("p", {}, element("a", { href: "api/export", download: "preferences.jsonl" }, "Download all votes as preference JSON lines")));
   }
 

@@ -1,10 +1,12 @@
 """The arguments a pipeline called its denoiser with, kept so that any step of any sample can be called again."""
 
+import contextlib
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils._pytree import tree_map_only
@@ -33,6 +35,11 @@ class Conditions:
 
     def __init__(self, calls: list[list[Call]], copies: list[int], batch: int, shared: Collection[str]) -> None:
         self.calls, self.copies, self.batch, self.shared = calls, copies, batch, shared
+
+    @property
+    def branches(self) -> int:
+        """Network evaluations of one sample at one step: 2 with guidance, where it takes a branch of its own."""
+        return sum(self.copies)
 
     def _per_sample(self, name: str, value: Any, copies: int) -> bool:
         sized = isinstance(value, list) or (isinstance(value, Tensor) and value.dim() > 0)
@@ -114,6 +121,11 @@ class Ragged:
     def __init__(self, parts: list[Conditions], owner: Tensor, row: Tensor) -> None:
         self.parts, self.owner, self.row = parts, owner, row
 
+    @property
+    def branches(self) -> int:
+        """Network evaluations of one sample at one step."""
+        return self.parts[0].branches
+
     def __getitem__(self, samples: Tensor) -> "Ragged":
         """The conditions of some samples, [N] indices."""
         return Ragged(self.parts, self.owner[samples], self.row[samples])
@@ -165,6 +177,22 @@ def _padded(values: Sequence[Tensor]) -> list[Tensor]:
     return [pad(v, [0, 0] * (v.dim() - 2) + [0, longest - v.shape[1]]) for v in values]
 
 
+@contextlib.contextmanager
+def standing_in(networks: Sequence[nn.Module], make: Callable[[Any], Any]) -> Iterator[None]:
+    """Within it calls of the networks go to what `make` makes of each one's own `forward`."""
+    # on the instances, where it hides the class's own
+    kept = [vars(network).get("forward") for network in networks]
+    for network in networks:
+        vars(network)["forward"] = make(network.forward)
+    try:
+        yield
+    finally:
+        for network, own in zip(networks, kept, strict=True):
+            del vars(network)["forward"]
+            if own is not None:
+                vars(network)["forward"] = own
+
+
 class CallRecorder:
     """Context manager that writes down every call of a denoiser while a pipeline runs.
 
@@ -184,23 +212,20 @@ class CallRecorder:
 
     def __enter__(self) -> "CallRecorder":
         self.handles = [n.register_forward_pre_hook(self._record, with_kwargs=True) for n in self.networks]
-        if self.dry:
-            # on the instance, where it hides the class's own
-            self.kept = vars(self.denoiser).get("forward")
-            vars(self.denoiser)["forward"] = self._zeros
+        self.standing_in = standing_in(self.networks, lambda own: self._zeros) if self.dry else contextlib.nullcontext()
+        self.standing_in.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
         for handle in self.handles:
             handle.remove()
-        if self.dry:
-            del vars(self.denoiser)["forward"]
-            if self.kept is not None:
-                vars(self.denoiser)["forward"] = self.kept
+        self.standing_in.__exit__(None, None, None)
 
-    def _zeros(self, *args: Any, **kwargs: Any) -> tuple[Any]:
-        latents = self.signature.bind(*args, **kwargs).arguments[self.input_name]
-        return (tree_map_only(Tensor, torch.zeros_like, latents),)
+    def _zeros(self, *args: Any, **kwargs: Any) -> Any:
+        call = self.signature.bind(*args, **kwargs).arguments
+        inputs = [call[name] for name in (self.input_name, "audio_hidden_states") if name in call]
+        zeros = [tree_map_only(Tensor, torch.zeros_like, value) for value in inputs]
+        return tuple(zeros) if call.get("return_dict") is False else Transformer2DModelOutput(*zeros)
 
     def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = dict(self.signature.bind(*args, **kwargs).arguments)

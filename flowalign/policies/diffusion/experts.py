@@ -50,6 +50,14 @@ class Experts(nn.Module):
         for member in self.members.values():
             member.add_adapter(config)
 
+    @property
+    def peft_config(self) -> Any:
+        return self.first.peft_config
+
+    def set_adapter(self, name: str) -> None:
+        for member in self.members.values():
+            member.set_adapter(name)
+
     def disable_adapters(self) -> None:
         for member in self.members.values():
             member.disable_adapters()

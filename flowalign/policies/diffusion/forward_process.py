@@ -1,36 +1,251 @@
-"""Clean samples on the forward process, for algorithms that learn from samples and not from how they were made."""
+"""The forward process: clean samples noised to any level, for algorithms that do not ask how samples were made.
 
-from dataclasses import dataclass
+clean = ForwardProcess(policy).of(prompts, x0, levels, seeds)
+noised = clean.noised(samples, places, noise_seeds)
+error = noised.error(policy.velocity_of(clean, noised))
+"""
 
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import torch
+from PIL.Image import Image
 from torch import Tensor
 
-from flowalign.policies.diffusion.conditions import Conditions
-from samplers import Rows
+from flowalign.data import Source
+from flowalign.errors import ConfigError
+from flowalign.policies.diffusion.conditions import CallRecorder, Conditions, Ragged
+from flowalign.policies.diffusion.scheduler import LevelScheduler
+from flowalign.policies.diffusion.sources import check_sources, runs
+from samplers import ode
+from samplers.noise import generators, normal
+from samplers.rows import SHARED, Rows
 
 
 @dataclass
-class NoisedSamples(Rows):
-    """B clean samples, each noised to a level: x = (1 - sigma) * x0 + sigma * noise."""
+class Noised:
+    """N clean samples, each noised to a level: x = (1 - sigma) * x0 + sigma * noise."""
 
     x0: Tensor
-    """[B, ...]"""
+    """[N, ...]"""
     noise: Tensor
-    """[B, ...]"""
+    """[N, ...]"""
     sigma: Tensor
-    """[B]"""
-    conditions: Conditions
+    """[N]"""
+    samples: Tensor
+    """[N] which of the clean samples each is"""
     levels: Tensor
-    """[B] where in the conditions each sample's level is"""
-    guidance: tuple[float, ...]
-    """classifier-free scale"""
+    """[N] the number of each one's level"""
+    error_weight: Tensor
+    """[N] what makes a squared error of the velocity one of the network's own prediction"""
+
+    def __getitem__(self, rows: Tensor) -> "Noised":
+        """Some of them, [N] indices."""
+        return Noised(*(getattr(self, each.name)[rows] for each in fields(self)))
+
+    @property
+    def s(self) -> Tensor:
+        """[N, 1, ...] sigma, against elements."""
+        return self.sigma.view(-1, *[1] * (self.x0.dim() - 1))
 
     @property
     def x(self) -> Tensor:
-        """[B, ...] the noised samples."""
-        sigma = self.sigma.view(-1, *[1] * (self.x0.dim() - 1))
-        return (1 - sigma) * self.x0 + sigma * self.noise
+        """[N, ...] the noised samples."""
+        return (1 - self.s) * self.x0 + self.s * self.noise
 
     @property
     def velocity(self) -> Tensor:
-        """[B, ...] the velocity that the network should predict."""
+        """[N, ...] the velocity that the network should predict."""
         return self.noise - self.x0
+
+    def clean(self, velocity: Tensor) -> Tensor:
+        """[N, ...] the clean samples that velocities point to."""
+        return self.x - self.s * velocity
+
+    def error(self, velocity: Tensor, target: Tensor | None = None) -> Tensor:
+        """[N] squared errors of what the network predicts, the mean over elements: e(v).
+
+        Args:
+            target: [N, ...] the velocity wanted, default `velocity`.
+        """
+        target = self.velocity if target is None else target
+        return self.error_weight * (velocity.float() - target).square().flatten(1).mean(1)
+
+
+@dataclass
+class CleanSamples(Rows):
+    """B clean samples and what the denoiser is called with for them at each of K noise levels."""
+
+    x0: Tensor
+    """[B, ...] float32"""
+    conditions: Conditions | Ragged
+    sigmas: Tensor = field(metadata=SHARED)
+    """[K] the levels, falling"""
+    guidance: tuple[float, ...]
+    """classifier-free scale of the velocities"""
+    error_weights: Tensor = field(metadata=SHARED)
+    """[K] see `Noised.error_weight`"""
+
+    def noised(self, samples: Tensor, levels: Tensor, noise_seeds: Sequence[int]) -> Noised:
+        """These samples, [N] indices, at these levels, [N] numbers of them, each with noise of its own seed."""
+        # on the CPU, like the noise of rollouts, so that it is the same on every device
+        noise = normal(self.x0.shape[1:], generators(noise_seeds), self.x0.device)
+        return self.noised_by(samples, levels, noise)
+
+    def at_states(self, samples: Tensor, steps: Tensor, x: Tensor, velocity: Tensor) -> Noised:
+        """States [N, ...] of trajectories as noised samples: of the x0 and the noise that velocities there point to."""
+        s = self.sigmas[steps].view(-1, *[1] * (x.dim() - 1))
+        weights = self.error_weights[steps]
+        return Noised(x - s * velocity, x + (1 - s) * velocity, self.sigmas[steps], samples, steps, weights)
+
+    def noised_by(self, samples: Tensor, levels: Tensor, noise: Tensor) -> Noised:
+        """These samples at these levels by given noise, [N, ...]."""
+        return Noised(self.x0[samples], noise, self.sigmas[levels], samples, levels, self.error_weights[levels])
+
+    def noise_of(self, samples: Tensor, levels: Tensor, x: Tensor) -> Tensor:
+        """[N, ...] the noise that takes these samples to states [N, ...] at these levels."""
+        s = self.sigmas[levels].view(-1, *[1] * (x.dim() - 1))
+        return (x - (1 - s) * self.x0[samples]) / s
+
+
+class ForwardProcess:
+    """What a pipeline's forward process is: its levels, and what its denoiser is called with at them.
+
+    Args:
+        policy: the `DiffusersPolicy`.
+    """
+
+    def __init__(self, policy: Any) -> None:
+        self.policy, self.pipeline, self.family = policy, policy.pipeline, policy.family
+
+    @torch.no_grad()
+    def of(
+        self,
+        prompts: Sequence[str],
+        x0: Tensor,
+        seeds: Sequence[int],
+        levels: Tensor | None = None,
+        steps: int | None = None,
+        guidance: float | tuple[float, ...] = 1.0,
+        negative_prompt: str = "",
+        metadata: Sequence[Mapping[str, Any]] = (),
+        batch_size: int = 64,
+        **call: Any,
+    ) -> CleanSamples:
+        """Clean samples with their conditions at noise levels.
+
+        The pipeline's own call says what its denoiser is called with, without the network being run.
+
+        Args:
+            prompts: B prompts.
+            x0: [B, ...] clean latents, of a rollout or of `encoded` pictures.
+            seeds: B seeds; families that draw from the VAE's posterior of a source picture need those of the rollout.
+            levels: [K] in (0, 1], falling, before the pipeline's own shift, which then applies to them.
+            steps: in their place the levels of a rollout with so many steps.
+            guidance: classifier-free scale of the velocities; 1 does without.
+            metadata: of the prompts, as in `DiffusersPolicy.sample`.
+            call: further arguments of the pipeline's call (height, width, ...).
+        """
+        assert (levels is None) != (steps is None), "levels or the number of steps"
+        if self.family.samples_sound:
+            raise ConfigError(
+                f"{type(self.pipeline).__name__} denoises a sound along with the pictures, and clean pictures alone "
+                "cannot be noised; algorithms that learn from trajectories work, such as flow_grpo"
+            )
+        scales = guidance if isinstance(guidance, tuple) else (guidance,)
+        sources = [Source.of(record) for record in metadata] or None
+        own = check_sources(self.pipeline, self.family, sources, prompts, call)
+        negative = [""] * len(prompts)
+        if self.family.negative(scales[0]):
+            negative = [record.get("negative_prompt", negative_prompt) for record in metadata or [{}] * len(prompts)]
+        alike = list(zip(own, prompts, negative, strict=True)) if self.family.unpadded else own
+        size = self.family.size(self.pipeline, call)
+        count = steps if levels is None else len(levels)
+        parts: list[Conditions | Ragged] = []
+        for rows in runs(alike, min(batch_size, self.family.largest_batch or batch_size)):
+            texts = list(zip(prompts[rows], negative[rows], strict=True))
+            scheduler = LevelScheduler(
+                self.pipeline.scheduler, self.family, size, ode, None, seeds[rows], levels=levels
+            )
+            with CallRecorder(self.policy.denoiser, dry=True) as recorded:
+                self.policy._call(texts, own[rows.start], seeds[rows], count, scales, scheduler, call)
+            extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
+            conditions = recorded.conditions(len(texts), len(scheduler.levels) - 1, self.family.shared, extra)
+            members = torch.arange(len(texts), device=x0.device)
+            parts.append(Ragged([conditions], members * 0, members) if self.family.unpadded else conditions)
+        x0 = self._sampled(x0, scheduler.shape[1:])
+        sigmas = scheduler.levels[:-1].to(x0.device, torch.float32)
+        weights = self.family.error_weight(sigmas, scheduler.walked)
+        return CleanSamples(x0.float(), type(parts[0]).cat(parts), sigmas, scales, weights)  # type: ignore[arg-type]
+
+    def sigmas(self, levels: Tensor | None = None, steps: int = 1, **call: Any) -> Tensor:
+        """[K] noise levels after the pipeline's shift, of levels before it or of a rollout of so many steps."""
+        return self._walked(levels, steps, call).levels[:-1]
+
+    def before_shift(self, sigmas: Tensor, **call: Any) -> Tensor:
+        """[N] levels that the pipeline's shift turns into these noise levels [N], to three digits."""
+        grid = torch.linspace(1, 1e-3, 200)
+        shifted = self.sigmas(grid, **call)
+        levels = np.interp(sigmas.cpu().numpy(), shifted.flip(0).cpu().numpy(), grid.flip(0).numpy())
+        return torch.from_numpy(levels).float()
+
+    @torch.no_grad()
+    def encoded(self, samples: Sequence[Any], batch_size: int = 64, **call: Any) -> Tensor:
+        """[B, ...] latents of pictures, or of videos as lists of them, brought to the size of the pipeline's call.
+
+        Raises:
+            ConfigError: pictures where the pipeline makes videos, or the other way round; a video that is too short.
+        """
+        pipeline = self.pipeline
+        video = hasattr(pipeline, "video_processor")
+        if any(isinstance(sample, Image) == video for sample in samples):
+            made, given = ("videos", "a picture") if video else ("pictures", "a video")
+            raise ConfigError(f"{type(pipeline).__name__} makes {made}, and {given} was given to learn from")
+        height, width = call.get("height"), call.get("width")
+        if height is None or width is None:
+            height, width = (self.family.pixels(pipeline) * side for side in self._walked(None, 1, call).shape[-2:])
+        parts = []
+        for start in range(0, len(samples), batch_size):
+            part = list(samples[start : start + batch_size])
+            if video:
+                part = [frames[: self._frames(call, len(frames))] for frames in part]
+                pixels = pipeline.video_processor.preprocess_video(part, height=height, width=width)
+            else:
+                pixels = pipeline.image_processor.preprocess(part, height=height, width=width)
+            parts.append(self.family.latents(pipeline, pixels.to(self.policy.device)))
+        self.policy.release_vae()
+        return torch.cat(parts).float()
+
+    def _sampled(self, x0: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Clean latents without first frames that the pipeline is given; it makes latents of this shape."""
+        if x0.dim() == 5 and self.family.images[0]:
+            x0 = x0[:, :, -shape[1] :]
+        if x0.shape[1:] != shape:
+            raise ConfigError(
+                f"{type(self.pipeline).__name__} makes latents of the shape {tuple(shape)} with these settings, and "
+                f"those to learn from have {tuple(x0.shape[1:])}; the rollout's height, width and num_frames must fit"
+            )
+        return x0
+
+    def _frames(self, call: dict[str, Any], there: int) -> int:
+        """How many frames the pipeline's call makes, of those that a video has."""
+        wanted = call.get("num_frames") or inspect.signature(self.pipeline.__call__).parameters["num_frames"].default
+        if there < wanted:
+            raise ConfigError(
+                f"a video to learn from has {there} frames, and {type(self.pipeline).__name__} makes {wanted}; a "
+                "smaller rollout.num_frames works"
+            )
+        return int(wanted)
+
+    @torch.no_grad()
+    def _walked(self, levels: Tensor | None, steps: int, call: dict[str, Any]) -> LevelScheduler:
+        """The scheduler after a call of the pipeline for one empty prompt, without the network."""
+        size = self.family.size(self.pipeline, call)
+        scheduler = LevelScheduler(self.pipeline.scheduler, self.family, size, ode, None, [0], levels=levels)
+        with CallRecorder(self.policy.denoiser, dry=True):
+            count = steps if levels is None else len(levels)
+            self.policy._call([("", "")], None, [0], count, (1.0,), scheduler, call)
+        return scheduler

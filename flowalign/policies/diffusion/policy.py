@@ -1,7 +1,10 @@
 """A policy over a diffusers pipeline: rollout is the pipeline's own call, replay is the denoiser alone."""
 
+import contextlib
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -10,24 +13,27 @@ from accelerate import cpu_offload_with_hook
 from diffusers import DiffusionPipeline
 from PIL.Image import Image
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from flowalign import registry
 from flowalign.data import Source
 from flowalign.errors import ConfigError, FlowalignError
-from flowalign.policies.base import Policy, torch_dtype
-from flowalign.policies.diffusion.conditions import EXTRA_INPUT, CallRecorder, Conditions, Ragged
+from flowalign.policies.base import TRAINED, Policy, torch_dtype
+from flowalign.policies.diffusion.conditions import EXTRA_INPUT, CallRecorder, Conditions, Ragged, standing_in
 from flowalign.policies.diffusion.experts import Experts
 from flowalign.policies.diffusion.families import Family, family_of, to_device
-from flowalign.policies.diffusion.forward_process import NoisedSamples
+from flowalign.policies.diffusion.forward_process import CleanSamples, ForwardProcess, Noised
 from flowalign.policies.diffusion.prompts import PromptEncoder
 from flowalign.policies.diffusion.rollout import Rollout
-from flowalign.policies.diffusion.scheduler import LevelScheduler, TransitionScheduler
+from flowalign.policies.diffusion.scheduler import StartScheduler, TransitionScheduler
 from flowalign.policies.diffusion.sources import check_sources, opened, runs
 from flowalign.policies.diffusion.storage import (
     check_options,
+    described_by,
     load_lora,
     load_pipeline,
+    load_single_file,
     save_lora,
     with_weights,
 )
@@ -35,10 +41,16 @@ from flowalign.policies.settings import Model
 from samplers import All, Transition, ode
 from samplers.completion import VelocityAt, complete, path
 from samplers.kernels import Kernel
-from samplers.noise import generators, normal
+from samplers.noise import generators
 
 LARGEST_RATIO = 5
 """of the standard deviations of finished latents, of a rollout and of the ODE; samples of both are alike"""
+
+
+def weighed(base: Tensor, tuned: Tensor, weight: float) -> Tensor:
+    """Guidance by what training changed (RLG, arXiv 2508.21016): of velocities, those of the density base^(1 - weight)
+    * tuned^weight at each noise level."""
+    return base + weight * (tuned - base)
 
 
 class DiffusersPolicy(Policy[Rollout]):
@@ -87,14 +99,20 @@ class DiffusersPolicy(Policy[Rollout]):
         dtype: torch.dtype | str = torch.float32,
         device: torch.device | str = "cpu",
         base_bits: int | None = None,
+        config: str | None = None,
         **settings: Any,
     ) -> Self:
         """Load a pipeline. Components saved as absent (SD3 without T5) stay absent.
 
         Args:
+            path: a folder, a hub name, or a single file (.safetensors) of all weights or of the denoiser's.
             base_bits: 4 or 8 loads the denoiser quantised by bitsandbytes, which needs a GPU; None as it is.
+            config: of a single file: folder or hub name of a pipeline that says what its parts are.
         """
-        check_options(path, settings.get("encode_options") or {}, settings.get("attention"))
+        described = described_by(path, config)
+        check_options(described, settings.get("encode_options") or {}, settings.get("attention"))
+        if described != path:
+            return cls(load_single_file(path, described, torch_dtype(dtype)), device, **settings)
         return cls(load_pipeline(path, torch_dtype(dtype), base_bits), device, **settings)
 
     def _set_attention(self, backend: str) -> None:
@@ -153,8 +171,20 @@ class DiffusersPolicy(Policy[Rollout]):
                 loaded = type(network).from_pretrained(str(whole), dtype=self.dtype)
                 network.load_state_dict(loaded.state_dict())
             else:
+                if TRAINED in getattr(network, "peft_config", {}):
+                    network.delete_adapters(TRAINED)
+                load_lora(self.pipeline, name, network, folder, TRAINED)
                 self.lora = True
-                load_lora(self.pipeline, name, network, folder)
+
+    def read_lora(self, path: str | Path, name: str) -> None:
+        for own, network in self.networks.items():
+            load_lora(self.pipeline, own, network, path, name)
+        for part, module in self.pipeline.components.items():
+            if part not in self.networks and name in getattr(module, "peft_config", {}):
+                raise ConfigError(
+                    f"model.lora.path: '{path}' adapts {part} too, which is not trained here and would be missing from "
+                    "what is saved; a LoRA of the denoiser alone works"
+                )
 
     def prompt_vectors(self, prompts: Sequence[str], sources: Sequence[Source | None] | None = None) -> Tensor:
         """[B, D] one vector a prompt: the mean over its tokens of the text embedding."""
@@ -180,6 +210,8 @@ class DiffusersPolicy(Policy[Rollout]):
         batch_size: int = 64,
         order: Literal[1, 2] = 1,
         metadata: Sequence[Mapping[str, Any]] = (),
+        rlg: float = 1.0,
+        dry: bool = False,
         **call: Any,
     ) -> Rollout:
         """Sample trajectories through the pipeline's own call.
@@ -199,6 +231,9 @@ class DiffusersPolicy(Policy[Rollout]):
             order: of the solver after the last stochastic step: 1 is Euler's rule, 2 DPM-Solver++.
             metadata: names the pictures that a sample is made from (`Source`), brought to the call's height and width,
                 and a negative prompt of its own ('negative_prompt').
+            rlg: weight w of what training changed, velocity = base + w * (tuned - base) (RLG, arXiv 2508.21016): 0 is
+                the base, 1 the tuned model, more goes beyond it. Other weights than 1 run the network twice.
+            dry: do not run the network: every state is the start noise, and all else as in sampling.
             call: further arguments of the pipeline's call (height, width, ...).
         """
         if guidance < 1:
@@ -217,16 +252,16 @@ class DiffusersPolicy(Policy[Rollout]):
         scales = (guidance,) if guidance_2 is None else (guidance, guidance_2)
         parts = []
         alike = list(zip(own, prompts, negative, strict=True)) if self.family.unpadded else own
-        for rows in runs(alike, min(batch_size, self.family.largest_batch or batch_size)):
-            part_eta = eta[rows] if eta is not None and eta.dim() == 2 else eta
-            size = self.family.size(self.pipeline, call)
-            scheduler = TransitionScheduler(
-                self.pipeline.scheduler, self.family, size, kernel, part_eta, noise_seeds[rows], order
-            )
-            source = own[rows.start]
-            texts = list(zip(prompts[rows], negative[rows], strict=True))
-            parts.append(self._sample(texts, source, seeds[rows], steps, scales, scheduler, call))
-        return Rollout.cat(parts)
+        walk = StartScheduler if dry else TransitionScheduler
+        with self._weighed(rlg):
+            for rows in runs(alike, min(batch_size, self.family.largest_batch or batch_size)):
+                part_eta = eta[rows] if eta is not None and eta.dim() == 2 else eta
+                size = self.family.size(self.pipeline, call)
+                scheduler = walk(self.pipeline.scheduler, self.family, size, kernel, part_eta, noise_seeds[rows], order)
+                source = own[rows.start]
+                texts = list(zip(prompts[rows], negative[rows], strict=True))
+                parts.append(self._sample(texts, source, seeds[rows], steps, scales, scheduler, call, dry))
+        return replace(Rollout.cat(parts), rlg=rlg)
 
     def _check_guidance(self, guidance_2: float | None, call: dict[str, Any]) -> None:
         """Refuse what this pipeline has not, or a replay would not repeat."""
@@ -245,11 +280,12 @@ class DiffusersPolicy(Policy[Rollout]):
         guidance: tuple[float, ...],
         scheduler: TransitionScheduler,
         call: dict[str, Any],
+        dry: bool,
     ) -> Rollout:
         prompts = [prompt for prompt, _ in texts]
-        with CallRecorder(self.denoiser) as recorded:
+        with CallRecorder(self.denoiser, dry) as recorded:
             self._call(texts, source, seeds, steps, guidance, scheduler, call)
-        self.forwards += sum(recorded.rows)
+        self.forwards += 0 if dry else sum(recorded.rows)
         extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
         conditions = recorded.conditions(len(prompts), len(scheduler.levels) - 1, self.family.shared, extra)
         assert scheduler.recorder is not None
@@ -308,14 +344,21 @@ class DiffusersPolicy(Policy[Rollout]):
     def velocity(self, rollout: Rollout, samples: Tensor, steps: Tensor, x: Tensor | None = None) -> Tensor:
         """Guided velocities of the present weights: [N, ...] for the pairs (samples[n], steps[n]).
 
-        One network call serves pairs of different steps; gradients flow to what is trained.
+        One network call serves pairs of different steps; gradients flow to what is trained. A stored state that
+        several samples share is asked about once.
 
         Args:
             x: [N, ...] states of these samples at these steps; default those stored.
         """
+        if x is None and rollout.trajectory.nodes is not None:
+            samples, steps, place = rollout.trajectory.distinct(samples, steps)
+            shared = self.velocity(rollout, samples, steps, rollout.trajectory.latents[samples, steps])
+            # whose gradient is added up in order, unlike an index's
+            return shared.index_select(0, place)
         x = rollout.trajectory.latents[samples, steps] if x is None else x
         sigmas = rollout.trajectory.sigmas
-        velocity = self._velocity(x, sigmas[steps], rollout.conditions, samples, steps, rollout.guidance)
+        with self._weighed(rollout.rlg):
+            velocity = self._velocity(x, sigmas[steps], rollout.conditions, samples, steps, rollout.guidance)
         at, to = (sigma.view(-1, *[1] * (x.dim() - 1)) for sigma in (sigmas[steps], sigmas[steps + 1]))
         scheduler = self.family.scheduler(self.pipeline.scheduler)
         return self.family.own_step(velocity, x, at, to, len(sigmas) - 1, scheduler)
@@ -374,6 +417,37 @@ class DiffusersPolicy(Policy[Rollout]):
         # without its prediction for the extra input
         return self.family.predicted(output, latents.shape[1]) if isinstance(output, Tensor) else output
 
+    @contextlib.contextmanager
+    def _weighed(self, weight: float) -> Iterator[None]:
+        """Within it the network predicts base + weight * (tuned - base), of which guidance then makes the velocity.
+
+        Raises:
+            ConfigError: the base's weights are not there.
+        """
+        if weight == 1:
+            yield
+            return
+        if not self.lora:
+            raise ConfigError(
+                f"rlg {weight:g} weighs what a LoRA adds to its base, and this model has none; give a LoRA"
+            )
+
+        def mixed(own: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(own)
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                tuned = own(*args, **kwargs)
+                with self.reference():
+                    base = own(*args, **kwargs)
+                return tree_map(lambda b, t: weighed(b, t, weight), base, tuned)
+
+            return forward
+
+        forwards = self.forwards
+        with standing_in(list(self.networks.values()), mixed):
+            yield
+        # the base's
+        self.forwards += self.forwards - forwards
+
     def at(self, rollout: Rollout) -> VelocityAt:
         """The velocity at any state of a rollout's samples, as completions and trees ask for it."""
         return lambda x, samples, steps: self.velocity(rollout, samples, steps, x)
@@ -429,57 +503,22 @@ class DiffusersPolicy(Policy[Rollout]):
 
     # The forward process
 
-    @torch.no_grad()
-    def noised(
-        self,
-        prompts: Sequence[str],
-        levels: Tensor,
-        images: Sequence[Image],
-        seeds: Sequence[int],
-        guidance: float = 1.0,
-        batch_size: int = 64,
-        **call: Any,
-    ) -> NoisedSamples:
-        """Pictures noised to levels, ready for `velocity_of`.
+    def clean(self, prompts: Sequence[str], x0: Tensor, seeds: Sequence[int], **settings: Any) -> CleanSamples:
+        """Clean latents, to be noised to levels: see `ForwardProcess.of`."""
+        return ForwardProcess(self).of(prompts, x0, seeds, **settings)
 
-        The pipeline's own call says what its denoiser is called with at these levels, without the network being run.
+    def encode(self, samples: Sequence[Any], batch_size: int = 64, **call: Any) -> Tensor:
+        """[B, ...] latents of pictures or videos: see `ForwardProcess.encoded`."""
+        return ForwardProcess(self).encoded(samples, batch_size, **call)
+
+    def velocity_of(self, clean: CleanSamples, noised: Noised, x: Tensor | None = None) -> Tensor:
+        """[N, ...] guided velocities of the present weights at noised samples.
 
         Args:
-            prompts: B prompts.
-            levels: [B] noise levels in (0, 1) before the pipeline's own shift, which then applies to them.
-            images: B pictures, brought to the pipeline's size.
-            seeds: B seeds of the noise.
-            guidance: classifier-free guidance scale of the velocities; 1 does without.
-            call: further arguments of the pipeline's call (height, width).
+            x: [N, ...] other states at their levels.
         """
-        name = type(self.pipeline).__name__
-        if self.family.images[0]:
-            raise ConfigError(f"{name} makes samples from pictures, and learns from rollouts only")
-        if self.family.unpadded:
-            raise ConfigError(f"{name} takes texts of one length at a time, and learns from rollouts only")
-        distinct, place = (-levels).unique(return_inverse=True)
-        size = self.family.size(self.pipeline, call)
-        scheduler = LevelScheduler(self.pipeline.scheduler, self.family, size, ode, None, seeds)
-        with CallRecorder(self.denoiser, dry=True) as recorded:
-            call = {"sigmas": (-distinct).tolist()} | call
-            texts = [(prompt, "") for prompt in prompts]
-            self._call(texts, None, seeds, len(distinct), (guidance,), scheduler, call)
-        conditions = recorded.conditions(len(prompts), len(distinct), self.family.shared)
-        height, width = (self.pipeline.vae_scale_factor * side for side in scheduler.shape[-2:])
-        pixels = self.pipeline.image_processor.preprocess(list(images), height=height, width=width)
-        parts = [self.family.latents(self.pipeline, part.to(self.device)) for part in pixels.split(batch_size)]
-        if self._vae_visit is not None:
-            self._vae_visit.offload()
-        x0 = torch.cat(parts).float()
-        noise = normal(x0.shape[1:], generators(seeds), self.device)
-        place = place.to(self.device)
-        return NoisedSamples(x0, noise, scheduler.levels.to(self.device)[place], conditions, place, (guidance,))
-
-    def velocity_of(self, noised: NoisedSamples, rows: Tensor) -> Tensor:
-        """[N, ...] velocities of the present weights at these of the noised samples, [N] indices."""
-        return self._velocity(
-            noised.x[rows], noised.sigma[rows], noised.conditions, rows, noised.levels[rows], noised.guidance
-        )
+        x = noised.x if x is None else x
+        return self._velocity(x, noised.sigma, clean.conditions, noised.samples, noised.levels, clean.guidance)
 
     def decode_pixels(self, latents: Tensor) -> Tensor:
         """Finished latents [B, ...] to pictures [B, 3, H, W], or videos [B, 3, F, H, W], in [0, 1] with gradients.
@@ -489,8 +528,7 @@ class DiffusersPolicy(Policy[Rollout]):
         pixels = checkpoint(
             lambda x: self.family.decode(self.pipeline, x), latents, use_reentrant=False, preserve_rng_state=False
         )
-        if self._vae_visit is not None:
-            self._vae_visit.offload()
+        self.release_vae()
         return (pixels.float() / 2 + 0.5).clamp(0, 1)
 
     def decode(self, rollout: Rollout, batch_size: int = 64) -> list[Image]:
@@ -503,6 +541,10 @@ class DiffusersPolicy(Policy[Rollout]):
         for part in latents.split(batch_size):
             pixels = self.family.decode(self.pipeline, part)
             pictures += self.family.pictures(self.pipeline, pixels.float())
+        self.release_vae()
+        return pictures
+
+    def release_vae(self) -> None:
+        """Let the VAE leave the device, where it only visits."""
         if self._vae_visit is not None:
             self._vae_visit.offload()
-        return pictures

@@ -35,6 +35,8 @@ class Rollout(Rows):
     """[B, C, F, H, W] latents that were not sampled but come from a picture; None where all were sampled"""
     unlearned: int = 0
     """how many of the last steps are not learned from, though they may be stochastic"""
+    rlg: float = 1.0
+    """weight of what training changed, as of `DiffusersPolicy.sample`"""
     policy: Any = field(default=None, compare=False)
     """the `DiffusersPolicy` that sampled it"""
 

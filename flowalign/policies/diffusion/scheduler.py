@@ -1,6 +1,8 @@
 """A diffusers scheduler whose steps are recorded, stochastic transitions."""
 
 import copy
+import functools
+import inspect
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -82,12 +84,48 @@ class TransitionScheduler:
         return Recorder(x, levels, self.kernel, eta, self.seeds, self.order)
 
 
+class StartScheduler(TransitionScheduler):
+    """Stays at the start noise and records it as every state: the schedule and what a sample begins with."""
+
+    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, **_: Any) -> tuple[Tensor]:
+        self.recorder = self.recorder or self._start(sample)
+        self.recorder.step(torch.zeros_like(self.recorder.x))
+        return (sample,)
+
+
 class LevelScheduler(TransitionScheduler):
-    """Leaves the latents as they are at every noise level; shows what a pipeline calls its denoiser with there."""
+    """Leaves the latents as they are at every noise level; shows what a pipeline calls its denoiser with there.
+
+    Args:
+        levels: [K] falling, before the pipeline's own shift; None walks the schedule.
+    """
 
     shape: tuple[int, ...]
     """of the latents"""
 
+    def __init__(self, *args: Any, levels: Tensor | None = None, **settings: Any) -> None:
+        self.wanted = levels
+        super().__init__(*args, **settings)
+
+    def __getattr__(self, name: str) -> Any:
+        value, levels = super().__getattr__(name), self.wanted
+        if name != "set_timesteps" or levels is None:
+            return value
+        signature = inspect.signature(value)
+
+        # a pipeline reads the signature
+        @functools.wraps(value)
+        def set_timesteps(*args: Any, **settings: Any) -> None:
+            asked = signature.bind(*args, **settings).arguments
+            if "sigmas" in signature.parameters:
+                value(**asked | {"num_inference_steps": len(levels), "sigmas": levels.numpy()})
+            else:
+                value(**asked)
+                self.family.put_levels(self.walked, levels)
+
+        return set_timesteps
+
     def step(self, model_output: Tensor, timestep: Any, sample: Tensor, **_: Any) -> tuple[Tensor]:
+        self.loop_shape = tuple(sample.shape)
         self.shape = tuple(self.family.unpack(sample, self.size).shape)
         return (sample,)

@@ -9,6 +9,11 @@ from typing import Any
 import diffusers
 import torch
 from diffusers import DiffusionPipeline, PipelineQuantizationConfig
+from diffusers.loaders.single_file_utils import (
+    SingleFileComponentError,
+    fetch_diffusers_config,
+    load_single_file_checkpoint,
+)
 from diffusers.models.attention_dispatch import AttentionBackendName
 from diffusers.training_utils import _collate_lora_metadata
 from peft import get_peft_model_state_dict
@@ -58,6 +63,12 @@ def check_arguments(path: str | Path, names: Iterable[str], where: str) -> None:
             raise ConfigError(f"{where}.{argument}: {name} has no {argument}; leave it out")
 
 
+def makes_videos(pipeline_class: str) -> bool:
+    """Whether what a class of pipelines makes are videos."""
+    pipeline = getattr(diffusers, pipeline_class, None)
+    return pipeline is not None and "num_frames" in inspect.signature(pipeline.__call__).parameters
+
+
 def load_config(path: str | Path) -> dict[str, Any]:
     """What model_index.json says of a pipeline in a folder or of a hub name."""
     try:
@@ -67,17 +78,57 @@ def load_config(path: str | Path) -> dict[str, Any]:
     return saved
 
 
-def load_pipeline(path: str | Path, dtype: torch.dtype, base_bits: int | None = None) -> DiffusionPipeline:
+def described_by(path: str | Path, config: str | None) -> str | Path:
+    """The folder or hub name whose model_index.json describes a pipeline: for a single file another one.
+
+    Args:
+        config: of a single file; default diffusers' guess from its tensors.
+
+    Raises:
+        ConfigError: there is none to be had.
+    """
+    if Path(path).suffix != ".safetensors" or not Path(path).is_file():
+        return path
+    described = (
+        config or fetch_diffusers_config(load_single_file_checkpoint(str(path)))["pretrained_model_name_or_path"]
+    )
+    try:
+        load_config(described)
+    except ConfigError as error:
+        raise ConfigError(
+            f"model.path: {path} is a single file, and the pipeline that says what its parts are, '{described}', is "
+            "neither here nor to be downloaded; model.config: a folder or hub name of such a pipeline"
+        ) from error
+    return described
+
+
+def load_single_file(path: str | Path, described: str | Path, dtype: torch.dtype) -> DiffusionPipeline:
+    """A pipeline from a single file, or from a file of the denoiser alone and everything else from `described`."""
+    saved = load_config(described)
+    kind: Any = getattr(diffusers, saved["_class_name"])
+    try:
+        return kind.from_single_file(str(path), config=str(described), dtype=dtype)
+    except SingleFileComponentError:
+        denoiser = family_of(saved["_class_name"]).denoiser
+        network: Any = getattr(diffusers, saved[denoiser][1])
+        own = network.from_single_file(str(path), config=str(described), subfolder=denoiser, dtype=dtype)
+        return load_pipeline(described, dtype, **{denoiser: own})
+
+
+def load_pipeline(
+    path: str | Path, dtype: torch.dtype, base_bits: int | None = None, **parts: Any
+) -> DiffusionPipeline:
     """A pipeline from a folder or a hub name. Components saved as absent (SD3 without T5) stay absent.
 
     Args:
         base_bits: 4 or 8 loads the denoiser quantised by bitsandbytes, which needs a GPU; None as it is.
+        parts: components that are loaded already.
     """
     saved = load_config(path)
     absent = {name: None for name, entry in saved.items() if entry == [None, None]}
     denoiser = family_of(saved["_class_name"]).denoiser
     quantised = {} if base_bits is None else {"quantization_config": quantisation(base_bits, denoiser, dtype)}
-    return DiffusionPipeline.from_pretrained(str(path), dtype=dtype, **absent, **quantised)
+    return DiffusionPipeline.from_pretrained(str(path), dtype=dtype, **absent, **quantised, **parts)
 
 
 def quantisation(bits: int, denoiser: str, dtype: torch.dtype) -> PipelineQuantizationConfig:
@@ -123,13 +174,21 @@ def save_lora(pipeline: Any, denoiser: str, name: str, network: Any, folder: str
         network.save_lora_adapter(str(folder), weight_name=lora_file(name))
 
 
-def load_lora(pipeline: Any, name: str, network: Any, folder: str | Path) -> None:
-    """Put what `save_lora` wrote on the network."""
-    if hasattr(pipeline, "load_lora_weights"):
-        second = {"load_into_transformer_2": True} if name == "transformer_2" else {}
-        pipeline.load_lora_weights(str(folder), weight_name=lora_file(name), **second)
-    else:
-        network.load_lora_adapter(str(folder), prefix=None, weight_name=lora_file(name))
+def load_lora(pipeline: Any, name: str, network: Any, path: str | Path, adapter: str) -> None:
+    """Put a LoRA on a network, and on the text encoders where the file has such weights.
+
+    Args:
+        name: the pipeline's name for the network.
+        path: a folder that `save_lora` wrote, a file, or another folder or a hub name, whose file diffusers finds.
+        adapter: what it is called on the network.
+    """
+    own = (Path(path) / lora_file(name)).is_file()
+    source = {"use_safetensors": True, "weight_name": lora_file(name) if own else None, "adapter_name": adapter}
+    if not hasattr(pipeline, "load_lora_weights"):
+        network.load_lora_adapter(str(path), prefix=None, **source)
+        return
+    second = {"load_into_transformer_2": True} if name == "transformer_2" else {}
+    pipeline.load_lora_weights(str(path), **source, **second)
 
 
 def with_weights(network: Any, weights: dict[str, Tensor], lora: bool) -> Any:

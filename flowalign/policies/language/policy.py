@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessorList
 
 from flowalign.errors import ConfigError, FlowalignError
-from flowalign.policies.base import Policy, repeated_blocks, torch_dtype
+from flowalign.policies.base import TRAINED, Policy, repeated_blocks, torch_dtype
 from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.head import RECOMPUTED, Head, gives_logits, instead_of_logits, token_scores
 from flowalign.policies.language.rollout import TextRollout
@@ -321,11 +321,16 @@ class LanguagePolicy(Policy[TextRollout]):
 
     def load(self, folder: str | Path) -> None:
         if (Path(folder) / "adapter_config.json").is_file():
-            self.network.load_adapter(str(folder))
+            if TRAINED in getattr(self.network, "peft_config", {}):
+                self.network.delete_adapter(TRAINED)
+            self.read_lora(folder, TRAINED)
             self.lora = True
         else:
             loaded = type(self.network).from_pretrained(str(folder), dtype=self.dtype)
             self.network.load_state_dict(loaded.state_dict())
+
+    def read_lora(self, path: str | Path, name: str) -> None:
+        self.network.load_adapter(str(path), name)
 
 
 def _last(name: str) -> str:

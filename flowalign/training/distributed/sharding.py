@@ -73,6 +73,12 @@ class Sharding:
                 again = part is not network and self.settings.reshard_after_forward
                 part.set_reshard_after_forward(again, recurse=False)
 
+    def reshard(self, network: nn.Module) -> None:
+        """Forget whole weights that are kept between forwards: the parts they came from have changed."""
+        for module in network.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
 
 def zero_settings(device: torch.device) -> DeepSpeedPlugin | None:
     """The launch configuration's settings of DeepSpeed, None where it does not ask for it.

@@ -43,6 +43,11 @@ class ZeroLearner(Learner):
                 f"{type(algorithm).__name__} trains networks of its own, which DeepSpeed would leave out; "
                 "configs/accelerate/fsdp2.yaml works"
             )
+        if algorithm.roles:
+            raise ConfigError(
+                f"{type(algorithm).__name__} trains several sets of weights, and DeepSpeed's engine one; "
+                "configs/accelerate/fsdp2.yaml works"
+            )
         import deepspeed
 
         self.partitioned = settings.zero_stage == 3
@@ -65,6 +70,7 @@ class ZeroLearner(Learner):
             self.local_parameters = {name: nn.Parameter(p.ds_tensor.data) for name, p in parameters.items()}
             if self.ema is not None:
                 self.ema = EMAModel(self.local_parameters.values(), self.config.training.ema_decay)
+            self._keep_snapshots()
 
     @contextlib.contextmanager
     def _accumulated(self, last: bool) -> Iterator[None]:
@@ -136,6 +142,9 @@ class ZeroLearner(Learner):
             shadows = zip(self.parameters.items(), self.ema.shadow_params, strict=True)
             tensors["ema"] = {name: self._joined(shadow, p) for (name, p), shadow in shadows}
             state["ema_steps"] = self.ema.optimization_step
+        for name, copies in self.snapshots.weights.items():
+            parts = zip(self.parameters.items(), copies, strict=True)
+            tensors[f"snapshot_{name}"] = {key: self._joined(part, p) for (key, p), part in parts}
         return tensors, state
 
     def load_state(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
@@ -157,6 +166,9 @@ class ZeroLearner(Learner):
             self.ema.optimization_step = state["ema_steps"]
             for (name, parameter), shadow in zip(self.parameters.items(), self.ema.shadow_params, strict=True):
                 shadow.copy_(self._part(tensors["ema"][name], parameter))
+        for snapshot, copies in self.snapshots.weights.items():
+            for (name, parameter), copy in zip(self.parameters.items(), copies, strict=True):
+                copy.copy_(self._part(tensors[f"snapshot_{snapshot}"][name], parameter))
 
     def _moments(self) -> dict[str, Any]:
         """The state_dict that torch's optimizer would have of whole parameters; its tensors on the main process."""

@@ -16,7 +16,7 @@ TINY = ASSETS / "tiny_lm"
 
 
 def test_it_ends_on_a_gallery_of_the_pictures_that_were_measured(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(demo, "PICTURES", 1)
+    monkeypatch.setattr(demo, "PICTURES", (1, 1))
     console = Console(record=True, width=200)
     demo.run_demo(1, tmp_path / "demo.json", tmp_path / "runs", 1, console)
     (run,) = json.loads((tmp_path / "demo.json").read_text())["runs"]

@@ -10,7 +10,7 @@ from diffusers import DiffusionPipeline
 
 import flowalign
 from flowalign import registry
-from flowalign.cli.main import main, print_means
+from flowalign.cli.main import main
 from flowalign.cli.modules import find_beside
 from flowalign.config import load, recipe
 from flowalign.policies.diffusion import DiffusersPolicy
@@ -178,12 +178,6 @@ def test_samples_are_those_of_plain_diffusers(capsys: pytest.CaptureFixture[str]
     printed(capsys, "sample", "tiny_sd3", "a green square", "--steps", "2", "--seed", "5", "--output", str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == [*names, "00004-seed5.png"]
     assert (tmp_path / names[0]).read_bytes() == first
-
-
-def test_a_table_of_means_keeps_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    print_means({"all": {"reward": 0.5, "strict": 0.25, "samples": 2}, "counting": {"reward": 0.5, "samples": 2}})
-    *_, line, _ = capsys.readouterr().out.splitlines()
-    assert [cell.strip() for cell in line.strip("│").split("│")] == ["counting", "0.500", "", "2"]
 
 
 @pytest.mark.parametrize(

@@ -305,7 +305,8 @@ def test_broken_runs_show_notes_and_no_blank_page(open_page, maker, tmp_path):
 def test_rewritten_prompts_are_shown_before_and_after(open_page, maker, tmp_path):
     samples = [(maker.draw("a red circle", 1, 0, 32), {"prompt": "loose", "seed": 0, "reward": 1})]
     for iteration, text in ((0, "a red circle"), (10, "one red circle")):
-        save_samples(tmp_path / "run", iteration, [(picture, {**r, "rewritten": text}) for picture, r in samples])
+        more = {"rewritten": text, "replies": {"quality": f"<b>{iteration}"}}
+        save_samples(tmp_path / "run", iteration, [(picture, r | more) for picture, r in samples])
     group = Group("loose", [1, 2], [samples[0][0]] * 2, [0, 1], rewritten=["a ball", "a circle"])
     save_previews(tmp_path / "run", 10, groups=[group])
     page = open_page(f"file://{build([tmp_path / 'run'], tmp_path / 'out')}")
@@ -313,6 +314,7 @@ def test_rewritten_prompts_are_shown_before_and_after(open_page, maker, tmp_path
     page.locator(".cell").first.click()
     texts = page.locator(".about .prompt").all_inner_texts()
     assert texts == ["loose", "a red circle", "one red circle"]
+    assert page.locator(".about .reply").all_inner_texts() == ["<b>0", "<b>10"]
     page.locator("nav").get_by_text("Groups").click()
     assert page.locator(".members .rewritten").all_inner_texts() == ["became: a circle", "became: a ball"]
 

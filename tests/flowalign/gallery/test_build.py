@@ -193,13 +193,14 @@ def test_empty_run_still_has_a_page(tmp_path):
     assert "no pictures yet" in notes(page)
 
 
-def test_clips_and_rewritten_prompts(run, tmp_path):
+def test_clips_rewritten_prompts_and_what_judges_wrote(run, tmp_path):
     folder = run / "samples" / "iteration-000030"
     (folder / "clip.mp4").write_bytes(b"\0\0\0\x18ftypmp42")
     with open(folder / "samples.jsonl", "a") as lines:
         record = {"picture": "clip.mp4", "prompt": "loose", "rewritten": "a red circle", "seed": 0, "reward": 1}
-        lines.write(json.dumps(record) + "\n")
+        lines.write(json.dumps(record | {"replies": {"quality": "Final Score: 4"}}) + "\n")
     data = page_data(build([run], tmp_path / "out"))
+    assert data["replies"] == {str(len(data["pictures"]) - 1): {"quality": "Final Score: 4"}}
     *_, name, width, _, rewritten, _ = data["pictures"][-1]
     assert name.endswith("clip.mp4") and width == 0 and data["rewritten"][rewritten] == "a red circle"
 

@@ -99,10 +99,18 @@ def killer(server: Server, folder: Path, restart: bool) -> threading.Thread:
     return thread
 
 
+@pytest.fixture(scope="module", params=[1, 2])
+def overlap(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, overlap: int) -> dict[str, torch.Tensor]:
+    return train(tmp_path_factory.mktemp("here"), {"name": "shapes"}, overlap=overlap)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("overlap", [1, 2])
-def test_training_waits_for_a_killed_server_and_ends_the_same(tmp_path, server, overlap):
-    undisturbed = train(tmp_path / "here", {"name": "shapes"}, overlap=overlap)
+def test_training_waits_for_a_killed_server_and_ends_the_same(tmp_path, server, overlap, undisturbed):
     thread = killer(server, tmp_path / "there", restart=True)
     disturbed = train(tmp_path / "there", remote(server, patience=120.0), overlap=overlap)
     thread.join()
@@ -110,9 +118,7 @@ def test_training_waits_for_a_killed_server_and_ends_the_same(tmp_path, server, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overlap", [1, 2])
-def test_training_stops_when_the_server_stays_away_and_resumes(tmp_path, server, overlap):
-    undisturbed = train(tmp_path / "here", {"name": "shapes"}, overlap=overlap)
+def test_training_stops_when_the_server_stays_away_and_resumes(tmp_path, server, overlap, undisturbed):
     folder = tmp_path / "there"
     server.wait()
     thread = killer(server, folder, restart=False)

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +97,17 @@ def test_a_recorded_honest_run_that_learned_raises_no_alarm():
 def test_a_resumed_run_hears_the_same_verdicts(tmp_path):
     small = ("evaluation.limit=16", "evaluation.watch.deviations=1", "evaluation.every=2")
     panel = "[{name: shapes}]"
-    run(tmp_path / "whole", HACKABLE, panel, *small, "training.iterations=8")
-    run(tmp_path / "cut", HACKABLE, panel, *small, "training.iterations=6")
-    run(tmp_path / "cut", HACKABLE, panel, *small, "training.iterations=8", resume=True)
+    small += ("training.iterations=8", "training.keep_checkpoints=2")
+    run(tmp_path / "whole", HACKABLE, panel, *small)
     whole = lines(tmp_path / "whole")
+    # as it was after six iterations
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    cut = tmp_path / "cut" / "run"
+    shutil.rmtree(cut / "checkpoints" / "checkpoint-000008")
+    for name, last in (("metrics", 6), ("evaluations", 4)):
+        kept = (cut / f"{name}.jsonl").read_text().splitlines(keepends=True)[:last]
+        (cut / f"{name}.jsonl").write_text("".join(kept))
+    run(tmp_path / "cut", HACKABLE, panel, *small, resume=True)
     assert lines(tmp_path / "cut") == whole
     assert whole[-1]["verdict"] != "good"
 

@@ -59,6 +59,8 @@ class Family:
     """of the network's input, on which the latents are followed by what the pictures became"""
     unpadded: ClassVar[bool] = False
     """a text's length changes the sample, without a mask to help: prompts of different lengths are called apart"""
+    samples_sound: ClassVar[bool] = False
+    """the network denoises a sound along with the pictures, and is asked of both"""
     tolerance: ClassVar[float] = 1e-4
     """how far, by the largest velocity, a float32 replay may be from its rollout"""
     largest_batch: ClassVar[int | None] = None
@@ -75,12 +77,15 @@ class Family:
         """What is trained, by its name in the pipeline."""
         return {self.denoiser: getattr(pipeline, self.denoiser)}
 
+    def pixels(self, pipeline: DiffusionPipeline) -> int:
+        """Height and width, in pixels, of a position of the latents."""
+        names = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio")
+        return next(int(getattr(pipeline, name)) for name in names if hasattr(pipeline, name))
+
     def multiple(self, pipeline: DiffusionPipeline) -> int:
         """Pixels that height and width are made of."""
-        names = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio")
-        scale = next(int(getattr(pipeline, name)) for name in names if hasattr(pipeline, name))
         patch = getattr(pipeline, self.denoiser).config.get("patch_size") or 1
-        return scale * (patch if isinstance(patch, int) else patch[-1])
+        return self.pixels(pipeline) * (patch if isinstance(patch, int) else patch[-1])
 
     def check_size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> None:
         """Refuse sizes that the pipeline would round or fail at.
@@ -211,6 +216,13 @@ class Family:
         """[T + 1] noise levels of a scheduler whose timesteps are set, ending in 0."""
         return scheduler.sigmas
 
+    def put_levels(self, scheduler: Any, levels: Tensor) -> None:
+        """Noise levels [K], falling, before its shift, for a scheduler whose own method does not take them."""
+        shift = scheduler.config.get("flow_shift") or 1.0
+        sigmas = shift * levels / (1 + (shift - 1) * levels)
+        scheduler.timesteps = sigmas.to(scheduler.timesteps.device) * scheduler.config.num_train_timesteps
+        scheduler.sigmas = torch.cat([sigmas, torch.zeros(1)])
+
     def scale(self, sigma: Tensor) -> Tensor:
         """What latents at noise level sigma are multiplied with for the model."""
         return torch.ones_like(sigma)
@@ -218,6 +230,10 @@ class Family:
     def flow_velocity(self, output: Tensor, x: Tensor, sigma: Tensor, scheduler: Any) -> Tensor:
         """The velocity at x that a guided prediction of the model stands for."""
         return output
+
+    def error_weight(self, sigma: Tensor, scheduler: Any) -> Tensor:
+        """What makes a squared error of the velocity at noise level sigma one of the model's own prediction."""
+        return torch.ones_like(sigma)
 
     def own_step(
         self, velocity: Tensor, x: Tensor, sigma: Tensor, sigma_next: Tensor, steps: int, scheduler: Any

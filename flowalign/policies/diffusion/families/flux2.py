@@ -34,6 +34,9 @@ class Flux2Latents(Tokens, Packed):
     def channels(self, denoiser: Any) -> int:
         return int(denoiser.config.in_channels)
 
+    def pixels(self, pipeline: DiffusionPipeline) -> int:
+        return 2 * int(pipeline.vae_scale_factor)
+
     def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, ...]:
         height, width = super().size(pipeline, call)
         return height // 2, width // 2

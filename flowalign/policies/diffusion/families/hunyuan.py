@@ -79,6 +79,9 @@ class HunyuanVideo15(Hunyuan, Video):
 
     pipelines = ("HunyuanVideo15Pipeline",)
 
+    def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
+        return torch.cat([super(HunyuanVideo15, self).latents(pipeline, one) for one in pixels.split(1)])
+
     def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
         # diffusers' VAE masks its attention for one video only
         return torch.cat([super(HunyuanVideo15, self).decode(pipeline, one) for one in latents.split(1)])

@@ -17,6 +17,7 @@ class LTX2(LTX):
     """
 
     pipelines = ("LTX2Pipeline",)
+    samples_sound = True
     lora_targets = tuple(f"{part}.{name}" for part in ("attn1", "attn2") for name in LTX.lora_targets)
 
     def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, ...]:

@@ -126,6 +126,10 @@ class QwenImage21(Tokens, QwenImage):
     def predicted(self, output: Tensor, count: int) -> Tensor:
         return output[:, -count:]
 
+    def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
+        # nothing is transparent
+        return super().latents(pipeline, torch.cat([pixels, torch.ones_like(pixels[:, :1])], 1))
+
     def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
         # of four channels, the last for transparency, which rewards do not know
         return super().pictures(pipeline, pixels[:, :3])

@@ -35,6 +35,11 @@ class StableDiffusion(Family):
     def sigmas(self, scheduler: Any) -> Tensor:
         return torch.cat([_levels(scheduler)[scheduler.timesteps.cpu()], torch.zeros(1)])
 
+    def put_levels(self, scheduler: Any, levels: Tensor) -> None:
+        # a level is the share of the timesteps below it
+        last = scheduler.config.num_train_timesteps - 1
+        scheduler.timesteps = (levels * last).round().long().to(scheduler.timesteps.device)
+
     def scale(self, sigma: Tensor) -> Tensor:
         return 1 / torch.hypot(1 - sigma, sigma)
 
@@ -44,6 +49,11 @@ class StableDiffusion(Family):
         # a v-prediction is alpha * noise - sigma * x0 in DDPM's notation
         scale = self.scale(sigma)
         return scale**2 * (2 * sigma - 1) * x + scale * output.float()
+
+    def error_weight(self, sigma: Tensor, scheduler: Any) -> Tensor:
+        # with x given, noise - x0 is (noise - x) / (1 - sigma), and a v-prediction noise / alpha but for constants
+        epsilon = (1 - sigma) ** 2
+        return epsilon if scheduler.config.prediction_type == "epsilon" else self.scale(sigma) ** -2
 
     def own_step(
         self, velocity: Tensor, x: Tensor, sigma: Tensor, sigma_next: Tensor, steps: int, scheduler: Any

@@ -1,8 +1,8 @@
 """What every model family must do, each on a tiny random pipeline of its real class."""
 
-import copy
 import dataclasses
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +27,24 @@ PROMPTS = ["a red circle", "a red circle", "two blue squares", "a green triangle
 SEEDS = [4, 5, 6, 7]
 NEGATIVE = ["", "", "three red circles", "noise"]
 """where guidance asks for them"""
-STEPS = 4
+STEPS = 3
 EVERY_STEP = All().etas(STEPS, 0.7, 0, 0)
 
 
-@pytest.fixture(params=sorted(PIPELINES))
+# of the module, so that all tests of one family follow each other and share its policy
+@pytest.fixture(scope="module", params=sorted(PIPELINES))
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(autouse=True)
-def a_megapixel_is_much(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def a_megapixel_is_much() -> Iterator[None]:
     """Pipelines that edit bring pictures to a megapixel first, which takes a tiny network minutes."""
     of_area, area = pipeline_qwenimage_edit.calculate_dimensions, 32 * 32
-    monkeypatch.setattr(pipeline_qwenimage_edit, "calculate_dimensions", lambda _, ratio: of_area(area, ratio))
-    monkeypatch.setattr(pipeline_qwenimage_edit_plus, "VAE_IMAGE_SIZE", area)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline_qwenimage_edit, "calculate_dimensions", lambda _, ratio: of_area(area, ratio))
+        patch.setattr(pipeline_qwenimage_edit_plus, "VAE_IMAGE_SIZE", area)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +60,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return files
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tiny(name: str, pictures: list[str]) -> Tiny:
     made = PIPELINES[name]
     if not made.images:
@@ -68,9 +71,28 @@ def tiny(name: str, pictures: list[str]) -> Tiny:
     return dataclasses.replace(made, sources=sources)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def policy(name: str) -> DiffusersPolicy:
+    """As it was built: what no test trains."""
     return DiffusersPolicy(build(name), encode_options=PIPELINES[name].encode)
+
+
+@pytest.fixture
+def fresh(name: str) -> DiffusersPolicy:
+    """A test's own, to train."""
+    return DiffusersPolicy(build(name), encode_options=PIPELINES[name].encode)
+
+
+@pytest.fixture(scope="module")
+def together(policy: DiffusersPolicy, tiny: Tiny) -> Rollout:
+    """All samples in one batch."""
+    return roll(policy, tiny)
+
+
+@pytest.fixture(scope="module")
+def in_parts(policy: DiffusersPolicy, tiny: Tiny) -> Rollout:
+    """Three samples and then one."""
+    return roll(policy, tiny, batch_size=3)
 
 
 def roll(policy: DiffusersPolicy, tiny: Tiny, **settings: Any) -> Rollout:
@@ -180,16 +202,19 @@ def test_ratio_is_one_after_a_rollout(policy: DiffusersPolicy, tiny: Tiny, guida
         assert policy.verify(rollout) < policy.family.tolerance
 
 
-def test_batch_composition_does_not_change_a_sample(policy: DiffusersPolicy, tiny: Tiny) -> None:
-    together = roll(policy, tiny).trajectory
-    for batch_size in (1, 3):
-        parts = roll(policy, tiny, batch_size=batch_size).trajectory
-        torch.testing.assert_close(parts.latents, together.latents, atol=policy.family.tolerance, rtol=1e-4)
-        torch.testing.assert_close(parts.log_prob, together.log_prob, atol=policy.family.tolerance, rtol=0)
+def test_batch_composition_does_not_change_a_sample(
+    policy: DiffusersPolicy, tiny: Tiny, together: Rollout, in_parts: Rollout
+) -> None:
+    whole = together.trajectory
+    for parts in (roll(policy, tiny, batch_size=1).trajectory, in_parts.trajectory):
+        torch.testing.assert_close(parts.latents, whole.latents, atol=policy.family.tolerance, rtol=1e-4)
+        torch.testing.assert_close(parts.log_prob, whole.log_prob, atol=policy.family.tolerance, rtol=0)
 
 
-def test_branches_are_replayed_under_the_conditions_of_their_samples(policy: DiffusersPolicy, tiny: Tiny) -> None:
-    rollout = roll(policy, tiny, batch_size=2)
+def test_branches_are_replayed_under_the_conditions_of_their_samples(
+    policy: DiffusersPolicy, in_parts: Rollout
+) -> None:
+    rollout = in_parts
     rows = torch.tensor([3, 0])
     branch = rollout.branch(rollout.trajectory[rows], rows)
     with torch.no_grad():
@@ -201,15 +226,15 @@ def test_branches_are_replayed_under_the_conditions_of_their_samples(policy: Dif
             )
 
 
-def test_every_lora_weight_gets_a_gradient_and_no_frozen_one(policy: DiffusersPolicy, tiny: Tiny) -> None:
-    policy.add_lora(rank=2, alpha=4)
-    scramble(policy)
-    rollout = roll(policy, tiny)
-    velocity = policy.velocity(rollout, *pairs(rollout)).float()
+def test_every_lora_weight_gets_a_gradient_and_no_frozen_one(fresh: DiffusersPolicy, tiny: Tiny) -> None:
+    fresh.add_lora(rank=2, alpha=4)
+    scramble(fresh)
+    rollout = roll(fresh, tiny)
+    velocity = fresh.velocity(rollout, *pairs(rollout)).float()
     (velocity * torch.randn_like(velocity)).sum().backward()
-    trained = policy.trainable()
+    trained = fresh.trainable()
     assert trained
-    for part, parameter in policy.denoiser.named_parameters():
+    for part, parameter in fresh.denoiser.named_parameters():
         if part not in trained:
             assert parameter.grad is None, part
         elif any(unused in part for unused in tiny.unused):
@@ -219,24 +244,24 @@ def test_every_lora_weight_gets_a_gradient_and_no_frozen_one(policy: DiffusersPo
 
 
 def test_the_unconditional_branch_of_guidance_can_go_without_a_gradient(
-    policy: DiffusersPolicy, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+    fresh: DiffusersPolicy, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not policy.family.negative(3.0):
+    if not fresh.family.negative(3.0):
         pytest.skip("its guidance has one branch")
-    policy.add_lora(rank=2, alpha=4)
-    scramble(policy)
-    rollout = roll(policy, tiny)
+    fresh.add_lora(rank=2, alpha=4)
+    scramble(fresh)
+    rollout = roll(fresh, tiny)
     samples, steps = pairs(rollout)
     weight = torch.randn_like(rollout.trajectory.velocity[samples, steps])
 
     def gradients() -> tuple[Tensor, dict[str, Tensor]]:
-        policy.denoiser.zero_grad()
-        velocity = policy.velocity(rollout, samples, steps).float()
+        fresh.denoiser.zero_grad()
+        velocity = fresh.velocity(rollout, samples, steps).float()
         (velocity * weight).sum().backward()
-        return velocity, {name: p.grad.clone() for name, p in policy.trainable().items() if p.grad is not None}
+        return velocity, {name: p.grad.clone() for name, p in fresh.trainable().items() if p.grad is not None}
 
     both, gradient_of_both = gradients()
-    mixed = policy.family.velocity
+    mixed = fresh.family.velocity
 
     def detached(outputs: list[Any], copies: list[int], guidance: float) -> Tensor:
         """The family's formula, its unconditional output detached: the one that no guidance is without."""
@@ -249,13 +274,13 @@ def test_the_unconditional_branch_of_guidance_can_go_without_a_gradient(
         parts[unconditional] = parts[unconditional].detach()
         return mixed(joined(parts, outputs), copies, guidance)
 
-    monkeypatch.setattr(policy.family, "velocity", detached)
+    monkeypatch.setattr(fresh.family, "velocity", detached)
     _, literal = gradients()
     monkeypatch.undo()
-    policy.guidance_gradient = "conditional"
+    fresh.guidance_gradient = "conditional"
     conditional, own = gradients()
 
-    close = {"atol": policy.family.tolerance, "rtol": 1e-3}
+    close = {"atol": fresh.family.tolerance, "rtol": 1e-3}
     torch.testing.assert_close(conditional, both, **close)
     scale = max(grad.abs().max() for grad in literal.values())
     assert own.keys() == literal.keys()
@@ -285,46 +310,44 @@ def joined(branches: list[Tensor], outputs: list[Any]) -> list[Any]:
 
 
 def test_a_saved_lora_gives_the_same_picture_in_plain_diffusers(
-    name: str, policy: DiffusersPolicy, tiny: Tiny, tmp_path: Path
+    name: str, fresh: DiffusersPolicy, tiny: Tiny, tmp_path: Path
 ) -> None:
-    policy.add_lora(rank=2, alpha=8)
-    base = ode(policy, tiny, 3.0)
-    scramble(policy, 0.2)
-    expected = ode(policy, tiny, 3.0)
+    fresh.add_lora(rank=2, alpha=8)
+    base = ode(fresh, tiny, 3.0)
+    scramble(fresh, 0.2)
+    expected = ode(fresh, tiny, 3.0)
     assert (expected - base).abs().max() > 1e-2
-    policy.save(tmp_path)
+    fresh.save(tmp_path)
     again = DiffusersPolicy(build(name), encode_options=tiny.encode)
     again.load(tmp_path)
-    torch.testing.assert_close(ode(again, tiny, 3.0), expected, atol=policy.family.tolerance, rtol=0)
+    torch.testing.assert_close(ode(again, tiny, 3.0), expected, atol=fresh.family.tolerance, rtol=0)
     pipe = build(name)
     if hasattr(pipe, "load_lora_weights"):
         pipe.load_lora_weights(tmp_path)
-        if len(policy.networks) > 1:
+        if len(fresh.networks) > 1:
             second = "pytorch_lora_weights_transformer_2.safetensors"
             pipe.load_lora_weights(tmp_path, weight_name=second, load_into_transformer_2=True)
     else:
         pipe.transformer.load_lora_adapter(tmp_path, prefix=None, weight_name="pytorch_lora_weights.safetensors")
-    torch.testing.assert_close(plain(pipe, policy, tiny, 3.0), expected, atol=policy.family.tolerance, rtol=0)
+    torch.testing.assert_close(plain(pipe, fresh, tiny, 3.0), expected, atol=fresh.family.tolerance, rtol=0)
 
 
-def test_a_saved_denoiser_gives_the_same_picture(
-    name: str, policy: DiffusersPolicy, tiny: Tiny, tmp_path: Path
-) -> None:
-    policy.train_all()
-    scramble(policy, 0.02)
-    policy.save(tmp_path)
+def test_a_saved_denoiser_gives_the_same_picture(name: str, fresh: DiffusersPolicy, tiny: Tiny, tmp_path: Path) -> None:
+    fresh.train_all()
+    scramble(fresh, 0.02)
+    fresh.save(tmp_path)
     pipe = build(name)
-    for part, network in policy.networks.items():
+    for part, network in fresh.networks.items():
         setattr(pipe, part, type(network).from_pretrained(tmp_path / part))
     torch.testing.assert_close(
-        plain(pipe, policy, tiny, 3.0), ode(policy, tiny, 3.0), atol=policy.family.tolerance, rtol=0
+        plain(pipe, fresh, tiny, 3.0), ode(fresh, tiny, 3.0), atol=fresh.family.tolerance, rtol=0
     )
 
 
 def test_bfloat16_stays_close_to_float32(name: str, policy: DiffusersPolicy, tiny: Tiny) -> None:
     """Final latents within a tenth of their size of float32's, and replay within a twentieth of the rollout."""
     exact = roll(policy, tiny, eta=None).trajectory.final
-    half = DiffusersPolicy(copy.deepcopy(build(name)).to(torch.bfloat16), encode_options=tiny.encode)
+    half = DiffusersPolicy(build(name).to(torch.bfloat16), encode_options=tiny.encode)
     rollout = roll(half, tiny, eta=None)
     assert rollout.trajectory.latents.dtype == torch.float32
     assert (rollout.trajectory.final - exact).norm() < 0.1 * exact.norm()
@@ -339,9 +362,8 @@ def test_sizes_that_cannot_be_made_are_refused_with_those_that_can(policy: Diffu
             roll(policy, dataclasses.replace(tiny, call=tiny.call | {side: size + 1}))
 
 
-def test_pictures(policy: DiffusersPolicy, tiny: Tiny) -> None:
-    rollout = roll(policy, tiny)
-    made = policy.decode(rollout, batch_size=3)
+def test_pictures(policy: DiffusersPolicy, tiny: Tiny, together: Rollout) -> None:
+    made = policy.decode(together, batch_size=3)
     assert len(made) == len(PROMPTS)
     for picture in made:
         frames = picture if "num_frames" in tiny.call else [picture]

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.families import family_of
 from samplers import All, Window, flow_sde, ode
+from samplers.completion import fork
 
 TINY = ASSETS / "tiny_sd3"
 PROMPTS = ["a red circle", "two blue squares", "a red circle", "a green triangle above a blue circle"]
@@ -431,3 +433,27 @@ def test_a_pipeline_without_a_flow_scheduler_is_refused(tiny_policy: Make) -> No
     policy.pipeline.scheduler = DDIMScheduler()
     with pytest.raises(FlowalignError, match="DDIMScheduler"):
         roll(policy)
+
+
+def test_a_state_that_samples_share_is_replayed_once_with_all_their_gradients(tiny_policy: Make) -> None:
+    policy = tiny_policy()
+    policy.add_lora(rank=2, alpha=4)
+    trunk = policy.sample(PROMPTS[:2], SEEDS[:2], steps=4, sigmas=SIGMAS)
+    samples, eta = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 0.7, 0.7, 0])
+    shared = trunk.branch(fork(policy.at(trunk), trunk.trajectory, flow_sde, samples, 1, eta, range(6)), samples)
+    apart = replace(shared, trajectory=replace(shared.trajectory, nodes=None))
+    rows, steps = shared.mask.nonzero().flip(0).unbind(1)
+    weights = torch.randn(12, *trunk.trajectory.final.shape[1:])
+    velocities, gradients, asked = [], [], []
+    for rollout in (shared, apart):
+        before = policy.forwards
+        velocity = policy.velocity(rollout, rows, steps)
+        asked.append(policy.forwards - before)
+        (velocity * weights).sum().backward()
+        velocities.append(velocity.detach())
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None]))
+        policy.model.zero_grad()
+    # two states at the first stochastic step, six at the second
+    assert asked == [2 + 6, 12]
+    torch.testing.assert_close(*velocities)
+    torch.testing.assert_close(*gradients)

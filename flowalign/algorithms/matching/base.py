@@ -1,0 +1,309 @@
+"""The matching family: clean samples on the forward process, however they were made.
+
+A method of the family is a few answers: whose samples (`rollout.weights`, or pictures of the data), what they weigh
+(`credit`), which errors its loss compares (`compares`), and the loss of a sample at a noise level (`loss`). Errors are
+e(v), the mean over elements of (v - (noise - x0))^2, under the policy, the `old` snapshot and the reference.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor
+
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.algorithms import base
+from flowalign.config import Config, Named
+from flowalign.core.divergences import velocity_mse
+from flowalign.data.batches import Batch
+from flowalign.errors import ConfigError
+from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised, Rollout
+from rewards import Scores
+from samplers import derive_seed
+
+
+class MatchingSettings(base.AlgorithmSettings):
+    """Settings that the whole family has; a method adds its own."""
+
+    levels: Named = Named(name="schedule")
+    """`flowalign list levels`, with its settings"""
+    levels_of: Literal["sample", "group", "batch"] = "sample"
+    """what has noise levels of its own"""
+    noise_of: Literal["sample", "group"] = "sample"
+    """what has noise of its own, at each level"""
+    guidance: float | None = Field(None, ge=1)
+    """classifier-free scale of the velocities that are trained; default 1, and where the scale is an input of the
+    network the rollout's"""
+    kl_weight: float = Field(0.0, ge=0)
+    """of the mean squared difference from the start weights' velocity"""
+    reference_guidance: float | None = Field(None, ge=1)
+    """classifier-free scale of the reference's velocity; default `guidance`"""
+
+
+@dataclass
+class Points:
+    """N samples, each noised to a level, under the present weights; gradients flow through `velocity`."""
+
+    noised: Noised
+    velocity: Tensor
+    """[N, ...]"""
+    advantage: Tensor
+    """[N]"""
+    reward: Tensor
+    """[N]"""
+    group: Tensor
+    """[N] integers"""
+    old: Tensor | None = None
+    """[N, ...] the velocity of the snapshot `old`, None where the loss does not compare with it"""
+    reference: Tensor | None = None
+    """[N, ...] the velocity of the start weights, None where the loss does not use it"""
+    rollout: Rollout | None = None
+    """that they came from, None where they are pictures of the data"""
+    size: int = 1
+    """samples of an item, which are side by side: of a whole group where the loss looks at groups"""
+
+    def of_item(self, values: Tensor) -> Tensor:
+        """[N / size, size] values [N] of the samples, an item a row."""
+        return values.view(-1, self.size)
+
+    @cached_property
+    def error(self) -> Tensor:
+        """[N] e(v) of the policy."""
+        return self.noised.error(self.velocity)
+
+    @cached_property
+    def error_old(self) -> Tensor:
+        """[N] e(v) of the snapshot `old`."""
+        assert self.old is not None
+        return self.noised.error(self.old)
+
+    @cached_property
+    def error_reference(self) -> Tensor:
+        """[N] e(v) of the start weights."""
+        assert self.reference is not None
+        return self.noised.error(self.reference)
+
+
+@dataclass
+class Experience(base.Experience):
+    """B clean samples of one process, each at L noise levels."""
+
+    clean: CleanSamples
+    levels: Tensor
+    """[B, L] the numbers of its levels in `clean`"""
+    noise_seeds: list[int]
+    """of each sample's noise, before its level counts; not used where there is `noise`"""
+    advantage: Tensor
+    """[B]"""
+    reward: Tensor
+    """[B]"""
+    group: Tensor
+    """[B]"""
+    guided: CleanSamples | None = None
+    """the same under the reference's guidance, where it is another"""
+    rollout: Rollout | None = None
+    """that made them, None where they are pictures of the data"""
+    scores: Scores | None = None
+    only_advantages: bool = False
+    """the loss is one of advantages alone"""
+    kept: Tensor | None = None
+    """[B] bool: the samples that an update's mean is over, None: all"""
+    chosen: Tensor | None = None
+    """[groups, M] the samples that an item of a group is made of, None: all of them"""
+    noise: Tensor | None = None
+    """[B, L, ...] of each sample at each of its levels; None: drawn by the seeds"""
+
+    def outcome(self) -> tuple[Tensor, Tensor] | None:
+        return None if self.scores is None else (self.scores.value, self.advantage.abs())
+
+    def useful(self, items: Tensor) -> Tensor | None:
+        return self._any(self.advantage.ne(0), items) if self.only_advantages else None
+
+    def counted(self, items: Tensor) -> Tensor | None:
+        return None if self.kept is None else self._any(self.kept, items)
+
+    def _any(self, of_samples: Tensor, items: Tensor) -> Tensor:
+        return of_samples[self.members(items)].view(len(items), -1).any(1)
+
+    def members(self, items: Tensor) -> Tensor:
+        """[N * M] the samples of these items: one each, a whole group, or those chosen of it."""
+        if self.chosen is not None:
+            return self.chosen[items[:, 0]].flatten()
+        size = len(self.batch) * self.levels.shape[1] // len(self.items)
+        return (items[:, :1] * size + torch.arange(size, device=items.device)).flatten()
+
+    def noised(self, items: Tensor) -> Noised:
+        """The samples of these items, at their levels."""
+        samples = self.members(items)
+        places = items[:, 1].repeat_interleave(len(samples) // len(items))
+        if self.noise is not None:
+            return self.clean.noised_by(samples, self.levels[samples, places], self.noise[samples, places])
+        pairs = zip(samples.tolist(), places.tolist(), strict=True)
+        seeds = [derive_seed(self.noise_seeds[sample], place) for sample, place in pairs]
+        return self.clean.noised(samples, self.levels[samples, places], seeds)
+
+
+class Matching(base.Algorithm):
+    """Base of the family."""
+
+    Settings: ClassVar[type[base.AlgorithmSettings]] = MatchingSettings
+    settings: MatchingSettings
+    unit = "noise levels"
+    noise: ClassVar[Literal["kernel", "own", "start"]] = "start"
+    compares: ClassVar[frozenset[str]] = frozenset()
+    """what the loss compares the policy with: 'old', 'reference'"""
+    whole_groups: ClassVar[bool] = False
+    """the loss looks at all members of a group at once: an item is a group at a level"""
+
+    def __init__(self, settings: MatchingSettings) -> None:
+        super().__init__(settings)
+        self.draw_levels = settings.levels.part("levels", "algorithm.levels")
+
+    @property
+    def uses_reference(self) -> bool:
+        return "reference" in self.compares or self.settings.kl_weight > 0
+
+    def check(self, config: Config) -> None:
+        try:
+            self.level_count(config)
+        except ValueError as error:
+            raise ConfigError(f"algorithm.levels: {error}") from error
+        if self.settings.reference_guidance is not None and not self.uses_reference:
+            raise ConfigError("algorithm.reference_guidance: the loss has no reference; set algorithm.kl_weight too")
+
+    def level_count(self, config: Config) -> int:
+        """L, the noise levels of each sample."""
+        return len(self.draw_levels(config.rollout.steps, Generator()))
+
+    def items(self, config: Config) -> int:
+        return self.level_count(config) * (1 if self.whole_groups else config.training.group_size)
+
+    def clean(
+        self, actor: DiffusionActor, batch: Batch, x0: Tensor
+    ) -> tuple[CleanSamples, CleanSamples | None, Tensor]:
+        """Samples ready to be noised, the same for the reference where it is guided otherwise, and [B, L] levels."""
+        drawn, wanted = self.drawn_levels(actor, batch), self.settings.reference_guidance
+        own = self.guidance(actor)
+        clean, levels = self.at_levels(actor, batch, x0, drawn, own)
+        guided = None if wanted in (None, own) else self.at_levels(actor, batch, x0, drawn, wanted)[0]
+        return clean, guided, levels
+
+    def guidance(self, actor: DiffusionActor) -> float | tuple[float, ...]:
+        """The scale of the velocities that are trained."""
+        if self.settings.guidance is not None:
+            return self.settings.guidance
+        return 1.0 if actor.policy.family.negative(2.0) else actor.config.rollout.guidance
+
+    def at_levels(
+        self, actor: DiffusionActor, batch: Batch, x0: Tensor, drawn: Tensor, guidance: Any
+    ) -> tuple[CleanSamples, Tensor]:
+        """Samples ready to be noised to levels as `drawn_levels` draws them, and [B, L] their numbers."""
+        levels = None
+        if drawn.is_floating_point():
+            falling, drawn = (-drawn).unique(return_inverse=True)
+            levels = -falling
+        return self.asked(actor, batch, x0, guidance, levels), drawn.to(x0.device)
+
+    @staticmethod
+    def asked(
+        actor: DiffusionActor,
+        batch: Batch,
+        x0: Tensor,
+        guidance: float | tuple[float, ...],
+        levels: Tensor | None = None,
+    ) -> CleanSamples:
+        """Samples with what the denoiser is asked under a guidance, at levels or, by default, along the schedule."""
+        call = actor.config.rollout.arguments()
+        for name in ("steps", "guidance", "guidance_2", "order") + (() if levels is None else ("sigmas",)):
+            call.pop(name)
+        at: dict[str, Any] = {"steps": actor.config.rollout.steps} if levels is None else {"levels": levels}
+        at |= {name: value for name, value in call.items() if value is not None}
+        return actor.policy.clean(batch.prompts, x0, batch.seeds, metadata=batch.metadata, guidance=guidance, **at)
+
+    def drawn_levels(self, actor: DiffusionActor, batch: Batch) -> Tensor:
+        """[B, L] as the named levels are drawn: points of the schedule, or levels before the pipeline's shift."""
+        steps = actor.config.rollout.steps
+        return torch.stack([self.draw_levels(steps, self._generator(actor, batch, row)) for row in range(len(batch))])
+
+    def _generator(self, actor: DiffusionActor, batch: Batch, row: int) -> Generator:
+        """Of a sample's levels: its own, its group's, or the same for all of an iteration."""
+        seed, iteration, group = actor.config.training.seed, batch.iteration, batch.group[row]
+        keys = {
+            "sample": (batch.noise_seeds[row], 1),
+            "group": (seed, iteration, group, 5),
+            "batch": (seed, iteration, 5),
+        }
+        return Generator().manual_seed(derive_seed(*keys[self.settings.levels_of]))
+
+    def noise_seeds(self, actor: DiffusionActor, batch: Batch) -> list[int]:
+        """Of each sample's noise."""
+        if self.settings.noise_of == "sample":
+            return batch.noise_seeds
+        return [derive_seed(actor.config.training.seed, batch.iteration, group, 6) for group in batch.group]
+
+    def item_numbers(self, batch: Batch, levels: int, device: torch.device) -> Tensor:
+        """[N, 2] (sample, place among its levels), or (group, place), group after group."""
+        count = len(set(batch.group)) if self.whole_groups else len(batch)
+        return torch.cartesian_prod(torch.arange(count, device=device), torch.arange(levels, device=device))
+
+    def losses(
+        self, policy: DiffusersPolicy, experience: Experience, items: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        points = self.points(policy, experience, items)
+        loss, values = self.loss(points)
+        penalty, more = self.penalized(torch.zeros_like(points.error), points)
+        loss = _by_item(loss, items) + _by_item(penalty, items)
+        counted = experience.counted(items)
+        # one is left on a process whose every item does not count
+        loss = loss if counted is None else loss * counted
+        return loss, {name: _by_item(value, items) for name, value in {**values, **more}.items()}
+
+    def points(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Points:
+        """The samples of these items at their levels, asked of the policy and of what its loss compares it with."""
+        noised = experience.noised(items)
+        clean, guided = experience.clean, experience.guided or experience.clean
+        old = reference = None
+        with torch.no_grad():
+            if "old" in self.compares:
+                with policy.snapshot("old"):
+                    old = policy.velocity_of(clean, noised).float()
+            if self.uses_reference:
+                with policy.reference():
+                    reference = policy.velocity_of(guided, noised).float()
+        velocity = policy.velocity_of(clean, noised).float()
+        rows = noised.samples
+        return Points(
+            noised,
+            velocity,
+            experience.advantage[rows],
+            experience.reward[rows],
+            experience.group[rows],
+            old,
+            reference,
+            experience.rollout,
+            len(rows) // len(items),
+        )
+
+    def penalized(self, loss: Tensor, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
+        """Losses with the weighted divergence from the reference, and what the metrics say of each point."""
+        values = {"matching/error": points.error}
+        if self.settings.kl_weight:
+            values["matching/kl"] = self.divergence(points)
+            loss = loss + self.settings.kl_weight * values["matching/kl"]
+        return loss, values
+
+    def divergence(self, points: Points) -> Tensor:
+        """[N] mean squared difference from the reference's velocity."""
+        assert points.reference is not None
+        return velocity_mse(points.velocity, points.reference)
+
+    def loss(self, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
+        """[N] loss of each sample at its level, or one of each item, and named values for the metrics, shaped so."""
+        raise NotImplementedError
+
+
+def _by_item(values: Tensor, items: Tensor) -> Tensor:
+    """[N] means over each item's members; values of items are theirs."""
+    return values.view(len(items), -1).mean(1)

@@ -1,0 +1,122 @@
+"""Distribution matching: a few-step generator's samples, diffused, are moved from their own score to the teacher's.
+
+Two sets of weights: the generator, which is the policy, and `fake`, which learns the velocity of what the generator
+makes. The teacher is the start weights, under guidance. From a state x of one of its steps the generator predicts x0;
+diffused to a level, `fake` and the teacher predict x0 there, and the generator's x0 moves along their difference,
+over the mean size of its own distance from the teacher's. A method says how x0 is diffused.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor
+
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.actors.draw import Draw
+from flowalign.algorithms.matching import base
+from flowalign.algorithms.matching.online import OnlineMatching, OnlineSettings
+from flowalign.config import Named
+from flowalign.core.divergences import velocity_mse
+from flowalign.core.record import Record
+from flowalign.data.batches import Batch
+from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised
+from flowalign.policies.settings import Role
+from samplers import derive_seed
+
+
+class DistributionSettings(OnlineSettings):
+    levels: Named = Named(name="uniform", count=2, low=0.02, high=0.98)
+    """to diffuse to, one for each of `count` steps of the generator that are drawn; `flowalign list levels`"""
+    reference_guidance: float | None = Field(4.5, ge=1)
+    """the teacher's"""
+    fake: Role = Role()
+    """how the generator's own score is learned"""
+    fake_to_teacher: float = Field(0.0, ge=0)
+    """of the mean squared difference between its velocity and the unguided teacher's, in its loss"""
+
+
+@dataclass
+class Experience(base.Experience):
+    generator: CleanSamples | None = None
+    """what the generator is asked with, at its steps"""
+    steps: Tensor | None = None
+    """[B, L] the steps of the generator that are learned from, one for each level"""
+
+    def states(self, items: Tensor) -> Noised:
+        """The generator's states at the steps of these items, as noised samples of what it predicted there."""
+        assert self.rollout is not None and self.generator is not None and self.steps is not None
+        samples, trajectory = self.members(items), self.rollout.trajectory
+        steps = self.steps[samples, items[:, 1].repeat_interleave(len(samples) // len(items))]
+        return self.generator.at_states(
+            samples, steps, trajectory.latents[samples, steps], trajectory.velocity[samples, steps]
+        )
+
+
+class DistributionMatching(OnlineMatching):
+    """Base of the methods that distil into few steps."""
+
+    Settings = DistributionSettings
+    settings: DistributionSettings
+    compares = frozenset({"reference"})
+    experience = Experience
+
+    @property
+    def roles(self) -> Mapping[str, Role]:
+        return {"fake": self.settings.fake}
+
+    def credit(self, record: Record) -> Tensor:
+        return torch.zeros_like(record.reward)
+
+    def steps(self, actor: DiffusionActor, batch: Batch) -> Tensor:
+        """[B, L] different steps of the generator, in random order; the same for all of an iteration."""
+        count, seed = self.level_count(actor.config), derive_seed(actor.config.training.seed, batch.iteration, 7)
+        order = torch.randperm(actor.config.rollout.steps, generator=Generator().manual_seed(seed))
+        return order.repeat(-(-count // len(order)))[:count].expand(len(batch), -1)
+
+    def collect(self, actor: DiffusionActor, draw: Draw) -> base.Experience:
+        experience = super().collect(actor, draw)
+        assert isinstance(experience, Experience)
+        experience.steps = self.steps(actor, experience.batch).to(actor.device)
+        own = experience.clean.guidance[0]
+        experience.generator = self.asked(actor, experience.batch, experience.clean.x0, own)
+        return experience
+
+    def diffused(self, experience: Experience, items: Tensor, state: Noised, x0: Tensor) -> Noised:
+        """What the generator predicted at its states, [N, ...], noised to the levels of the items."""
+        raise NotImplementedError
+
+    def role_losses(
+        self, role: str, policy: DiffusersPolicy, experience: Experience, items: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        state = experience.states(items)
+        noised = self.diffused(experience, items, state, state.x0)
+        velocity = policy.velocity_of(experience.clean, noised).float()
+        loss = error = noised.error(velocity)
+        if self.settings.fake_to_teacher:
+            with torch.no_grad(), policy.reference():
+                teacher = policy.velocity_of(experience.clean, noised).float()
+            loss = error + self.settings.fake_to_teacher * velocity_mse(velocity, teacher)
+        return loss, {"fake/error": error}
+
+    def losses(
+        self, policy: DiffusersPolicy, experience: base.Experience, items: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        assert isinstance(experience, Experience) and experience.generator is not None
+        state = experience.states(items)
+        x0 = state.clean(policy.velocity_of(experience.generator, state).float())
+        noised = self.diffused(experience, items, state, x0.detach())
+        with torch.no_grad():
+            with policy.snapshot("fake"):
+                fake = noised.clean(policy.velocity_of(experience.clean, noised).float())
+            with policy.reference():
+                teacher = noised.clean(policy.velocity_of(experience.guided or experience.clean, noised).float())
+        loss = towards(x0, x0.detach() + teacher - fake, teacher)
+        return loss, {"distillation/gap": (teacher - fake).square().flatten(1).mean(1)}
+
+
+def towards(x0: Tensor, target: Tensor, teacher: Tensor) -> Tensor:
+    """[N] squared distances to a target, over the mean distance from the teacher's prediction (DMD, 2311.18828)."""
+    weight = (x0.detach() - teacher).abs().flatten(1).mean(1).clamp(min=1e-5)
+    return (target - x0).square().flatten(1).mean(1) / weight

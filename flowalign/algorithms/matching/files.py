@@ -1,0 +1,139 @@
+"""Matching on pictures or videos of the data.
+
+A group is a line of the data, its picture or its pair; its members are noise levels, drawn together
+(`training.group_size`). Only previews and the evaluation sample and score pictures.
+
+Departure from what most authors do: a picture's latents are the mean of the VAE's posterior, not a draw from it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import PIL.Image
+import torch
+from diffusers.utils import load_video
+from pydantic import Field
+from torch import Generator, Tensor
+
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.actors.draw import Draw
+from flowalign.algorithms.matching import base
+from flowalign.config import Config, Data, Named
+from flowalign.data import Prompts, Targets
+from flowalign.data.batches import Batch
+from flowalign.errors import ConfigError
+from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.diffusion.storage import makes_videos
+from samplers import derive_seed
+
+CLIPS = {".mp4", ".webm", ".mov", ".mkv", ".gif"}
+"""endings of videos' files"""
+
+
+def opened(file: str) -> Any:
+    """A picture, or a video as a list of its frames."""
+    if Path(file).suffix.lower() in CLIPS:
+        return [frame.convert("RGB") for frame in load_video(file)]
+    with PIL.Image.open(file) as picture:
+        return picture.convert("RGB")
+
+
+class FileSettings(base.MatchingSettings):
+    """Settings of all methods that learn from files."""
+
+    levels: Named = Named(name="uniform")
+    """`flowalign list levels`, with its settings but their number, which is `training.group_size`"""
+    levels_of: Literal["group"] = "group"
+    noise_of: Literal["sample"] = "sample"
+    empty_prompts: float = Field(0.0, ge=0, lt=1)
+    """share of the samples that are learned without their prompt, for classifier-free guidance"""
+
+
+class FileMatching(base.Matching):
+    """Base of the methods that learn from files."""
+
+    Settings = FileSettings
+    settings: FileSettings
+    data: ClassVar[type[Prompts]] = Targets
+
+    def read(self, data: Data) -> Prompts:
+        return self.data.of(data)
+
+    def check_pipeline(self, config: Config, name: str) -> None:
+        made, given = ("videos", "a picture") if makes_videos(name) else ("pictures", "a video")
+        for file in self.read(config.data).files:
+            if (Path(file).suffix.lower() in CLIPS) != makes_videos(name):
+                raise ConfigError(f"data.prompts: {name} makes {made}, and {file} is {given}")
+
+    def level_count(self, config: Config) -> int:
+        return len(self.draw_levels(config.rollout.steps, Generator(), count=config.training.group_size))
+
+    def items(self, config: Config) -> int:
+        return config.training.group_size
+
+    def latents(self, actor: DiffusionActor, batch: Batch, key: str) -> Tensor:
+        """[B, ...] latents of the files under a key of the metadata, brought to the size of the rollout."""
+        files = [record[key] for record in batch.metadata]
+        distinct = list(dict.fromkeys(files))
+        encoded = actor.policy.encode([opened(file) for file in distinct], **self.size(actor))
+        return encoded[[distinct.index(file) for file in files]]
+
+    @staticmethod
+    def size(actor: DiffusionActor) -> dict[str, Any]:
+        """Of the samples, and of a batch, as arguments of the policy's methods."""
+        sampling = actor.config.rollout.arguments()
+        return {name: sampling[name] for name in ("height", "width", "num_frames", "batch_size") if name in sampling}
+
+    def learned(self, actor: DiffusionActor, batch: Batch, x0: Sequence[Tensor]) -> base.Experience:
+        """Clean samples to learn from, one or several of each row of the batch, which share its noise and level.
+
+        Args:
+            x0: [B, ...] latents each.
+
+        Returns:
+            the samples of the first, then those of the second, ...; the items are numbered by the first.
+        """
+        whole = Batch.cat([self.prompted(batch)] * len(x0))
+        clean, guided, levels = self.clean(actor, whole, torch.cat(list(x0)))
+        nothing = torch.zeros(len(whole), device=actor.device)
+        group = torch.tensor(whole.group, device=actor.device)
+        items = self.item_numbers(batch, levels.shape[1], actor.device)
+        return base.Experience(batch, {}, items, clean, levels, whole.noise_seeds, nothing, nothing, group, guided)
+
+    def prompted(self, batch: Batch) -> Batch:
+        """The batch without some of its prompts."""
+        share = self.settings.empty_prompts
+        seeds = [derive_seed(seed, 7) for seed in batch.noise_seeds] if share else []
+        empty = [float(torch.rand((), generator=Generator().manual_seed(seed))) < share for seed in seeds]
+        whole = batch[:]
+        whole.prompts = ["" if left else text for left, text in zip(empty, batch.prompts)] if share else batch.prompts
+        return whole
+
+    def drawn_levels(self, actor: DiffusionActor, batch: Batch) -> Tensor:
+        """[B, 1] of every line's levels one for each of its members."""
+        steps, members = actor.config.rollout.steps, actor.config.training.group_size
+        first = {group: row for row, group in reversed(list(enumerate(batch.group)))}
+        drawn = {
+            group: self.draw_levels(steps, self._generator(actor, batch, row), count=members)
+            for group, row in first.items()
+        }
+        levels = torch.cat([drawn[group] for group in dict.fromkeys(batch.group)])
+        return levels.repeat(len(batch) // len(levels))[:, None]
+
+    def collect(self, actor: DiffusionActor, draw: Draw) -> base.Experience:
+        experience = self.experience(actor, draw.batch)
+        if draw.batch.iteration == 0:
+            few = draw.batch[:4]
+            experience.rollout = actor.policy.sample(
+                few.prompts, few.seeds, steps=2, metadata=few.metadata, **self.size(actor)
+            )
+        return experience
+
+    def experience(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
+        """What there is to learn from these lines of the data."""
+        raise NotImplementedError
+
+    def verify(self, policy: DiffusersPolicy, experience: base.Experience) -> None:
+        assert experience.rollout is not None
+        policy.verify(experience.rollout)

@@ -1,0 +1,77 @@
+"""Diffusion-KTO: learn from pictures that are each good or bad, without pairs (arXiv 2404.04465).
+
+The gain g of a picture is how much lower the policy's error than the reference's is on it. Loss:
+w * (1 - sigmoid(sign * beta * (g - offset))), where the sign is +1 of good and -1 of bad pictures, and the offset the
+mean gain of all of them, at least 0: what is better or worse than the policy's pictures are on average.
+
+Departure: the offset is of a whole iteration, before its updates, and not of a micro-batch, so that it is the same
+however an iteration is divided; each iteration evaluates both networks once more for it.
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.algorithms.matching import base
+from flowalign.algorithms.matching.files import FileSettings
+from flowalign.algorithms.matching.targets import TargetMatching
+from flowalign.config import Data
+from flowalign.data import Labels
+from flowalign.data.batches import Batch
+
+
+class KTOSettings(FileSettings):
+    beta: float = Field(1000.0, gt=0)
+    """of the squared error's mean over elements; published: 1000 for SD1.5"""
+    good_weight: float = Field(1.0, ge=0)
+    """of the losses of good pictures"""
+    bad_weight: float = Field(1.0, ge=0)
+    """and of bad ones"""
+    utility: Literal["sigmoid", "loss_averse"] = "sigmoid"
+    """of how right a picture is: a sigmoid, or its logarithm, which never stops caring about what is wrong"""
+
+
+class KTO(TargetMatching):
+    """Diffusion-KTO: pictures that are each labelled good or bad, without pairs (arXiv 2404.04465)."""
+
+    Settings = KTOSettings
+    settings: KTOSettings
+    data = Labels
+    headline = "kto/accuracy"
+    compares = frozenset({"reference"})
+    offset: Tensor | float = 0.0
+    """the mean gain of this iteration's pictures"""
+
+    def read(self, data: Data) -> Labels:
+        return Labels.of(data).of_both_kinds()
+
+    def experience(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
+        experience = super().experience(actor, batch)
+        # a good one counts as 1, a bad one as -1
+        experience.reward = torch.tensor([2.0 * record["label"] - 1 for record in batch.metadata], device=actor.device)
+        self.offset = self.mean_gain(actor, experience)
+        return experience
+
+    @torch.no_grad()
+    def mean_gain(self, actor: DiffusionActor, experience: base.Experience) -> Tensor:
+        """Of the pictures of all processes, at least 0."""
+        parts = experience.items.split(actor.config.rollout.batch_size)
+        points = [self.points(actor.policy, experience, part) for part in parts]
+        gain = torch.cat([part.error_reference - part.error for part in points])
+        return actor.gather(gain).mean().clamp(min=0)
+
+    def loss(self, points: base.Points) -> tuple[Tensor, dict[str, Tensor]]:
+        settings, sign = self.settings, points.reward
+        gain = points.error_reference - points.error
+        right = sign * settings.beta * (gain - self.offset)
+        utility = right.sigmoid() if settings.utility == "sigmoid" else F.logsigmoid(right)
+        weight = torch.where(sign > 0, settings.good_weight, settings.bad_weight)
+        return weight * (1 - utility), {
+            "kto/accuracy": (right > 0).float() + (right == 0) / 2,
+            "kto/gain": gain,
+            "kto/offset": torch.as_tensor(self.offset).to(gain).expand_as(gain),
+        }

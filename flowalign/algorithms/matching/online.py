@@ -1,0 +1,144 @@
+"""Matching on the policy's own samples: prompts and rewards alone, any sampler, no log-probabilities.
+
+Samples come from the weights that `rollout.weights` names, a snapshot of the method's by default, along the ODE
+(`rollout.order: 2` for DPM-Solver++) or, with `stochastic`, along the SDE of the rollout's kernel and plan. Their
+latents are learned from as they are, without being decoded and encoded again.
+"""
+
+import time
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.actors.draw import Draw
+from flowalign.algorithms.base import AlgorithmSettings, Seen
+from flowalign.algorithms.matching.base import Experience, Matching, MatchingSettings
+from flowalign.config import Config, Named
+from flowalign.core.advantages import group_mean_std
+from flowalign.core.record import Record
+from flowalign.data.batches import Batch
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+
+
+class OnlineSettings(MatchingSettings):
+    """Settings of the methods that sample."""
+
+    stochastic: bool = False
+    """samples are drawn along the SDE of rollout.kernel, eta and plan; otherwise along the ODE"""
+
+
+class OnlineMatching(Matching):
+    """Base of the methods that sample."""
+
+    Settings: ClassVar[type[AlgorithmSettings]] = OnlineSettings
+    settings: OnlineSettings
+    headline = "reward/mean"
+    refills = True
+    only_advantages = False
+    """without an advantage a sample teaches nothing"""
+    experience: ClassVar[type[Experience]] = Experience
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        if self.settings.stochastic:
+            config.build_plan()
+
+    def rollout(self, actor: DiffusionActor, batch: Batch) -> Rollout:
+        """The samples to learn from."""
+        eta = None if self.settings.stochastic else torch.zeros(actor.config.rollout.steps)
+        return actor.rollout(batch, eta)
+
+    def credit(self, record: Record) -> Tensor:
+        """[B] what each sample weighs, from the record of all processes, one action a sample."""
+        raise NotImplementedError
+
+    def kept(self, record: Record) -> Tensor | None:
+        """[B] bool: the samples that are learned from, from the record of all processes; None: all."""
+        return None
+
+    def chosen(self, reward: Tensor, batch: Batch) -> Tensor | None:
+        """[groups, M] the samples that stand for their group, from this process's rewards [B]; None: all of them."""
+        return None
+
+    def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
+        with draw.scoring as scoring:
+            for batch in draw:
+                rollout = self.rollout(actor, batch)
+                samples = actor.decode(rollout)
+                draw.put(rollout, batch, scoring.submit(actor.score, samples, batch))
+            rollout, batch, scores = draw.whole()
+        record = actor.record_of_samples(batch, scores)
+        kept = self.kept(record)
+        metrics = actor.score_metrics(scores, record.group) | actor.metrics
+        actor.metrics = {}
+        begin = time.perf_counter()
+        clean, guided, levels = self.clean(actor, batch, rollout.trajectory.final)
+        metrics["seconds/levels"] = time.perf_counter() - begin
+        own = (actor.own(values, len(batch)) for values in (self.credit(record), record.reward, record.group))
+        advantage, rewards, group = own
+        return self.experience(
+            batch,
+            metrics,
+            self.item_numbers(batch, levels.shape[1], actor.device),
+            clean,
+            levels,
+            self.noise_seeds(actor, batch),
+            advantage,
+            rewards,
+            group,
+            guided,
+            rollout,
+            scores,
+            self.only_advantages,
+            None if kept is None else actor.own(kept, len(batch)),
+            self.chosen(rewards, batch),
+        )
+
+    def verify(self, policy: DiffusersPolicy, experience: Experience) -> None:
+        assert experience.rollout is not None
+        policy.verify(experience.rollout)
+
+    def show(self, actor: DiffusionActor, batch: Batch) -> Seen:
+        rollout = self.rollout(actor, batch)
+        images = actor.decode(rollout)
+        scores = actor.score(images, batch)
+        return Seen(rollout, batch, images, scores, scores.value)
+
+
+class AdvantageSettings(OnlineSettings):
+    """Settings of the methods that compare a sample with the others of its group."""
+
+    advantage: Named = Named(name="grpo", clip=5.0)
+    """`flowalign list advantages`, with its settings"""
+    least_std: float | None = Field(None, ge=0)
+    """groups whose rewards deviate by no more are left out, of the KL too; published: 0.05 for Edit-R1's judge"""
+    largest_mean: float | None = None
+    """and groups whose mean reward is this or more; published: 0.9"""
+
+
+class AdvantageMatching(OnlineMatching):
+    """Base of the methods that compare a sample with the others of its group."""
+
+    Settings = AdvantageSettings
+    settings: AdvantageSettings
+
+    def __init__(self, settings: AdvantageSettings) -> None:
+        super().__init__(settings)
+        self.advantage_of = settings.advantage.part("advantages", "algorithm.advantage")
+
+    def credit(self, record: Record) -> Tensor:
+        """[B] advantages."""
+        advantage: Tensor = self.advantage_of(record)
+        return advantage if record.weight is None else advantage * record.weight
+
+    def kept(self, record: Record) -> Tensor | None:
+        """Edit-R1's masks (arXiv 2510.16888): where a judge cannot tell the members apart, or all are good."""
+        least, largest = self.settings.least_std, self.settings.largest_mean
+        if least is None and largest is None:
+            return None
+        mean, std = group_mean_std(record.reward, record.group)
+        apart = torch.ones_like(mean, dtype=torch.bool) if least is None else std > least
+        return apart if largest is None else apart & (mean < largest)

@@ -1,0 +1,56 @@
+"""Online Diffusion-DPO: the best and the worst own sample of each group are a pair (arXiv 2311.12908, 2501.13918).
+
+Both are noised by the same noise to the same levels. Groups without a best and a worst are left out. Samples are the
+policy's; `rollout.weights: reference` draws them from the start weights, or from a snapshot.
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from flowalign.algorithms.matching.base import Points
+from flowalign.algorithms.matching.online import OnlineMatching, OnlineSettings
+from flowalign.algorithms.matching.pairs import won
+from flowalign.config import Named
+from flowalign.core.advantages import group_advantage
+from flowalign.core.losses import preference_loss
+from flowalign.core.record import Record
+from flowalign.data.batches import Batch
+
+
+class OnlineDPOSettings(OnlineSettings):
+    levels: Named = Named(name="logit_normal", count=4)
+    """`flowalign list levels`, with its settings"""
+    levels_of: Literal["group", "batch"] = "group"
+    """what has noise levels of its own"""
+    noise_of: Literal["group"] = "group"
+    beta: float = Field(100.0, gt=0)
+    """of the squared error's mean over elements; published: 100 in Flow-GRPO's code"""
+
+
+class OnlineDPO(OnlineMatching):
+    """Diffusion-DPO on the best and the worst own sample of each group (arXiv 2311.12908, 2501.13918)."""
+
+    Settings = OnlineDPOSettings
+    settings: OnlineDPOSettings
+    compares = frozenset({"reference"})
+    whole_groups = True
+
+    def chosen(self, reward: Tensor, batch: Batch) -> Tensor:
+        of_groups = reward.view(len(set(batch.group)), -1)
+        best_and_worst = torch.stack([of_groups.argmax(1), of_groups.argmin(1)], 1)
+        first = torch.arange(len(of_groups), device=reward.device)[:, None] * of_groups.shape[1]
+        return first + best_and_worst
+
+    def kept(self, record: Record) -> Tensor:
+        return self.credit(record) != 0
+
+    def credit(self, record: Record) -> Tensor:
+        return group_advantage(record.reward, record.group, scale="none")
+
+    def loss(self, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
+        best, worst = points.of_item(points.error_reference - points.error).unbind(1)
+        logit = self.settings.beta / 2 * (best - worst)
+        return preference_loss(logit), {"preference/accuracy": won(logit), "preference/logit": logit}

@@ -1,0 +1,97 @@
+"""Matching on pairs of pictures or videos: the chosen and the rejected one of a prompt.
+
+Both of a pair are noised by the same noise to the same level.
+"""
+
+import torch
+from torch import Tensor
+
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.algorithms.matching import base
+from flowalign.algorithms.matching.files import FileMatching, FileSettings
+from flowalign.config import Config, Data
+from flowalign.data import Preferences, Prompts
+from flowalign.data.batches import Batch, draw_batch
+from flowalign.policies.diffusion import DiffusersPolicy
+
+
+class PairSettings(FileSettings):
+    """Settings of all methods that learn from pairs."""
+
+    heldout: str | None = None
+    """a file of preferences whose accuracy is measured at each evaluation"""
+
+
+class PairMatching(FileMatching):
+    """Base of the methods that learn from pairs."""
+
+    Settings = PairSettings
+    settings: PairSettings
+    data = Preferences
+    headline = "preference/accuracy"
+
+    def read(self, data: Data) -> Prompts:
+        return Preferences.of(data).of_pictures()
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        if self.settings.heldout is not None:
+            Preferences.read(self.settings.heldout).of_pictures()
+
+    def experience(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
+        return self.pairs(actor, batch)
+
+    def pairs(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
+        """The pictures of these preferences, the chosen ones first, each at a level."""
+        return self.learned(actor, batch, [self.latents(actor, batch, key) for key in Preferences.samples])
+
+    def losses(
+        self, policy: DiffusersPolicy, experience: base.Experience, items: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        rejected = items + torch.tensor([len(experience.batch), 0], device=items.device)
+        points = self.points(policy, experience, torch.cat([items, rejected]))
+        loss, values = self.loss(points)
+        penalized, more = self.penalized(torch.zeros_like(points.error), points)
+        halves = {name: value.view(2, -1).mean(0) for name, value in more.items()}
+        return loss + penalized.view(2, -1).mean(0), values | halves
+
+    def loss(self, points: base.Points) -> tuple[Tensor, dict[str, Tensor]]:
+        """[N] losses of pairs, of which the chosen ones are the first half of the points, and named [N] values."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def measure(self, actor: DiffusionActor) -> dict[str, float]:
+        """Share of the held-out pairs whose chosen picture has the higher implicit reward, a tie counting half."""
+        if self.settings.heldout is None:
+            return {}
+        pairs, levels = Preferences.read(self.settings.heldout), actor.config.training.group_size
+        batch = draw_batch(pairs, 0, len(pairs), levels, actor.config.evaluation.seed, False)
+        whole_pairs = max(1, actor.config.rollout.batch_size // levels) * levels
+        logits = []
+        with actor.alone():
+            for rows in torch.arange(len(batch)).split(whole_pairs):
+                experience = self.pairs(actor, batch[rows.tolist()])
+                logits.append(self.losses(actor.policy, experience, experience.items)[1]["preference/logit"])
+        logit = torch.cat(logits).view(len(pairs), levels).mean(1)
+        return {"preference/accuracy": won(logit).mean().item()}
+
+
+def won(logit: Tensor) -> Tensor:
+    """Which pairs the policy orders as the data does, a tie counting half."""
+    return (logit > 0).float() + (logit == 0) / 2
+
+
+def gains(points: base.Points) -> tuple[Tensor, Tensor]:
+    """[N] how much lower the policy's error than the reference's is, on the chosen ones and on the rejected ones."""
+    chosen, rejected = (points.error_reference - points.error).chunk(2)
+    return chosen, rejected
+
+
+def judged(logit: Tensor, chosen_gain: Tensor, rejected_gain: Tensor) -> dict[str, Tensor]:
+    """What the metrics say of pairs."""
+    return {
+        "preference/accuracy": won(logit),
+        "preference/logit": logit,
+        "preference/chosen_gain": chosen_gain,
+        "preference/rejected_gain": rejected_gain,
+    }

@@ -1,0 +1,15 @@
+"""Matching on one picture or video for each prompt."""
+
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.algorithms.matching import base
+from flowalign.algorithms.matching.files import FileMatching
+from flowalign.data.batches import Batch
+
+
+class TargetMatching(FileMatching):
+    """Base of the methods that learn from pictures."""
+
+    headline = "matching/error"
+
+    def experience(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
+        return self.learned(actor, batch, [self.latents(actor, batch, "target")])

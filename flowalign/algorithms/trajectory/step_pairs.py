@@ -1,0 +1,179 @@
+"""The step pairs: preferences between denoising steps of recorded rollouts, by their log-ratios to the reference.
+
+An algorithm of the family answers how to roll out (`rollout`), what each step's outcome is worth (`step_reward`), and
+which samples of a group are compared (`compared`). The loss here is that of D3PO, SPO and LPO: -log sigmoid of how much
+more probable than under the start weights the better of two steps became, above the worse one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.actors.draw import Draw
+from flowalign.algorithms import base
+from flowalign.algorithms.trajectory.base import check_noise, learned_steps
+from flowalign.config import Config
+from flowalign.core.credit import preferred
+from flowalign.core.losses import step_preference_loss
+from flowalign.core.record import masked_mean
+from flowalign.data.batches import Batch
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+from rewards import Scores
+
+
+class StepPairSettings(base.AlgorithmSettings):
+    """Settings that the family has; an algorithm has its own defaults."""
+
+    beta: float = Field(0.1, gt=0)
+    """of the log-ratios to the start weights, which are means over a sample's elements"""
+    clip_range: float = Field(0.1, gt=0, lt=1)
+    """ratios are clamped to 1 +- clip_range, and a step whose ratio left it has no gradient any more"""
+
+
+@dataclass
+class Experience(base.Experience):
+    """One process's trajectories of an iteration, and what is compared of them."""
+
+    rollout: Rollout
+    scores: Scores
+    reward: Tensor
+    """[B, T] of each step"""
+    steps: Tensor
+    """[S] those that are learned from"""
+    members: int
+    """samples of a group"""
+    preference: Tensor
+    """[B, T] 1 for a step that is preferred to another of its group, -1 for the other one, 0 elsewhere"""
+    all_teach: bool
+    """ties are pairs too"""
+
+    def outcome(self) -> tuple[Tensor, Tensor]:
+        return self.scores.value, masked_mean(self.preference.abs(), self.rollout.mask)
+
+    def counted(self, items: Tensor) -> Tensor | None:
+        return None if self.all_teach else self.preference[items[:, 0], items[:, -1]] != 0
+
+
+class StepPairs(base.Algorithm):
+    """Base of the family; an item is (better sample, worse sample, step)."""
+
+    Settings: ClassVar[type[base.AlgorithmSettings]] = StepPairSettings
+    settings: StepPairSettings
+    headline = "reward/mean"
+    unit = "steps"
+    refills = True
+    uses_reference = True
+    ties_teach: ClassVar[bool] = False
+
+    def check(self, config: Config) -> None:
+        check_noise(config)
+
+    def items(self, config: Config) -> int:
+        return len(learned_steps(config))
+
+    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
+        """The trajectories to learn from, and the samples they are of; a group's stand side by side."""
+        return actor.rollout(batch), batch
+
+    def scores(self, actor: DiffusionActor, samples: Sequence[Any], batch: Batch) -> Scores:
+        """Scores of the finished samples; as of `PolicyGradient`."""
+        return actor.score(samples, batch)
+
+    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+        """[B, T] what each step's outcome is worth; here the finished sample's reward."""
+        return scores.value[:, None].expand(rollout.mask.shape)
+
+    def threshold(self, rollout: Rollout) -> Tensor | float:
+        """[T] or one for all steps: the gap, as of `preferred`, that a pair must exceed."""
+        return 0.0
+
+    def steps(self, rollout: Rollout) -> Tensor:
+        """[S] the steps that are learned from."""
+        return rollout.mask.any(0).nonzero()[:, 0]
+
+    def compared(self, reward: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """The best and the worst member of each group, step by step.
+
+        Args:
+            reward: [G, M, T].
+
+        Returns:
+            [G, S, 3] items, and [G, M, T] preferences as of `Experience`.
+        """
+        best, worst, valid = preferred(reward, self.threshold(rollout))
+        numbers, steps = torch.arange(reward.shape[1], device=reward.device)[:, None], self.steps(rollout)
+        preference = (numbers == best[:, None]).int() - (numbers == worst[:, None]).int()
+        preference = (preference * valid[:, None]).index_select(2, steps)
+        first = torch.arange(len(reward), device=reward.device)[:, None] * reward.shape[1]
+        pairs = [first + best[:, steps], first + worst[:, steps], steps.expand(len(reward), -1)]
+        return torch.stack(pairs, 2), torch.zeros_like(reward).index_copy(2, steps, preference.to(reward.dtype))
+
+    def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
+        rollout, batch, scores = draw.sampled(self.rollout, self.scores)
+        reward = self.step_reward(actor, rollout, batch, scores).to(actor.device)
+        groups = len(set(batch.group))
+        items, preference = self.compared(reward.unflatten(0, (groups, -1)), rollout)
+        metrics = actor.score_metrics(scores, actor.gather(torch.tensor(batch.group, device=actor.device)))
+        experience = Experience(
+            batch,
+            metrics,
+            items.flatten(0, 1),
+            rollout,
+            scores,
+            reward,
+            self.steps(rollout),
+            len(batch) // groups,
+            preference.flatten(0, 1),
+            self.ties_teach,
+        )
+        counted = experience.counted(experience.items)
+        if counted is not None:
+            metrics["preference/pairs"] = actor.gather(counted).float().mean().item()
+        metrics |= actor.metrics
+        actor.metrics = {}
+        return experience
+
+    def verify(self, policy: DiffusersPolicy, experience: Experience) -> None:
+        policy.verify(experience.rollout)
+
+    def losses(
+        self, policy: DiffusersPolicy, experience: Experience, items: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        better, worse, steps = items.unbind(1)
+        s = self.settings
+        log_prob, reference = self.log_probs(policy, experience, torch.cat([better, worse]), steps.repeat(2))
+        log_ratio = log_prob - reference
+        chosen, rejected = log_ratio.chunk(2)
+        loss, logit = step_preference_loss(chosen, rejected, s.beta, s.clip_range)
+        ratio = log_ratio.detach().exp().view(2, -1)
+        counted = experience.counted(items)
+        assert counted is not None
+        return loss.where(counted, 0), {
+            "preference/accuracy": (logit > 0).float() + (logit == 0) / 2,
+            "preference/logit": logit,
+            "policy/ratio": ratio.mean(0),
+            "policy/clip_fraction": ((ratio - 1).abs() > s.clip_range).float().mean(0),
+        }
+
+    def log_probs(
+        self, policy: DiffusersPolicy, experience: Experience, samples: Tensor, steps: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """[N] log-probabilities of stored steps, with gradients, and [N] under the start weights."""
+        with torch.no_grad(), policy.reference():
+            reference = self.log_prob(policy, experience, samples, steps)
+        return self.log_prob(policy, experience, samples, steps), reference
+
+    def log_prob(self, policy: DiffusersPolicy, experience: Experience, samples: Tensor, steps: Tensor) -> Tensor:
+        """[N] log-probabilities of stored steps."""
+        return policy.score(experience.rollout, samples, steps).log_prob
+
+    def show(self, actor: DiffusionActor, batch: Batch) -> base.Seen:
+        seen = self.collect(actor, Draw(actor, batch))
+        images = actor.decode(seen.rollout)
+        earned = seen.preference.where(seen.rollout.mask, torch.nan)
+        return base.Seen(seen.rollout, seen.batch, images, seen.scores, seen.scores.value, earned)

@@ -1,0 +1,55 @@
+"""Options of all commands that sample from a model."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+TRUST = "Run the code of others that the run's configuration names, such as a reward of your own."
+
+Model = Annotated[str, typer.Argument(help="A run's folder, or a model: folder, hub name, 'tiny_sd3'.")]
+Lora = Annotated[Path | None, typer.Option(help="Folder of LoRA weights to put on the model.")]
+Images = Annotated[
+    list[Path] | None, typer.Option(help="A picture to edit, to fill or to begin a video with; several in turn.")
+]
+Mask = Annotated[Path | None, typer.Option(help="White where the picture is to be filled.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Denoising steps.")]
+Guidance = Annotated[float | None, typer.Option(min=1, help="Classifier-free guidance scale.")]
+Guidance2 = Annotated[float | None, typer.Option(min=1, help="That scale for Wan 2.2's second network.")]
+NegativePrompt = Annotated[str | None, typer.Option(help="What guidance leads away from.")]
+Pixels = Annotated[int | None, typer.Option(min=8, help="Pixels.")]
+Frames = Annotated[int | None, typer.Option(min=1, help="Of a video.")]
+RLG = Annotated[
+    float | None, typer.Option(help="Weight of what the LoRA learned: 0 the base, 1 as trained, 1.6 beyond it.")
+]
+Seed = Annotated[int, typer.Option(min=0, max=2**62, help="Seed of each prompt's first picture.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+Trust = Annotated[bool, typer.Option("--trust", help=TRUST)]
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The settings of sampling that the command line gave."""
+    known = {name: value for name, value in options.items() if value is not None}
+    # levels of another number of steps do not fit
+    return known | ({"sigmas": None} if "steps" in known else {})
+
+
+def pictures(images: list[Path] | None, mask: Path | None) -> dict[str, Any]:
+    """The files that samples are made from, as a line of a prompt file names them."""
+    from flowalign.data import Prompts
+    from flowalign.errors import ConfigError
+
+    if mask is not None and not images:
+        raise ConfigError("--mask says where a picture is to be filled; --image FILE names the picture")
+    files = {"image": list(map(str, images or [])), "mask": mask and str(mask)}
+    record = {name: value for name, value in files.items() if value}
+    Prompts.check(record, Path(), "sample")
+    return record
+
+
+def check_pictures(policy: Any, source: dict[str, Any]) -> None:
+    """Refuse pictures for a pipeline that takes none."""
+    from flowalign.errors import ConfigError
+
+    if source and not policy.family.images[1]:
+        raise ConfigError(f"--image: {type(policy.pipeline).__name__} makes samples from prompts alone")

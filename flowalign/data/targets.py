@@ -1,0 +1,61 @@
+"""Pictures and videos to learn from: one for each prompt, or with a label that says whether it is good."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowalign.data.prompts import Prompts
+from flowalign.errors import ConfigError
+
+LABELS: Mapping[Any, bool] = {True: True, False: False, "good": True, "bad": False}
+"""by what a line says; 1 and 0 are true and false"""
+
+
+@dataclass
+class Targets(Prompts):
+    """Prompts with a picture or a video each, whose file the metadata name under 'target'."""
+
+    noun = "target"
+    samples = ("target",)
+
+
+@dataclass
+class Labels(Targets):
+    """Targets that are good or bad: true or false under 'label'.
+
+    A line with the keys 'chosen' and 'rejected', a preference, is a good and a bad one.
+    """
+
+    noun = "labelled target"
+
+    @classmethod
+    def parts(cls, record: dict[str, Any]) -> list[dict[str, Any]]:
+        if not {"chosen", "rejected"} <= record.keys():
+            return [record]
+        rest = {key: value for key, value in record.items() if key not in ("chosen", "rejected")}
+        return [rest | {"target": record[key], "label": key == "chosen"} for key in ("chosen", "rejected")]
+
+    @classmethod
+    def check(cls, record: dict[str, Any], folder: Path, place: str) -> None:
+        """Make files paths, and the label true or false."""
+        super().check(record, folder, place)
+        label = record.get("label")
+        if not isinstance(label, bool | int | str) or label not in LABELS:
+            raise ConfigError(f"{place}: 'label' is not true (good) or false (bad)")
+        record["label"] = LABELS[label]
+
+    def of_both_kinds(self) -> "Labels":
+        """Itself, where some are good and some bad.
+
+        Raises:
+            ConfigError: all are alike.
+        """
+        good = sum(record["label"] for record in self.metadata)
+        if good in (0, len(self)):
+            have, lack = ("good", "bad") if good else ("bad", "good")
+            raise ConfigError(
+                f"all {len(self)} labelled targets are {have}; it takes {lack} ones too, and sft learns from good "
+                "ones alone"
+            )
+        return self

@@ -1,0 +1,85 @@
+"""Named copies of the trained weights, each following the policy at a pace of its own."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from flowalign.policies.settings import Snapshot
+
+
+class Snapshots:
+    """Copies of what is trained: adapters, or whole networks; in shards where the weights are.
+
+    Args:
+        parameters: of the policy, the parts on this process.
+        settings: of each copy, by its name.
+        refresh: called whenever the parameters were replaced.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        settings: Mapping[str, Snapshot],
+        refresh: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.settings, self.refresh = settings, refresh
+        self._parameters = [parameter.data for parameter in parameters.values()]
+        self.weights: dict[str, list[Tensor]] = {name: self._copied() for name in settings}
+        """of each snapshot, in the order of the parameters"""
+
+    @contextlib.contextmanager
+    def use(self, name: str) -> Iterator[None]:
+        """Within it the policy has the weights of this snapshot; for calls without gradients."""
+        own = self._copied()
+        self._put(self.weights[name])
+        try:
+            yield
+        finally:
+            self._put(own)
+
+    @contextlib.contextmanager
+    def trained(self, name: str) -> Iterator[None]:
+        """Within it the policy's parameters hold this snapshot, which keeps what becomes of them.
+
+        The policy's own weights are the snapshot 'policy' meanwhile.
+        """
+        self.weights["policy"] = own = self._copied()
+        self._put(self.weights[name])
+        try:
+            yield
+        finally:
+            self.weights[name] = self._copied()
+            del self.weights["policy"]
+            self._put(own)
+
+    @torch.no_grad()
+    def follow(self, event: Literal["iteration", "update"], updates: int) -> None:
+        """snapshot = decay * snapshot + (1 - decay) * what it follows, of those that move at this event.
+
+        Args:
+            updates: how many the policy has had so far, on which decays depend.
+        """
+        for name, settings in self.settings.items():
+            if settings.every == event:
+                decay = settings.decay_at(updates)
+                followed = self._parameters if settings.of == "policy" else self.weights[settings.of]
+                for copy, parameter in zip(self.weights[name], followed, strict=True):
+                    # lerp by 1 is not an exact copy
+                    copy.copy_(parameter) if decay == 0 else copy.lerp_(parameter, 1 - decay)
+
+    @torch.no_grad()
+    def reset(self, name: str) -> None:
+        """Make a snapshot the present weights."""
+        for copy, parameter in zip(self.weights[name], self._parameters, strict=True):
+            copy.copy_(parameter)
+
+    def _copied(self) -> list[Tensor]:
+        return [parameter.clone() for parameter in self._parameters]
+
+    def _put(self, weights: list[Tensor]) -> None:
+        for parameter, value in zip(self._parameters, weights, strict=True):
+            parameter.copy_(value)
+        self.refresh()

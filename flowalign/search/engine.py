@@ -1,0 +1,286 @@
+"""What every search is made of: particles of one prompt that are moved down the schedule, scored, and remembered."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self, cast, get_args
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from flowalign.errors import ConfigError
+from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.settings import Sampling
+from flowalign.search.found import Found, Node
+from rewards import Reward, score
+from samplers import Kernel, Trajectory, derive_seed, generators, normal, ode, transition
+from samplers.completion import complete, path
+from samplers.rows import Rows
+
+Cost = Callable[[int], tuple[int, int]]
+"""size -> (states whose velocity is asked for, samples scored)"""
+Kind = Literal["forwards", "reward_calls", "samples"]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the search of one prompt may use."""
+
+    kind: Kind
+    """forwards: network evaluations, each branch of guidance one. samples: as many forwards as they take plainly."""
+    amount: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Budget":
+        """Read 'forwards=2000'."""
+        kind, _, amount = text.partition("=")
+        if kind not in get_args(Kind) or not amount.isdecimal() or int(amount) < 1:
+            raise ConfigError(f"--budget {text}: give forwards=2000, reward_calls=100 or samples=50, of each prompt")
+        return cls(cast(Kind, kind), int(amount))
+
+    def __str__(self) -> str:
+        return f"{self.kind}={self.amount}"
+
+
+DEFAULT = Budget("samples", 16)
+
+
+@dataclass
+class Particles(Rows):
+    """N states on their way, each at its own step of the schedule."""
+
+    x: Tensor
+    """[N, ...] float32"""
+    step: Tensor
+    """[N] from 0, the start noise, to T, where it is finished"""
+    node: Tensor
+    """[N] number of the node it came from, -1 for none"""
+    score: Tensor
+    """[N] what it, or the x0 predicted from it, scored last; NaN before"""
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+
+class Engine:
+    """The search of one prompt.
+
+    Args:
+        policy: the frozen model.
+        reward: what is searched for, of single samples.
+        metadata: of the prompt; names the pictures that samples are made from.
+        seed: of the first start noise; the n-th has seed + n, as plain sampling of n samples has.
+        report: called whenever samples were scored.
+    """
+
+    def __init__(
+        self,
+        policy: DiffusersPolicy,
+        reward: Reward,
+        prompt: str,
+        sampling: Sampling,
+        seed: int = 0,
+        budget: Budget = DEFAULT,
+        metadata: Mapping[str, Any] | None = None,
+        method: str = "",
+        report: Callable[[Found], None] = lambda found: None,
+    ) -> None:
+        self.policy, self.reward, self.prompt, self.seed, self.report = policy, reward, prompt, seed, report
+        self.metadata, self.arguments = dict(metadata or {}), sampling.arguments()
+        self.batch_size: int = self.arguments["batch_size"]
+        self.started = 0
+        """start noises so far"""
+        self.random = torch.Generator().manual_seed(derive_seed(seed, 1))
+        """of all choices"""
+        self.rollout = self._dry(1)
+        self.sigmas = self.rollout.trajectory.sigmas
+        self.steps = len(self.sigmas) - 1
+        """T"""
+        self.found = Found(prompt, method, self.steps)
+        self.unit = self.rollout.conditions.branches * (1 if sampling.rlg == 1 else 2)
+        """forwards of one velocity"""
+        calls = budget.kind == "reward_calls"
+        whole = self.steps * self.unit if budget.kind == "samples" else 1
+        self.budget = budget
+        self.limits = (None, budget.amount) if calls else (budget.amount * whole, None)
+        """of forwards and of reward calls"""
+
+    def _dry(self, count: int) -> Any:
+        seeds = range(self.seed + self.started, self.seed + self.started + count)
+        records = [self.metadata] * count
+        return self.policy.sample([self.prompt] * count, seeds, metadata=records, dry=True, **self.arguments)
+
+    # What can be afforded
+
+    def fits(self, velocities: int, calls: int) -> bool:
+        """Whether the rest of the budget pays for so many velocities of single states and samples scored."""
+        forwards, scored = self.limits
+        enough = forwards is None or self.found.forwards + velocities * self.unit <= forwards
+        return enough and (scored is None or self.found.reward_calls + calls <= scored)
+
+    def afford(self, cost: Cost, wanted: int | None = None) -> int:
+        """The largest size, up to `wanted`, that the rest of the budget pays for.
+
+        Raises:
+            ConfigError: not even a size of 1.
+        """
+        if not self.fits(*cost(1)):
+            needed = cost(1)[0] * self.unit
+            raise ConfigError(
+                f"budget {self.budget} is smaller than one sample, which takes {needed} forwards here and "
+                f"{cost(1)[1]} reward calls"
+            )
+        low, high = 1, 2
+        while self.fits(*cost(high)) and (wanted is None or low < wanted):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.fits(*cost(middle)) else (low, middle)
+        return low if wanted is None else min(low, wanted)
+
+    # Moving
+
+    def start(self, count: int) -> Particles:
+        """The next `count` start noises."""
+        x = self._dry(count).trajectory.latents[:, 0]
+        self.started += count
+        return self.particles(x, torch.zeros(count, dtype=torch.long))
+
+    def particles(self, x: Tensor, step: Tensor, node: Tensor | None = None) -> Particles:
+        """States [N, ...] at steps [N], which came from these nodes [N]."""
+        step = step.to(x.device)
+        nowhere = torch.full_like(step, -1)
+        return Particles(x, step, nowhere if node is None else node, torch.full(step.shape, torch.nan))
+
+    def velocity(self, x: Tensor, step: Tensor) -> Tensor:
+        """[N, ...] guided velocities at states [N, ...]; those of different steps [N] share network batches."""
+        # a backward pass costs about two forward ones
+        self.found.forwards += len(x) * self.unit * (3 if x.requires_grad else 1)
+        return torch.cat([self._velocity(*part) for part in zip(x.split(self.batch_size), step.split(self.batch_size))])
+
+    def _velocity(self, x: Tensor, step: Tensor) -> Tensor:
+        def asked(x: Tensor) -> Tensor:
+            return self.policy.velocity(self.rollout, torch.zeros_like(step), step, x).float()
+
+        if not x.requires_grad:
+            return asked(x)
+        # what the network computes is not kept, but computed again in the backward pass
+        made: Tensor = checkpoint(asked, x, use_reentrant=False, preserve_rng_state=False)
+        return made
+
+    def x0(self, p: Particles, velocity: Tensor) -> Tensor:
+        """[N, ...] finished samples that a straight line leads to."""
+        return p.x - self._each(self.sigmas[p.step], p.x) * velocity
+
+    def step(
+        self,
+        p: Particles,
+        velocity: Tensor,
+        kernel: Kernel = ode,
+        eta: Tensor | None = None,
+        sources: Sequence[torch.Generator] = (),
+    ) -> Particles:
+        """The particles one step on.
+
+        Args:
+            eta: [T] noise levels of the schedule's steps; None walks the ODE.
+            sources: N generators of the step noise.
+        """
+        at = p.step.cpu()
+        levels = torch.zeros(len(at)) if eta is None else eta[at]
+        noise = normal(p.x.shape[1:], sources, p.x.device) if eta is not None and bool(levels.any()) else None
+        to, here = self.sigmas[p.step + 1], self.sigmas[p.step]
+        made = transition(kernel, p.x, velocity, here, to, levels.to(p.x.device), noise=noise)
+        return p.replace(x=made.next, step=p.step + 1)
+
+    def finish(self, p: Particles, velocity: Tensor | None = None) -> Particles:
+        """The particles at the end of the ODE.
+
+        Args:
+            velocity: [N, ...] at the states, where it is known.
+        """
+
+        def asked(x: Tensor, _: Tensor, step: Tensor) -> Tensor:
+            return self.velocity(x, step)
+
+        paths = [path(first, self.steps) for first in p.step.tolist()]
+        x = complete(asked, p.x, torch.arange(len(p), device=p.x.device), paths, self.sigmas, velocity, self.batch_size)
+        return p.replace(x=x, step=torch.full_like(p.step, self.steps))
+
+    def walk(self, branches: Trajectory, first: Tensor) -> Trajectory:
+        """Fill in what follows the states at steps `first` [N] of trajectories, by the ODE."""
+        latents, velocity = branches.latents.clone(), branches.velocity.clone()
+        for leap in range(self.steps - int(first.min())):
+            rows = (first + leap < self.steps).nonzero().squeeze(1)
+            at = first[rows] + leap
+            velocity[rows, at] = self.velocity(latents[rows, at], at)
+            dt = self._each(self.sigmas[at + 1] - self.sigmas[at], latents[rows, at])
+            latents[rows, at + 1] = latents[rows, at] + velocity[rows, at] * dt
+        return replace(branches, latents=latents, velocity=velocity)
+
+    def trajectories(self, x: Tensor) -> Trajectory:
+        """Trajectories from start noises [N, ...], of which nothing else is filled in."""
+        count, zeros = len(x), x.new_zeros(len(x), self.steps)
+        latents = torch.cat([x[:, None], x.new_zeros(count, self.steps, *x.shape[1:])], 1)
+        return Trajectory(latents, torch.zeros_like(latents[:, 1:]), zeros, zeros, self.sigmas)
+
+    def noise(self, count: int, *key: int) -> list[torch.Generator]:
+        """Generators of step noise, each a seed of its own."""
+        return generators([derive_seed(self.seed, 2, *key, n) for n in range(count)])
+
+    @staticmethod
+    def _each(values: Tensor, like: Tensor) -> Tensor:
+        return values.view(-1, *[1] * (like.dim() - 1))
+
+    # Scores
+
+    @torch.no_grad()
+    def score(self, p: Particles, x0: Tensor | None = None) -> Particles:
+        """The particles with their scores, each a node of what was tried.
+
+        Args:
+            x0: [N, ...] what to score in the place of states that are not finished.
+
+        Raises:
+            RewardError: as `rewards.score`.
+        """
+        latents = self.rollout.whole(p.x if x0 is None else x0, torch.zeros_like(p.step))
+        samples = self.policy.decode_latents(latents, self.batch_size)
+        values = score(self.reward, samples, [self.prompt] * len(p), [dict(self.metadata) for _ in samples]).value
+        return self.note(p, values, samples)
+
+    def note(self, p: Particles, values: Tensor, samples: Sequence[Any]) -> Particles:
+        """Remember what particles scored [N]."""
+        self.found.reward_calls += len(p)
+        numbers = []
+        rows = zip(p.node.tolist(), p.step.tolist(), values.tolist(), samples, strict=True)
+        for parent, step, value, sample in rows:
+            node = Node(parent if parent >= 0 else None, step, value, self.found.forwards)
+            numbers.append(self.found.add(node, sample))
+        self.report(self.found)
+        return p.replace(node=torch.tensor(numbers), score=values)
+
+    def pixels(self, latents: Tensor) -> Tensor:
+        """[N, 3, H, W] pictures in [0, 1] of finished latents, with gradients."""
+        made: Tensor = checkpoint(
+            lambda x: self.policy.family.decode(self.policy.pipeline, x),
+            latents,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        return (made.float() / 2 + 0.5).clamp(0, 1)
+
+    def value(self, latents: Tensor) -> Tensor:
+        """[N] rewards of finished latents, with gradients; they are not noted."""
+        reward: Any = self.reward
+        records = [self.metadata] * len(latents)
+        values: Tensor = reward.score_pixels(self.pixels(latents), [self.prompt] * len(latents), records).value
+        return values.to(latents.device)
+
+    def keep(self, p: Particles, rows: Tensor) -> Particles:
+        """Some of the particles, [M] indices, one perhaps several times; the nodes of the others are pruned."""
+        for node in set(p.node.tolist()) - set(p.node[rows.cpu()].tolist()):
+            self.found.nodes[node].kept = False
+        moved = rows.to(p.x.device)
+        return Particles(p.x[moved], p.step[moved], p.node[rows.cpu()], p.score[rows.cpu()])

@@ -1,0 +1,109 @@
+"""What the search of a prompt came to: its best sample, and the tree of what was tried."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class Node:
+    """A state that a search scored."""
+
+    parent: int | None
+    """number of the node that it came from"""
+    step: int
+    """of the schedule: 0 the start noise, T a finished sample"""
+    score: float
+    """reward of the finished sample, or of the x0 predicted there"""
+    forwards: int
+    """that had been used when it was scored"""
+    kept: bool = True
+    """false where the search went on without it"""
+
+
+@dataclass
+class Candidate:
+    """A finished sample."""
+
+    score: float
+    node: int
+    sample: Any
+    """a picture, or a video as a list of them"""
+
+
+@dataclass
+class Found:
+    """What one method found for one prompt."""
+
+    prompt: str
+    method: str
+    steps: int
+    """T of the schedule"""
+    nodes: list[Node] = field(default_factory=list)
+    forwards: int = 0
+    """network evaluations, each branch of guidance one; a gradient counts as two more"""
+    reward_calls: int = 0
+    """samples scored"""
+    log_mean: float | None = None
+    """of methods that weigh particles: estimate of log E[exp(strength * reward)] over plain samples"""
+    first: Candidate | None = None
+    """the first one that was finished"""
+    best: Candidate | None = None
+    worst: Candidate | None = None
+
+    @property
+    def score(self) -> float:
+        """Of the best sample."""
+        assert self.best is not None
+        return self.best.score
+
+    @property
+    def sample(self) -> Any:
+        """The best sample."""
+        assert self.best is not None
+        return self.best.sample
+
+    @property
+    def curve(self) -> list[tuple[int, float]]:
+        """(forwards used, best score so far) whenever a finished sample was better than all before it."""
+        points: list[tuple[int, float]] = []
+        for node in self.nodes:
+            if node.step == self.steps and (not points or node.score > points[-1][1]):
+                points.append((node.forwards, node.score))
+        return points
+
+    def path(self, node: int | None = None) -> list[int]:
+        """Numbers of the nodes from the first to a node, by default the best sample's."""
+        assert self.best is not None
+        walked = [self.best.node if node is None else node]
+        while (parent := self.nodes[walked[-1]].parent) is not None:
+            walked.append(parent)
+        return walked[::-1]
+
+    def add(self, node: Node, sample: Any = None) -> int:
+        """Remember a scored state, and its sample where it is finished; returns its number."""
+        number = len(self.nodes)
+        self.nodes.append(node)
+        if node.step == self.steps:
+            made = Candidate(node.score, number, sample)
+            self.first = self.first or made
+            self.best = made if self.best is None or made.score > self.best.score else self.best
+            self.worst = made if self.worst is None or made.score < self.worst.score else self.worst
+        return number
+
+    def record(self) -> dict[str, Any]:
+        """As JSON holds it, without the samples."""
+        ends = {name: getattr(self, name) for name in ("first", "best", "worst")}
+        known = {name: {"node": end.node, "score": end.score} for name, end in ends.items() if end is not None}
+        names = ("prompt", "method", "steps", "forwards", "reward_calls", "log_mean")
+        own = {name: getattr(self, name) for name in names}
+        return own | known | {"nodes": [asdict(node) for node in self.nodes]}
+
+    @classmethod
+    def of(cls, record: dict[str, Any], samples: dict[str, Any]) -> "Found":
+        """The inverse of `record`.
+
+        Args:
+            samples: by 'first', 'best' and 'worst'.
+        """
+        ends = {name: Candidate(sample=samples[name], **record[name]) for name in ("first", "best", "worst")}
+        return cls(**record | {"nodes": [Node(**node) for node in record["nodes"]]} | ends)

@@ -1,0 +1,99 @@
+"""The folder that keeps what searches found, so that one that was interrupted goes on after the last it finished.
+
+search.json       what was asked for
+tried.jsonl       a line for each prompt and method: all that was tried
+pictures/         the first, the best and the worst sample of each
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageSequence
+
+from flowalign.errors import ConfigError
+from flowalign.runs.files import write_atomically
+from flowalign.runs.samples import Picture, save_picture
+from flowalign.search.found import Found
+
+ENDS = ("first", "best", "worst")
+
+
+class Store:
+    """The searches in a folder.
+
+    Args:
+        folder: made if it is not there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.lines = folder, folder / "tried.jsonl"
+
+    def open(self, asked: dict[str, Any]) -> dict[tuple[int, str], Found]:
+        """What was finished, by number of the prompt and method.
+
+        Args:
+            asked: what tells these searches from others.
+
+        Raises:
+            ConfigError: the folder has searches that asked for something else.
+        """
+        known = self.folder / "search.json"
+        if known.is_file():
+            before = json.loads(known.read_text(encoding="utf-8"))
+            if differs := [key for key in asked if before.get(key) != json.loads(json.dumps(asked[key]))]:
+                raise ConfigError(
+                    f"{self.folder} holds a search with another {', '.join(differs)}; give another folder, or remove it"
+                )
+        (self.folder / "pictures").mkdir(parents=True, exist_ok=True)
+        write_atomically(known, json.dumps(asked, indent=1))
+        done = {}
+        text = self.lines.read_text(encoding="utf-8") if self.lines.is_file() else ""
+        # what follows the last line's end is of a search that was interrupted while it was written
+        whole, _, rest = text.rpartition("\n")
+        if rest:
+            write_atomically(self.lines, f"{whole}\n" if whole else "")
+        for line in whole.splitlines():
+            record = json.loads(line)
+            number, files = record.pop("number"), record.pop("pictures")
+            samples = {name: _opened(self.folder / file) for name, file in files.items()}
+            done[number, record["method"]] = Found.of(record, samples)
+        return done
+
+    def add(self, number: int, found: Found) -> None:
+        """Keep what was found for a prompt."""
+        files = {}
+        for name in ENDS:
+            path = self.folder / "pictures" / f"{number:05d}-{found.method}-{name}"
+            files[name] = save_picture(getattr(found, name).sample, path, "png").relative_to(self.folder).as_posix()
+        with self.lines.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps({"number": number, "pictures": files} | found.record()) + "\n")
+
+    def write_pairs(self, path: Path, rater: str) -> int:
+        """Write preferences as `dpo` and `train-reward` read them: of each search the best sample over the worst.
+
+        Args:
+            rater: whose preferences they are.
+
+        Returns:
+            how many; searches whose samples all scored the same have none.
+        """
+        lines = []
+        for line in self.lines.read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            best, worst = record["best"]["score"], record["worst"]["score"]
+            if best > worst:
+                files = {"chosen": record["pictures"]["best"], "rejected": record["pictures"]["worst"]}
+                sides = {side: os.path.relpath(self.folder / file, path.parent) for side, file in files.items()}
+                scores = {"chosen_score": best, "rejected_score": worst}
+                lines.append({"prompt": record["prompt"], **sides, "rater": rater, "method": record["method"]} | scores)
+        write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
+        return len(lines)
+
+
+def _opened(path: Path) -> Picture:
+    """A picture, or a video as its frames."""
+    with Image.open(path) as file:
+        frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(file)]
+    return frames if len(frames) > 1 else frames[0]

@@ -1,0 +1,104 @@
+"""Scores of the same held-out samples under several weights, side by side with standard errors."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from flowalign.training.evaluation import Evaluated
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over prompts, and how far it may be from the mean over all prompts of the kind."""
+
+    mean: float
+    error: float | None
+    """standard error; None of a single prompt"""
+
+    def __format__(self, how: str) -> str:
+        """'+' shows the sign of a gain."""
+        return f"{self.mean:{how}.3f}" + ("" if self.error is None else f" ± {self.error:.3f}")
+
+
+def estimate(values: Sequence[float], prompts: Sequence[str]) -> Estimate | None:
+    """The mean of N samples' values; samples of one prompt are alike, so prompts are what the error counts.
+
+    Args:
+        values: NaN where the score does not apply.
+
+    Returns:
+        None where it applies to no sample.
+    """
+    of_prompt: dict[str, list[float]] = {}
+    for value, prompt in zip(values, prompts, strict=True):
+        if value == value:
+            of_prompt.setdefault(prompt, []).append(value)
+    if not of_prompt:
+        return None
+    means = [fmean(own) for own in of_prompt.values()]
+    error = stdev(means) / len(means) ** 0.5 if len(means) > 1 else None
+    return Estimate(fmean(value for own in of_prompt.values() for value in own), error)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One score of some prompts."""
+
+    prompts: str
+    """'all', or a category"""
+    score: str
+    means: list[Estimate | None]
+    """of each evaluation"""
+    differences: list[Estimate | None]
+    """of each but the first to the first, paired: the same prompt and seed"""
+
+
+@dataclass
+class Comparison:
+    """Evaluations of the same prompts and seeds, by label."""
+
+    results: Mapping[str, Evaluated]
+
+    def rows(self, by: str = "category") -> Iterator[Row]:
+        """The reward and its parts over all samples, then over the samples with each value of a metadata key.
+
+        Statistics of pictures are left out.
+        """
+        scores = [{"reward": result.value, **result.parts} for result in self.results.values()]
+        first = next(iter(self.results.values()))
+        labels = [str(record[by]) if by in record else None for record in first.metadata]
+        for label in ["all", *sorted({name for name in labels if name is not None})]:
+            kept = [i for i, name in enumerate(labels) if label in ("all", name)]
+            prompts = [first.prompts[i] for i in kept]
+            for score in scores[0]:
+                if score.startswith("statistics/") or any(score not in own for own in scores):
+                    continue
+                start, *rest = ([own[score][i] for i in kept] for own in scores)
+                gains = [[b - a for a, b in zip(start, values, strict=True)] for values in rest]
+                yield Row(
+                    label,
+                    score,
+                    [estimate(values, prompts) for values in (start, *rest)],
+                    [estimate(gain, prompts) for gain in gains],
+                )
+
+    def record(self) -> dict[str, Any]:
+        """The same as JSON: means and differences by label, prompts and score."""
+        first, *others = self.results
+        means: dict[str, Any] = {name: {} for name in self.results}
+        differences: dict[str, Any] = {name: {} for name in others}
+        for row in self.rows():
+            columns = [*zip(means.values(), row.means, strict=True)]
+            columns += zip(differences.values(), row.differences, strict=True)
+            for column, own in columns:
+                if own is not None:
+                    column.setdefault(row.prompts, {})[row.score] = {"mean": own.mean, "error": own.error}
+        prompts = self.results[first].prompts
+        return {
+            "prompts": len(set(prompts)),
+            "samples": len(prompts),
+            "means": means,
+            "compared_with": first,
+            "differences": differences,
+        }

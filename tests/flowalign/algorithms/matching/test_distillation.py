@@ -1,0 +1,134 @@
+"""Distillation on the shipped tiny Stable Diffusion 3, against literal versions of the losses."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowalign.actors.draw import Draw
+from flowalign.config import load, recipe
+from flowalign.errors import ConfigError
+from flowalign.training import Trainer
+from tests.flowalign.small_run import small_run
+
+FEW = ["training.prompts_per_iteration=2", "training.group_size=2", "training.optimizer.schedule=constant"]
+
+
+def collected(name: str, folder: Path, *overrides: str, moved: bool = True) -> tuple[Trainer, object]:
+    """A run and its first experience; with weights that have moved from the start."""
+    run = small_run(f"tiny_sd3/{name}", folder, *FEW, *overrides)
+    experience = run.algorithm.collect(run.actor, Draw(run.actor, run.groups.draw(0).batch))
+    if moved:
+        with torch.no_grad():
+            for parameter in run.learner.parameters.values():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+    return run, experience
+
+
+def test_a_student_is_drawn_to_its_teachers_step_at_its_own_states(tmp_path: Path) -> None:
+    """Of two teachers by prompt: the start weights under guidance, and another copy of the pipeline."""
+    teachers = "[{guidance: 3.0, where: {category: [counting]}}, {path: tiny_sd3}]"
+    run, experience = collected("opd", tmp_path, f"algorithm.teachers={teachers}", "data.where={}")
+    owner, rollout = experience.owner, experience.rollout
+    categories = [record["category"] for record in experience.batch.metadata]
+    assert owner.tolist() == [0 if category == "counting" else 1 for category in categories]
+    loss, _ = run.algorithm.losses(run.policy, experience, experience.items)
+    sigmas = rollout.trajectory.sigmas
+    for (sample, place), got in zip(experience.items.tolist(), loss.tolist(), strict=True):
+        step = int(experience.levels[sample, place])
+        x, dt = rollout.trajectory.latents[[sample], step], sigmas[step + 1] - sigmas[step]
+        guidance = 1.0 if owner[sample] else 3.0
+        clean = run.policy.clean([experience.batch.prompts[sample]], x, [0], steps=5, sigmas=run.config.rollout.sigmas)
+        own = run.policy.clean(
+            [experience.batch.prompts[sample]], x, [0], steps=5, sigmas=run.config.rollout.sigmas, guidance=guidance
+        )
+        at = clean.noised(torch.tensor([0]), torch.tensor([step]), [0])
+        with torch.no_grad():
+            student = run.policy.velocity_of(clean, at, x)
+            with run.policy.reference():
+                teacher = run.policy.velocity_of(own, at, x)
+        assert got == pytest.approx(float((dt * (student - teacher)).square().mean() / 2), rel=1e-3, abs=1e-7)
+    with pytest.raises(ConfigError, match=r"teachers.0: without a path it is the start weights"):
+        load(recipe("tiny_sd3/opd"), ["algorithm.teachers=[{guidance: 1.0}]"]).check(processes=1)
+
+
+@pytest.mark.parametrize("name", ["dmd2", "tdm"])
+def test_a_generator_moves_along_the_difference_of_two_scores(name: str, tmp_path: Path) -> None:
+    run, experience = collected(name, tmp_path)
+    algorithm, policy, items = run.algorithm, run.policy, experience.items
+    state = experience.states(items)
+    trajectory = experience.rollout.trajectory
+    # the states are the trajectory's own
+    torch.testing.assert_close(state.x, trajectory.latents[state.samples, state.levels], atol=1e-5, rtol=0)
+    x0 = state.clean(policy.velocity_of(experience.generator, state).detach())
+    at = experience.noised(items)
+    noise, t = at.noise, at.s
+    noised = algorithm.diffused(experience, items, state, x0)
+    if name == "tdm":
+        sigma, after = (trajectory.sigmas[state.levels + k].view_as(t) for k in (0, 1))
+        assert (t > after).all()
+        following = state.x + (after - sigma) * (state.x - x0) / sigma
+        a = (1 - t) / (1 - after)
+        wanted = a * following + (t**2 - (after * a) ** 2).sqrt() * noise
+        torch.testing.assert_close(noised.x, wanted, atol=1e-4, rtol=0)
+        # what `fake` learns there: from its x0 to the mixed noise
+        torch.testing.assert_close(noised.velocity, (wanted - x0) / t, atol=1e-3, rtol=1e-3)
+    else:
+        torch.testing.assert_close(noised.x, (1 - t) * x0 + t * noise)
+    # the gradient in the generator's x0
+    leaf = {}
+    original = state.__class__.clean
+
+    def clean(self: object, velocity: torch.Tensor) -> torch.Tensor:
+        made = original(self, velocity)
+        if made.requires_grad:
+            made.retain_grad()
+            leaf["x0"] = made
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state.__class__, "clean", clean)
+        loss, _ = algorithm.losses(policy, experience, items)
+        loss.sum().backward()
+    with torch.no_grad():
+        with policy.snapshot("fake"):
+            fake = noised.x - t * policy.velocity_of(experience.clean, noised)
+        with policy.reference():
+            teacher = noised.x - t * policy.velocity_of(experience.guided, noised)
+    weight = (x0 - teacher).abs().flatten(1).mean(1).view_as(t)
+    wanted = -2 * (teacher - fake) / weight / x0[0].numel()
+    torch.testing.assert_close(leaf["x0"].grad, wanted, rtol=1e-2, atol=1e-5)
+
+
+def test_a_generator_whose_score_is_the_teachers_stays(tmp_path: Path) -> None:
+    """At the start, without guidance, `fake` is the teacher: no gradient but the rounding's."""
+    run, experience = collected("dmd2", tmp_path, "algorithm.reference_guidance=1", moved=False)
+    loss, values = run.algorithm.losses(run.policy, experience, experience.items)
+    assert float(values["distillation/gap"].max()) < 1e-10
+    loss.sum().backward()
+    assert all(float(p.grad.abs().max()) < 1e-5 for p in run.learner.parameters.values() if p.grad is not None)
+
+
+def test_roles_have_weights_and_moments_of_their_own_which_a_resumed_run_keeps(tmp_path: Path) -> None:
+    own = [*FEW, "training.checkpoint_every=1", "training.iterations=3"]
+    whole = small_run("tiny_sd3/tdm", tmp_path, *own, "name=whole")
+    whole.train()
+    fake, policy = whole.policy.snapshots.weights["fake"], list(whole.learner.parameters.values())
+    assert not any(map(torch.equal, fake[1:2], policy[1:2]))
+    assert "policy" not in whole.policy.snapshots.weights
+    half = small_run("tiny_sd3/tdm", tmp_path, *own, "name=half")
+    half.config.training.iterations = 2
+    half.train()
+    resumed = small_run("tiny_sd3/tdm", tmp_path, *own, "name=half", resume=True)
+    assert resumed.iteration == 2
+    resumed.train()
+    for kept, again in zip(fake, resumed.policy.snapshots.weights["fake"], strict=True):
+        assert torch.equal(kept, again)
+    assert all(map(torch.equal, policy, resumed.learner.parameters.values()))
+    moments = [
+        {key: value for key, value in run.learner.role_optimizers["fake"].state_dict()["state"][0].items()}
+        for run in (whole, resumed)
+    ]
+    assert all(torch.equal(moments[0][key], moments[1][key]) for key in moments[0])
+    # two updates of `fake` for one of the generator
+    assert moments[0]["step"] == 2 * whole.learner.optimizer.state_dict()["state"][0]["step"]

@@ -1,0 +1,170 @@
+"""What the first update of each matching method does: at policy = old = reference, and what rewards may not change."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flowalign.algorithms.matching.base import Points
+from flowalign.algorithms.matching.online import AdvantageMatching
+from flowalign.core.record import Record
+from tests.flowalign.algorithms.matching.made_points import gradient, method, points
+
+GROUP = 3
+SIGMA = torch.tensor([0.9, 0.9, 0.9, 0.4, 0.4, 0.4])
+
+
+def drawn(size: int = 1, apart: float = 0.0, advantage: Tensor | None = None, count: int = 6) -> Points:
+    """Random samples, noise, velocities and advantages, the policy so far from the old weights and the start's."""
+    generator = torch.Generator().manual_seed(3)
+    x0, noise, velocity, off, other = torch.randn(5, count, 2, 3, 3, generator=generator)
+    own = torch.randn(count, generator=generator)
+    velocity.requires_grad_()
+    old, reference = (velocity.detach() + apart * moved for moved in (off, other))
+    advantage = own if advantage is None else advantage
+    return points(velocity, x0, noise, SIGMA[:count], advantage, old, reference, size)
+
+
+def wide(values: Tensor) -> Tensor:
+    return values.view(-1, 1, 1, 1)
+
+
+def grad_e(at: Points) -> Tensor:
+    """[N, ...] of a sample's error, the mean over elements of (v - v_t)^2."""
+    off = at.velocity.detach() - at.noised.velocity
+    return 2 * off / off[0].numel()
+
+
+def advantage_times(scale: float) -> Any:
+    return lambda at: scale * wide(at.advantage) * grad_e(at)
+
+
+def ghuber(at: Points) -> Tensor:
+    return wide(at.noised.sigma * at.error.detach() ** -0.75 * at.advantage / 5) * grad_e(at)
+
+
+def adaptive(at: Points) -> Tensor:
+    s, off = at.noised.sigma, at.velocity.detach() - at.noised.velocity
+    return wide(s**2 / (s * off.abs().flatten(1).mean(1)) * at.advantage) * grad_e(at)
+
+
+def centred(at: Points) -> Tensor:
+    of_groups = at.advantage.view(-1, GROUP)
+    return wide((of_groups - of_groups.mean(1, keepdim=True)).flatten()) * grad_e(at)
+
+
+def halves(at: Points) -> Tensor:
+    """The chosen ones first."""
+    sign = torch.tensor([1.0, 1, 1, -1, -1, -1])
+    return 100 / 4 * wide(sign) * grad_e(at)
+
+
+def neighbours(at: Points) -> Tensor:
+    """The best beside the worst."""
+    return 100 / 4 * wide(torch.tensor([1.0, -1] * 3)) * grad_e(at)
+
+
+ROWS = [
+    ("awm", {"weighting": "uniform"}, 1, advantage_times(1 / 5)),
+    ("awm", {}, 1, ghuber),
+    ("nft", {"adaptive": False}, 1, advantage_times(1)),
+    ("nft", {"adaptive": False, "beta": 0.1}, 1, advantage_times(1)),
+    ("nft", {"beta": 0.1}, 1, adaptive),
+    ("crd", {"adaptive": False}, GROUP, centred),
+    ("crd", {"adaptive": False, "beta": 0.3}, GROUP, centred),
+    ("dgpo", {}, GROUP, advantage_times(1 / 2)),
+    ("dgpo", {"beta": 3, "against": "old"}, GROUP, advantage_times(1 / 2)),
+    ("rwr", {}, 1, advantage_times(1)),
+    ("raft", {}, 1, grad_e),
+    ("dpo", {"beta": 100}, 1, halves),
+    ("online_dpo", {"beta": 100}, 2, neighbours),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "size", "row"), ROWS)
+def test_the_first_gradient_is_the_tables(name: str, settings: dict[str, Any], size: int, row: Any) -> None:
+    at = drawn(size)
+    _, made = gradient(method(name, **settings), at)
+    assert made.abs().max() > 0.01
+    torch.testing.assert_close(made, row(at), atol=1e-5, rtol=1e-5)
+
+
+def record(reward: Tensor) -> Record:
+    one_action = torch.zeros(len(reward), 1)
+    group = torch.arange(len(reward)) // GROUP
+    return Record(
+        log_prob=one_action,
+        mask=one_action == 0,
+        reward=reward,
+        group=group,
+        rewards=reward[None],
+        weights=torch.ones(1),
+        seed=0,
+    )
+
+
+ADVANTAGE_BASED = ["nft", "awm", "dgpo", "crd"]
+
+
+@pytest.mark.parametrize("name", ADVANTAGE_BASED)
+def test_equal_rewards_teach_nothing_at_first_and_a_constant_changes_nothing(name: str) -> None:
+    algorithm = method(name)
+    assert isinstance(algorithm, AdvantageMatching)
+    size = GROUP if algorithm.whole_groups else 1
+    credit = algorithm.credit(record(torch.tensor([0.7] * 3 + [0.2] * 3)))
+    _, made = gradient(algorithm, drawn(size, advantage=credit))
+    assert made.abs().max() < 1e-6
+
+    rewards = torch.tensor([0.5, 0.25, 1.0, 0.0, 0.0, 0.75])
+    credits = [algorithm.credit(record(rewards + constant)) for constant in (0.0, 2.0)]
+    first, shifted = (gradient(algorithm, drawn(size, apart=0.3, advantage=credit))[1] for credit in credits)
+    assert first.abs().max() > 0.01
+    torch.testing.assert_close(first, shifted, atol=1e-5, rtol=1e-5)
+
+
+def test_dgpo_with_a_pair_is_dpo() -> None:
+    """One group of a good and a bad sample, away from the start: DPO's gradient over beta / 2."""
+    at = drawn(size=2, apart=0.2, advantage=torch.tensor([1.0, -1.0]), count=2)
+    _, groups = gradient(method("dgpo", beta=5, clip_range=None, kl_weight=0), at)
+    _, pairs = gradient(method("dpo", beta=5), at)
+    assert pairs.abs().max() > 0.01
+    torch.testing.assert_close(groups * 5 / 2, pairs, atol=1e-6, rtol=1e-5)
+
+
+def test_dgpo_samples_from_the_close_average_after_its_switch() -> None:
+    algorithm = method("dgpo", switch_after=200)
+    seen = []
+    for updates in (0, 200, 201):
+        algorithm.updates = updates
+        seen.append(algorithm.sampling_weights)
+    assert seen == ["policy", "policy", "old"]
+
+
+def test_groups_that_a_judge_cannot_tell_apart_or_likes_all_are_left_out() -> None:
+    reward = torch.tensor([0.5, 0.5, 0.55, 0.2, 0.6, 0.9])
+    assert method("nft").kept(record(reward)) is None
+    apart = method("nft", least_std=0.05).kept(record(reward))
+    assert apart.tolist() == [False] * 3 + [True] * 3
+    poor = method("nft", largest_mean=0.55).kept(record(reward))
+    assert poor.tolist() == [True] * 3 + [False] * 3
+
+
+def test_raft_keeps_the_best_of_each_group_or_of_all_with_their_ties() -> None:
+    reward = torch.tensor([1.0, 0.5, 1.0, 0.1, 0.3, 0.2])
+    assert method("raft").kept(record(reward)).tolist() == [True, False, True, False, True, False]
+    assert method("raft", best=2).kept(record(reward)).tolist() == [True, False, True, False, True, True]
+    assert method("raft", share=0.5).kept(record(reward)).tolist() == [True, True, True, False, False, False]
+
+
+def test_rwr_weighs_by_the_reward_or_its_exponential() -> None:
+    reward = torch.tensor([0.0, 0.5, 1.0, 0.0, 0.0, 2.0])
+    assert method("rwr", weight="reward").credit(record(reward)).tolist() == reward.tolist()
+    torch.testing.assert_close(method("rwr", beta=0.5).credit(record(reward)), (reward / 2).exp())
+
+
+def test_awm_with_power_1_is_weighted_by_the_level() -> None:
+    at = drawn(apart=0.3)
+    torch.testing.assert_close(
+        gradient(method("awm", power=1), at)[1], gradient(method("awm", weighting="t"), at)[1], atol=1e-6, rtol=1e-5
+    )

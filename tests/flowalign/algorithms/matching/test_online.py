@@ -1,0 +1,80 @@
+"""Online matching methods on the shipped tiny Stable Diffusion 3."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flowalign.actors.draw import Draw
+from flowalign.config import load, recipe
+from flowalign.data.batches import draw_batch
+from flowalign.errors import ConfigError
+from flowalign.training import Trainer
+from tests.flowalign.small_run import small_run
+
+LEVELS = 2
+SMALL = ["training.group_size=4", f"algorithm.levels={{name: schedule, count: {LEVELS}}}"]
+
+
+def trainer(name: str, folder: Path, *overrides: str) -> Trainer:
+    return small_run(f"tiny_sd3/{name}", folder, *SMALL, f"name={name}", *overrides)
+
+
+def collected(run: Trainer, reward: Any = None) -> Any:
+    """The experience of 4 prompts x 4 samples of the start weights, and the draw it is of."""
+    if reward is not None:
+        run.actor.reward = reward
+    return run.algorithm.collect(run.actor, Draw(run.actor, draw_batch(run.prompts, 0, 4, 4, 0, False)))
+
+
+@pytest.mark.parametrize(("name", "compared"), [("nft", 2), ("awm", 2), ("dgpo", 2), ("crd", 2), ("rwr", 1)])
+def test_an_iteration_asks_each_network_once_of_every_sample_at_every_level(
+    name: str, compared: int, tmp_path: Path
+) -> None:
+    """The policy, and `compared` others: what stands still in an iteration is computed once."""
+    run = trainer(name, tmp_path, "algorithm.kl_weight=0.1")
+    run.train()
+    (line,) = run.metrics.read()
+    sampled = 16 * run.config.rollout.steps
+    # a reference under guidance has two branches
+    branches = 1 if getattr(run.algorithm.settings, "reference_guidance", None) is None else 2
+    assert line["forwards"] == sampled + 16 * LEVELS * (1 + (compared - 1) + branches)
+    assert line["matching/kl"] == 0 or branches == 2
+    assert line["policy/gradient_norm"] > 0
+
+
+def test_online_dpo_learns_from_the_best_and_the_worst_at_the_same_noise(tmp_path: Path) -> None:
+    run = small_run("tiny_sd3/online_dpo", tmp_path, "training.group_size=4", "algorithm.levels={count: 2}")
+    brightness = torch.tensor([0.1, 0.9, 0.5, 0.0] + [0.3] * 4 + [0.8, 0.2, 0.8, 0.1] + [0.0, 0.0, 0.0, 1.0])
+    from rewards import as_reward
+
+    experience = collected(run, as_reward(lambda samples, prompts: brightness.tolist()))
+    assert experience.chosen.tolist() == [[1, 3], [4, 4], [8, 11], [15, 12]]
+    noised = experience.noised(experience.items)
+    assert noised.samples.view(-1, 2)[::2].tolist() == experience.chosen.tolist()
+    best, worst = noised.noise.unflatten(0, (-1, 2)).unbind(1)
+    assert torch.equal(best, worst) and torch.equal(*noised.sigma.view(-1, 2).unbind(1))
+    # the group of equal rewards is left out
+    assert experience.counted(experience.items).tolist() == [True] * 2 + [False] * 2 + [True] * 4
+    assert len(run.learner._with_gradient(experience, experience.items)) == 6
+    loss, _ = run.algorithm.losses(run.policy, experience, experience.items)
+    assert loss[2:4].tolist() == [0, 0]
+    torch.testing.assert_close(loss[:2], torch.full((2,), 2.0).log(), atol=1e-5, rtol=0)
+
+
+def test_dgpos_groups_share_their_noise_and_all_share_their_levels(tmp_path: Path) -> None:
+    run = trainer("dgpo", tmp_path)
+    experience = collected(run)
+    assert experience.items.shape == (4 * LEVELS, 2)
+    assert (experience.levels == experience.levels[0]).all()
+    noise = experience.noised(experience.items).noise.unflatten(0, (4 * LEVELS, 4))
+    assert (noise == noise[:, :1]).all()
+    # of every group and every level its own
+    assert len(noise[:, 0].flatten(1).unique(dim=0)) == 4 * LEVELS
+
+
+def test_a_reference_under_guidance_needs_a_reference() -> None:
+    config = load(recipe("tiny_sd3/nft"), ["algorithm.kl_weight=0", "algorithm.reference_guidance=3"])
+    with pytest.raises(ConfigError, match="reference_guidance: the loss has no reference"):
+        config.check(processes=1)

@@ -1,0 +1,193 @@
+"""Searches of the shipped pipeline: what they share with plain sampling, what they keep, and what they refuse."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import grad
+
+import flowalign as fa
+from flowalign.cli.main import main
+from flowalign.data import Preferences
+from flowalign.errors import ConfigError
+from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.diffusion.policy import weighed
+from flowalign.policies.settings import Sampling
+from flowalign.search import Engine
+from flowalign.search.store import Store
+from rewards.rules import JPEGSize
+
+PROMPT = "two red circles"
+
+
+@pytest.fixture(scope="module")
+def policy(tiny_policy: Callable[..., DiffusersPolicy]) -> DiffusersPolicy:
+    """With a LoRA that has learned something."""
+    own = tiny_policy()
+    own.add_lora(rank=4, alpha=8)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in own.trainable().values():
+        parameter.data.normal_(generator=generator, std=0.05)
+    return own
+
+
+def test_a_dry_rollout_has_the_start_noise_and_conditions_of_a_real_one(policy: DiffusersPolicy) -> None:
+    begin = policy.forwards
+    dry = policy.sample([PROMPT] * 2, [3, 4], steps=3, guidance=2.0, dry=True)
+    assert policy.forwards == begin
+    real = policy.sample([PROMPT] * 2, [3, 4], steps=3, guidance=2.0)
+    assert torch.equal(dry.trajectory.latents[:, 0], real.trajectory.latents[:, 0])
+    assert torch.equal(dry.trajectory.sigmas, real.trajectory.sigmas)
+    x, steps = torch.randn(2, *dry.trajectory.latents.shape[2:]), torch.tensor([0, 2])
+    with torch.no_grad():
+        both = [policy.velocity(rollout, torch.arange(2), steps, x) for rollout in (dry, real)]
+    assert torch.equal(*both)
+    assert dry.conditions.branches == 2
+
+
+def test_the_best_of_n_is_among_plain_samples_bit_for_bit(policy: DiffusersPolicy) -> None:
+    samples = policy.sample(PROMPT, [7, 8, 9, 10], n=4, steps=3).images
+    scores = JPEGSize()(samples, [PROMPT] * 4, [{}] * 4).value
+    [found] = fa.find(policy, [PROMPT], JPEGSize(), budget="forwards=12", seed=7, steps=3, progress=False)
+    assert [node.score for node in found.nodes] == scores.tolist()
+    assert found.sample.tobytes() == samples[int(scores.argmax())].tobytes()
+    [one] = fa.find(policy, [PROMPT], JPEGSize(), budget="samples=1", seed=7, steps=3, guidance=2.0, progress=False)
+    assert one.forwards == 6
+    assert one.sample.tobytes() == policy.sample(PROMPT, [7], steps=3, guidance=2.0).images[0].tobytes()
+
+
+def test_guidance_by_weights_goes_through_the_base_and_the_tuned_model(policy: DiffusersPolicy) -> None:
+    settings: dict[str, Any] = {"seeds": [0, 1], "n": 2, "steps": 3, "guidance": 2.0}
+    tuned, begin = policy.sample(PROMPT, **settings), policy.forwards
+    with policy.reference():
+        base = policy.sample(PROMPT, **settings)
+    plain = policy.forwards - begin
+    latents = {w: policy.sample(PROMPT, rlg=w, **settings).trajectory.latents for w in (0.0, 1.0)}
+    assert torch.equal(latents[0.0], base.trajectory.latents)
+    assert torch.equal(latents[1.0], tuned.trajectory.latents)
+    assert not torch.allclose(latents[0.0], latents[1.0], atol=1e-3)
+    begin = policy.forwards
+    beyond = policy.sample(PROMPT, rlg=1.6, **settings)
+    assert policy.forwards - begin == 2 * plain
+    # the same start: 1.6 times what the LoRA changed in the guided velocity
+    expected = weighed(base.trajectory.velocity[:, 0], tuned.trajectory.velocity[:, 0], 1.6)
+    torch.testing.assert_close(beyond.trajectory.velocity[:, 0], expected, atol=1e-5, rtol=0)
+    assert policy.verify(beyond) < 1e-4
+    # a search under it
+    engine = Engine(policy, JPEGSize(), PROMPT, Sampling(steps=3, rlg=1.6, guidance=2.0))
+    assert engine.unit == 4
+    with torch.no_grad():
+        ends = engine.finish(engine.start(2))
+    torch.testing.assert_close(ends.x, beyond.trajectory.final, atol=1e-5, rtol=0)
+
+
+def test_weighed_velocities_are_those_of_the_mixture_of_scores() -> None:
+    """Of Gaussians, in closed form; a velocity is -(x + sigma * score) / (1 - sigma)."""
+    x = torch.linspace(-2, 2, 9, dtype=torch.float64, requires_grad=True)
+
+    def log_density(mean: float, std: float, sigma: float) -> torch.Tensor:
+        return -((x - (1 - sigma) * mean) ** 2) / (2 * (((1 - sigma) * std) ** 2 + sigma**2))
+
+    for sigma in (0.1, 0.5, 0.9):
+        base, tuned = log_density(0.0, 1.0, sigma), log_density(1.0, 0.6, sigma)
+
+        def velocity(density: torch.Tensor, sigma: float = sigma) -> torch.Tensor:
+            [score] = grad(density.sum(), x, retain_graph=True)
+            return -(x + sigma * score) / (1 - sigma)
+
+        for weight in (0.0, 0.5, 1.0, 1.6):
+            mixed = velocity((1 - weight) * base + weight * tuned)
+            torch.testing.assert_close(weighed(velocity(base), velocity(tuned), weight), mixed)
+
+
+def test_guidance_by_weights_needs_a_lora(tiny_policy: Callable[..., DiffusersPolicy]) -> None:
+    with pytest.raises(ConfigError, match="rlg 1.6 weighs what a LoRA adds to its base, and this model has none"):
+        tiny_policy().sample(PROMPT, steps=2, rlg=1.6)
+
+
+class Stops:
+    """A reward that fails in its n-th call."""
+
+    name = "stops"
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def __call__(self, samples: Any, prompts: Any, metadata: Any) -> Any:
+        self.after -= 1
+        if self.after < 0:
+            raise KeyboardInterrupt
+        return JPEGSize()(samples, prompts, metadata)
+
+
+def test_an_interrupted_search_goes_on_and_finds_the_same(policy: DiffusersPolicy, tmp_path: Path) -> None:
+    texts = [PROMPT, "one blue square", "a green triangle"]
+    given: dict[str, Any] = {"method": "evosearch", "budget": "samples=6", "steps": 3, "progress": False}
+    whole = fa.find(policy, texts, Stops(10**6), output=tmp_path / "whole", **given)
+    with pytest.raises(KeyboardInterrupt):
+        fa.find(policy, texts, Stops(6), output=tmp_path / "parts", **given)
+    lines = (tmp_path / "parts" / "tried.jsonl").read_text()
+    assert 1 <= lines.count("\n") < 3
+    # as if the machine had stopped while the next line was written
+    (tmp_path / "parts" / "tried.jsonl").write_text(lines + '{"number": 1, "pro')
+    begin = policy.forwards
+    again = fa.find(policy, texts, Stops(10**6), output=tmp_path / "parts", **given)
+    assert policy.forwards - begin == sum(one.forwards for one in whole[lines.count("\n") :])
+    for one, other in zip(whole, again, strict=True):
+        assert one.record() == other.record() and one.sample.tobytes() == other.sample.tobytes()
+    with pytest.raises(ConfigError, match="parts holds a search with another budget; give another folder"):
+        fa.find(policy, texts, Stops(10**6), output=tmp_path / "parts", **given | {"budget": "samples=7"})
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(["search", *arguments])
+    return int(stopped.value.code or 0)
+
+
+def test_the_command_compares_methods_and_writes_preferences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prompts.txt").write_text("two red circles\none blue square\n")
+    methods = ["--method", "best_of_n", "--method", "fk_steering", "--set", "fk_steering.strength=5"]
+    given = ["--reward", "shapes", "--budget", "samples=4", "--steps", "3", "--output", str(tmp_path / "found")]
+    pairs = tmp_path / "to" / "pairs.jsonl"
+    assert run("tiny_sd3", str(tmp_path / "prompts.txt"), *methods, *given, "--out", str(pairs)) == 0
+    said = capsys.readouterr().out
+    assert "best_of_n: shapes " in said and "fk_steering: shapes " in said and "12 forwards a prompt" in said
+    tried = [json.loads(line) for line in (tmp_path / "found" / "tried.jsonl").read_text().splitlines()]
+    assert [(line["number"], line["method"]) for line in tried] == [
+        (number, method) for number in (0, 1) for method in ("best_of_n", "fk_steering")
+    ]
+    read = Preferences.read(str(pairs)).of_pictures()
+    assert 1 <= len(read) <= 4 and set(read.texts) <= {"two red circles", "one blue square"}
+    assert all(record["chosen_score"] > record["rejected_score"] for record in read.metadata)
+    # a second time there is nothing left to do
+    assert run("tiny_sd3", str(tmp_path / "prompts.txt"), *methods, *given) == 0
+    assert len((tmp_path / "found" / "tried.jsonl").read_text().splitlines()) == 4
+    assert Store(tmp_path / "found").write_pairs(pairs, "shapes") == len(read)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--budget", "seconds=5", "--reward", "shapes"], "--budget seconds=5: give forwards=2000"),
+        (["--budget", "forwards=3", "--reward", "shapes", "--steps", "4"], "smaller than one sample, which takes 4"),
+        (["--method", "evosarch", "--reward", "shapes"], "did you mean 'evosearch'"),
+        (["--set", "strengt=2", "--method", "fk_steering", "--reward", "shapes"], "did you mean 'strength'"),
+        (["--set", "eta=3", "--method", "beam", "--reward", "shapes"], "at most 1"),
+        ([], "--reward: name what to search for"),
+        (["--reward", "group_diversity"], "a search compares samples one by one"),
+        (["--reward", "shapes", "--rlg", "1.6"], "rlg 1.6 weighs what a LoRA adds"),
+        (["--reward", "shapes", "--mask", "nowhere.png"], "--image FILE names the picture"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_in_one_line(
+    given: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("tiny_sd3", PROMPT, *given, "--output", str(tmp_path / "found")) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("flowalign: ") and says in line
