@@ -51,6 +51,7 @@ SMALLER = {
     "train": SETTINGS,
     "eval": ["--pictures", "1"],
     "league": ["--budget", "forwards=50", "--pictures", "1", "--seeds", "1", *(f"--set={s}" for s in SETTINGS[1:])],
+    "search": ["--budget", "forwards=40"],
     "train-reward": ["--model", "tiny_clip", "--epochs", "1"],
     "prompts": ["--count", "8", "--heldout", "4"],
 }
@@ -218,6 +219,7 @@ def test_the_commands_of_the_shipped_models_run(ran: dict[str, int | None], fold
     assert names == {
         "train",
         "sample",
+        "search",
         "eval",
         "league",
         "gallery",
