@@ -52,6 +52,7 @@ SMALLER = {
     "eval": ["--pictures", "1"],
     "watch": ["--pictures", "1"],
     "league": ["--budget", "forwards=50", "--pictures", "1", "--seeds", "1", *(f"--set={s}" for s in SETTINGS[1:])],
+    "search": ["--budget", "forwards=40"],
     "train-reward": ["--model", "tiny_clip", "--epochs", "1"],
     "prompts": ["--count", "8", "--heldout", "4"],
     "pairs": ["--limit", "1", "--per-prompt", "2", "--steps", "2"],
@@ -221,6 +222,7 @@ def test_the_commands_of_the_shipped_models_run(ran: dict[str, int | None], fold
     assert names == {
         "train",
         "sample",
+        "search",
         "eval",
         "watch",
         "league",

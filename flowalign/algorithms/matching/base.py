@@ -18,7 +18,7 @@ from flowalign.algorithms import base
 from flowalign.config import Config, Named
 from flowalign.core.divergences import velocity_mse
 from flowalign.data.batches import Batch
-from flowalign.errors import ConfigError
+from flowalign.errors import ConfigError, nearest
 from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised, Rollout
 from rewards import Scores
 from samplers import derive_seed
@@ -38,6 +38,8 @@ class MatchingSettings(base.AlgorithmSettings):
     network the rollout's"""
     kl_weight: float = Field(0.0, ge=0)
     """of the mean squared difference from the start weights' velocity"""
+    reference: str | None = None
+    """a snapshot (`training.snapshots`) that stands for the start weights in the loss and its penalty"""
     reference_guidance: float | None = Field(None, ge=1)
     """classifier-free scale of the reference's velocity; default `guidance`"""
 
@@ -59,6 +61,8 @@ class Points:
     """[N, ...] the velocity of the snapshot `old`, None where the loss does not compare with it"""
     reference: Tensor | None = None
     """[N, ...] the velocity of the start weights, None where the loss does not use it"""
+    held: Tensor | float = 1.0
+    """[N] by which the divergence from the start weights counts"""
     size: int = 1
     """samples of an item, which are side by side: of a whole group where the loss looks at groups"""
     rollout: Rollout | None = None
@@ -110,6 +114,8 @@ class Experience(base.Experience):
     """the loss is one of advantages alone"""
     kept: Tensor | None = None
     """[B] bool: the samples that an update's mean is over, None: all"""
+    held: Tensor | None = None
+    """[B] by which each sample's divergence from the start weights counts, None: alike"""
     chosen: Tensor | None = None
     """[groups, M] the samples that an item of a group is made of, None: all of them"""
     noise: Tensor | None = None
@@ -175,6 +181,12 @@ class Matching(base.Algorithm):
             raise ConfigError(f"algorithm.levels: {error}") from error
         if self.settings.reference_guidance is not None and not self.uses_reference:
             raise ConfigError("algorithm.reference_guidance: the loss has no reference; set algorithm.kl_weight too")
+        named, known = self.settings.reference, [*self.snapshots, *config.training.snapshots]
+        if named is not None and named not in known:
+            raise ConfigError(
+                f"algorithm.reference: no snapshot is called '{named}'; {nearest(named, known)}; training.snapshots "
+                "makes some"
+            )
 
     def level_count(self, config: Config) -> int:
         """L, the noise levels of each sample."""
@@ -273,7 +285,8 @@ class Matching(base.Algorithm):
                 with policy.snapshot("old"):
                     old = policy.velocity_of(clean, noised).float()
             if self.uses_reference:
-                with policy.reference():
+                named = self.settings.reference
+                with policy.reference() if named is None else policy.snapshot(named):
                     reference = policy.velocity_of(guided, noised).float()
         velocity = policy.velocity_of(clean, noised).float()
         rows = noised.samples
@@ -285,6 +298,7 @@ class Matching(base.Algorithm):
             experience.group[rows],
             old,
             reference,
+            1.0 if experience.held is None else experience.held[rows],
             len(rows) // len(items),
             experience.rollout,
         )
@@ -294,7 +308,7 @@ class Matching(base.Algorithm):
         values = {"matching/error": points.error}
         if self.settings.kl_weight:
             values["matching/kl"] = self.divergence(points)
-            loss = loss + self.settings.kl_weight * values["matching/kl"]
+            loss = loss + self.settings.kl_weight * points.held * values["matching/kl"]
         return loss, values
 
     def divergence(self, points: Points) -> Tensor:

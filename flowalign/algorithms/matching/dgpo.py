@@ -15,8 +15,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from flowalign.algorithms.matching.advantage import AdvantageMatching, AdvantageSettings
 from flowalign.algorithms.matching.base import Points
-from flowalign.algorithms.matching.online import AdvantageMatching, AdvantageSettings
 from flowalign.config import Named
 from flowalign.core.losses import group_preference_loss, has_moved
 from flowalign.policies.settings import Snapshot
