@@ -51,6 +51,7 @@ ALGORITHMS = {
     "opd": "flowalign.algorithms.matching.opd:OPD",
     "dmd2": "flowalign.algorithms.matching.dmd2:DMD2",
     "tdm": "flowalign.algorithms.matching.tdm:TDM",
+    "tdm_r1": "flowalign.algorithms.matching.tdm_r1:TDMR1",
     "dpo": "flowalign.algorithms.matching.dpo:DPO",
     "sdpo": "flowalign.algorithms.matching.sdpo:SDPO",
     "mapo": "flowalign.algorithms.matching.mapo:MaPO",
@@ -138,6 +139,10 @@ SEARCHES = {
     "beam": "flowalign.search.beam:Beam",
     "evosearch": "flowalign.search.evosearch:EvoSearch",
     "ttsnap": "flowalign.search.ttsnap:TTSnap",
+    "dno": "flowalign.search.dno:DNO",
+    "reno": "flowalign.search.reno:ReNO",
+    "das": "flowalign.search.das:DAS",
+    "nrg": "flowalign.search.nrg:NRG",
 }
 ENVIRONMENTS = {"higher_lower": "flowalign.environments.higher_lower:HigherLower"}
 MODELS = {

@@ -13,6 +13,7 @@ from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.settings import Sampling
 from flowalign.search.found import Found, Node
 from rewards import Reward, score
+from rewards.base import asking
 from samplers import Kernel, Trajectory, derive_seed, generators, normal, ode, transition
 from samplers.completion import complete, path
 from samplers.rows import Rows
@@ -87,7 +88,13 @@ class Engine:
         report: Callable[[Found], None] = lambda found: None,
     ) -> None:
         self.policy, self.reward, self.prompt, self.seed, self.report = policy, reward, prompt, seed, report
-        self.metadata, self.arguments = dict(metadata or {}), sampling.arguments()
+        if policy.family.samples_sound:
+            raise ConfigError(
+                f"{type(policy.pipeline).__name__} denoises a sound along with the pictures, which a search loses; "
+                "flowalign sample works"
+            )
+        # Euler's steps are what all methods can take
+        self.metadata, self.arguments = dict(metadata or {}), sampling.arguments() | {"order": 1}
         self.batch_size: int = self.arguments["batch_size"]
         self.started = 0
         """start noises so far"""
@@ -250,11 +257,11 @@ class Engine:
         values = score(self.reward, samples, [self.prompt] * len(p), [dict(self.metadata) for _ in samples]).value
         return self.note(p, values, samples)
 
-    def note(self, p: Particles, values: Tensor, samples: Sequence[Any]) -> Particles:
-        """Remember what particles scored [N]."""
+    def note(self, p: Particles, values: Tensor, samples: Sequence[Any] = ()) -> Particles:
+        """Remember what particles scored [N], and the samples of finished ones."""
         self.found.reward_calls += len(p)
         numbers = []
-        rows = zip(p.node.tolist(), p.step.tolist(), values.tolist(), samples, strict=True)
+        rows = zip(p.node.tolist(), p.step.tolist(), values.tolist(), samples or [None] * len(p), strict=True)
         for parent, step, value, sample in rows:
             node = Node(parent if parent >= 0 else None, step, value, self.found.forwards)
             numbers.append(self.found.add(node, sample))
@@ -262,21 +269,33 @@ class Engine:
         return p.replace(node=torch.tensor(numbers), score=values)
 
     def pixels(self, latents: Tensor) -> Tensor:
-        """[N, 3, H, W] pictures in [0, 1] of finished latents, with gradients."""
-        made: Tensor = checkpoint(
-            lambda x: self.policy.family.decode(self.policy.pipeline, x),
-            latents,
-            use_reentrant=False,
-            preserve_rng_state=False,
-        )
-        return (made.float() / 2 + 0.5).clamp(0, 1)
+        """[N, 3, H, W] pictures in [0, 1] of finished latents, with gradients.
+
+        Raises:
+            ConfigError: they are videos.
+        """
+        whole = self.rollout.whole(latents, torch.zeros(len(latents), dtype=torch.long, device=latents.device))
+        pixels = self.policy.decode_pixels(whole)
+        if pixels.dim() == 5:
+            raise ConfigError("rewards have gradients of pictures, and these are videos; evosearch needs none")
+        return pixels
 
     def value(self, latents: Tensor) -> Tensor:
         """[N] rewards of finished latents, with gradients; they are not noted."""
         reward: Any = self.reward
-        records = [self.metadata] * len(latents)
-        values: Tensor = reward.score_pixels(self.pixels(latents), [self.prompt] * len(latents), records).value
+        texts, records = [self.prompt] * len(latents), [self.metadata] * len(latents)
+        with asking(reward, texts):
+            values: Tensor = reward.score_pixels(self.pixels(latents), texts, records).value
         return values.to(latents.device)
+
+    def slope(self, p: Particles) -> tuple[Tensor, Tensor, Tensor]:
+        """Velocities [N, ...], rewards [N] of the x0 that they predict, and the gradients of those to the states."""
+        with torch.enable_grad():
+            x = p.x.detach().requires_grad_()
+            v = self.velocity(x, p.step)
+            reward = self.value(self.x0(p.replace(x=x), v))
+            [slope] = torch.autograd.grad(reward.sum(), x)
+        return v.detach(), reward.detach().cpu(), slope
 
     def keep(self, p: Particles, rows: Tensor) -> Particles:
         """Some of the particles, [M] indices, one perhaps several times; the nodes of the others are pruned."""

@@ -59,10 +59,10 @@ class Points:
     """[N, ...] the velocity of the snapshot `old`, None where the loss does not compare with it"""
     reference: Tensor | None = None
     """[N, ...] the velocity of the start weights, None where the loss does not use it"""
-    rollout: Rollout | None = None
-    """that they came from, None where they are pictures of the data"""
     size: int = 1
     """samples of an item, which are side by side: of a whole group where the loss looks at groups"""
+    rollout: Rollout | None = None
+    """that they came from, None where they are pictures of the data"""
 
     def of_item(self, values: Tensor) -> Tensor:
         """[N / size, size] values [N] of the samples, an item a row."""
@@ -134,10 +134,13 @@ class Experience(base.Experience):
         size = len(self.batch) * self.levels.shape[1] // len(self.items)
         return (items[:, :1] * size + torch.arange(size, device=items.device)).flatten()
 
+    def places(self, items: Tensor) -> Tensor:
+        """[N * M] the place of each member's level among its sample's."""
+        return items[:, 1].repeat_interleave(len(self.members(items)) // len(items))
+
     def noised(self, items: Tensor) -> Noised:
         """The samples of these items, at their levels."""
-        samples = self.members(items)
-        places = items[:, 1].repeat_interleave(len(samples) // len(items))
+        samples, places = self.members(items), self.places(items)
         if self.noise is not None:
             return self.clean.noised_by(samples, self.levels[samples, places], self.noise[samples, places])
         pairs = zip(samples.tolist(), places.tolist(), strict=True)
@@ -254,11 +257,11 @@ class Matching(base.Algorithm):
         points = self.points(policy, experience, items)
         loss, values = self.loss(points)
         penalty, more = self.penalized(torch.zeros_like(points.error), points)
-        loss = _by_item(loss, items) + _by_item(penalty, items)
+        loss = by_item(loss, items) + by_item(penalty, items)
         counted = experience.counted(items)
         # one is left on a process whose every item does not count
         loss = loss if counted is None else loss * counted
-        return loss, {name: _by_item(value, items) for name, value in {**values, **more}.items()}
+        return loss, {name: by_item(value, items) for name, value in {**values, **more}.items()}
 
     def points(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Points:
         """The samples of these items at their levels, asked of the policy and of what its loss compares it with."""
@@ -282,8 +285,8 @@ class Matching(base.Algorithm):
             experience.group[rows],
             old,
             reference,
-            experience.rollout,
             len(rows) // len(items),
+            experience.rollout,
         )
 
     def penalized(self, loss: Tensor, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
@@ -304,6 +307,6 @@ class Matching(base.Algorithm):
         raise NotImplementedError
 
 
-def _by_item(values: Tensor, items: Tensor) -> Tensor:
+def by_item(values: Tensor, items: Tensor) -> Tensor:
     """[N] means over each item's members; values of items are theirs."""
     return values.view(len(items), -1).mean(1)

@@ -19,6 +19,7 @@ class Gaussian:
     """As much of a policy as a search asks for; samples are their latents."""
 
     def __init__(self, steps: int = 6) -> None:
+        self.family, self.pipeline = SimpleNamespace(samples_sound=False), None
         self.sigmas = torch.linspace(1, 0, steps + 1)
         self.batches: list[list[int]] = []
         """the steps of each network batch"""
@@ -32,6 +33,9 @@ class Gaussian:
     def velocity(self, rollout: Any, rows: Tensor, steps: Tensor, x: Tensor) -> Tensor:
         self.batches.append(steps.tolist())
         return velocity(x, self.sigmas[steps])
+
+    def decode_pixels(self, latents: Tensor) -> Tensor:
+        return latents
 
     def decode_latents(self, latents: Tensor, batch_size: int) -> list[Tensor]:
         return list(latents)

@@ -1,6 +1,7 @@
 """Methods of search on a Gaussian with a linear reward, where all is known in closed form."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,14 +11,20 @@ from flowalign.errors import ConfigError
 from flowalign.search import Engine
 from flowalign.search.beam import Beam
 from flowalign.search.best_of_n import BestOfN
+from flowalign.search.das import DAS
+from flowalign.search.dno import DNO
+from flowalign.search.dno import improbability as concentration
 from flowalign.search.evosearch import EvoSearch, mutated
 from flowalign.search.fk_steering import FKSteering, Potentials
+from flowalign.search.nrg import NRG
+from flowalign.search.reno import ReNO, improbability
 from flowalign.search.ttsnap import TTSnap
 from flowalign.search.weights import Weights, systematic
 from samplers import KERNELS, All, rollout, sample_ode
 from tests.flowalign.search.gaussian import chain, engine, velocity
 
-METHODS = [BestOfN(), FKSteering(), Beam(), EvoSearch(), TTSnap()]
+SAMPLERS = [BestOfN(), FKSteering(), Beam(), EvoSearch(), TTSnap()]
+METHODS = [*SAMPLERS, DNO(learning_rate=0.05), DNO(nearby=4, learning_rate=0.05), DAS(strength=10.0), NRG(strength=5.0)]
 
 
 def plain(own: Engine, count: int) -> Tensor:
@@ -41,15 +48,18 @@ def test_a_method_uses_its_budget_and_no_more_and_repeats_itself(method: object)
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 def test_a_budget_of_one_sample_samples_plainly(method: object) -> None:
-    own = engine("samples=1", seed=5)
+    guided = isinstance(method, DAS | NRG)
+    # their gradients cost three times as much, and have no strength here
+    method = replace(method, strength=0.0) if guided else method
+    own = engine("samples=3" if guided else "samples=1", seed=5)
     method(own)  # type: ignore[operator]
-    noisy = isinstance(method, FKSteering | Beam)
+    noisy = isinstance(method, FKSteering | Beam | DNO | DAS)
     start, eta = engine(seed=5).start(1).x, All().etas(6, 0.7, 0, 0)
     seeds = [source.initial_seed() for source in own.noise(1)]
     at = lambda x, sigma: velocity(x, sigma)  # noqa: E731
     expected = rollout(at, start, own.sigmas, KERNELS["cps"], eta, seeds).final if noisy else plain(own, 1)
-    assert torch.equal(own.found.sample[None], expected) and own.found.forwards == own.steps
-    with pytest.raises(ConfigError, match="budget forwards=5 is smaller than one sample, which takes 6 forwards"):
+    assert torch.equal(own.found.sample[None], expected) and own.found.forwards == own.steps * (3 if guided else 1)
+    with pytest.raises(ConfigError, match="budget forwards=5 is smaller than one sample, which takes (6|18) forwards"):
         method(engine("forwards=5"))  # type: ignore[operator]
 
 
@@ -104,6 +114,75 @@ def test_weights_estimate_the_mean_of_the_tilt_without_bias(potential: str, belo
     assert abs(float(values.mean()) - expected) < 3 * error
     # and not because the error is large: exp(strength * mean) would be noticed
     assert expected - math.exp(strength * mean) > 4 * error
+
+
+@pytest.mark.parametrize("below", [0.5, 1.0])
+def test_weights_make_up_for_a_gradient_that_moves_the_particles(below: float) -> None:
+    strength = 2.0
+    estimates = []
+    for seed in range(60):
+        own = engine("samples=24", seed=1000 * seed)
+        DAS(strength=strength, below=below)(own)
+        assert own.found.log_mean is not None
+        estimates.append(math.exp(own.found.log_mean))
+    values, (mean, variance) = torch.tensor(estimates), chain("cps", 0.7)
+    expected = math.exp(strength * mean + strength**2 * variance / 8)
+    error = float(values.std()) / len(values) ** 0.5
+    assert abs(float(values.mean()) - expected) < 3 * error < 0.1 * expected
+
+
+def test_the_reward_comes_in_step_by_step() -> None:
+    assert DAS().tempering(5)[0] == 0 and DAS().tempering(5)[-2:] == pytest.approx([1.0, 1.0])
+    assert DAS(gamma=0.008).tempering(50)[49] == pytest.approx(1.008**49 - 1)
+    assert DAS(gamma=1.0).tempering(5) == [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_guidance_by_the_gradient_samples_the_tilted_gaussian() -> None:
+    """A linear reward shifts the Gaussian by strength * variance * slope."""
+    own, strength = engine("forwards=1000000", steps=60, batch_size=500), 4.0
+    NRG(n=500, strength=strength)(own)
+    plain = sample_ode(velocity, engine(steps=60).start(500).x, own.sigmas).flatten(1).mean(1)
+    ends = torch.tensor([node.score for node in own.found.nodes if node.step == 60])
+    # of the mean of four elements each has a quarter of the slope; where samples start does not matter
+    torch.testing.assert_close(ends - plain, torch.full((500,), strength * 0.8**2 / 4), rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("method", METHODS[5:], ids=lambda method: repr(method)[:14])
+def test_gradients_find_more_than_plain_sampling(method: object) -> None:
+    own, plain = engine("samples=60", seed=1), engine("samples=60", seed=1)
+    method(own)  # type: ignore[operator]
+    kind, change = (DNO, {"iterations": 1}) if isinstance(method, DNO) else (type(method), {"strength": 0.0})
+    assert isinstance(method, kind)
+    replace(method, **change)(plain)  # type: ignore[operator,type-var,arg-type]
+    assert own.found.score > plain.found.score + 0.2
+
+
+def test_one_step_noises_are_improved_and_stay_probable() -> None:
+    loose, tied = engine("forwards=300", steps=1), engine("forwards=300", steps=1)
+    for own in (loose, tied):
+        # a model that halves its noise
+        own.policy.velocity = lambda rollout, rows, steps, x: x / 2  # type: ignore[method-assign,misc,assignment]
+    ReNO(learning_rate=1.0, regularization=0.0)(loose)
+    ReNO(learning_rate=1.0, regularization=10.0)(tied)
+    scores = [node.score for node in loose.found.nodes]
+    assert len(scores) == 100 and loose.found.forwards == 298
+    # uphill all the way: nothing but a straight line is in the way of this reward
+    assert scores == sorted(scores) and tied.found.score < loose.found.score
+    # what is least improbable is a norm of sqrt(d - 1)
+    norms = torch.linspace(0.5, 4, 351)
+    values = torch.stack([improbability(torch.full((4,), float(norm) / 2)) for norm in norms])
+    assert float(norms[values.argmin()]) == pytest.approx(3**0.5, abs=0.01)
+
+
+def test_noises_that_are_no_noise_are_improbable() -> None:
+    noise = torch.randn(4096, generator=torch.Generator().manual_seed(0))
+    plain = concentration(noise)
+    for changed in (noise + 0.3, noise * 1.5):
+        assert concentration(changed) > plain + 3
+    # of one order alone, by the authors' code (compute_probability_regularization of dno_stable_diffusion.py): the sum
+    # of its two logarithms for this ramp in blocks of 4^2
+    ramp = torch.linspace(-1.5, 2, 4096)
+    assert float(concentration(ramp, permutations=0)) == pytest.approx(1095.096, rel=1e-5)
 
 
 def test_weights_are_carried_where_nothing_is_resampled() -> None:
@@ -189,7 +268,7 @@ def test_states_of_different_steps_share_network_batches_and_end_where_the_loop_
 
 def test_search_finds_more_than_plain_sampling() -> None:
     best = {}
-    for method in METHODS:
+    for method in SAMPLERS:
         scores = []
         for seed in range(10):
             own = engine("samples=24", seed=100 * seed)
