@@ -163,21 +163,25 @@ class GroupDiversity:
     Args:
         model: a CLIP of transformers: 1 - cosine of the pictures' embeddings, in [0, 2]. Default none: the root mean
             square difference of thumbnails, in [0, 1].
+        nearest: how far it is from the one that is most like it.
     """
 
     name = "group_diversity"
     spec = Spec(frozenset({"image", "prompt"}), kind="group")
 
-    def __init__(self, model: str | None = None, batch_size: int = 32, device: str = "auto") -> None:
+    def __init__(
+        self, model: str | None = None, batch_size: int = 32, device: str = "auto", nearest: bool = False
+    ) -> None:
         self.encoder = load_dual_encoder(model, device=device) if model else None
-        self.batch_size = batch_size
+        self.batch_size, self.nearest = batch_size, nearest
 
     def __call__(self, samples: Sequence[Image], prompts: Sequence[str], metadata: Metadata) -> Scores:
         values = torch.zeros(len(samples))
         for members in groups(prompts, metadata):
             if len(members) > 1:
                 distance = self._distances([samples[i] for i in members])
-                values[members] = distance.sum(dim=1) / (len(members) - 1)
+                mean, itself = distance.sum(dim=1) / (len(members) - 1), torch.eye(len(members)).bool()
+                values[members] = distance.masked_fill(itself, torch.inf).amin(dim=1) if self.nearest else mean
         return Scores(values)
 
     def _distances(self, images: Sequence[Image]) -> Tensor:

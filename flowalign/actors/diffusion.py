@@ -243,6 +243,7 @@ class DiffusionActor(Actor):
             group=self.gather(torch.tensor(batch.group, device=self.device)),
             rewards=rewards,
             weights=weights,
+            names=tuple(named.name for named in self.config.rewards),
             seed=derive_seed(self.config.training.seed, batch.iteration, 3),
             weight=self.advantage_weight(scores),
         )
@@ -258,6 +259,7 @@ class DiffusionActor(Actor):
             group=self.gather(torch.tensor(batch.group, device=self.device)),
             rewards=rewards,
             weights=weights,
+            names=tuple(named.name for named in self.config.rewards),
             seed=derive_seed(self.config.training.seed, batch.iteration, 3),
             weight=self.advantage_weight(scores),
         )

@@ -81,6 +81,7 @@ class LanguageActor(Actor):
             log_prob=gathered(rollout.log_prob),
             rewards=rewards,
             weights=weights,
+            names=tuple(named.name for named in self.config.rewards),
             seed=derive_seed(self.config.training.seed, batch.iteration, 3),
             entropy=gathered(rollout.entropy),
             steps=None if scores.steps is None else gathered(at_tokens(self.policy, rollout, scores.steps)),

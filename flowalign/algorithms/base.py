@@ -24,13 +24,16 @@ from rewards import Scores
 
 
 class AlgorithmSettings(Section):
-    """An algorithm's own settings; where a default has a name, settings without one change the default's."""
+    """An algorithm's own settings; where a default has a name, settings without one change the default's, and a name
+    alone is one without settings."""
 
     @field_validator("*", mode="before")
     @classmethod
     def _with_name(cls, value: Any, field: ValidationInfo) -> Any:
         assert field.field_name is not None
         default = cls.model_fields[field.field_name].default
+        if isinstance(default, Named) and isinstance(value, str):
+            return {"name": value}
         if isinstance(default, Named) and isinstance(value, Mapping) and "name" not in value:
             return default.model_dump() | dict(value)
         return value

@@ -3,7 +3,6 @@
 import errno
 import logging
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,6 +40,8 @@ def options(
 ) -> None:
     """Align diffusion and flow models with rewards."""
     if version:
+        from importlib import metadata
+
         print(f"flowalign {metadata.version('flowalign')}")
         raise typer.Exit
 

@@ -95,7 +95,7 @@ def search(
 
 def settings(pairs: list[str]) -> dict[str, Any]:
     """The settings of methods that 'key=value' pairs give, values read as YAML."""
-    from flowalign.runs.files import parse_yaml
+    from flowalign.runs.reading import parse_yaml
 
     given = {}
     for pair in pairs:

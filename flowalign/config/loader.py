@@ -9,7 +9,7 @@ from flowalign.config.diffusion import Config
 from flowalign.config.language import TextConfig
 from flowalign.config.sections import BaseConfig
 from flowalign.errors import ConfigError
-from flowalign.runs.files import parse_yaml, read_yaml
+from flowalign.runs.reading import parse_yaml, read_yaml
 from flowalign.settings import parse
 
 MOST_FILES = 50

@@ -174,6 +174,20 @@ def remax(record: Record) -> Tensor:
 
 
 @declares("rewards")
+def diverse(record: Record, *, by: str = "group_diversity", clip: Positive | None = None) -> Tensor:
+    """GARDO (arXiv 2512.24138): (r - mean_g) d, where d favours good members that are unlike the others of their group.
+
+    d is the reward `by`, over its mean in the group, where r is at or above the group's mean, and 1 elsewhere.
+    """
+    mean, _ = group_mean_std(record.reward, record.group)
+    distance = record.reward_of(by)
+    typical, _ = group_mean_std(distance, record.group)
+    unlike = torch.where((record.reward < mean) | (typical == 0), 1, distance / typical)
+    advantage = (record.reward - mean) * unlike
+    return advantage if clip is None else advantage.clamp(-clip, clip)
+
+
+@declares("rewards")
 def per_reward(
     record: Record,
     *,
@@ -444,6 +458,7 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "reinforce_pp": reinforce_pp,
     "remax": remax,
     "per_reward": per_reward,
+    "diverse": diverse,
     "gdpo": gdpo,
     "bnpo": bnpo,
     "ngrpo": ngrpo,

@@ -170,6 +170,34 @@ def reward_difference_loss(
     return torch.maximum(error(log_ratio), error(near))
 
 
+def group_preference_loss(
+    error: Tensor, other: Tensor, advantage: Tensor, size: int, beta: float, still: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A group as a preference between its good and its bad members (DGPO, arXiv 2510.08425).
+
+    The group's weight is the chance that the errors, compared with others, have the preference the wrong way round.
+
+    Args:
+        error: [N] of the members, group after group.
+        other: [N] the errors that they are compared with.
+        advantage: [N].
+        size: members of a group.
+        still: [N] bool: members without a gradient of their own, which count in their group's weight all the same.
+
+    Returns:
+        [N] losses, and [N] the weights of their groups.
+    """
+    wrong = (advantage * (error - other)).detach().view(-1, size).mean(1)
+    weight = (beta * wrong).sigmoid().repeat_interleave(size)
+    return weight * advantage * torch.where(still, error.detach(), error), weight
+
+
+def has_moved(error: Tensor, error_old: Tensor, advantage: Tensor, clip_range: float) -> Tensor:
+    """[N] bool: the samples whose ratio exp(e_old - e) is beyond 1 +- clip_range in their advantage's direction."""
+    ratio = (error_old - error).detach().exp()
+    return torch.where(advantage > 0, ratio > 1 + clip_range, ratio < 1 - clip_range)
+
+
 LooksAt = Literal["action", "row", "group"]
 LOOKS_AT: tuple[LooksAt, ...] = get_args(LooksAt)
 N = TypeVar("N", bound=Callable[..., Losses])

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flowalign.errors import ConfigError, nearest
+
 
 @dataclass
 class Record:
@@ -22,6 +24,8 @@ class Record:
     """[L, B] each of the rewards that are summed"""
     weights: Tensor
     """[L] their weights"""
+    names: tuple[str, ...] = ()
+    """and their names in the configuration"""
     seed: int = 0
     """of this iteration's random choices, the same on every process"""
     entropy: Tensor | None = None
@@ -38,6 +42,16 @@ class Record:
     """[B] bool: the trajectory came to its end, was not cut"""
     weight: Tensor | None = None
     """[B] by which the rewards weigh the advantages"""
+
+    def reward_of(self, name: str) -> Tensor:
+        """[B] the one of `rewards` that has this name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if name not in self.names:
+            raise ConfigError(f"no reward of this run is called '{name}'; {nearest(name, self.names)}")
+        return self.rewards[self.names.index(name)]
 
 
 @dataclass

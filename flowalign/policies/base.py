@@ -3,12 +3,14 @@
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 import torch
 from diffusers.training_utils import cast_training_params
 from peft import LoraConfig
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from flowalign.errors import ConfigError, FlowalignError
@@ -138,11 +140,11 @@ class Policy(Generic[R]):
                 self.network.set_adapter(TRAINED)
             return
         if self.lora:
-            self.network.disable_adapters()
+            self._switch_adapters(False)
             try:
                 yield
             finally:
-                self.network.enable_adapters()
+                self._switch_adapters(True)
             return
         if self._reference is None:
             raise FlowalignError("the reference weights were not kept; call keep_reference() before training")
@@ -151,6 +153,15 @@ class Policy(Generic[R]):
             yield
         finally:
             self._bare = self.network
+
+    def _switch_adapters(self, on: bool) -> None:
+        for layer in self._adapted:
+            layer.enable_adapters(on)
+
+    @cached_property
+    def _adapted(self) -> list[BaseTunerLayer]:
+        """The layers that have an adapter: looked for once, since a search takes longer than a small network."""
+        return [module for module in self.network.modules() if isinstance(module, BaseTunerLayer)]
 
     def snapshot(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Within it the policy has the weights of a named snapshot, for calls without gradients."""

@@ -87,6 +87,8 @@ class Snapshot(Section):
     `start` on, at most end, and before it value"""
     every: Literal["iteration", "update"] = "iteration"
     """when it moves"""
+    interval: int = Field(1, ge=1)
+    """iterations, or updates, from one move to the next"""
     of: str = "policy"
     """whose copy it is: the policy's, or another of the algorithm's sets of weights"""
 

@@ -56,14 +56,15 @@ class Snapshots:
             self._put(own)
 
     @torch.no_grad()
-    def follow(self, event: Literal["iteration", "update"], updates: int) -> None:
+    def follow(self, event: Literal["iteration", "update"], count: int, updates: int) -> None:
         """snapshot = decay * snapshot + (1 - decay) * what it follows, of those that move at this event.
 
         Args:
+            count: how many of these events there have been, this one included.
             updates: how many the policy has had so far, on which decays depend.
         """
         for name, settings in self.settings.items():
-            if settings.every == event:
+            if settings.every == event and count % settings.interval == 0:
                 decay = settings.decay_at(updates)
                 followed = self._parameters if settings.of == "policy" else self.weights[settings.of]
                 for copy, parameter in zip(self.weights[name], followed, strict=True):

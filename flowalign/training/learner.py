@@ -114,11 +114,11 @@ class Learner(Optimization):
             rate = self.set_learning_rate(round(progress * self.updates) + i)
             measured = self._update_roles(experience, items) | self.update(experience, items)
             updates += 1
-            self.snapshots.follow("update", updates)
+            self.snapshots.follow("update", updates, updates)
             skipped += self.skipped > 0
             for name, value in measured.items() if not self.skipped else ():
                 sums[name].append(value)
-        self.snapshots.follow("iteration", updates)
+        self.snapshots.follow("iteration", iteration + 1, updates)
         metrics = {name: self.actor.gather(torch.stack(values)).mean().item() for name, values in sums.items()}
         if skipped:
             metrics["policy/skipped_updates"] = skipped

@@ -115,3 +115,5 @@ def test_group_diversity():
     reward = GroupDiversity()
     values = score(reward, [white, black, black, white, NOISE], ["x", "x", "x", "y", "z"], [{}] * 5).value
     torch.testing.assert_close(values, torch.tensor([1.0, 0.5, 0.5, 0.0, 0.0]))
+    values = score(GroupDiversity(nearest=True), [white, black, black, NOISE], ["x", "x", "x", "z"], [{}] * 4).value
+    torch.testing.assert_close(values, torch.tensor([1.0, 0.0, 0.0, 0.0]))

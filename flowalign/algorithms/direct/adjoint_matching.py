@@ -66,7 +66,7 @@ class AdjointMatching(base.DirectAlgorithm):
                 f"rollout.kernel: '{kernel}' with eta {eta:g} remembers the start noise, and adjoint matching would "
                 "learn another distribution; kernel: ddim with eta: 1 works"
             )
-        early = int(EARLY * int(config.noise()[1].sum()))
+        early = round(EARLY * int(config.noise()[1].sum()))
         if self.settings.steps_per_sample // 2 > early:
             raise ConfigError(f"algorithm.steps_per_sample: the schedule is too short for so many; {2 * early} works")
 
@@ -89,7 +89,7 @@ class AdjointMatching(base.DirectAlgorithm):
     def steps(self, experience: base.Experience) -> Tensor:
         """[N, 2] (sample, step) to learn from: of every sample half early, half late."""
         noisy = experience.rollout.mask[0].nonzero()[:, 0].cpu()
-        early, half = int(EARLY * len(noisy)), self.settings.steps_per_sample // 2
+        early, half = round(EARLY * len(noisy)), self.settings.steps_per_sample // 2
         items = []
         sources = generators([derive_seed(seed, 5) for seed in experience.batch.noise_seeds])
         for sample, source in enumerate(sources):

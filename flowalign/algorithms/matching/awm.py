@@ -13,8 +13,8 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
+from flowalign.algorithms.matching.advantage import AdvantageMatching, AdvantageSettings
 from flowalign.algorithms.matching.base import Points
-from flowalign.algorithms.matching.online import AdvantageMatching, AdvantageSettings
 from flowalign.core.divergences import velocity_mse
 from flowalign.policies.settings import Snapshot
 

@@ -18,7 +18,7 @@ from flowalign.algorithms import base
 from flowalign.config import Config, Named
 from flowalign.core.divergences import velocity_mse
 from flowalign.data.batches import Batch
-from flowalign.errors import ConfigError
+from flowalign.errors import ConfigError, nearest
 from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised, Rollout
 from rewards import Scores
 from samplers import derive_seed
@@ -38,6 +38,8 @@ class MatchingSettings(base.AlgorithmSettings):
     network the rollout's"""
     kl_weight: float = Field(0.0, ge=0)
     """of the mean squared difference from the start weights' velocity"""
+    reference: str | None = None
+    """a snapshot (`training.snapshots`) that stands for the start weights in the loss and its penalty"""
     reference_guidance: float | None = Field(None, ge=1)
     """classifier-free scale of the reference's velocity; default `guidance`"""
 
@@ -59,10 +61,12 @@ class Points:
     """[N, ...] the velocity of the snapshot `old`, None where the loss does not compare with it"""
     reference: Tensor | None = None
     """[N, ...] the velocity of the start weights, None where the loss does not use it"""
-    rollout: Rollout | None = None
-    """that they came from, None where they are pictures of the data"""
+    held: Tensor | float = 1.0
+    """[N] by which the divergence from the start weights counts"""
     size: int = 1
     """samples of an item, which are side by side: of a whole group where the loss looks at groups"""
+    rollout: Rollout | None = None
+    """that they came from, None where they are pictures of the data"""
 
     def of_item(self, values: Tensor) -> Tensor:
         """[N / size, size] values [N] of the samples, an item a row."""
@@ -110,6 +114,8 @@ class Experience(base.Experience):
     """the loss is one of advantages alone"""
     kept: Tensor | None = None
     """[B] bool: the samples that an update's mean is over, None: all"""
+    held: Tensor | None = None
+    """[B] by which each sample's divergence from the start weights counts, None: alike"""
     chosen: Tensor | None = None
     """[groups, M] the samples that an item of a group is made of, None: all of them"""
     noise: Tensor | None = None
@@ -134,10 +140,13 @@ class Experience(base.Experience):
         size = len(self.batch) * self.levels.shape[1] // len(self.items)
         return (items[:, :1] * size + torch.arange(size, device=items.device)).flatten()
 
+    def places(self, items: Tensor) -> Tensor:
+        """[N * M] the place of each member's level among its sample's."""
+        return items[:, 1].repeat_interleave(len(self.members(items)) // len(items))
+
     def noised(self, items: Tensor) -> Noised:
         """The samples of these items, at their levels."""
-        samples = self.members(items)
-        places = items[:, 1].repeat_interleave(len(samples) // len(items))
+        samples, places = self.members(items), self.places(items)
         if self.noise is not None:
             return self.clean.noised_by(samples, self.levels[samples, places], self.noise[samples, places])
         pairs = zip(samples.tolist(), places.tolist(), strict=True)
@@ -172,6 +181,12 @@ class Matching(base.Algorithm):
             raise ConfigError(f"algorithm.levels: {error}") from error
         if self.settings.reference_guidance is not None and not self.uses_reference:
             raise ConfigError("algorithm.reference_guidance: the loss has no reference; set algorithm.kl_weight too")
+        named, known = self.settings.reference, [*self.snapshots, *config.training.snapshots]
+        if named is not None and named not in known:
+            raise ConfigError(
+                f"algorithm.reference: no snapshot is called '{named}'; {nearest(named, known)}; training.snapshots "
+                "makes some"
+            )
 
     def level_count(self, config: Config) -> int:
         """L, the noise levels of each sample."""
@@ -254,11 +269,11 @@ class Matching(base.Algorithm):
         points = self.points(policy, experience, items)
         loss, values = self.loss(points)
         penalty, more = self.penalized(torch.zeros_like(points.error), points)
-        loss = _by_item(loss, items) + _by_item(penalty, items)
+        loss = by_item(loss, items) + by_item(penalty, items)
         counted = experience.counted(items)
         # one is left on a process whose every item does not count
         loss = loss if counted is None else loss * counted
-        return loss, {name: _by_item(value, items) for name, value in {**values, **more}.items()}
+        return loss, {name: by_item(value, items) for name, value in {**values, **more}.items()}
 
     def points(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Points:
         """The samples of these items at their levels, asked of the policy and of what its loss compares it with."""
@@ -270,7 +285,8 @@ class Matching(base.Algorithm):
                 with policy.snapshot("old"):
                     old = policy.velocity_of(clean, noised).float()
             if self.uses_reference:
-                with policy.reference():
+                named = self.settings.reference
+                with policy.reference() if named is None else policy.snapshot(named):
                     reference = policy.velocity_of(guided, noised).float()
         velocity = policy.velocity_of(clean, noised).float()
         rows = noised.samples
@@ -282,8 +298,9 @@ class Matching(base.Algorithm):
             experience.group[rows],
             old,
             reference,
-            experience.rollout,
+            1.0 if experience.held is None else experience.held[rows],
             len(rows) // len(items),
+            experience.rollout,
         )
 
     def penalized(self, loss: Tensor, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
@@ -291,7 +308,7 @@ class Matching(base.Algorithm):
         values = {"matching/error": points.error}
         if self.settings.kl_weight:
             values["matching/kl"] = self.divergence(points)
-            loss = loss + self.settings.kl_weight * values["matching/kl"]
+            loss = loss + self.settings.kl_weight * points.held * values["matching/kl"]
         return loss, values
 
     def divergence(self, points: Points) -> Tensor:
@@ -304,6 +321,6 @@ class Matching(base.Algorithm):
         raise NotImplementedError
 
 
-def _by_item(values: Tensor, items: Tensor) -> Tensor:
+def by_item(values: Tensor, items: Tensor) -> Tensor:
     """[N] means over each item's members; values of items are theirs."""
     return values.view(len(items), -1).mean(1)

@@ -16,8 +16,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from flowalign.algorithms.matching.advantage import AdvantageMatching, AdvantageSettings
 from flowalign.algorithms.matching.base import Points
-from flowalign.algorithms.matching.online import AdvantageMatching, AdvantageSettings
 from flowalign.core.matching import adaptive_square, optimality
 from flowalign.policies.settings import Snapshot
 

@@ -15,9 +15,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from flowalign.algorithms.matching.advantage import AdvantageMatching, AdvantageSettings
 from flowalign.algorithms.matching.base import Points
-from flowalign.algorithms.matching.online import AdvantageMatching, AdvantageSettings
 from flowalign.config import Named
+from flowalign.core.losses import group_preference_loss, has_moved
 from flowalign.policies.settings import Snapshot
 
 
@@ -61,17 +62,10 @@ class DGPO(AdvantageMatching):
         return "old" if self.updates > self.settings.switch_after else "policy"
 
     def loss(self, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
-        other = points.error_old if self.settings.against == "old" else points.error_reference
-        wrong = points.of_item(points.advantage * (points.error - other)).detach().mean(1)
-        weight = (self.settings.beta * wrong).sigmoid().repeat_interleave(points.size)
-        clipped = self.clipped(points)
-        error = torch.where(clipped, points.error.detach(), points.error)
-        return weight * points.advantage * error, {"dgpo/weight": weight, "policy/clip_fraction": clipped.float()}
-
-    def clipped(self, points: Points) -> Tensor:
-        """[N] bool: the samples that have moved far enough."""
-        if self.settings.clip_range is None:
-            return torch.zeros_like(points.advantage, dtype=torch.bool)
-        ratio = (points.error_old - points.error).detach().exp()
-        high, low = ratio > 1 + self.settings.clip_range, ratio < 1 - self.settings.clip_range
-        return torch.where(points.advantage > 0, high, low)
+        settings, advantage = self.settings, points.advantage
+        still = torch.zeros_like(advantage, dtype=torch.bool)
+        if settings.clip_range is not None:
+            still = has_moved(points.error, points.error_old, advantage, settings.clip_range)
+        other = points.error_old if settings.against == "old" else points.error_reference
+        loss, weight = group_preference_loss(points.error, other, advantage, points.size, settings.beta, still)
+        return loss, {"dgpo/weight": weight, "policy/clip_fraction": still.float()}

@@ -48,7 +48,7 @@ class Experience(base.Experience):
         """The generator's states at the steps of these items, as noised samples of what it predicted there."""
         assert self.rollout is not None and self.generator is not None and self.steps is not None
         samples, trajectory = self.members(items), self.rollout.trajectory
-        steps = self.steps[samples, items[:, 1].repeat_interleave(len(samples) // len(items))]
+        steps = self.steps[samples, self.places(items)]
         return self.generator.at_states(
             samples, steps, trajectory.latents[samples, steps], trajectory.velocity[samples, steps]
         )
@@ -98,7 +98,7 @@ class DistributionMatching(OnlineMatching):
             with torch.no_grad(), policy.reference():
                 teacher = policy.velocity_of(experience.clean, noised).float()
             loss = error + self.settings.fake_to_teacher * velocity_mse(velocity, teacher)
-        return loss, {"fake/error": error}
+        return base.by_item(loss, items), {"fake/error": base.by_item(error, items)}
 
     def losses(
         self, policy: DiffusersPolicy, experience: base.Experience, items: Tensor

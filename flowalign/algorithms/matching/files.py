@@ -34,7 +34,10 @@ CLIPS = {".mp4", ".webm", ".mov", ".mkv", ".gif"}
 def opened(file: str) -> Any:
     """A picture, or a video as a list of its frames."""
     if Path(file).suffix.lower() in CLIPS:
-        return [frame.convert("RGB") for frame in load_video(file)]
+        try:
+            return [frame.convert("RGB") for frame in load_video(file)]
+        except ImportError as error:
+            raise ConfigError(f"{file}: to read videos, pip install imageio imageio-ffmpeg") from error
     with PIL.Image.open(file) as picture:
         return picture.convert("RGB")
 

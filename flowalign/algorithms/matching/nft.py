@@ -12,8 +12,8 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
+from flowalign.algorithms.matching.advantage import AdvantageMatching, AdvantageSettings
 from flowalign.algorithms.matching.base import Points
-from flowalign.algorithms.matching.online import AdvantageMatching, AdvantageSettings
 from flowalign.core.matching import adaptive_square, optimality
 from flowalign.policies.diffusion import Noised
 from flowalign.policies.settings import Snapshot

@@ -6,21 +6,21 @@ latents are learned from as they are, without being decoded and encoded again.
 """
 
 import time
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from flowalign.actors.diffusion import DiffusionActor
 from flowalign.actors.draw import Draw
 from flowalign.algorithms.base import AlgorithmSettings, Seen
 from flowalign.algorithms.matching.base import Experience, Matching, MatchingSettings
-from flowalign.config import Config, Named
-from flowalign.core.advantages import group_mean_std
+from flowalign.config import Config
 from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+from rewards import Scores
 
 
 class OnlineSettings(MatchingSettings):
@@ -51,12 +51,20 @@ class OnlineMatching(Matching):
         eta = None if self.settings.stochastic else torch.zeros(actor.config.rollout.steps)
         return actor.rollout(batch, eta)
 
+    def score(self, actor: DiffusionActor, samples: Sequence[Any], batch: Batch) -> Scores:
+        """Of the samples to learn from."""
+        return actor.score(samples, batch)
+
     def credit(self, record: Record) -> Tensor:
         """[B] what each sample weighs, from the record of all processes, one action a sample."""
         raise NotImplementedError
 
     def kept(self, record: Record) -> Tensor | None:
         """[B] bool: the samples that are learned from, from the record of all processes; None: all."""
+        return None
+
+    def held(self, record: Record) -> Tensor | None:
+        """[B] by which each sample's divergence from the start weights counts; None: alike."""
         return None
 
     def chosen(self, reward: Tensor, batch: Batch) -> Tensor | None:
@@ -68,10 +76,10 @@ class OnlineMatching(Matching):
             for batch in draw:
                 rollout = self.rollout(actor, batch)
                 samples = actor.decode(rollout)
-                draw.put(rollout, batch, scoring.submit(actor.score, samples, batch))
+                draw.put(rollout, batch, scoring.submit(self.score, actor, samples, batch))
             rollout, batch, scores = draw.whole()
         record = actor.record_of_samples(batch, scores)
-        kept = self.kept(record)
+        kept, held = self.kept(record), self.held(record)
         metrics = actor.score_metrics(scores, record.group) | actor.metrics
         actor.metrics = {}
         begin = time.perf_counter()
@@ -94,6 +102,7 @@ class OnlineMatching(Matching):
             scores,
             self.only_advantages,
             None if kept is None else actor.own(kept, len(batch)),
+            None if held is None else actor.own(held, len(batch)),
             self.chosen(rewards, batch),
         )
 
@@ -106,39 +115,3 @@ class OnlineMatching(Matching):
         images = actor.decode(rollout)
         scores = actor.score(images, batch)
         return Seen(rollout, batch, images, scores, scores.value)
-
-
-class AdvantageSettings(OnlineSettings):
-    """Settings of the methods that compare a sample with the others of its group."""
-
-    advantage: Named = Named(name="grpo", clip=5.0)
-    """`flowalign list advantages`, with its settings"""
-    least_std: float | None = Field(None, ge=0)
-    """groups whose rewards deviate by no more are left out, of the KL too; published: 0.05 for Edit-R1's judge"""
-    largest_mean: float | None = None
-    """and groups whose mean reward is this or more; published: 0.9"""
-
-
-class AdvantageMatching(OnlineMatching):
-    """Base of the methods that compare a sample with the others of its group."""
-
-    Settings = AdvantageSettings
-    settings: AdvantageSettings
-
-    def __init__(self, settings: AdvantageSettings) -> None:
-        super().__init__(settings)
-        self.advantage_of = settings.advantage.part("advantages", "algorithm.advantage")
-
-    def credit(self, record: Record) -> Tensor:
-        """[B] advantages."""
-        advantage: Tensor = self.advantage_of(record)
-        return advantage if record.weight is None else advantage * record.weight
-
-    def kept(self, record: Record) -> Tensor | None:
-        """Edit-R1's masks (arXiv 2510.16888): where a judge cannot tell the members apart, or all are good."""
-        least, largest = self.settings.least_std, self.settings.largest_mean
-        if least is None and largest is None:
-            return None
-        mean, std = group_mean_std(record.reward, record.group)
-        apart = torch.ones_like(mean, dtype=torch.bool) if least is None else std > least
-        return apart if largest is None else apart & (mean < largest)

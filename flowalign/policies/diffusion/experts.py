@@ -58,14 +58,6 @@ class Experts(nn.Module):
         for member in self.members.values():
             member.set_adapter(name)
 
-    def disable_adapters(self) -> None:
-        for member in self.members.values():
-            member.disable_adapters()
-
-    def enable_adapters(self) -> None:
-        for member in self.members.values():
-            member.enable_adapters()
-
     def enable_gradient_checkpointing(self) -> None:
         for member in self.members.values():
             member.enable_gradient_checkpointing()

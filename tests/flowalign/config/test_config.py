@@ -22,6 +22,7 @@ OWN_DATA = (
     "dpo",
     "flow_grpo_kontext",
     "flow_grpo_edit",
+    "flow_grpo_geneval",
 )
 """recipes for data of one's own"""
 
@@ -43,7 +44,9 @@ def test_every_recipe_is_valid(path: Path, tmp_path: Path) -> None:
     line = {key: "own.jsonl" for key in ("prompt", "chosen", "rejected", "image")}
     (tmp_path / "own.jsonl").write_text(json.dumps(line) + "\n")
     own = [f"data.prompts={tmp_path / 'own.jsonl'}"] if path.stem in OWN_DATA else []
-    own += [f"evaluation.prompts={tmp_path / 'own.jsonl'}"] if path.stem.startswith("judge") else []
+    own += (
+        [f"evaluation.prompts={tmp_path / 'own.jsonl'}"] if path.stem.startswith(("judge", "flow_grpo_geneval")) else []
+    )
     load(path, own).check(processes=1)
 
 

@@ -35,15 +35,27 @@ def test_decay_0_copies_and_1_stays_and_between_it_is_the_mean() -> None:
     snapshots = Snapshots(weights, settings)
     with torch.no_grad():
         weights["a"].fill_(0.1)
-    snapshots.follow("iteration", 1)
+    snapshots.follow("iteration", 1, 1)
     assert torch.equal(snapshots.weights["copy"][0], torch.full((2,), 0.1))
     assert torch.equal(snapshots.weights["frozen"][0], torch.ones(2))
     assert torch.equal(snapshots.weights["slow"][0], torch.ones(2))
-    snapshots.follow("update", 1)
+    snapshots.follow("update", 1, 1)
     torch.testing.assert_close(snapshots.weights["slow"][0], torch.full((2,), 0.75 + 0.25 * 0.1))
     with snapshots.use("frozen"):
         assert torch.equal(weights["a"], torch.ones(2))
     assert torch.equal(weights["a"], torch.full((2,), 0.1))
+
+
+def test_a_snapshot_with_an_interval_stays_in_between() -> None:
+    weights = {"a": nn.Parameter(torch.zeros(2))}
+    snapshots = Snapshots(weights, {"reset": Snapshot(decay=0, interval=3)})
+    seen = []
+    for iteration in range(1, 8):
+        with torch.no_grad():
+            weights["a"].fill_(iteration)
+        snapshots.follow("iteration", iteration, iteration)
+        seen.append(snapshots.weights["reset"][0][0].item())
+    assert seen == [0, 0, 3, 3, 3, 6, 6]
 
 
 def test_weights_that_nothing_defines_are_refused_before_a_model_loads() -> None:

@@ -132,3 +132,43 @@ def test_roles_have_weights_and_moments_of_their_own_which_a_resumed_run_keeps(t
     assert all(torch.equal(moments[0][key], moments[1][key]) for key in moments[0])
     # two updates of `fake` for one of the generator
     assert moments[0]["step"] == 2 * whole.learner.optimizer.state_dict()["state"][0]["step"]
+
+
+def test_the_surrogate_is_asked_for_the_score_given_the_state_and_learns_dgpo(tmp_path: Path) -> None:
+    run, experience = collected("tdm_r1", tmp_path, "training.group_size=4", "training.micro_batch_size=8")
+    algorithm, policy, items = run.algorithm, run.policy, experience.items
+    noised, steps = algorithm.judged(experience, items)
+    trajectory = experience.rollout.trajectory
+    stored = trajectory.latents[noised.samples, steps + 1]
+    after, t = trajectory.sigmas[steps + 1].view_as(noised.s), noised.s
+    a = (1 - t) / (1 - after)
+    b = (t**2 - (after * a) ** 2).sqrt()
+    noise = (noised.x - a * stored) / b
+    # one noise for the members of a group
+    shared = noise.unflatten(0, (len(items), -1))
+    torch.testing.assert_close(shared, shared[:, :1].expand_as(shared), atol=1e-4, rtol=0)
+    # METHODS of TDM-R1: - x_n / (1 - s_n) + noise / b (t + s_n^2 a / (1 - s_n))
+    target = -stored / (1 - after) + noise / b * (t + after**2 * a / (1 - after))
+    torch.testing.assert_close(noised.velocity, target, atol=1e-3, rtol=1e-3)
+    # a literal DGPO, a group at a time, under weights of the surrogate that have moved
+    with torch.no_grad():
+        for copy in policy.snapshots.weights["surrogate"]:
+            copy.add_(0.02 * torch.randn_like(copy))
+    with policy.snapshots.trained("surrogate"), torch.no_grad():
+        loss, _ = algorithm.role_losses("surrogate", policy, experience, items)
+        velocity = policy.velocity_of(experience.judged, noised)
+        with policy.reference():
+            teacher = policy.velocity_of(experience.judged, noised)
+        with policy.snapshot("slow"):
+            slow = policy.velocity_of(experience.judged, noised)
+    for row, got in enumerate(loss.tolist()):
+        members = range(4 * row, 4 * row + 4)
+        errors = [[float((v[i] - target[i]).square().mean()) for i in members] for v in (velocity, teacher, slow)]
+        advantage = [float(experience.advantage[noised.samples[i]]) for i in members]
+        lean = sum(A * (e - r) for A, e, r in zip(advantage, *errors[:2], strict=True)) / 4
+        weight = 1 / (1 + torch.tensor(-lean).exp())
+        gaps = [float((velocity[i] - teacher[i]).square().mean()) for i in members]
+        wanted = sum(weight * A * e for A, e in zip(advantage, errors[0], strict=True)) / 4 + 1e-3 * sum(gaps) / 4
+        assert got == pytest.approx(float(wanted) * (int(steps[4 * row]) + 1) / 3, rel=1e-2, abs=1e-5)
+    policy_loss, values = algorithm.losses(policy, experience, items)
+    assert policy_loss.shape == (len(items),) and float(values["distillation/reward_gap"].max()) > 0

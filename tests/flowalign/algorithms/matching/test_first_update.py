@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from flowalign.algorithms.matching.advantage import AdvantageMatching
 from flowalign.algorithms.matching.base import Points
-from flowalign.algorithms.matching.online import AdvantageMatching
+from flowalign.config import load, recipe
 from flowalign.core.record import Record
+from flowalign.errors import ConfigError
 from tests.flowalign.algorithms.matching.made_points import gradient, method, points
 
 GROUP = 3
@@ -90,7 +92,8 @@ def test_the_first_gradient_is_the_tables(name: str, settings: dict[str, Any], s
     torch.testing.assert_close(made, row(at), atol=1e-5, rtol=1e-5)
 
 
-def record(reward: Tensor) -> Record:
+def record(reward: Tensor, **others: list[float]) -> Record:
+    """Of `reward`, and of other rewards, which are not trained on."""
     one_action = torch.zeros(len(reward), 1)
     group = torch.arange(len(reward)) // GROUP
     return Record(
@@ -98,9 +101,9 @@ def record(reward: Tensor) -> Record:
         mask=one_action == 0,
         reward=reward,
         group=group,
-        rewards=reward[None],
-        weights=torch.ones(1),
-        seed=0,
+        rewards=torch.stack([reward, *map(torch.tensor, others.values())]),
+        weights=torch.tensor([1.0] + [0.0] * len(others)),
+        names=("main", *others),
     )
 
 
@@ -148,6 +151,39 @@ def test_groups_that_a_judge_cannot_tell_apart_or_likes_all_are_left_out() -> No
     assert apart.tolist() == [False] * 3 + [True] * 3
     poor = method("nft", largest_mean=0.55).kept(record(reward))
     assert poor.tolist() == [True] * 3 + [False] * 3
+
+
+def test_gardos_gate_holds_back_what_other_rewards_do_not_confirm() -> None:
+    reward = torch.tensor([0.9, 0.8, 0.1, 0.2, 0.3, 0.4])
+    other = [0.1, 0.8, 0.2, 0.9, 0.5, 0.4]
+    gate = {"by": ["other"], "share": 0.5}
+    # ranks 5 4 0 1 2 3 and 0 4 1 5 3 2: of the three that lead by 5, 0 and 1 one is above their median
+    held = method("nft", kl_gate=gate).held(record(reward, other=other))
+    assert held.tolist() == [6, 0, 0, 0, 0, 0]
+    # nothing stands out: everything is held back
+    same = method("nft", kl_gate=gate).held(record(reward, other=reward.tolist()))
+    assert same.tolist() == [1] * 6
+    at = drawn(apart=0.3)
+    at.held = held
+    with_gate, without = (method("nft", kl_weight=weight).penalized(torch.zeros(6), at)[0] for weight in (0.5, 0))
+    assert (with_gate - without).nonzero().tolist() == [[0]]
+
+
+def test_gardos_advantage_favours_good_samples_that_are_unlike_the_others() -> None:
+    reward = torch.tensor([1.0, 1.0, 0.4, 0.5, 0.5, 0.5])
+    unlike = [0.3, 0.1, 0.2, 0.0, 0.0, 0.0]
+    advantage = method("nft", advantage={"name": "diverse", "by": "unlike"}).credit(record(reward, unlike=unlike))
+    torch.testing.assert_close(advantage, torch.tensor([0.2 * 1.5, 0.2 * 0.5, -0.4, 0, 0, 0]))
+
+
+def test_rewards_and_snapshots_that_a_run_has_not_are_refused() -> None:
+    for override, message in [
+        ("algorithm.kl_gate={by: [aesthetics]}", "algorithm.kl_gate.by: no reward of this run is called 'aesthetics'"),
+        ("algorithm.advantage={name: diverse}", "algorithm.advantage.by: no reward .* 'group_diversity'"),
+        ("algorithm.reference=anchor", "algorithm.reference: no snapshot is called 'anchor'"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            load(recipe("tiny_sd3/nft"), [override]).check(processes=1)
 
 
 def test_raft_keeps_the_best_of_each_group_or_of_all_with_their_ties() -> None:

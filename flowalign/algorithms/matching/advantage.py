@@ -1,0 +1,83 @@
+"""Online methods that compare a sample with the others of its group, and what such a comparison can be refined by."""
+
+import inspect
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from flowalign.algorithms.matching.online import OnlineMatching, OnlineSettings
+from flowalign.config import Config, Named
+from flowalign.core.advantages import group_mean_std
+from flowalign.core.record import Record
+from flowalign.errors import ConfigError, nearest
+from flowalign.settings import Section
+
+
+class KLGate(Section):
+    """Which samples are held to the start weights (GARDO, arXiv 2512.24138)."""
+
+    by: list[str] = Field(min_length=1)
+    """the rewards that should confirm the first one; weight 0 keeps them from being trained on"""
+    share: float = Field(0.1, gt=0, lt=1)
+    """of the samples that the first reward ranks at or above what these do on average: those that it does most"""
+
+
+class AdvantageSettings(OnlineSettings):
+    """Settings of the methods that compare a sample with the others of its group."""
+
+    advantage: Named = Named(name="grpo", clip=5.0)
+    """`flowalign list advantages`, with its settings"""
+    least_std: float | None = Field(None, ge=0)
+    """groups whose rewards deviate by no more are left out, of the KL too; published: 0.05 for Edit-R1's judge"""
+    largest_mean: float | None = None
+    """and groups whose mean reward is this or more; published: 0.9"""
+    kl_gate: KLGate | None = None
+    """hold back only samples whose reward others do not confirm"""
+
+
+class AdvantageMatching(OnlineMatching):
+    """Base of the methods that compare a sample with the others of its group."""
+
+    Settings = AdvantageSettings
+    settings: AdvantageSettings
+
+    def __init__(self, settings: AdvantageSettings) -> None:
+        super().__init__(settings)
+        self.advantage_of = settings.advantage.part("advantages", "algorithm.advantage")
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        names = [named.name for named in config.rewards]
+        bound = inspect.signature(self.advantage_of).parameters
+        asked = {"algorithm.advantage.by": [bound["by"].default] if "by" in bound else []}
+        asked |= {"algorithm.kl_gate.by": self.settings.kl_gate.by if self.settings.kl_gate else []}
+        for where, wanted in asked.items():
+            for name in wanted:
+                if name not in names:
+                    raise ConfigError(f"{where}: no reward of this run is called '{name}'; {nearest(name, names)}")
+
+    def credit(self, record: Record) -> Tensor:
+        """[B] advantages."""
+        advantage: Tensor = self.advantage_of(record)
+        return advantage if record.weight is None else advantage * record.weight
+
+    def kept(self, record: Record) -> Tensor | None:
+        """Edit-R1's masks (arXiv 2510.16888): where a judge cannot tell the members apart, or all are good."""
+        least, largest = self.settings.least_std, self.settings.largest_mean
+        if least is None and largest is None:
+            return None
+        mean, std = group_mean_std(record.reward, record.group)
+        apart = torch.ones_like(mean, dtype=torch.bool) if least is None else std > least
+        return apart if largest is None else apart & (mean < largest)
+
+    def held(self, record: Record) -> Tensor | None:
+        """GARDO's gate (arXiv 2512.24138): only what the other rewards do not confirm is held back, if anything is."""
+        gate = self.settings.kl_gate
+        if gate is None:
+            return None
+        rewards = torch.stack([record.rewards[0], *(record.reward_of(name) for name in gate.by)])
+        ranks = rewards.argsort(1).argsort(1).float()
+        doubt = ranks[0] - ranks[1:].mean(0)
+        gated = (doubt > doubt[doubt >= 0].quantile(1 - gate.share)).float()
+        return gated / gated.mean() if gated.any() else torch.ones_like(gated)

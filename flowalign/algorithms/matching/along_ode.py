@@ -1,0 +1,55 @@
+"""Few-step generators along the ODE: their next state is diffused further, not their prediction of x0.
+
+A state x_n at level s_n is diffused to x = a x_n + b noise at a level s above, with a = (1 - s) / (1 - s_n) and
+b = sqrt(s^2 - a^2 s_n^2). The noise that x then has is mixed of the state's and the fresh one, and `fake` learns the
+velocity from the prediction of x0 to it (TDM, arXiv 2503.06674).
+"""
+
+import torch
+from torch import Generator, Tensor
+
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.algorithms.matching.distribution import DistributionMatching, Experience
+from flowalign.data.batches import Batch
+from flowalign.policies.diffusion import Noised
+from flowalign.policies.diffusion.forward_process import ForwardProcess
+
+MARGIN = 0.02
+"""from the level of the generator's state to those it is diffused to, before the pipeline's shift"""
+
+
+class AlongODE(DistributionMatching):
+    """Base of the methods that match the states of a trajectory."""
+
+    def drawn_levels(self, actor: DiffusionActor, batch: Batch) -> Tensor:
+        """[B, L] before the pipeline's shift, above the level of the state after each step."""
+        return self._above(actor, self.steps(actor, batch), super().drawn_levels(actor, batch))
+
+    def above(self, actor: DiffusionActor, batch: Batch, steps: Tensor, seed: int) -> Tensor:
+        """[B, L] levels before the pipeline's shift above the states after these steps, the same for all samples."""
+        shares = self.draw_levels(actor.config.rollout.steps, Generator().manual_seed(seed))
+        return self._above(actor, steps, shares.expand(len(batch), -1))
+
+    @staticmethod
+    def _above(actor: DiffusionActor, steps: Tensor, share: Tensor) -> Tensor:
+        call = actor.config.rollout.arguments()
+        kept = ("steps", "sigmas", "height", "width", "num_frames")
+        at = {name: call[name] for name in kept if call.get(name) is not None}
+        process = ForwardProcess(actor.policy)
+        sigmas = process.sigmas(**at).cpu()
+        after = torch.cat([sigmas[1:], sigmas.new_zeros(1)])
+        sides = {name: value for name, value in at.items() if name not in ("steps", "sigmas")}
+        low = process.before_shift(after, **sides)[steps] + MARGIN
+        return low + (1 - low) * share
+
+    def diffused(self, experience: Experience, items: Tensor, state: Noised, x0: Tensor) -> Noised:
+        noised = experience.noised(items)
+        assert experience.generator is not None
+        sigmas = torch.cat([experience.generator.sigmas, experience.generator.sigmas.new_zeros(1)])
+        after = sigmas[state.levels + 1].view_as(noised.s)
+        noise = state.x + (1 - state.s) * (state.x - x0) / state.s
+        kept = (1 - noised.s) / (1 - after) * after
+        # the noise of the state after the step, and fresh one for the rest
+        noised.noise = (kept * noise + (noised.s**2 - kept**2).clamp(min=0).sqrt() * noised.noise) / noised.s
+        noised.x0 = x0
+        return noised
