@@ -72,5 +72,8 @@ def _cat(values: Sequence[Any]) -> Any:
     if isinstance(first, dict):
         return {name: torch.cat([value[name] for value in values]) for name in first}
     if isinstance(first, list):
+        # what one of them lacks, the whole lacks
+        if any(value is None for value in values):
+            return None
         return [entry for value in values for entry in value]
     return type(first).cat(values) if hasattr(first, "cat") else first

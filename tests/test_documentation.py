@@ -50,7 +50,9 @@ SETTINGS = [
 SMALLER = {
     "train": SETTINGS,
     "eval": ["--pictures", "1"],
+    "watch": ["--pictures", "1"],
     "league": ["--budget", "forwards=50", "--pictures", "1", "--seeds", "1", *(f"--set={s}" for s in SETTINGS[1:])],
+    "search": ["--budget", "forwards=40"],
     "train-reward": ["--model", "tiny_clip", "--epochs", "1"],
     "prompts": ["--count", "8", "--heldout", "4"],
     "pairs": ["--limit", "1", "--per-prompt", "2", "--steps", "2"],
@@ -62,7 +64,7 @@ PLACES = {
 }
 ELSEWHERE = re.compile(
     r"Qwen|configs/(sd3|flux|qwen_vl)/(?!\S+ --dry-run$)|tiny_sd3/{|^league.*reinflow|--serve|^demo|text_better"
-    r"|runs/sd3-|(gallery|train) runs/round"
+    r"|runs/sd3-|(gallery|train) runs/round|mine\.txt"
     r"|runs/(pairs|heldout|started|sifted|listening)|\.yaml \S*think|tiny_vlm/judge"
 )
 """large models, servers, the demos (cli/test_demo*.py), and what comes after hours of training"""
@@ -220,7 +222,9 @@ def test_the_commands_of_the_shipped_models_run(ran: dict[str, int | None], fold
     assert names == {
         "train",
         "sample",
+        "search",
         "eval",
+        "watch",
         "league",
         "gallery",
         "train-reward",

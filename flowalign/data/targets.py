@@ -14,10 +14,27 @@ LABELS: Mapping[Any, bool] = {True: True, False: False, "good": True, "bad": Fal
 
 @dataclass
 class Targets(Prompts):
-    """Prompts with a picture or a video each, whose file the metadata name under 'target'."""
+    """Prompts with a picture or a video each, whose file the metadata name under 'target'.
+
+    Of a line with the keys 'chosen' and 'rejected', a preference, it is the chosen one.
+    """
 
     noun = "target"
     samples = ("target",)
+
+    @classmethod
+    def parts(cls, record: dict[str, Any]) -> list[dict[str, Any]]:
+        if "target" in record or not {"chosen", "rejected"} <= record.keys():
+            return [record]
+        return [{"target" if key == "chosen" else key: value for key, value in record.items() if key != "rejected"}]
+
+    @classmethod
+    def check(cls, record: dict[str, Any], folder: Path, place: str) -> None:
+        """Make the files that the metadata name paths of files that are there."""
+        super().check(record, folder, place)
+        if record.get("reference") in (None, record.get("image")):
+            # what rewards that compare with a picture compare with
+            record["reference"] = record["target"]
 
 
 @dataclass

@@ -6,7 +6,8 @@ latents are learned from as they are, without being decoded and encoded again.
 """
 
 import time
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from flowalign.config import Config
 from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+from rewards import Scores
 
 
 class OnlineSettings(MatchingSettings):
@@ -49,6 +51,10 @@ class OnlineMatching(Matching):
         eta = None if self.settings.stochastic else torch.zeros(actor.config.rollout.steps)
         return actor.rollout(batch, eta)
 
+    def score(self, actor: DiffusionActor, samples: Sequence[Any], batch: Batch) -> Scores:
+        """Of the samples to learn from."""
+        return actor.score(samples, batch)
+
     def credit(self, record: Record) -> Tensor:
         """[B] what each sample weighs, from the record of all processes, one action a sample."""
         raise NotImplementedError
@@ -70,7 +76,7 @@ class OnlineMatching(Matching):
             for batch in draw:
                 rollout = self.rollout(actor, batch)
                 samples = actor.decode(rollout)
-                draw.put(rollout, batch, scoring.submit(actor.score, samples, batch))
+                draw.put(rollout, batch, scoring.submit(self.score, actor, samples, batch))
             rollout, batch, scores = draw.whole()
         record = actor.record_of_samples(batch, scores)
         kept, held = self.kept(record), self.held(record)

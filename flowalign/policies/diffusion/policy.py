@@ -528,8 +528,7 @@ class DiffusersPolicy(Policy[Rollout]):
         pixels = checkpoint(
             lambda x: self.family.decode(self.pipeline, x), latents, use_reentrant=False, preserve_rng_state=False
         )
-        if self._vae_visit is not None:
-            self._vae_visit.offload()
+        self.release_vae()
         return (pixels.float() / 2 + 0.5).clamp(0, 1)
 
     def decode(self, rollout: Rollout, batch_size: int = 64) -> list[Image]:

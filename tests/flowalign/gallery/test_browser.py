@@ -449,9 +449,15 @@ def test_votes_by_keys_are_exported_and_read_back(open_page, maker, tmp_path):
         page.get_by_role("button", name="Results").click()
         page.wait_for_selector(".results table")
         assert "Ada" in page.locator(".results").inner_text()
+        assert "win rate" in page.locator(".results").inner_text()
+        assert f"data.prompts={tmp_path / 'out' / 'votes.jsonl'}" in page.locator(".results pre").inner_text()
         with page.expect_download() as download:
             page.get_by_role("link", name="Download").click()
         download.value.save_as(tmp_path / "preferences.jsonl")
+        # a moment against itself, where it has one sample a prompt
+        page.get_by_label("Other").select_option("0")
+        page.get_by_role("button", name="Start").click()
+        page.get_by_text("This moment has no two samples of one prompt.").wait_for()
         small = ["training.iterations=1", "training.prompts_per_iteration=2", "evaluation.prompts=null"]
         data = [f"data.prompts={tmp_path / 'preferences.jsonl'}", "data.where={rater: [Ada]}", f"output={tmp_path}"]
         trainer = Trainer(load(recipe("tiny_sd3/dpo"), [*data, *small]), progress=False)

@@ -26,6 +26,7 @@ def run(folder: Path, rewards: str, panel: str, *overrides: str, resume: bool = 
     config = load(
         recipe("tiny_sd3/demo"),
         [
+            *("rollout.plan={name: window, start: 1, size: 2}", "training.updates_per_iteration=2"),
             *("training.iterations=12", "training.prompts_per_iteration=4", "training.optimizer.schedule=constant"),
             *("training.optimizer.learning_rate=3e-3", "training.checkpoint_every=0", "training.keep_checkpoints=1"),
             *("evaluation.every=3", "evaluation.limit=48", "evaluation.samples_per_prompt=1", "training.previews=0"),

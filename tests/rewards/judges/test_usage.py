@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -125,6 +126,8 @@ def test_replies_are_handed_on_by_sums_and_by_comparisons() -> None:
     )
     assert both.replies == [{"says/quality": "Final Score: 4"}] * 2
     assert both[[1]].replies == both.replies[:1] and len(Scores.cat([both, both]).replies) == 4
+    # as groups kept from an earlier iteration have none
+    assert Scores.cat([both, replace(both, replies=None)]).replies is None
 
     class Prefers:
         def reply(self, questions, temperature, max_tokens, seed):  # type: ignore[no-untyped-def]

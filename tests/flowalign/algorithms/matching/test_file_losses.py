@@ -2,19 +2,26 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from flowalign.algorithms.matching.base import Points
 from flowalign.algorithms.matching.dpo import DPO
+from flowalign.algorithms.matching.dragon import DRAGON
 from flowalign.algorithms.matching.kto import KTO
 from flowalign.algorithms.matching.mapo import MaPO
+from flowalign.algorithms.matching.rpo import RPO
 from flowalign.algorithms.matching.sdpo import SDPO, safe_scale
+from flowalign.algorithms.matching.seppo import SePPO
 from flowalign.algorithms.matching.soar import off_line
+from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Noised
+from rewards import Scores, Spec
 
 FILE = Path(__file__).parents[2] / "core" / "originals" / "files.json"
 """what the authors' code makes of these inputs; README.md beside it says how it was recorded"""
@@ -166,3 +173,70 @@ def test_sdpo_lets_the_chosen_ones_error_fall_by_what_was_promised(mu: float) ->
     # no smaller than it must be
     bound = torch.isclose(change, -mu * chosen.square().sum(1), atol=1e-4)
     assert (bound | (scale == 1)).all()
+
+
+def test_seppos_sample_counts_as_rejected_until_the_policy_gains_on_it() -> None:
+    target, old = torch.randn(2, 4, 3, 2, 2).unbind()
+    # the second pair's sample is learned too, the first one's is unlearned
+    velocity = old + torch.tensor([0.1, 0.1, -0.1, 0.1]).view(-1, 1, 1, 1) * (target - old)
+    of = points(target, velocity)
+    of.old = old
+    chosen, sampled = (of.error_old - of.error).chunk(2)
+    _, values = made(SePPO, beta=2.0).loss(of)
+    torch.testing.assert_close(
+        values["preference/logit"], torch.stack([chosen[0] - sampled[0], chosen[1] + sampled[1]])
+    )
+    assert values["seppo/worse"].tolist() == [1, 0]
+    _, values = made(SePPO, beta=2.0, anchor=False).loss(of)
+    torch.testing.assert_close(values["preference/logit"], chosen - sampled)
+
+
+def test_rpos_loss_is_the_pictures_error_and_the_labels_cross_entropy() -> None:
+    target, velocity, reference = torch.randn(3, 4, 3, 2, 2).unbind()
+    label = torch.tensor([1.0, 0.0]).repeat(2)
+    loss, _, values = loss_and_gradient(made(RPO, beta=3.0), target, velocity, reference, label)
+    error = (velocity - target).square().mean((1, 2, 3))
+    chance = values["preference/logit"].sigmoid()
+    torch.testing.assert_close(loss, error[:2] - torch.stack([chance[0], 1 - chance[1]]).log())
+
+
+class Spread:
+    """A reward of sets: how far apart the greys of pictures are."""
+
+    name = "spread"
+    spec = Spec(kind="set")
+
+    def __call__(self, samples: Any, prompts: Any, metadata: Any) -> Scores:
+        greys = torch.tensor([float(picture.getpixel((0, 0))[0]) for picture in samples])
+        return Scores(greys.std().expand(len(samples)))
+
+
+def test_dragon_swaps_what_makes_a_set_better() -> None:
+    method = made(DRAGON, beta=2.0)
+    actor = SimpleNamespace(reward=Spread(), reward_calls=0, metadata=lambda batch, rows: [{} for _ in rows])
+    batch = Batch(["a"] * 8, [{}] * 8, [0] * 4 + [1] * 4, [0] * 8, [0] * 8, 0, [0] * 8)
+    # of each group the first two are in D+ at first, the third is the first one's partner
+    greys = [100, 101, 130, 101, 102, 103, 102, 60]
+    samples = [Image.new("RGB", (1, 1), (grey, grey, grey)) for grey in greys]
+    scores = method.score(actor, samples, batch)
+    chosen = method.chosen(scores.value, batch)
+    assert chosen.tolist() == [[2, 1, 0, 3], [4, 7, 6, 5]]
+    assert scores.parts["set"][0] == pytest.approx(float(torch.tensor([130.0, 101, 102, 60]).std()))
+    # a pair of two alike is worth nothing
+    assert scores.value[[1, 3, 4, 6]].tolist() == [0, 0, 0, 0] and scores.value[2] == -scores.value[0] > 0
+    by_samples = method.chosen(torch.tensor([1.0, 2, 3, 0, 5, 5, 4, 6]), batch)
+    assert by_samples.tolist() == [[2, 1, 0, 3], [4, 7, 6, 5]]
+
+
+def test_dragon_learns_from_pairs_that_differ_alone() -> None:
+    method = made(DRAGON, beta=60.0)
+    target, velocity = torch.randn(2, 4, 3, 2, 2).unbind()
+    velocity = velocity.requires_grad_()
+    of = points(target, velocity, velocity.detach())
+    of.size, of.reward = 4, torch.tensor([2.0, 1, 0, 1])
+    loss, _ = method.loss(of)
+    (gradient,) = torch.autograd.grad(loss.sum(), velocity)
+    own = error_gradient(target, velocity.detach())
+    # the mean over two pairs, of which one is told apart
+    wanted = 60 / 4 / 2 * torch.stack([own[0], own[1] * 0, -own[2], own[3] * 0])
+    close(gradient, wanted)

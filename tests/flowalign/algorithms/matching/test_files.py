@@ -8,15 +8,20 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from flowalign.actors.draw import Draw
 from flowalign.algorithms.matching.base import Experience
+from flowalign.algorithms.matching.inpo import inverted
+from flowalign.config import load, recipe
+from flowalign.data import Labels, Targets
 from flowalign.data.batches import draw_batch
+from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.tools.tiny_pipelines import PIPELINES, build
 from flowalign.training import Trainer
+from flowalign.training.building import build_policy
 from rewards.shapes import draw, parse
 from tests.flowalign.small_run import small_run
 
@@ -99,22 +104,140 @@ def literal(
         return (pipe.unet(x, timestep, encoder_hidden_states=embeds).sample - noise).square().mean()
     x = (1 - sigma) * x0 + sigma * noise
     if name == "wan":
+        # whose scheduler rounds timesteps down
         embeds, _ = pipe.encode_prompt(prompt, do_classifier_free_guidance=False, **tiny.encode)
-        made = pipe.transformer(x, timestep=1000 * sigma[None], encoder_hidden_states=embeds).sample
+        made = pipe.transformer(x, timestep=(1000 * sigma[None]).long(), encoder_hidden_states=embeds).sample
         return (made - (noise - x0)).square().mean()
     # a step of the pipeline's own call from these latents to 0
-    source = Image.open(folder / "2.png").convert("RGB").resize((tiny.call["width"], tiny.call["height"]))
+    source = ImageOps.fit(Image.open(folder / "2.png").convert("RGB"), (tiny.call["width"], tiny.call["height"]))
     pipe.scheduler = FlowMatchEulerDiscreteScheduler()
     out = pipe(
         image=source,
         prompt=prompt,
+        guidance_scale=1.0,
         latents=policy.family.pack(x),
         sigmas=[float(sigma)],
         num_inference_steps=1,
         output_type="latent",
         max_area=tiny.call["height"] * tiny.call["width"],
         _auto_resize=False,
+        **tiny.encode,
         **tiny.call,
     ).images
     velocity = (x - policy.family.unpack(out, policy.family.size(pipe, tiny.call))) / sigma
     return (velocity - (noise - x0)).square().mean()
+
+
+def test_inversion_returns_the_picture(folder: Path, tmp_path: Path) -> None:
+    """Down again along the ODE, the nearer the smaller the steps are."""
+    apart = []
+    for steps in (20, 80):
+        run = trainer(
+            "inpo", folder / "png-pairs.jsonl", tmp_path / str(steps), f"rollout.steps={steps}", "rollout.sigmas=null"
+        )
+        clean = collected(run).clean
+        samples = torch.arange(0, 8, 2)
+        states = inverted(run.policy, clean, samples)
+        x, sigmas = states[:, 0], torch.cat([clean.sigmas, torch.zeros(1)])
+        assert sigmas[0] == 1
+        with torch.no_grad():
+            for level in range(steps):
+                at = clean.noised_by(samples, torch.full((4,), level), x)
+                x = x + (sigmas[level + 1] - sigmas[level]) * run.policy.velocity_of(clean, at, x)
+        apart.append(float((x - clean.x0[samples]).square().mean() / clean.x0[samples].square().mean()))
+    assert apart[1] < 0.01 and apart[1] < apart[0] / 4
+
+
+def test_inpo_learns_from_the_states_that_inversion_reaches(folder: Path, tmp_path: Path) -> None:
+    run = trainer("inpo", folder / "png-pairs.jsonl", tmp_path)
+    experience = collected(run)
+    noised = experience.noised(torch.tensor([[1, 0], [5, 0]]))
+    levels = experience.levels[[1, 5], 0]
+    # two of a line have different levels, its two pictures the same
+    assert levels[0] == levels[1] != experience.levels[0, 0]
+    states = inverted(run.policy, experience.clean, torch.tensor([0, 4]))
+    torch.testing.assert_close(noised.x, states[torch.arange(2), levels], atol=1e-4, rtol=1e-4)
+
+
+def test_soars_experience_leads_back_to_the_pictures(folder: Path, tmp_path: Path) -> None:
+    run = trainer("soar", folder / "png.jsonl", tmp_path, "algorithm.points=3")
+    experience = collected(run)
+    assert experience.levels.shape == (4, 4) and len(experience.items) == 16 == 2 * run.algorithm.items(run.config)
+    first = torch.cartesian_prod(torch.arange(4), torch.tensor([0]))
+    on_line, off_line = experience.noised(first), experience.noised(first + torch.tensor([0, 2]))
+    # later points are above where the step led
+    assert (off_line.sigma > on_line.sigma - 0.1).all()
+    # on the line the noise is a normal draw, off it not the same
+    assert not torch.allclose(on_line.noise, off_line.noise, atol=1e-3)
+    torch.testing.assert_close(off_line.velocity, (off_line.x - off_line.x0) / off_line.s, atol=1e-4, rtol=1e-4)
+    loss, _ = run.algorithm.losses(run.policy, experience, experience.items)
+    assert loss.shape == (16,)
+
+
+@pytest.mark.parametrize("method", ["sft", "kto", "soar", "sdpo", "mapo", "inpo"])
+def test_learning_from_files_makes_them_more_probable(method: str, folder: Path, tmp_path: Path) -> None:
+    data = folder / ("png.jsonl" if method in ("sft", "soar") else "png-pairs.jsonl")
+    beta = {"kto": 100, "sdpo": 300, "inpo": 300, "mapo": 0.1}.get(method)
+    own = [] if beta is None else [f"algorithm.beta={beta}"]
+    if method == "soar":
+        own = ["algorithm.points=2"]
+    run = trainer(method, data, tmp_path, "training.iterations=4", "training.optimizer.learning_rate=2e-3", *own)
+    run.train()
+    first, *_, last = run.metrics.read()
+    name = "matching/error" if method in ("sft", "soar") else "policy/loss"
+    assert last[name] < first[name]
+    if method == "kto":
+        assert first["kto/offset"] == 0 and last["kto/accuracy"] > 0.5
+
+
+def test_a_preference_is_a_good_and_a_bad_target(folder: Path) -> None:
+    labels = Labels.read(str(folder / "png-pairs.jsonl"))
+    assert len(labels) == 6 and [record["label"] for record in labels.metadata] == [True, False] * 3
+    assert Path(labels.metadata[0]["target"]) == folder / "0.png"
+    assert Targets.read(str(folder / "png.jsonl")).metadata[1]["target"] == str(folder / "1.png")
+
+
+@pytest.mark.parametrize(
+    "method, record, message",
+    [
+        ("sft", {"prompt": "a"}, "line 1: no file name under the key 'target'"),
+        ("sft", {"prompt": "a", "target": "none.png"}, "line 1: no picture at"),
+        ("dpo", {"prompt": "a", "chosen": "0.png"}, "line 1: no file name under the key 'rejected'"),
+        ("kto", {"prompt": "a", "target": "0.png"}, "line 1: 'label' is not true"),
+        ("kto", {"prompt": "a", "target": "0.png", "label": "maybe"}, "line 1: 'label' is not true"),
+        ("kto", {"prompt": "a", "target": "0.png", "label": True}, "all 1 labelled targets are good; it takes bad"),
+        ("soar", {"prompt": "a", "target": "0.png", "levels": "schedule"}, "algorithm.levels: a step from a point"),
+    ],
+)
+def test_files_that_cannot_be_learned_from_are_refused(
+    method: str, record: dict[str, Any], message: str, folder: Path
+) -> None:
+    levels = [f"algorithm.levels.name={record.pop('levels')}"] if "levels" in record else []
+    file = lines(folder / "bad.jsonl", [record])
+    config = load(recipe("tiny_sd3/dpo"), [f"data.prompts={file}", f"algorithm={{name: {method}}}", *levels])
+    with pytest.raises(ConfigError, match=message):
+        config.check(processes=1)
+
+
+def test_pictures_are_refused_where_videos_are_made_and_videos_where_pictures_are(folder: Path) -> None:
+    config = load(recipe("tiny_sd3/dpo"), [f"data.prompts={folder / 'gif.jsonl'}", "algorithm={name: sft}"])
+    with pytest.raises(ConfigError, match=r"StableDiffusion3Pipeline makes pictures, and .*0.gif is a video"):
+        build_policy(config)
+    config.data.prompts = str(folder / "png.jsonl")
+    with pytest.raises(ConfigError, match=r"WanPipeline makes videos, and .*0.png is a picture"):
+        config.build_algorithm().check_pipeline(config, "WanPipeline")
+
+
+@pytest.mark.parametrize("method", ["seppo", "rpo"])
+def test_pictures_of_the_data_meet_the_policys_samples(method: str, folder: Path, tmp_path: Path) -> None:
+    run = trainer(method, folder / "png.jsonl", tmp_path)
+    run.train()
+    experience = collected(run)
+    count = len(experience.batch)
+    targets = run.policy.encode([Image.open(record["target"]) for record in experience.batch.metadata])
+    torch.testing.assert_close(experience.clean.x0[:count], targets)
+    shared = bool((experience.levels[:count] == experience.levels[count:]).all())
+    assert shared == (method == "seppo")
+    if method == "rpo":
+        assert experience.noise_seeds[:count] != experience.noise_seeds[count:]
+        assert set(experience.reward.tolist()) <= {0.0, 1.0}

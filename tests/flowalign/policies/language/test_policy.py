@@ -1,6 +1,7 @@
 """The language policy on fresh tiny models: what was recorded is what a plain forward pass says."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -249,3 +250,29 @@ def test_lora_says_what_it_adapts_and_may_adapt_all(caplog: pytest.LogCaptureFix
     assert adapted(["qkv_proj"]) == {"qkv_proj"} and not caplog.text
     LanguagePolicy(llama(), tokenizer()).add_lora(2, 4)
     assert not caplog.text
+
+
+def test_training_starts_from_an_adapter_which_the_reference_keeps(tmp_path: Path) -> None:
+    first = LanguagePolicy(llama(), tokenizer())
+    first.add_lora(2, 3.0, "all-linear")
+    with torch.no_grad():
+        for parameter in first.trainable().values():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    first.save(tmp_path / "first")
+    rollout = first.sample(PROMPTS, [1, 2, 3, 4], **SAMPLING)
+    rows = torch.arange(len(PROMPTS))
+    policy = LanguagePolicy(llama(), tokenizer())
+    policy.start_from_lora(tmp_path / "first")
+    start = policy.log_probs(rollout, rows)[0].detach()
+    torch.testing.assert_close(start, first.log_probs(rollout, rows)[0].detach())
+    with torch.no_grad():
+        for parameter in policy.trainable().values():
+            parameter.mul_(1.5)
+        with policy.reference():
+            assert torch.equal(policy.log_probs(rollout, rows)[0], start)
+    trained = policy.log_probs(rollout, rows)[0].detach()
+    assert not torch.allclose(trained, start, atol=1e-3)
+    policy.save(tmp_path / "second")
+    again = LanguagePolicy(llama(), tokenizer())
+    again.load(tmp_path / "second")
+    torch.testing.assert_close(again.log_probs(rollout, rows)[0].detach(), trained)

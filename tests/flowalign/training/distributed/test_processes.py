@@ -66,6 +66,15 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     # learns from pictures on disk
     "dpo": QUICK | {"algorithm": {"name": "dpo", "beta": 20}},
+    # compares with a snapshot of all weights, in shards too
+    "nft": QUICK
+    | {
+        "model.lora": None,
+        "algorithm": {"name": "nft", "levels": {"count": 1}, "old": {"decay": 0.5}},
+        "training.optimizer.learning_rate": 1e-5,
+    },
+    # trains further sets of weights, by whole groups
+    "tdm_r1": QUICK | {"algorithm": {"name": "tdm_r1", "levels": {"count": 2}, "reference_guidance": 2.0}},
     # each text takes as many forwards as it has tokens
     "grpo": {
         "model": {"kind": "text", "path": "tiny_lm", "lora": None},

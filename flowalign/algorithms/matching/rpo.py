@@ -1,0 +1,74 @@
+"""RPO: a subject's picture against the start weights' samples, labelled by a reward (arXiv 2407.12164).
+
+Each picture of the data meets a sample of its prompt. Which of the two is preferred is drawn: the picture with the
+probability sigmoid(R(picture) - R(sample)), where R is the configuration's reward, `lambda_harmonic` in the paper. The
+loss is the picture's error, and the cross-entropy of that label under the policy's implicit reward. Noise and levels of
+the two are independent.
+
+The paper also stops at the iteration whose samples score highest; evaluations show it (`evaluation.every`).
+"""
+
+import dataclasses
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.algorithms.matching import base
+from flowalign.algorithms.matching.files import opened
+from flowalign.algorithms.matching.pairs import PairMatching, PairSettings, gains, judged
+from flowalign.config import Data
+from flowalign.data import Prompts, Targets
+from flowalign.data.batches import Batch
+from samplers import derive_seed
+
+
+class RPOSettings(PairSettings):
+    beta: float = Field(1.0, gt=0)
+    """of the squared error's mean over elements; published: 1"""
+
+
+class RPO(PairMatching):
+    """RPO: pictures of a subject against samples, labelled by a reward such as lambda_harmonic (arXiv 2407.12164)."""
+
+    Settings = RPOSettings
+    settings: RPOSettings
+    compares = frozenset({"reference"})
+
+    @property
+    def sampling_weights(self) -> str:
+        return "reference"
+
+    def read(self, data: Data) -> Prompts:
+        return Targets.of(data)
+
+    def experience(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
+        rollout = actor.rollout(batch, torch.zeros(actor.config.rollout.steps))
+        scores = actor.score(actor.decode(rollout), batch)
+        own = actor.score([opened(record["target"]) for record in batch.metadata], batch)
+        sampled = rollout.whole(rollout.trajectory.final)
+        experience = self.learned(actor, batch, [self.latents(actor, batch, "target"), sampled])
+        experience.noise_seeds[len(batch) :] = [derive_seed(seed, 9) for seed in batch.noise_seeds]
+        generators = [Generator().manual_seed(derive_seed(seed, 10)) for seed in batch.noise_seeds]
+        draws = torch.stack([torch.rand((), generator=generator) for generator in generators])
+        # 1 where the picture is preferred to the sample
+        label = (draws < (own.value - scores.value).sigmoid().cpu()).float().to(actor.device)
+        experience.reward = label.repeat(2)
+        experience.metrics |= actor.score_metrics(scores, experience.group[: len(batch)])
+        return experience
+
+    def drawn_levels(self, actor: DiffusionActor, batch: Batch) -> Tensor:
+        """[B, 1] the second half's are its own."""
+        first, second = batch[: len(batch) // 2], batch[len(batch) // 2 :]
+        # numbers that no other group has
+        second = dataclasses.replace(second, group=[2**31 + group for group in second.group])
+        return torch.cat([super(RPO, self).drawn_levels(actor, half) for half in (first, second)])
+
+    def loss(self, points: base.Points) -> tuple[Tensor, dict[str, Tensor]]:
+        chosen, sampled = gains(points)
+        logit, label = self.settings.beta * (chosen - sampled), points.reward.chunk(2)[0]
+        cross_entropy = F.binary_cross_entropy_with_logits(logit, label, reduction="none")
+        loss = points.error.chunk(2)[0] + cross_entropy
+        return loss, judged(logit, chosen, sampled) | {"rpo/label": label}

@@ -1,0 +1,64 @@
+"""SePPO: a picture to learn from against the sample of an earlier self (arXiv 2410.05255).
+
+After the abstract: there is no training code. The chosen pictures are those of the data. The rejected ones are sampled
+from an earlier checkpoint, the snapshot `old`, which is also what gains are measured against: by how much the policy's
+error is lower than its own. And a sample need not be worse: whether it counts as rejected is asked of the policy.
+
+Assumed: the earlier checkpoint is a lagging copy of the weights (`old`); a sample is truly worse while the policy does
+not gain on it, and where it does, as on what it learns from, its sign is flipped.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.algorithms.matching import base
+from flowalign.algorithms.matching.pairs import PairMatching, PairSettings, judged
+from flowalign.config import Data
+from flowalign.core.losses import preference_loss
+from flowalign.data import Prompts, Targets
+from flowalign.data.batches import Batch
+from flowalign.policies.settings import Snapshot
+
+
+class SePPOSettings(PairSettings):
+    beta: float = Field(2000.0, gt=0)
+    """of the squared error's mean over elements"""
+    old: Snapshot = Snapshot(decay=0.9)
+    """the snapshot that samples what is rejected"""
+    anchor: bool = True
+    """flip the sign of samples that the policy gains on; otherwise all samples are rejected"""
+
+
+class SePPO(PairMatching):
+    """SePPO: pictures of the data against samples of an earlier self, after the abstract (arXiv 2410.05255)."""
+
+    Settings = SePPOSettings
+    settings: SePPOSettings
+    compares = frozenset({"old"})
+
+    @property
+    def snapshots(self) -> Mapping[str, Snapshot]:
+        return {"old": self.settings.old}
+
+    @property
+    def sampling_weights(self) -> str:
+        return "old"
+
+    def read(self, data: Data) -> Prompts:
+        return Targets.of(data)
+
+    def experience(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
+        rollout = actor.rollout(batch, torch.zeros(actor.config.rollout.steps))
+        sampled = rollout.whole(rollout.trajectory.final)
+        return self.learned(actor, batch, [self.latents(actor, batch, "target"), sampled])
+
+    def loss(self, points: base.Points) -> tuple[Tensor, dict[str, Tensor]]:
+        chosen, sampled = (points.error_old - points.error).chunk(2)
+        worse = sampled <= 0
+        sign = torch.where(worse, 1.0, -1.0) if self.settings.anchor else 1.0
+        logit = self.settings.beta / 2 * (chosen - sign * sampled)
+        return preference_loss(logit), judged(logit, chosen, sampled) | {"seppo/worse": worse.float()}
