@@ -81,7 +81,7 @@ def test_a_reference_under_guidance_needs_a_reference() -> None:
 
 
 def test_the_reference_may_be_a_snapshot_that_is_made_anew(tmp_path: Path) -> None:
-    own = ["training.iterations=2", "training.prompts_per_iteration=1", "training.group_size=2"]
+    own = ["training.iterations=2", "training.prompts_per_iteration=2", "training.group_size=6"]
     own += ["algorithm.kl_weight=0.1", "algorithm.reference=anchor", "training.optimizer.schedule=constant"]
     run = small_run("tiny_sd3/nft", tmp_path, *own, "training.snapshots={anchor: {decay: 0}}")
     run.train()
