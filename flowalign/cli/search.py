@@ -86,9 +86,8 @@ def search(
     found = run_search(policy, listed, methods, judge, wanted, allowed, seed, store)
     for name in methods:
         own = [one for one in found if one.method == name]
-        first, best = (sum(getattr(one, end).score for one in own) / len(own) for end in ("first", "best"))
-        forwards = sum(one.forwards for one in own) / len(own)
-        print(f"{name}: {judge.name} {best:.4g}, of the first samples {first:.4g}; {forwards:.0f} forwards a prompt")
+        best, forwards = sum(one.score for one in own) / len(own), sum(one.forwards for one in own) / len(own)
+        print(f"{name}: {judge.name} {best:.4g} with {forwards:.0f} forwards a prompt")
     print(f"pictures: {output / 'pictures'}")
     if out is not None:
         print(f"{store.write_pairs(out, judge.name)} preferences: {out}")

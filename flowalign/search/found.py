@@ -1,5 +1,6 @@
 """What the search of a prompt came to: its best sample, and the tree of what was tried."""
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -65,11 +66,11 @@ class Found:
     @property
     def curve(self) -> list[tuple[int, float]]:
         """(forwards used, best score so far) whenever a finished sample was better than all before it."""
-        points: list[tuple[int, float]] = []
+        best: dict[int, float] = {}
         for node in self.nodes:
-            if node.step == self.steps and (not points or node.score > points[-1][1]):
-                points.append((node.forwards, node.score))
-        return points
+            if node.step == self.steps and node.score > max(best.values(), default=-math.inf):
+                best[node.forwards] = node.score
+        return list(best.items())
 
     def path(self, node: int | None = None) -> list[int]:
         """Numbers of the nodes from the first to a node, by default the best sample's."""

@@ -11,6 +11,7 @@ from torch.autograd import grad
 
 import flowalign as fa
 from flowalign.cli.main import main
+from flowalign.config import load, recipe
 from flowalign.data import Preferences
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy
@@ -19,6 +20,7 @@ from flowalign.policies.settings import Sampling
 from flowalign.search import Engine
 from flowalign.search.store import Store
 from rewards.rules import JPEGSize
+from rewards.shapes.clip import TinyCLIP
 
 PROMPT = "two red circles"
 
@@ -108,6 +110,23 @@ def test_guidance_by_weights_needs_a_lora(tiny_policy: Callable[..., DiffusersPo
         tiny_policy().sample(PROMPT, steps=2, rlg=1.6)
 
 
+def test_training_does_not_sample_by_weights() -> None:
+    settings = load(recipe("tiny_sd3/flow_grpo"), ["rollout.rlg=1.6"])
+    with pytest.raises(ConfigError, match="rollout.rlg: a run learns from the samples of its own weights"):
+        settings.check(processes=1)
+
+
+def test_noises_are_improved_by_the_gradient_through_the_pipeline(policy: DiffusersPolicy) -> None:
+    given: dict[str, Any] = {"budget": "samples=13", "steps": 2, "progress": False, "guidance": 2.0}
+    for method, settings in (("dno", {"learning_rate": 0.1}), ("nrg", {"strength": 1.0})):
+        [found] = fa.find(policy, [PROMPT], "tiny_clip", method=method, settings=settings, **given)
+        ends = [node.score for node in found.nodes if node.step == 2]
+        plain = policy.sample(PROMPT, [0], steps=2, guidance=2.0).images
+        start = TinyCLIP()(plain, [PROMPT], [{}]).value.item() if method == "nrg" else ends[0]
+        assert found.score > start and 40 <= found.forwards <= 52
+    assert all(parameter.grad is None for parameter in policy.trainable().values())
+
+
 class Stops:
     """A reward that fails in its n-th call."""
 
@@ -183,6 +202,8 @@ def test_the_command_compares_methods_and_writes_preferences(
         (["--reward", "group_diversity"], "a search compares samples one by one"),
         (["--reward", "shapes", "--rlg", "1.6"], "rlg 1.6 weighs what a LoRA adds"),
         (["--reward", "shapes", "--mask", "nowhere.png"], "--image FILE names the picture"),
+        (["--reward", "shapes", "--method", "dno"], "dno follows the gradient of the reward, and 'shapes' has none"),
+        (["--reward", "tiny_clip", "--method", "reno"], "reno is for models of one step, and 10 are asked for"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_in_one_line(

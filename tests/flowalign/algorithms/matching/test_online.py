@@ -78,3 +78,14 @@ def test_a_reference_under_guidance_needs_a_reference() -> None:
     config = load(recipe("tiny_sd3/nft"), ["algorithm.kl_weight=0", "algorithm.reference_guidance=3"])
     with pytest.raises(ConfigError, match="reference_guidance: the loss has no reference"):
         config.check(processes=1)
+
+
+def test_the_reference_may_be_a_snapshot_that_is_made_anew(tmp_path: Path) -> None:
+    own = ["training.iterations=2", "training.prompts_per_iteration=1", "training.group_size=2"]
+    own += ["algorithm.kl_weight=0.1", "algorithm.reference=anchor", "training.optimizer.schedule=constant"]
+    run = small_run("tiny_sd3/nft", tmp_path, *own, "training.snapshots={anchor: {decay: 0}}")
+    run.train()
+    first, second = run.metrics.read()
+    assert first["policy/gradient_norm"] > 0
+    # the policy has moved, and the reference with it
+    assert first["matching/kl"] == second["matching/kl"] == 0
