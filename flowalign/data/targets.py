@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from flowalign.data.prompts import Prompts
 from flowalign.errors import ConfigError
@@ -20,7 +20,7 @@ class Targets(Prompts):
     """
 
     noun = "target"
-    samples = ("target",)
+    samples: ClassVar[tuple[str, ...]] = ("target",)
 
     @classmethod
     def parts(cls, record: dict[str, Any]) -> list[dict[str, Any]]:
