@@ -50,7 +50,7 @@ print(flowalign.__file__)
 """
 DEMO = """
 from flowalign.cli import demo, main
-demo.PICTURES = 1
+demo.PICTURES = (1, 1)
 main.main(["demo", "--iterations", "2", "--output", "demo"])
 """
 

@@ -54,7 +54,10 @@ def _keys(section: type[BaseModel], above: str) -> Iterator[Key]:
         if optional:
             meaning = meaning or " ".join((inner.__doc__ or "").split())
             yield Key(f"{above}{name}", "section or null", None if default is None else "as below", meaning)
-        yield from _keys(inner, f"{above}{name}.")
+        named = typing.get_origin(field.annotation) is dict
+        if named:
+            yield Key(f"{above}{name}", "section by name", default, meaning)
+        yield from _keys(inner, f"{above}{name}.NAME." if named else f"{above}{name}.")
 
 
 def section_in(annotation: Any) -> type[BaseModel] | None:

@@ -57,5 +57,5 @@ def _refused(name: str) -> ConfigError:
             working.append(other)
     return ConfigError(
         f"rewards: '{name}' has no gradient to learn by; {', '.join(working)} and sums of them work "
-        "(`score_pixels` of docs/extending.md)"
+        "(docs/rewards.md says how one of your own has: `score_pixels`)"
     )

@@ -5,9 +5,6 @@ from whole groups, by DGPO's loss, what is rewarded at every step of a trajector
 The generator's prediction of x0 moves along three differences at what it is diffused to: the teacher's from the
 fake's, the guided teacher's from the unguided, and the surrogate's, under its guidance, from the teacher's.
 
-The surrogate is asked at a state x_n of the generator's own trajectory, diffused: its target is the velocity of the
-score given that state, (s noise / b - x) / (1 - s), whose errors are compared.
-
 Departures: the reward's difference is taken where the others are, not at a level of its own; the surrogate's levels
 begin where a state's do, not at a least one.
 """
@@ -24,11 +21,10 @@ from flowalign.actors.draw import Draw
 from flowalign.algorithms.matching import base, distribution
 from flowalign.algorithms.matching.along_ode import AlongODE
 from flowalign.algorithms.matching.distribution import towards
+from flowalign.algorithms.matching.surrogate import Judged
 from flowalign.config import Named
-from flowalign.core.divergences import velocity_mse
-from flowalign.core.losses import group_preference_loss, has_moved
 from flowalign.core.record import Record
-from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised
+from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy
 from flowalign.policies.settings import Role, Snapshot
 from samplers import derive_seed
 
@@ -60,12 +56,8 @@ class TDMR1Settings(distribution.DistributionSettings):
 
 @dataclass
 class Experience(distribution.Experience):
-    judged: CleanSamples | None = None
-    """what the surrogate is asked with when it learns"""
-    judged_levels: Tensor | None = None
-    """[B, L] the levels that it is asked at"""
-    judged_steps: Tensor | None = None
-    """[B, L] the steps whose next states it is asked at"""
+    judged: Judged | None = None
+    """where the surrogate learns"""
     guided_surrogate: CleanSamples | None = None
     """what it is asked with when the generator learns"""
 
@@ -103,32 +95,12 @@ class TDMR1(AlongODE):
         chances = torch.arange(1.0, actor.config.rollout.steps + 1)
         count = self.level_count(actor.config)
         steps = torch.multinomial(chances, count, replacement=True, generator=Generator().manual_seed(seed))
-        experience.judged_steps = steps.to(actor.device).expand(len(batch), -1)
         drawn = self.above(actor, batch, steps.expand(len(batch), -1), seed)
-        experience.judged, experience.judged_levels = self.at_levels(actor, batch, x0, drawn, self.guidance(actor))
+        clean, levels = self.at_levels(actor, batch, x0, drawn, self.guidance(actor))
+        experience.judged = Judged(clean, levels, steps.to(actor.device).expand(len(batch), -1))
         drawn = self.drawn_levels(actor, batch)
         experience.guided_surrogate, _ = self.at_levels(actor, batch, x0, drawn, self.settings.surrogate_guidance)
         return experience
-
-    def judged(self, experience: Experience, items: Tensor) -> tuple[Noised, Tensor]:
-        """The states that the surrogate is asked at, with its targets as their velocities, and [N] their steps."""
-        assert experience.judged is not None and experience.judged_levels is not None
-        assert experience.judged_steps is not None and experience.rollout is not None
-        samples, places = experience.members(items), experience.places(items)
-        steps, levels = experience.judged_steps[samples, places], experience.judged_levels[samples, places]
-        trajectory = experience.rollout.trajectory
-        # one noise for all members of a group, and another at each place
-        seeds = [
-            derive_seed(int(group), experience.batch.iteration, int(place), 9)
-            for group, place in zip(experience.group[samples].tolist(), places.tolist(), strict=True)
-        ]
-        at = experience.judged.noised(samples, levels, seeds)
-        after = trajectory.sigmas[steps + 1].view_as(at.s)
-        kept = (1 - at.s) / (1 - after)
-        fresh = (at.s**2 - (after * kept) ** 2).clamp(min=0).sqrt()
-        x = kept * trajectory.latents[samples, steps + 1] + fresh * at.noise
-        target = (at.s * at.noise / fresh - x) / (1 - at.s)
-        return experience.judged.at_states(samples, levels, x, target), steps
 
     def role_losses(
         self, role: str, policy: DiffusersPolicy, experience: base.Experience, items: Tensor
@@ -136,24 +108,14 @@ class TDMR1(AlongODE):
         assert isinstance(experience, Experience)
         if role == "fake":
             return super().role_losses(role, policy, experience, items)
-        settings, (noised, steps) = self.settings, self.judged(experience, items)
-        assert experience.judged is not None
-        with torch.no_grad():
-            with policy.reference():
-                teacher = policy.velocity_of(experience.judged, noised).float()
-            with policy.snapshot("slow"):
-                slow = policy.velocity_of(experience.judged, noised).float()
-        velocity = policy.velocity_of(experience.judged, noised).float()
-        error, other = noised.error(velocity), noised.error(teacher)
-        advantage, gap = experience.advantage[noised.samples], velocity_mse(velocity, teacher)
-        still = has_moved(error, noised.error(slow), advantage, settings.clip_range)
-        ahead = (advantage * (error - other)).detach() < 0
-        still |= ahead & (gap.detach().mean() > settings.runaway)
-        size = len(error) // len(items)
-        loss, weight = group_preference_loss(error, other, advantage, size, settings.beta, still)
-        loss = (loss + settings.surrogate_kl * gap) * (steps + 1) / len(experience.generator.sigmas)  # type: ignore[union-attr]
-        values = {"surrogate/weight": weight, "surrogate/gap": gap, "surrogate/clip_fraction": still.float()}
-        return base.by_item(loss, items), {name: base.by_item(value, items) for name, value in values.items()}
+        settings = self.settings
+        assert experience.judged is not None and experience.generator is not None
+        loss, gap, values = experience.judged.losses(
+            policy, experience, items, settings.beta, settings.clip_range, settings.runaway
+        )
+        return base.by_item(loss + settings.surrogate_kl * gap, items), {
+            name: base.by_item(value, items) for name, value in values.items()
+        }
 
     def losses(
         self, policy: DiffusersPolicy, experience: base.Experience, items: Tensor

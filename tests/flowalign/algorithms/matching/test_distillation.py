@@ -137,7 +137,7 @@ def test_roles_have_weights_and_moments_of_their_own_which_a_resumed_run_keeps(t
 def test_the_surrogate_is_asked_for_the_score_given_the_state_and_learns_dgpo(tmp_path: Path) -> None:
     run, experience = collected("tdm_r1", tmp_path, "training.group_size=4", "training.micro_batch_size=8")
     algorithm, policy, items = run.algorithm, run.policy, experience.items
-    noised, steps = algorithm.judged(experience, items)
+    noised, steps = experience.judged.noised(experience, items)
     trajectory = experience.rollout.trajectory
     stored = trajectory.latents[noised.samples, steps + 1]
     after, t = trajectory.sigmas[steps + 1].view_as(noised.s), noised.s
@@ -156,11 +156,11 @@ def test_the_surrogate_is_asked_for_the_score_given_the_state_and_learns_dgpo(tm
             copy.add_(0.02 * torch.randn_like(copy))
     with policy.snapshots.trained("surrogate"), torch.no_grad():
         loss, _ = algorithm.role_losses("surrogate", policy, experience, items)
-        velocity = policy.velocity_of(experience.judged, noised)
+        velocity = policy.velocity_of(experience.judged.clean, noised)
         with policy.reference():
-            teacher = policy.velocity_of(experience.judged, noised)
+            teacher = policy.velocity_of(experience.judged.clean, noised)
         with policy.snapshot("slow"):
-            slow = policy.velocity_of(experience.judged, noised)
+            slow = policy.velocity_of(experience.judged.clean, noised)
     for row, got in enumerate(loss.tolist()):
         members = range(4 * row, 4 * row + 4)
         errors = [[float((v[i] - target[i]).square().mean()) for i in members] for v in (velocity, teacher, slow)]

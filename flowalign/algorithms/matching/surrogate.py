@@ -1,0 +1,81 @@
+"""The surrogate of a reward along a few-step generator's trajectory (TDM-R1, arXiv 2603.07700).
+
+It is asked at a state x_n of the trajectory, diffused to x = a x_n + b noise at a level s above: its target is the
+velocity of the score given that state, (s noise / b - x) / (1 - s), and whole groups are preferred by their errors.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flowalign.algorithms.matching.base import Experience
+from flowalign.core.divergences import velocity_mse
+from flowalign.core.losses import group_preference_loss, has_moved
+from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised
+from samplers import derive_seed
+
+
+@dataclass
+class Judged:
+    """Where a surrogate learns: after which steps of each sample, and at which levels."""
+
+    clean: CleanSamples
+    levels: Tensor
+    """[B, L] numbers of the levels"""
+    steps: Tensor
+    """[B, L] the steps, whose next states are diffused"""
+
+    def noised(self, experience: Experience, items: Tensor) -> tuple[Noised, Tensor]:
+        """The diffused states, with the surrogate's targets as their velocities, and [N] their steps."""
+        assert experience.rollout is not None
+        samples, places = experience.members(items), experience.places(items)
+        steps, levels = self.steps[samples, places], self.levels[samples, places]
+        trajectory = experience.rollout.trajectory
+        # one noise for all members of a group, and another at each place
+        seeds = [
+            derive_seed(group, experience.batch.iteration, place, 9)
+            for group, place in zip(experience.group[samples].tolist(), places.tolist(), strict=True)
+        ]
+        at = self.clean.noised(samples, levels, seeds)
+        after = trajectory.sigmas[steps + 1].view_as(at.s)
+        kept = (1 - at.s) / (1 - after)
+        fresh = (at.s**2 - (after * kept) ** 2).clamp(min=0).sqrt()
+        x = kept * trajectory.latents[samples, steps + 1] + fresh * at.noise
+        return self.clean.at_states(samples, levels, x, (at.s * at.noise / fresh - x) / (1 - at.s)), steps
+
+    def losses(
+        self,
+        policy: DiffusersPolicy,
+        experience: Experience,
+        items: Tensor,
+        beta: float,
+        clip_range: float,
+        runaway: float,
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Of whole groups, under the surrogate's weights; later steps count more, in proportion to their number.
+
+        Args:
+            beta: see `group_preference_loss`.
+            clip_range: of exp(e_slow - e), beyond which a sample has no gradient.
+            runaway: mean squared distance from the teacher above which a sample that is ahead of it has none.
+
+        Returns:
+            [N] DGPO's losses, [N] squared distances from the teacher, and named [N] values for the metrics.
+        """
+        noised, steps = self.noised(experience, items)
+        with torch.no_grad():
+            with policy.reference():
+                teacher = policy.velocity_of(self.clean, noised).float()
+            with policy.snapshot("slow"):
+                slow = policy.velocity_of(self.clean, noised).float()
+        velocity = policy.velocity_of(self.clean, noised).float()
+        error, other = noised.error(velocity), noised.error(teacher)
+        advantage, gap = experience.advantage[noised.samples], velocity_mse(velocity, teacher)
+        ahead = (advantage * (error - other)).detach() < 0
+        still = has_moved(error, noised.error(slow), advantage, clip_range)
+        still |= ahead & (gap.detach().mean() > runaway)
+        loss, weight = group_preference_loss(error, other, advantage, len(error) // len(items), beta, still)
+        share = (steps + 1) / (len(experience.rollout.trajectory.sigmas) - 1)  # type: ignore[union-attr]
+        values = {"surrogate/weight": weight, "surrogate/gap": gap, "surrogate/clip_fraction": still.float()}
+        return share * loss, share * gap, values
