@@ -62,6 +62,7 @@ ALGORITHMS = {
     "seppo": "flowalign.algorithms.matching.seppo:SePPO",
     "dragon": "flowalign.algorithms.matching.dragon:DRAGON",
     "soar": "flowalign.algorithms.matching.soar:SOAR",
+    "srum": "flowalign.algorithms.matching.srum:SRUM",
     "refl": "flowalign.algorithms.direct.refl:ReFL",
     "draft": "flowalign.algorithms.direct.draft:DRaFT",
     "draft_plus": "flowalign.algorithms.direct.draft_plus:DRaFTPlus",

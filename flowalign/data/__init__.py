@@ -2,11 +2,12 @@
 
 from flowalign.data.files import ASSETS
 from flowalign.data.prompts import Difficulty, Preferences, PromptList, Prompts, Source, shipped
-from flowalign.data.targets import Labels, Targets
+from flowalign.data.targets import Judged, Labels, Targets
 
 __all__ = [
     "ASSETS",
     "Difficulty",
+    "Judged",
     "Labels",
     "Preferences",
     "PromptList",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from flowalign.data.prompts import Prompts
 from flowalign.errors import ConfigError
@@ -20,7 +20,7 @@ class Targets(Prompts):
     """
 
     noun = "target"
-    samples = ("target",)
+    samples: ClassVar[tuple[str, ...]] = ("target",)
 
     @classmethod
     def parts(cls, record: dict[str, Any]) -> list[dict[str, Any]]:
@@ -76,3 +76,41 @@ class Labels(Targets):
                 "ones alone"
             )
         return self
+
+
+@dataclass
+class Judged(Targets):
+    """Targets with a reward for every region.
+
+    'regions' are records with a 'box' (left, top, right and bottom in shares of the picture's sides) and a 'reward' in
+    [-1, 1]; 'background' is the reward of the rest, default 0. 'anchor' is another picture to hold on to, default the
+    target.
+    """
+
+    noun = "judged target"
+    samples = ("target", "anchor")
+
+    @classmethod
+    def check(cls, record: dict[str, Any], folder: Path, place: str) -> None:
+        """Make files paths, and refuse what is no region."""
+        record.setdefault("anchor", record.get("target"))
+        super().check(record, folder, place)
+        regions, background = record.get("regions"), record.setdefault("background", 0.0)
+        if not isinstance(regions, list) or not all(_is_region(region) for region in regions):
+            raise ConfigError(
+                f"{place}: 'regions' is no list of records like "
+                '{"box": [0.1, 0.2, 0.5, 0.6], "reward": 0.8}, a box in shares of the sides and a reward in [-1, 1]'
+            )
+        if not _within(background, -1):
+            raise ConfigError(f"{place}: 'background' is no reward in [-1, 1]")
+
+
+def _is_region(region: Any) -> bool:
+    if not isinstance(region, dict) or not isinstance(region.get("box"), list) or len(region["box"]) != 4:
+        return False
+    return all(_within(side, 0) for side in region["box"]) and _within(region.get("reward"), -1)
+
+
+def _within(value: Any, lowest: float) -> bool:
+    """Whether it is a number from there to 1."""
+    return isinstance(value, int | float) and lowest <= value <= 1

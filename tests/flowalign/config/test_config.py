@@ -14,17 +14,6 @@ from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 
 RECIPE = recipe("tiny_sd3/demo")
-OWN_DATA = (
-    "flow_grpo_fast_i2v",
-    "judge",
-    "judge_think",
-    "judge_listener",
-    "dpo",
-    "flow_grpo_kontext",
-    "flow_grpo_edit",
-    "flow_grpo_geneval",
-)
-"""recipes for data of one's own"""
 
 
 def problem(*overrides: str, processes: int = 1) -> str:
@@ -41,9 +30,10 @@ def test_every_recipe_is_valid(path: Path, tmp_path: Path) -> None:
     if "accelerate" in path.parts:
         pytest.skip("a configuration of accelerate")
     # the files that do not come with flowalign
-    line = {key: "own.jsonl" for key in ("prompt", "chosen", "rejected", "image")}
-    (tmp_path / "own.jsonl").write_text(json.dumps(line) + "\n")
-    own = [f"data.prompts={tmp_path / 'own.jsonl'}"] if path.stem in OWN_DATA else []
+    line = {key: "own.jsonl" for key in ("prompt", "chosen", "rejected", "image", "target")}
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(line | {"label": label}) + "\n" for label in (True, False)))
+    files = load(path).data.prompts.endswith(".jsonl")
+    own = [f"data.prompts={tmp_path / 'own.jsonl'}"] if files else []
     own += (
         [f"evaluation.prompts={tmp_path / 'own.jsonl'}"] if path.stem.startswith(("judge", "flow_grpo_geneval")) else []
     )

@@ -15,7 +15,7 @@ from flowalign.actors.draw import Draw
 from flowalign.algorithms.matching.base import Experience
 from flowalign.algorithms.matching.inpo import inverted
 from flowalign.config import load, recipe
-from flowalign.data import Labels, Targets
+from flowalign.data import Judged, Labels, Targets
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy
@@ -241,3 +241,23 @@ def test_pictures_of_the_data_meet_the_policys_samples(method: str, folder: Path
     if method == "rpo":
         assert experience.noise_seeds[:count] != experience.noise_seeds[count:]
         assert set(experience.reward.tolist()) <= {0.0, 1.0}
+
+
+def test_srum_weighs_the_error_of_each_place_by_its_reward(folder: Path, tmp_path: Path) -> None:
+    regions = [{"box": [0.0, 0.5, 0.5, 1.0], "reward": 1.0}, {"box": [0.5, 0.0, 1.0, 0.5], "reward": -0.5}]
+    judged = {"prompt": "a red circle", "target": "0.png", "regions": regions, "background": 0.25, "anchor": "1.png"}
+    run = trainer("srum", lines(folder / "judged.jsonl", [judged] * 2), tmp_path)
+    experience = collected(run)
+    with torch.no_grad():
+        loss, _ = run.algorithm.losses(run.policy, experience, experience.items)
+        points = run.algorithm.points(run.policy, experience, experience.items)
+    x0, velocity, noise = points.noised.x0, points.velocity, points.noised.noise
+    height, width = (side // 2 for side in x0.shape[-2:])
+    rewards = torch.full(x0.shape[-2:], 0.25)
+    rewards[height:, :width], rewards[:height, width:] = 1.0, -0.5
+    own = (rewards * (velocity - (noise - x0)).square()).mean((1, 2, 3))
+    anchor = run.policy.encode([Image.open(folder / "1.png")])
+    torch.testing.assert_close(loss, own + 0.1 * (velocity - (noise - anchor)).square().mean((1, 2, 3)))
+    bad = lines(folder / "bad.jsonl", [judged | {"regions": [{"box": [0, 0, 32, 32], "reward": 1}]}])
+    with pytest.raises(ConfigError, match="line 1: 'regions' is no list of records like"):
+        Judged.read(str(bad))
