@@ -20,6 +20,12 @@ OWN_DATA = (
     "judge_think",
     "judge_listener",
     "dpo",
+    "sdpo",
+    "mapo",
+    "inpo",
+    "kto",
+    "sft",
+    "soar",
     "flow_grpo_kontext",
     "flow_grpo_edit",
     "flow_grpo_geneval",
@@ -41,8 +47,8 @@ def test_every_recipe_is_valid(path: Path, tmp_path: Path) -> None:
     if "accelerate" in path.parts:
         pytest.skip("a configuration of accelerate")
     # the files that do not come with flowalign
-    line = {key: "own.jsonl" for key in ("prompt", "chosen", "rejected", "image")}
-    (tmp_path / "own.jsonl").write_text(json.dumps(line) + "\n")
+    line = {key: "own.jsonl" for key in ("prompt", "chosen", "rejected", "target", "image")}
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(line | {"label": good}) + "\n" for good in (True, False)))
     own = [f"data.prompts={tmp_path / 'own.jsonl'}"] if path.stem in OWN_DATA else []
     own += (
         [f"evaluation.prompts={tmp_path / 'own.jsonl'}"] if path.stem.startswith(("judge", "flow_grpo_geneval")) else []
