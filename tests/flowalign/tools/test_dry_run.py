@@ -19,11 +19,13 @@ from flowalign.tools.dry_run import dry_run
 from flowalign.tools.random_models import FAMILIES, byte_tokenizer, random_pipeline, tiny_name
 from flowalign.tools.tiny_pipelines import PIPELINES
 
+FILES = ("dpo", "sdpo", "mapo", "inpo", "kto", "sft", "soar")
+"""recipes of methods that learn from files"""
 RECIPES = sorted(
     f"{path.parent.name}/{path.stem}"
     for path in recipe("").parent.glob("*/*.yaml")
-    # of launchers; from preferences and questions, which are files of the user's own
-    if path.parent.name not in ("tiny_vlm", "qwen_vl", "accelerate") and path.stem != "dpo"
+    # of launchers; from files and questions, which are the user's own
+    if path.parent.name not in ("tiny_vlm", "qwen_vl", "accelerate") and path.stem not in FILES
 )
 TEXTS = [name for name in RECIPES if name.startswith(("tiny_lm/", "qwen/"))]
 # what differs between the tiny pipelines' families is in their conformance suite: one recipe of each model folder, and
