@@ -61,7 +61,7 @@ class Trajectory(Rows):
         return torch.arange(batch, device=self.latents.device)[:, None].expand(batch, states)
 
     def distinct(self, samples: Tensor, steps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The different states among those of the pairs (samples[n], steps[n]).
+        """The different states among the pairs (samples[n], steps[n]).
 
         Returns:
             [M] sample and [M] step of each, and [N] which of the M a pair is at.

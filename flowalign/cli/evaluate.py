@@ -109,7 +109,7 @@ def _judge(
     trust: bool,
     watching: bool = False,
 ) -> "Reward":
-    """The rewards asked for, or the run's own, with those of a panel beside.
+    """The rewards asked for, or the run's own, with a panel's beside.
 
     Args:
         watching: without a panel that is asked for, the run's own is.

@@ -118,7 +118,7 @@ def best_and_worst(advantage: Tensor, group: Tensor, k: int) -> Tensor:
 def preferred(reward: Tensor, threshold: Tensor | float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     """The best and the worst member of each group, and whether they are far enough apart to be a pair.
 
-    The gap is that of the two rewards' softmax, P(best) - P(worst) = tanh((best - worst) / 2), as in SPO's code (arXiv
+    The gap is of the two rewards' softmax, P(best) - P(worst) = tanh((best - worst) / 2), as in SPO's code (arXiv
     2406.04314); it must exceed the threshold, so that ties are no pairs.
 
     Args:

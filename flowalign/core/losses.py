@@ -150,8 +150,8 @@ def reward_difference_loss(
 
     The maximiser of the reward under beta times the KL from the reference has reward = beta * log-ratio + a constant of
     the prompt, so that its log-ratios predict differences: (r_0 - r_1 - beta (rho_0 - rho_1))^2 with the trajectories'
-    log-ratios rho, sums over steps. Where all steps' log-ratios, clamped to clip_range around those of the weights that
-    sampled, predict worse, it is their error: there is nothing to gain by going further.
+    log-ratios rho, sums over steps. Where all steps' log-ratios, clamped to clip_range around the sampling
+    weights' own, predict worse, it is their error: there is nothing to gain by going further.
 
     Args:
         reward: [N, 2].

@@ -4,7 +4,7 @@ A particle's next state is drawn from the kernel with its mean moved by variance
 exp(lambda_t * strength * reward of the predicted x0), and lambda_t rises to 1: (1 + gamma)^t - 1. Its weight is
 multiplied by the kernel's density over the draw's, and by the change of the twist.
 
-Departures: after a resampling a particle has its own gradient and twist, in the authors' code those of the particle
+Departures: after a resampling a particle has its own gradient and twist, in the authors' code the ones of the particle
 that was there before; a comb in the place of their 'ssp', which draws each particle as often, rounded up or down; by
 default gamma is such that lambda is 1 in the last step, where the authors set 0.008 and jump. Published: 4 particles,
 50 steps of DDIM with eta 1, and a strength, their 1 / kl_coeff, of 200 for aesthetic, 100 for CLIP and 10000 for

@@ -79,7 +79,7 @@ class DNO:
         start = engine.start(1).x
         sources = engine.noise(1)
         drawn = [normal(start.shape[1:], sources, start.device) for _ in range(engine.steps)]
-        # the start noise and that of each step: [T + 1, ...]
+        # the noise of the start and of each step: [T + 1, ...]
         noises = torch.cat([start, *drawn])
         optimizer = torch.optim.AdamW([noises], self.learning_rate)
 
@@ -105,7 +105,7 @@ class DNO:
 
     @torch.no_grad()
     def estimated(self, engine: Engine, noises: Tensor, x: Tensor, score: float) -> Tensor:
-        """A loss whose gradient to the sample x [1, ...] is that of the reward, estimated from samples nearby."""
+        """A loss whose gradient to the sample x [1, ...] is the reward's, estimated from samples nearby."""
         generator = engine.random
         moves = torch.randn(self.nearby, *noises.shape, generator=generator).to(noises.device)
         near = self.sampled(engine, noises + self.distance * moves)

@@ -161,7 +161,7 @@ class Engine:
         return Particles(x, step, nowhere if node is None else node, torch.full(step.shape, torch.nan))
 
     def velocity(self, x: Tensor, step: Tensor) -> Tensor:
-        """[N, ...] guided velocities at states [N, ...]; those of different steps [N] share network batches."""
+        """[N, ...] guided velocities at states [N, ...]; different steps [N] share network batches."""
         # a backward pass costs about two forward ones
         self.found.forwards += len(x) * self.unit * (3 if x.requires_grad else 1)
         return torch.cat([self._velocity(*part) for part in zip(x.split(self.batch_size), step.split(self.batch_size))])

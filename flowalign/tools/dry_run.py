@@ -164,7 +164,7 @@ def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
 
 
 def _projected(config: BaseConfig, small: BaseConfig, metrics: Mapping[str, float]) -> float:
-    """Seconds of all iterations: those of the small one, times how many more groups and members they have."""
+    """Seconds of all iterations: the small one's, times how many more groups and members they have."""
     own, tried = (each.training.prompts_per_iteration * each.training.group_size for each in (config, small))
     seconds = metrics["seconds/rollout"] + metrics["seconds/update"]
     return seconds * own / tried * config.training.iterations

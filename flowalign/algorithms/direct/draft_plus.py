@@ -3,7 +3,7 @@
 Authors' code (NeMo-Aligner, megatron_sd_draftp_model.py): 50 steps with guidance 7.5, the window is the last step, the
 loss is -reward + 1.0 * mean((eps - eps_start)^2).
 
-Departures: the difference is of velocities, which for a model of epsilon is that of epsilon over 1 - sigma. Their
+Departures: the difference is of velocities, which for a model of epsilon is epsilon's over 1 - sigma. Their
 annealed guidance, which mixes tuned and start predictions in use, is no part of training.
 """
 

@@ -10,7 +10,7 @@ Authors' code (Tencent-Hunyuan/SRPO, fastvideo/SRPO.py): FLUX, 25 ODE steps whos
 relu(0.7 - r) averaged over the branches, k from 0.1 to 0.25 (denoising) and from 0.3 to 0.01 (inversion) the noisier
 the level. Levels are from steps 5 to 25 of a schedule of 50, a tenth of this range apart: at 25 steps, one step.
 
-Departures: levels are those of the rollout's schedule, theirs a grid of 1000; the jumps have the rollout's guidance,
+Departures: levels come from the rollout's schedule, theirs from a grid of 1000; the jumps have the rollout's guidance,
 theirs 3.5 where the rollout had 1; every sample has noise of its own, theirs one for all processes.
 """
 

@@ -1,7 +1,7 @@
 """CRD: centred reward distillation (arXiv 2603.14128).
 
 How much less a sample's error is under the policy than under `old` is the policy's implicit reward of it. Differences
-of implicit rewards within a group are fitted to those of the rewards: what all members share, and with it the unknown
+of implicit rewards within a group are fitted to the rewards': what all members share, and with it the unknown
 normaliser of the KL-regularised optimum, drops out. Samples come from a snapshot of its own, `sampling`; the policy is
 held to the start weights *with* guidance, the more the better the sample, so that guidance is distilled into it.
 

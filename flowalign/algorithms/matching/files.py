@@ -95,7 +95,7 @@ class FileMatching(base.Matching):
             x0: [B, ...] latents each.
 
         Returns:
-            the samples of the first, then those of the second, ...; the items are numbered by the first.
+            the samples of the first, then the second's, ...; the items are numbered by the first.
         """
         whole = Batch.cat([self.prompted(batch)] * len(x0))
         clean, guided, levels = self.clean(actor, whole, torch.cat(list(x0)))

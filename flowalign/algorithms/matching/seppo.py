@@ -1,6 +1,6 @@
 """SePPO: a picture to learn from against the sample of an earlier self (arXiv 2410.05255).
 
-After the abstract: there is no training code. The chosen pictures are those of the data. The rejected ones are sampled
+After the abstract: there is no training code. The chosen pictures come from the data. The rejected ones are sampled
 from an earlier checkpoint, the snapshot `old`, which is also what gains are measured against: by how much the policy's
 error is lower than its own. And a sample need not be worse: whether it counts as rejected is asked of the policy.
 

@@ -1,6 +1,6 @@
 """Supervised fine-tuning: the model's own training objective on pictures or videos of the data.
 
-The error is that of the pipeline's own kind of prediction: of the velocity for flow models (arXiv 2210.02747), of the
+The error is in the pipeline's own kind of prediction: the velocity for flow models (arXiv 2210.02747), the
 noise or of v for diffusion models (2006.11239, 2202.00512). Levels are uniform before the pipeline's shift, or
 `levels: logit_normal`, as SD3 was trained (2403.03206).
 """

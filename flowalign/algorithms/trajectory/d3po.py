@@ -1,7 +1,7 @@
 """D3PO: the steps of the better of two pictures are preferred to the worse one's (arXiv 2311.13231).
 
 Rollout: a prompt's pictures from one start noise, with noise at every step. Pairs: in each group the picture of the
-highest reward and that of the lowest, at every stochastic step; a group of equal rewards has none. Loss: at each step
+highest and of the lowest reward, at every stochastic step; a group of equal rewards has none. Loss: at each step
 -log sigmoid of beta times the difference of the two clamped log-ratios to the start weights.
 
 In the authors' script with a reward a prompt has two pictures, and with two members a group the pairs here are theirs.

@@ -5,7 +5,7 @@ maximises the reward as reinforcement learning would, trained online with proxim
 
 - a prediction is beta times the difference of the two trajectories' summed log-ratios to the start weights, from the
   closed form of the KL-regularised optimum, and the regression is a squared error;
-- proximal is PPO's pessimism: each step's log-ratio is clamped around that of the weights that sampled, and the loss is
+- proximal is PPO's pessimism: each step's log-ratio is clamped around the sampling weights' own, and the loss is
   the larger of the errors with and without the clamp;
 - pairs are neighbours in a group: every picture is in one.
 
@@ -29,7 +29,7 @@ class PRDPSettings(step_pairs.StepPairSettings):
     """reward per unit of a trajectory's log-ratio, a sum over steps of means over elements; the weight of the KL in
     nats is this divided by the number of elements"""
     clip_range: float = Field(1e-2, gt=0, lt=1)
-    """how far a step's log-ratio may go from that of the weights that sampled"""
+    """how far a step's log-ratio may go from the sampling weights' own"""
 
 
 class PRDP(StepPairs):

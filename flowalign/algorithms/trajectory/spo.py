@@ -98,7 +98,7 @@ class SPO(StepPairs):
         return steps[steps >= self.settings.start]
 
     def log_prob(self, policy: DiffusersPolicy, experience: Experience, samples: Tensor, steps: Tensor) -> Tensor:
-        """[2 N] of the better steps and then the worse; those of a pair left from one state of their group's trunk."""
+        """[2 N] of the better steps, then the worse; a pair's left from one state of their group's trunk."""
         rollout, members = experience.rollout, experience.members
         starts = samples // members * members
         velocity = policy.velocity(rollout, starts.chunk(2)[0], steps.chunk(2)[0])

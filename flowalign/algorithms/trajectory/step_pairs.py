@@ -1,7 +1,7 @@
 """The step pairs: preferences between denoising steps of recorded rollouts, by their log-ratios to the reference.
 
 An algorithm of the family answers how to roll out (`rollout`), what each step's outcome is worth (`step_reward`), and
-which samples of a group are compared (`compared`). The loss here is that of D3PO, SPO and LPO: -log sigmoid of how much
+which samples of a group are compared (`compared`). The loss here is D3PO's, SPO's and LPO's: -log sigmoid of how much
 more probable than under the start weights the better of two steps became, above the worse one.
 """
 

@@ -142,7 +142,7 @@ class ForwardProcess:
         Args:
             prompts: B prompts.
             x0: [B, ...] clean latents, of a rollout or of `encoded` pictures.
-            seeds: B seeds; families that draw from the VAE's posterior of a source picture need those of the rollout.
+            seeds: B seeds; families that draw from the VAE's posterior of a source picture need the rollout's.
             levels: [K] in (0, 1], falling, before the pipeline's own shift, which then applies to them.
             steps: in their place the levels of a rollout with so many steps.
             guidance: classifier-free scale of the velocities; 1 does without.

@@ -48,7 +48,7 @@ LARGEST_RATIO = 5
 
 
 def weighed(base: Tensor, tuned: Tensor, weight: float) -> Tensor:
-    """Guidance by what training changed (RLG, arXiv 2508.21016): of velocities, those of the density base^(1 - weight)
+    """Guidance by what training changed (RLG, arXiv 2508.21016): the velocities of the density base^(1 - weight)
     * tuned^weight at each noise level."""
     return base + weight * (tuned - base)
 

@@ -233,7 +233,7 @@ def test_a_run_that_goes_on_says_what_is_set_otherwise_and_serves_its_newest_wei
     assert said[1].endswith("training.iterations: 4 -> 6; training.seed: 0 -> 7")
     assert (folder / "config-until-000003.yaml").read_text() == first
     assert load(folder / "config.yaml").training.seed == 7
-    # the run did not come to its end, and its LoRA is that of its newest checkpoint all the same
+    # the run did not come to its end, and its LoRA is its newest checkpoint's all the same
     newest = Checkpoints(folder / "checkpoints", keep=2).newest()
     assert newest is not None and newest.name == "checkpoint-000004"
     [served] = (folder / "lora").iterdir()

@@ -121,7 +121,7 @@ def test_soars_target_is_the_velocity_where_the_model_is_exact() -> None:
 
 
 def test_gradients_at_the_reference_are_those_of_the_table() -> None:
-    """At policy = reference every method's gradient in the velocity is a multiple of those of the errors."""
+    """At policy = reference every method's gradient in the velocity is a multiple of the errors' gradients."""
     target, velocity = torch.randn(2, 8, 3, 2, 2).unbind()
     own = error_gradient(target, velocity)
     chosen_and_rejected = torch.cat([own[:4], -own[4:]])

@@ -48,6 +48,6 @@ def test_losses_and_gradients_are_those_of_the_authors_lines(case: str) -> None:
     total = loss.mean() + penalty.mean()
     total.backward()
     torch.testing.assert_close(velocity.grad, NUMBERS[f"{case}/gradient"], atol=1e-6, rtol=1e-5)
-    # AWM's value is that of a ratio of 1, which the gradient does not need
+    # AWM's value has a ratio of 1, which the gradient does not need
     if name != "awm":
         torch.testing.assert_close(total.detach(), NUMBERS[f"{case}/loss"][0], atol=1e-6, rtol=1e-5)
