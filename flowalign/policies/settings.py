@@ -145,8 +145,9 @@ class SamplingSettings(Section):
 
     def shown(self) -> str:
         """What was used, in a line for people."""
-        given = {name: value for name, value in self.arguments().items() if value not in (None, "")}
-        return "sampled with " + ", ".join(f"{name} {value}" for name, value in given.items() if name != "batch_size")
+        unsaid = {"order": 1, "batch_size": self.batch_size}
+        given = {name: v for name, v in self.arguments().items() if v not in (None, "") and unsaid.get(name) != v}
+        return "sampled with " + ", ".join(f"{name} {value}" for name, value in given.items())
 
     def following(self, other: "SamplingSettings") -> Self:
         """A copy that has the settings of another where its own were left open, all but `batch_size`."""

@@ -185,6 +185,10 @@ def _small(config: BaseConfig, folder: str, full: bool) -> BaseConfig:
     tree = isinstance(config, Config) and config.rollout.plan.name == "tree"
     if not full and not tree:
         training.group_size = min(training.group_size, MEMBERS)
+    # what an algorithm asks of single rewards, which are not there
+    _replace(small, "kl_gate", None)
+    if "by" in small.algorithm.settings.get("advantage", {}):
+        _replace(small, "advantage", {"name": "grpo"})
     return small
 
 
