@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,7 +44,10 @@ def search(
     num_frames: options.Frames = None,
     rlg: options.RLG = None,
     seed: options.Seed = 0,
-    output: Annotated[Path, typer.Option(help="Folder of the search; an interrupted one goes on.")] = Path("searches"),
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the search; an interrupted one goes on. Default searches/ and the prompt."),
+    ] = None,
     dtype: options.Dtype = "float32",
     trust: options.Trust = False,
 ) -> None:
@@ -60,6 +64,7 @@ def search(
     methods = build_methods(method or ["best_of_n"], settings(set_ or []))
     source = options.pictures(image, mask)
     listed = _prompts(prompts, limit, source)
+    output = Path("searches") / _named_after(prompts[0]) if output is None else output
     check_output(output, "--output", folder=True)
     if out is not None:
         check_output(out, "--out")
@@ -107,6 +112,11 @@ def settings(pairs: list[str]) -> dict[str, Any]:
         except ValueError as error:
             raise ConfigError(f"--set {pair}: {error}") from error
     return given
+
+
+def _named_after(prompt: str) -> str:
+    """A folder's name from a prompt, or from the file or list that has prompts."""
+    return re.sub(r"\W+", "-", Path(prompt).stem).strip("-")[:60] or "prompt"
 
 
 def _prompts(prompts: list[str], limit: int | None, source: dict[str, Any]) -> Any:
