@@ -27,7 +27,7 @@ from samplers import Trajectory, derive_seed, flow_sde, generators, normal, roll
 
 ASSETS = Path(__file__).parents[1] / "flowalign" / "data" / "assets"
 SIGMAS = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.2, 0.0])  # [T + 1] noise levels, from noise to picture
-ETA = torch.tensor([0.0, 0.7, 0.7, 0.0, 0.0])  # [T] how much noise each denoising step adds
+ETA = torch.tensor([0.0, 0.7, 0.0, 0.0, 0.0])  # [T] how much noise each denoising step adds
 GROUP_SIZE, BATCH_SIZE, LEARNING_RATE = 8, 64, 2e-3
 CLIP_RANGE = 0.01  # of the ratio: a step's log-probability is a mean over its elements, so the ratio stays close to 1
 ATTENTION = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
@@ -39,8 +39,7 @@ def load(seed: int) -> StableDiffusion3Pipeline:
     pipeline = StableDiffusion3Pipeline.from_pretrained(ASSETS / "tiny_sd3", **absent)
     pipeline.transformer.requires_grad_(False)
     torch.manual_seed(seed)
-    layers = [f"attn.{name}" for name in ATTENTION]
-    pipeline.transformer.add_adapter(LoraConfig(r=8, lora_alpha=16, target_modules=layers))
+    pipeline.transformer.add_adapter(LoraConfig(r=8, lora_alpha=16, target_modules=[f"attn.{n}" for n in ATTENTION]))
     return pipeline
 
 
@@ -117,16 +116,17 @@ def train(
         rewards = reward(decode(pipeline, made.final), [drawn[g] for g in group], [{}] * len(group)).value
 
         # advantage: by how many standard deviations a picture is better than its group
-        gap = rewards.view(-1, GROUP_SIZE)
-        gap = gap - gap.mean(1, keepdim=True)
+        gap = rewards.view(-1, GROUP_SIZE) - rewards.view(-1, GROUP_SIZE).mean(1, keepdim=True)
         advantage = (gap / ((gap**2).mean(1, keepdim=True).sqrt() + 1e-4)).clamp(-5, 5).flatten()
 
         # every noisy step is an action; each update takes a share of each group's
         actions = shuffled(made.mask.nonzero().unflatten(0, (prompts_per_iteration, -1)), (seed, iteration))
         for share in actions.chunk(updates, dim=1):
             samples, steps = share.flatten(0, 1)[advantage[share.flatten(0, 1)[:, 0]] != 0].unbind(1)
-            prompt = tokens[group[samples]], pooled[group[samples]]
-            v = velocity(transformer, made.latents[samples, steps], made.sigmas[steps], *prompt)
+            # the members of a group are in one state at the only noisy step: the network is asked once a group
+            asked, place = group[samples].unique(return_inverse=True)
+            state, sigma = made.latents[asked * GROUP_SIZE, steps[0]], made.sigmas[steps[0]].expand(len(asked))
+            v = velocity(transformer, state, sigma, tokens[asked], pooled[asked]).index_select(0, place)
 
             # how much more probable the same step is now, and PPO's clipped loss
             ratio = torch.exp(made.score(flow_sde, v, samples, steps).log_prob - made.log_prob[samples, steps])
@@ -143,7 +143,7 @@ def train(
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("iterations", 110), ("prompts", 24), ("updates", 2), ("seed", 0)):
+    for name, default in (("iterations", 80), ("prompts", 24), ("updates", 4), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     own = parser.parse_args()
     for iteration, rewards in enumerate(train(load(own.seed), own.iterations, own.prompts, own.updates, own.seed)):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -137,8 +138,9 @@ def test_a_rollout_shows_what_its_states_are_worth() -> None:
     assert len(dense.plot().axes[0].lines) == 2
     film = rollout.film(1)
     assert film.rows[0][-1].tobytes() == rollout.images[1].tobytes() and len(film.rows[0]) == 5
-    # the start noise's completion is the ODE's picture
-    assert film.rows[0][0].tobytes() == policy.sample("two red circles", [1], steps=4).images[0].tobytes()
+    # the start noise's completion is the ODE's picture, but for what the sizes of network batches round to
+    ode = policy.sample("two red circles", [1], steps=4).images[0]
+    assert np.abs(np.asarray(film.rows[0][0]).astype(int) - np.asarray(ode)).max() <= 1
 
 
 def test_what_is_there_is_resumed_or_replaced_when_asked(runs: list[Any]) -> None:

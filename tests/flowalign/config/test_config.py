@@ -31,6 +31,7 @@ def test_every_recipe_is_valid(path: Path, tmp_path: Path) -> None:
         pytest.skip("a configuration of accelerate")
     # the files that do not come with flowalign
     line = {key: "own.jsonl" for key in ("prompt", "chosen", "rejected", "image", "target")}
+    line |= {"regions": []}
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(line | {"label": label}) + "\n" for label in (True, False)))
     files = load(path).data.prompts.endswith(".jsonl")
     own = [f"data.prompts={tmp_path / 'own.jsonl'}"] if files else []

@@ -19,7 +19,7 @@ from flowalign.tools.dry_run import dry_run
 from flowalign.tools.random_models import FAMILIES, byte_tokenizer, random_pipeline, tiny_name
 from flowalign.tools.tiny_pipelines import PIPELINES
 
-FILES = ("dpo", "sdpo", "mapo", "inpo", "kto", "sft", "soar")
+FILES = ("dpo", "sdpo", "mapo", "inpo", "rpo", "seppo", "kto", "sft", "soar", "srum")
 """recipes of methods that learn from files"""
 RECIPES = sorted(
     f"{path.parent.name}/{path.stem}"

@@ -83,9 +83,9 @@ def test_a_right_answer_that_is_no_mathematics_is_reported_and_not_scored(
 
 def test_a_slow_check_counts_as_wrong_and_the_next_one_works(maths: Maths) -> None:
     assert values(maths, ["2"], ["2"]) == [1]
-    # nobody is that quick
+    # nobody is that quick, with a sum that long
     maths.timeout = 0.0
-    scores = score(maths, ["$2+2$"], ["?"], [{"answer": "4"}])
+    scores = score(maths, [f"${'+'.join(['2'] * 500)}$"], ["?"], [{"answer": "1000"}])
     assert scores.value.tolist() == [0] and scores.parts["maths_timeout"].tolist() == [1]
     maths.timeout = 60
     assert values(maths, ["$2+2$"], ["4"]) == [1]

@@ -207,8 +207,7 @@ def test_mix_grpo_flash_walks_fewer_steps_after_the_window(tmp_path: Path):
         noise_seeds=batch.noise_seeds,
         kernel=run.actor.kernel,
         eta=rollout.trajectory.eta[0],
-        order=2,
-        **run.config.rollout.arguments([0, 1, 2, 3, 7]),
+        **run.config.rollout.arguments([0, 1, 2, 3, 7]) | {"order": 2},
     )
     torch.testing.assert_close(forked.trajectory.latents, apart.trajectory.latents, atol=1e-4, rtol=0)
     # the tail is not Euler's, and the window's densities are those of any rollout

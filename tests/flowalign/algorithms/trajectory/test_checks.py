@@ -43,14 +43,15 @@ def test_reinflow_has_noise_of_its_own() -> None:
     config.check(processes=1)
 
 
-def test_a_group_of_one_start_noise_and_nothing_else_is_refused() -> None:
-    dpo = ("data.prompts=shapes_train", "rollout.share_start_noise=true")
-    config = load(recipe("tiny_sd3/dpo"), dpo)
-    algorithm = config.build_algorithm()
-    config.check_sampling(1, algorithm)
-    config = load(recipe("tiny_sd3/dpo"), [*dpo, "rollout.kernel=ode"])
+@pytest.mark.parametrize("name", ["flow_grpo", "nft"])
+def test_a_group_of_one_start_noise_and_nothing_else_is_refused(name: str) -> None:
+    """By its kernel, or since the method samples along the ODE."""
+    config = load(recipe("tiny_sd3/flow_grpo"), ["rollout.share_start_noise=true"])
+    config.check_sampling(1, config.build_algorithm())
+    own = ["rollout.kernel=ode"] if name == "flow_grpo" else ["rollout.share_start_noise=true"]
+    config = load(recipe(f"tiny_sd3/{name}"), own)
     with pytest.raises(ConfigError, match="share_start_noise: without noise on the way"):
-        config.check_sampling(1, algorithm)
+        config.check_sampling(1, config.build_algorithm())
 
 
 @pytest.mark.parametrize(
