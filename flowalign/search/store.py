@@ -44,7 +44,7 @@ class Store:
             before = json.loads(known.read_text(encoding="utf-8"))
             if differs := [key for key in asked if before.get(key) != json.loads(json.dumps(asked[key]))]:
                 raise ConfigError(
-                    f"{self.folder} holds a search with another {', '.join(differs)}; --output names another folder"
+                    f"{self.folder} holds a search with another {', '.join(differs)}; another output folder works"
                 )
         (self.folder / "pictures").mkdir(parents=True, exist_ok=True)
         write_atomically(known, json.dumps(asked, indent=1))

@@ -157,7 +157,7 @@ def test_an_interrupted_search_goes_on_and_finds_the_same(policy: DiffusersPolic
     assert policy.forwards - begin == sum(one.forwards for one in whole[lines.count("\n") :])
     for one, other in zip(whole, again, strict=True):
         assert one.record() == other.record() and one.sample.tobytes() == other.sample.tobytes()
-    with pytest.raises(ConfigError, match="parts holds a search with another budget; give another folder"):
+    with pytest.raises(ConfigError, match="parts holds a search with another budget; another output folder works"):
         fa.find(policy, texts, Stops(10**6), output=tmp_path / "parts", **given | {"budget": "samples=7"})
 
 
