@@ -30,6 +30,8 @@ class Actor:
         """what acting measured in this iteration"""
         self.exchanges = 0
         """times that processes have waited here for each other"""
+        # what judges were asked before was asked by somebody else in this process
+        usage.take()
         self._alone = False
 
     @contextlib.contextmanager

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rewards.usage import usage_of
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "record_runs.py"
 
 
@@ -18,6 +20,8 @@ def test_a_change_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(sys, "argv", ["record_runs.py", str(before), "--only", "grpo"])
     assert script.main() == 0
     monkeypatch.setattr(sys, "argv", ["record_runs.py", str(after), "--only", "grpo", "--against", str(before)])
+    # a judge that somebody else in this process asked is no part of the run
+    usage_of("another").add(requests=3)
     assert script.main() == 0 and "1 runs recorded, all as before" in capsys.readouterr().out
     changed = json.loads(before.read_text())
     changed["grpo"]["metrics"][1]["reward/mean"] += 1e-9
