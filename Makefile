@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tried in this order; the first that is new enough and can make a virtual environment is taken.
 PYTHON := python3.14 python3.13 python3.12 python3.11 python3
 
-.PHONY: help demo test fast-test lint clean
+.PHONY: help demo test fast-test gpu lint clean
 .DEFAULT_GOAL := help
 
 help:  ## print the targets
@@ -29,6 +29,16 @@ test: lint  ## everything CI runs: lint, then all tests
 
 fast-test: $(STAMP)  ## the unit tests only
 	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
+
+gpu: $(STAMP)  ## on a machine with a GPU: all tests on it, replay in 16 bits, benchmarks at full size
+	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu: torch finds no CUDA device here")'
+	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python scripts/measure_mismatch.py --device cuda
+	@for model in sd35_medium flux_dev qwen_image wan_1_3b; do \
+	  for how in "" "--compile" "--gradient-checkpointing --compile"; do \
+	    $(BIN)/python scripts/benchmark_gpu.py $$model --batch-size 4 $$how || exit 1; \
+	  done; \
+	done
 
 lint: $(STAMP)  ## ruff (lint and format) and mypy
 	@$(BIN)/ruff check .

@@ -24,7 +24,7 @@ from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.settings import Sampling
 from flowalign.runs.result import Result
 from flowalign.runs.show import Grid
-from flowalign.search import Budget, Found
+from flowalign.search import Budget, Searches
 from flowalign.search.run import build_methods, search
 from flowalign.search.store import Store
 from flowalign.settings import parse
@@ -43,13 +43,37 @@ Function = Callable[..., Sequence[float]]
 """(samples, prompts) -> a float each"""
 
 
+class Generator(DiffusersPolicy):
+    """What `load` gives: a pipeline to sample from, to search and to train."""
+
+    def search(
+        self,
+        prompts: str | Path | Sequence[str],
+        method: str = "best_of_n",
+        reward: "str | RewardSum | Reward | Function | None" = None,
+        budget: str = "samples=16",
+        **more: Any,
+    ) -> Searches:
+        """Search better samples by a reward and within a budget, as `find` does, whose other arguments it takes.
+
+        Returns:
+            `samples`, `scores`, and for each prompt the tree of what was tried.
+
+        Raises:
+            ConfigError: no reward, and whatever `find` raises.
+        """
+        if reward is None:
+            raise ConfigError("reward: name what to search for, e.g. policy.search(prompts, reward='clip_score')")
+        return find(self, prompts, reward, method=method, budget=budget, **more)
+
+
 def load(
     model: str | Path | DiffusionPipeline,
     lora: Mapping[str, Any] | str | Path | None = None,
     dtype: str = "float32",
     device: torch.device | str | None = None,
     **settings: Any,
-) -> DiffusersPolicy:
+) -> Generator:
     """A generator to sample from and to train.
 
     Args:
@@ -65,14 +89,14 @@ def load(
     """
     weights = None if lora is None or isinstance(lora, Mapping) else Path(lora)
     if isinstance(model, DiffusionPipeline):
-        policy = DiffusersPolicy(model, device or model.device, **settings)
+        policy = Generator(model, device or model.device, **settings)
     elif (Path(model) / "config.yaml").is_file():
-        trained, _ = load_for_sampling(str(model), weights, dtype)
-        if not isinstance(trained, DiffusersPolicy):
+        trained, _ = load_for_sampling(str(model), weights, dtype, kind=Generator)
+        if not isinstance(trained, Generator):
             raise ConfigError(f"{model}: this run trained a language model; flowalign sample {model} works")
         return trained
     else:
-        policy = DiffusersPolicy.from_pretrained(shipped(str(model)), dtype, device or best_device(), **settings)
+        policy = Generator.from_pretrained(shipped(str(model)), dtype, device or best_device(), **settings)
     if weights is not None:
         policy.load(weights)
     elif isinstance(lora, Mapping) and "path" in lora:
@@ -246,7 +270,7 @@ def find(
     output: str | Path | None = None,
     progress: bool = True,
     **sampling: Any,
-) -> list[Found]:
+) -> Searches:
     """Search better samples of a frozen model, by a reward and within a budget.
 
     Args:
@@ -260,7 +284,7 @@ def find(
         sampling: steps, guidance, height, rlg, ... as in a configuration's `evaluation`.
 
     Returns:
-        for each prompt its best sample and score, and the tree of what was tried.
+        for each prompt its best sample and score, and the tree of what was tried; `samples` and `scores` are of all.
 
     Raises:
         ConfigError: what is wrong, and what would work.

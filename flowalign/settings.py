@@ -61,7 +61,8 @@ def _places(section: type[BaseModel], key: str, above: str = "") -> list[str]:
     for name, field in section.model_fields.items():
         if name == key:
             found.append(above + name)
-        for option in (field.annotation, *typing.get_args(field.annotation)):
+        of_list = typing.get_origin(field.annotation) is list
+        for option in () if of_list else (field.annotation, *typing.get_args(field.annotation)):
             if isinstance(option, type) and issubclass(option, Section):
                 found += _places(option, key, f"{above}{name}.")
     return found

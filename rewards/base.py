@@ -98,6 +98,39 @@ class DifferentiableReward(Protocol):
         """
 
 
+@runtime_checkable
+class SetReward(Protocol):
+    """A reward of kind "set" that looks at vectors of the pictures, so that subsets of them cost no network call."""
+
+    name: str
+
+    def features(self, samples: Sequence[Any]) -> Tensor:
+        """[B, D] of B pictures."""
+
+    def of_set(self, features: Tensor) -> float:
+        """The score of a set, of its [N, D]."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A box of a picture and what it is worth."""
+
+    box: list[float]
+    """left, top, right and bottom, in shares of the picture's sides"""
+    reward: float
+    """in [-1, 1]"""
+
+
+@runtime_checkable
+class RegionReward(Protocol):
+    """A reward that also says where in a picture it is earned."""
+
+    name: str
+
+    def regions(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> list[list[Region]]:
+        """Of each of B pictures its boxes; where several overlap, the last counts."""
+
+
 class PairwiseReward(Protocol):
     """A reward that compares two samples of one prompt."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 import torch
-from PIL.Image import Resampling
+from PIL.Image import Image, Resampling
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -38,6 +38,15 @@ class DualEncoder:
     """the checkpoint's logit scale"""
     device: torch.device
     dtype: torch.dtype
+
+    def pictures(self, images: Sequence[Image], batch_size: int) -> Tensor:
+        """[B, D] unit vectors on the CPU, without gradients."""
+        vectors = []
+        for start in range(0, len(images), batch_size):
+            pixels = self.preprocess.images(images[start : start + batch_size])
+            with torch.no_grad():
+                vectors.append(self.images(pixels.to(self.device, self.dtype)).cpu())
+        return torch.cat(vectors)
 
     def texts(self, texts: Sequence[str]) -> Tensor:
         """[B, D] unit vectors; a text that comes more than once is encoded once."""

@@ -125,7 +125,7 @@ class WeightedSum(Composition):
 
     def __init__(self, rewards: Sequence[Reward], weights: Sequence[float] | None = None) -> None:
         super().__init__(rewards, "sum")
-        self.weights = _weights(weights, self.rewards)
+        self.weights = one_each(weights, self.rewards)
         self.name = "+".join(reward.name for reward in self.rewards)
 
     def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
@@ -160,7 +160,7 @@ class Normalized(Composition):
         over: Literal["group", "batch"] = "group",
     ) -> None:
         super().__init__(rewards, "normalized")
-        self.weights, self.over = _weights(weights, self.rewards), over
+        self.weights, self.over = one_each(weights, self.rewards), over
         self.kind = "group" if over == "group" else "set"
 
     def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
@@ -246,42 +246,6 @@ class Agreement(Composition):
         return made
 
 
-class BoundedCentred(Composition):
-    """PAR (arXiv 2502.18770): sigmoid(reward - reference score), averaged over the references of the prompt.
-
-    It rises steeply around what the start model reached and is flat far above, where rewards are hacked.
-
-    Args:
-        reward: to be bounded.
-        reference: the reference score of samples whose metadata has none.
-        scale: the gap is divided by it.
-        key: of the metadata: a number, or a list of numbers.
-    """
-
-    def __init__(
-        self, reward: Reward, reference: float | None = None, scale: float = 1.0, key: str = "reference_score"
-    ) -> None:
-        super().__init__([reward], "par")
-        self.reference, self.scale, self.key = reference, scale, key
-
-    @property
-    def spec(self) -> Spec:
-        inner = super().spec
-        return replace(inner, needs=inner.needs | {"metadata"})
-
-    def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
-        gaps = []
-        for value, prompt, record in zip(values[0], prompts, metadata, strict=True):
-            reference = record.get(self.key, self.reference)
-            if reference is None:
-                raise RewardError(
-                    f"{self.name}: the prompt {prompt!r} has no '{self.key}' in its metadata; set `reference`"
-                )
-            references = torch.tensor(reference, dtype=value.dtype, device=value.device)
-            gaps.append(((value - references) / self.scale).sigmoid().mean())
-        return torch.stack(gaps)
-
-
 class Gate(Composition):
     """Pay a reward only where another passes.
 
@@ -353,7 +317,12 @@ class ScheduledSum(Composition):
         return torch.tensor(self.weights).to(values) @ values
 
 
-def _weights(weights: Sequence[float] | None, rewards: Sequence[Reward]) -> list[float]:
+def one_each(weights: Sequence[float] | None, rewards: Sequence[Reward]) -> list[float]:
+    """The weights of rewards, 1 where none are given.
+
+    Raises:
+        ValueError: not one each.
+    """
     if weights is not None and len(weights) != len(rewards):
         raise ValueError(f"{len(rewards)} rewards but {len(weights)} weights")
     return list(weights) if weights is not None else [1.0] * len(rewards)

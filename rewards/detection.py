@@ -1,16 +1,20 @@
 """GenEval's rules on what a transformers object detector finds (arXiv 2310.11513)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image as PIL
 from PIL.Image import Image
+from torch.nn import functional as F
 
 from rewards.base import Metadata, RewardError, Scores, Spec
 from rewards.clip import load_dual_encoder
+from rewards.segmentation import instances
 from rewards.vision import pick_device
 
 
@@ -21,6 +25,8 @@ class Found:
     label: str
     score: float
     box: tuple[float, float, float, float]
+    mask: NDArray[np.bool_] | None = None
+    """[height, width] its pixels, where the detector says"""
 
 
 # COCO's names and the Pascal VOC ones that RT-DETR's checkpoints use, to GenEval's
@@ -46,21 +52,24 @@ def geneval_name(label: str) -> str:
 @cache
 def load_detector(model: str, device: str) -> tuple[Any, Any]:
     """Picture processor and network of a transformers object detector; rewards that name the same one share it."""
-    from transformers import AutoImageProcessor, AutoModelForObjectDetection
+    from transformers import AutoConfig, AutoImageProcessor, AutoModelForObjectDetection
+    from transformers import Mask2FormerForUniversalSegmentation as Mask2Former
 
-    network = AutoModelForObjectDetection.from_pretrained(model).to(pick_device(device)).eval().requires_grad_(False)
-    return AutoImageProcessor.from_pretrained(model), network
+    segments = AutoConfig.from_pretrained(model).model_type == "mask2former"
+    network: Any = (Mask2Former if segments else AutoModelForObjectDetection).from_pretrained(model)
+    return AutoImageProcessor.from_pretrained(model), network.to(pick_device(device)).eval().requires_grad_(False)
 
 
 class Detection:
     """GenEval (arXiv 2310.11513): does a detector find the objects the prompt asks for; in [0, 1].
 
     The metadata are GenEval's: "include" lists {"class", "count", "color", "position": [relation, index]}, "exclude"
-    lists {"class", "count"} of which fewer must be found. For colours a CLIP names the colour of each object.
-    Classes go by GenEval's names or the detector's; one that the detector does not know is an error.
+    lists {"class", "count"} of which fewer must be found. For colours a CLIP names the colour of each object, cut out
+    of the picture along its mask where the detector gives masks. Classes go by GenEval's names or the detector's; one
+    that the detector does not know is an error.
 
     Args:
-        model: folder or hub name of a transformers object detector.
+        model: folder or hub name of a transformers object detector, or of a Mask2Former for instances.
         threshold: least confidence of an object; `counting_threshold` for prompts tagged "counting".
         strict_weight: weight of meeting every requirement; the rest goes to the share of requirements met.
         colour_model: CLIP of transformers that names colours; needed only where prompts ask for them.
@@ -104,26 +113,49 @@ class Detection:
     @torch.no_grad()
     def detect(self, images: Sequence[Image]) -> list[list[Found]]:
         """The objects of each picture above the lower threshold, the surest first."""
-        pictures = [image.convert("RGB") for image in images]
-        inputs = self.processor(images=pictures, return_tensors="pt").to(self.device)
+        found = map(self._segmented, images) if self.segments else self._boxed(images)
+        return [sorted(objects, key=lambda item: -item.score) for objects in found]
+
+    @property
+    def segments(self) -> bool:
+        """Whether the network finds masks."""
+        return bool(self.network.config.model_type == "mask2former")
+
+    def _inputs(self, images: Sequence[Image]) -> Any:
+        return self.processor(images=[image.convert("RGB") for image in images], return_tensors="pt").to(self.device)
+
+    def _boxed(self, images: Sequence[Image]) -> list[list[Found]]:
         results = self.processor.post_process_object_detection(
-            self.network(**inputs),
+            self.network(**self._inputs(images)),
             threshold=min(self.threshold, self.counting_threshold),
             target_sizes=[(image.height, image.width) for image in images],
         )
-        names = {number: geneval_name(label) for number, label in self.network.config.id2label.items()}
         return [
-            sorted(
-                (
-                    Found(names[label], score, tuple(box))
-                    for label, score, box in zip(
-                        result["labels"].tolist(), result["scores"].tolist(), result["boxes"].tolist(), strict=True
-                    )
-                ),
-                key=lambda item: -item.score,
-            )
+            [
+                Found(self._name(label), score, tuple(box))
+                for label, score, box in zip(
+                    result["labels"].tolist(), result["scores"].tolist(), result["boxes"].tolist(), strict=True
+                )
+            ]
             for result in results
         ]
+
+    def _segmented(self, image: Image) -> list[Found]:
+        """Of a picture alone: the padding of a batch, which the network sees, would change what it finds."""
+        inputs, least = self._inputs([image]), min(self.threshold, self.counting_threshold)
+        output, seen = self.network(**inputs), inputs["pixel_mask"][0]
+        inner = (int(seen.any(dim=1).sum()), int(seen.any(dim=0).sum()))
+        queries = output.class_queries_logits[0].float(), output.masks_queries_logits[0].float()
+        columns = instances(*queries, tuple(seen.shape), inner, (image.height, image.width))
+        rows = zip(*(column.cpu() for column in columns), strict=True)
+        return [
+            Found(self._name(int(label)), float(score), tuple(box.tolist()), mask.numpy())
+            for label, score, box, mask in rows
+            if score > least
+        ]
+
+    def _name(self, label: int) -> str:
+        return geneval_name(self.network.config.id2label[label])
 
     def requirements(
         self, image: Image, prompt: str, record: Mapping[str, Any], objects: Sequence[Found]
@@ -131,46 +163,67 @@ class Detection:
         """Whether each thing that the metadata ask for is met."""
         if "include" not in record:
             raise RewardError(f"reward 'detection': the metadata of the prompt {prompt!r} have no 'include'")
-        met: list[bool] = []
-        chosen: list[list[Found]] = []
-        for want in record["include"]:
-            name = self._known(want["class"], prompt)
-            own = [item for item in objects if item.label == name]
-            count = int(want.get("count", 1))
-            if record.get("tag") == "counting":
-                met.append(len(own) == count)
-            else:
-                met.append(len(own) >= count)
-            own = own[:count]
-            if "color" in want:
-                own = [item for item in own if self._colour(image, item, prompt) == want["color"]]
-                met.append(len(own) >= count)
-            if want.get("position"):
-                relation, other = want["position"]
-                met.append(any(stands(relation, a, b) for a in own for b in chosen[other]))
-            chosen.append(own)
-        for ban in record.get("exclude", ()):
-            name = self._known(ban["class"], prompt)
-            met.append(sum(item.label == name for item in objects) < int(ban.get("count", 1)))
-        return met
+        for asked in (*record["include"], *record.get("exclude", ())):
+            self._check_known(asked["class"], prompt)
+        return requirements(record, objects, lambda item: self._colour(image, item, prompt))
 
-    def _known(self, wanted: str, prompt: str) -> str:
-        """The class as found objects are labelled; an unknown one would score 0 whatever the picture shows."""
-        name = geneval_name(wanted)
-        if name not in map(geneval_name, self.network.config.id2label.values()):
+    def _check_known(self, wanted: str, prompt: str) -> None:
+        """Refuse a class that the detector does not know, which would score 0 whatever the picture shows."""
+        if geneval_name(wanted) not in map(geneval_name, self.network.config.id2label.values()):
             raise RewardError(f"reward 'detection': the detector knows no '{wanted}', which {prompt!r} asks for")
-        return name
 
+    @torch.no_grad()
     def _colour(self, image: Image, item: Found, prompt: str) -> str:
+        """The colour that a CLIP sees: each is the mean of GenEval's three wordings."""
         encoder = self.colour_model
         if encoder is None:
             raise RewardError(f"reward 'detection': the prompt {prompt!r} asks for a colour; set colour_model")
-        left, top, right, bottom = (round(side) for side in item.box)
-        crop = image.crop((left, top, right, bottom))
-        pixels = encoder.preprocess.images([crop]).to(encoder.device, encoder.dtype)
-        names = encoder.texts([f"a photo of a {colour} {item.label}" for colour in self.colours])
-        with torch.no_grad():
-            return self.colours[int((names @ encoder.images(pixels)[0]).argmax())]
+        pixels = encoder.preprocess.images([cut_out(image, item)]).to(encoder.device, encoder.dtype)
+        wordings = [
+            f"a photo of a {words}"
+            for colour in self.colours
+            for words in (f"{colour} {item.label}", f"{colour}-colored {item.label}", f"{colour} object")
+        ]
+        names = F.normalize(encoder.texts(wordings).unflatten(0, (len(self.colours), 3)).mean(dim=1), dim=-1)
+        return self.colours[int((names @ encoder.images(pixels)[0]).argmax())]
+
+
+def cut_out(image: Image, item: Found) -> Image:
+    """The box of an object; where its mask is known, on grey (#999) as GenEval shows it to its CLIP."""
+    if item.mask is not None:
+        grey = PIL.new("RGB", image.size, "#999")
+        image = PIL.composite(image.convert("RGB"), grey, PIL.fromarray(item.mask))
+    left, top, right, bottom = (round(side) for side in item.box)
+    return image.crop((left, top, right, bottom))
+
+
+def requirements(record: Mapping[str, Any], objects: Sequence[Found], colour: Callable[[Found], str]) -> list[bool]:
+    """Whether each thing that GenEval's metadata ask for is met; the picture is right where all are.
+
+    Args:
+        record: "include" and "exclude", as of `Detection`.
+        objects: those sure enough, the surest first: of each class as many as asked for are looked at.
+        colour: names an object's colour.
+    """
+    met: list[bool] = []
+    chosen: list[list[Found]] = []
+    for want in record["include"]:
+        name, count = geneval_name(want["class"]), int(want.get("count", 1))
+        own = [item for item in objects if item.label == name]
+        met.append(len(own) == count if record.get("tag") == "counting" else len(own) >= count)
+        own = own[:count]
+        if "color" in want:
+            own = [item for item in own if colour(item) == want["color"]]
+            met.append(len(own) >= count)
+        if want.get("position"):
+            relation, other = want["position"]
+            pairs = [stands(relation, a, b) for a in own for b in chosen[other]]
+            met.append(bool(pairs) and all(pairs))
+        chosen.append(own)
+    for ban in record.get("exclude", ()):
+        name = geneval_name(ban["class"])
+        met.append(sum(item.label == name for item in objects) < int(ban.get("count", 1)))
+    return met
 
 
 def stands(relation: str, first: Found, second: Found) -> bool:
@@ -183,5 +236,7 @@ def stands(relation: str, first: Found, second: Found) -> bool:
     offset = a.mean(axis=0) - b.mean(axis=0)
     margin = 0.1 * ((a[1] - a[0]) + (b[1] - b[0]))
     beyond = np.sign(offset) * np.maximum(np.abs(offset) - margin, 0)
-    dx, dy = beyond / max(float(np.linalg.norm(offset)), 1e-9)
+    if (np.abs(beyond) < 1e-3).all():
+        return False
+    dx, dy = beyond / np.linalg.norm(offset)
     return {"left of": dx < -0.5, "right of": dx > 0.5, "above": dy < -0.5, "below": dy > 0.5}[relation]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rewards.aesthetic import LinearHead
 from rewards.base import Metadata, Scores
-from rewards.vision import Dtype, ModelReward, Preprocess, load_weights, pick_device
+from rewards.vision import Dtype, ModelReward, Preprocess, load_weights, pick_device, without_prefix
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the head's output over the authors' validation pictures
 MAX_TOKENS = 35
@@ -38,8 +38,8 @@ class Blip(nn.Module):
         from transformers.models.blip.modeling_blip_text import BlipTextModel
 
         super().__init__()
-        vision = _part(tensors, "blip.visual_encoder.")
-        text = _part(tensors, "blip.text_encoder.")
+        vision = without_prefix(tensors, "blip.visual_encoder.")
+        text = without_prefix(tensors, "blip.text_encoder.")
         width, _, patch, _ = vision["patch_embed.proj.weight"].shape
         self.size = round((vision["pos_embed"].shape[1] - 1) ** 0.5) * patch
         self.vision = BlipVisionModel(
@@ -71,17 +71,13 @@ class Blip(nn.Module):
         self.head = LinearHead(hidden)
         self.vision.load_state_dict({_vision_name(name): tensor for name, tensor in vision.items()})
         self.text.load_state_dict({n: tensor for n, tensor in text.items() if n != "embeddings.position_ids"})
-        self.head.load_state_dict(_part(tensors, "mlp."))
+        self.head.load_state_dict(without_prefix(tensors, "mlp."))
 
     def forward(self, pixels: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
         """[B] scores of pictures [B, 3, H, W] and prompts [B, L]."""
         seen = self.vision(pixels).last_hidden_state
         read = self.text(tokens, attention_mask=mask, encoder_hidden_states=seen, is_decoder=False).last_hidden_state
         return (self.head(read[:, 0].float()) - MEAN) / STD
-
-
-def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _layers(tensors: Mapping[str, Tensor], prefix: str) -> int:

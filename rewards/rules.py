@@ -188,12 +188,7 @@ class GroupDiversity:
         """[N, N] with zeros on the diagonal."""
         if self.encoder is None:
             return torch.from_numpy(thumbnail_distances(images)).float()
-        vectors = []
-        for i in range(0, len(images), self.batch_size):
-            pixels = self.encoder.preprocess.images(images[i : i + self.batch_size])
-            with torch.no_grad():
-                vectors.append(self.encoder.images(pixels.to(self.encoder.device, self.encoder.dtype)).cpu())
-        unit = torch.cat(vectors)
+        unit = self.encoder.pictures(images, self.batch_size)
         return (1 - unit @ unit.T).fill_diagonal_(0)
 
 

@@ -196,7 +196,7 @@ class RewardServer:
             if len(jobs) > 1:  # find out whose fault it is
                 return [answer for job in jobs for answer in self._score([job])]
             logger.warning("%s: %s", type(error).__name__, error)
-            return [error]
+            return [_alone(error)]
 
     async def score(self, request: Request) -> Response:
         refusal = self._refusal(request)
@@ -358,6 +358,12 @@ def _check_files(metadata: list[dict[str, Any]]) -> None:
 def _numbers(values: torch.Tensor) -> list[float | None]:
     """Floats for JSON, which has no NaN (a part may hold one)."""
     return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _alone(error: Exception) -> Exception:
+    """An error without its frames, which keep samples in memory until the garbage collector comes by."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
 
 
 def serve(

@@ -1,14 +1,16 @@
 """What the model rewards share: pictures to normalised tensors, and batches through a frozen model."""
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from PIL.Image import Image, Resampling
+from PIL.Image import new as new_image
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -26,9 +28,9 @@ class Preprocess:
 
     size: tuple[int, int]
     """height and width in pixels"""
-    fit: Literal["crop", "pad", "squash"] = "crop"
+    fit: Literal["crop", "pad", "squash", "square"] = "crop"
     """crop: the shorter side to `shorter`, then the centre; pad: the longer side to size, then black bars; squash:
-    both sides"""
+    both sides; square: bars of the mean colour make it square first"""
     shorter: int | None = None
     """default the shorter side of size"""
     mean: tuple[float, ...] = CLIP_MEAN
@@ -43,22 +45,40 @@ class Preprocess:
         Only `pad` (HPSv2) is resized as a tensor, as its authors do.
         """
         if self.fit == "pad":
-            return torch.cat([self.pixels(_to_tensor(image)[None]) for image in images])
+            return torch.cat([self.pixels(to_tensor(image)[None]) for image in images])
         resized = []
         for image in images:
+            if self.fit == "square":
+                image = self._squared(image.convert("RGB"))
             height, width = self._resized(image.height, image.width)
-            resized.append(self._cropped(_to_tensor(image.convert("RGB").resize((width, height), self.resample))))
+            resized.append(self._cropped(to_tensor(image.convert("RGB").resize((width, height), self.resample))))
         return self._normalized(torch.stack(resized))
 
     def pixels(self, pixels: Tensor) -> Tensor:
         """[B, 3, H, W] normalised, from [B, 3, h, w] in [0, 1] with the gradient."""
+        if self.fit == "square":
+            side = max(pixels.shape[-2:])
+            down, across = (side - have for have in pixels.shape[-2:])
+            bars = (across // 2, across - across // 2, down // 2, down - down // 2)
+            colour = torch.tensor(self._bar_colour).to(pixels)[:, None, None] / 255
+            pixels = F.pad(pixels - colour, bars) + colour
         size = self._resized(*pixels.shape[-2:])
         if size != pixels.shape[-2:]:
             pixels = F.interpolate(pixels, size, mode=_MODES[self.resample], antialias=True, align_corners=False)
         return self._normalized(self._cropped(pixels))
 
+    @property
+    def _bar_colour(self) -> tuple[int, ...]:
+        return tuple(int(255 * channel) for channel in self.mean)
+
+    def _squared(self, image: Image) -> Image:
+        side = max(image.size)
+        square = new_image("RGB", (side, side), self._bar_colour)
+        square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+        return square
+
     def _resized(self, height: int, width: int) -> tuple[int, int]:
-        if self.fit == "squash":
+        if self.fit in ("squash", "square"):
             return self.size
         if self.fit == "pad":
             scale = self.size[0] / max(height, width)
@@ -82,7 +102,7 @@ class Preprocess:
         return (pixels - mean) / std
 
 
-def _to_tensor(image: Image) -> Tensor:
+def to_tensor(image: Image) -> Tensor:
     """[3, H, W] in [0, 1]."""
     return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float() / 255
 
@@ -161,3 +181,28 @@ def load_weights(source: str | Path) -> dict[str, Tensor]:
         return load_file(path)
     tensors = torch.load(path, map_location="cpu", weights_only=True)
     return tensors.get("state_dict", tensors)
+
+
+def load_repository(source: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The config.json and all tensors of a folder or a hub name, however many files they are in.
+
+    For networks whose class transformers does not have, so that its `from_pretrained` cannot read them.
+
+    Raises:
+        FileNotFoundError: there are none.
+    """
+    folder = Path(source)
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+
+        folder = Path(snapshot_download(source, allow_patterns=["*.json", "*.model", "*.safetensors", "*.bin"]))
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
+    if not files or not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"no config.json and weights at '{source}'")
+    tensors = {name: tensor for file in files for name, tensor in load_weights(file).items()}
+    return json.loads((folder / "config.json").read_text(encoding="utf-8")), tensors
+
+
+def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors of a part, by their names in it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

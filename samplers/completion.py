@@ -58,12 +58,13 @@ def complete(
     """
     x = x.float().clone()
     # diffusers' solver walks one path at a time; the network still sees the states of all paths together
-    together = [(list(g), DPMSolver(sigmas[list(p)])) for p, g in _by_path(paths).items()] if order == 2 else []
+    by_path = _by_path(paths).items() if order == 2 else ()
+    together = [(members, _indices(members, x.device), DPMSolver(sigmas[list(p)])) for p, members in by_path]
     for leap in range(max(len(p) for p in paths) - 1):
         moving = [n for n, p in enumerate(paths) if len(p) > leap + 1]
-        rows = torch.tensor(moving, device=x.device)
-        here = torch.tensor([p[leap] for p in paths if len(p) > leap + 1], device=x.device)
-        there = torch.tensor([p[leap + 1] for p in paths if len(p) > leap + 1], device=x.device)
+        rows = _indices(moving, x.device)
+        here = _indices([p[leap] for p in paths if len(p) > leap + 1], x.device)
+        there = _indices([p[leap + 1] for p in paths if len(p) > leap + 1], x.device)
         if leap == 0 and start_velocity is not None:
             v = start_velocity[rows]
         else:
@@ -74,10 +75,15 @@ def complete(
             x[rows] += v * dt
         else:
             place = {row: n for n, row in enumerate(moving)}
-            for members, solver in together:
+            for members, own, solver in together:
                 if members[0] in place:
-                    x[members] = solver.step(x[members], v[[place[m] for m in members]])
+                    x[own] = solver.step(x[own], v[_indices([place[m] for m in members], x.device)])
     return x
+
+
+def _indices(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """[N] on the device, without the host waiting for it."""
+    return torch.tensor(numbers).to(device, non_blocking=True)
 
 
 def _by_path(paths: Sequence[Sequence[int]]) -> dict[tuple[int, ...], list[int]]:

@@ -2,6 +2,7 @@
 
     python scripts/benchmark_gpu.py sd35_medium --compile --json sd35.json
     python scripts/benchmark_gpu.py flux_dev --batch-size 4 --gradient-checkpointing
+    python scripts/benchmark_gpu.py wan_1_3b --size 480 --batch-size 2 --attention flash     # 33 frames
 
 The model has its published configuration and random weights, which take the same time; prompt embeddings are random
 too, so no text encoder is loaded. Defaults: 512 pixels, 10 steps, guidance 4.5, batch 16, LoRA of rank 32, bfloat16.
@@ -9,9 +10,9 @@ too, so no text encoder is loaded. Defaults: 512 pixels, 10 steps, guidance 4.5,
 - **Rollout**: from cached embeddings to the recorded trajectory. **Update**: replay, loss, backward, clipping and
   AdamW over every stochastic step. The decoder and the reward are not part of either.
 - **Published**: a loop of our own, written after reading yifan123/flow_grpo (sd3_pipeline_with_logprob.py,
-  sd3_sde_with_logprob.py and compute_log_prob of train_sd3.py): guidance by concatenating two copies of the batch,
-  one step's batch a network call in the update and a backward after each, each sample's noise level looked up from its
-  timestep, eager. The same network, adapter and samples.
+  sd3_sde_with_logprob.py and compute_log_prob of train_sd3.py): guidance as the pipeline guides, by two copies of the
+  batch or two calls, one step's batch a network call in the update and a backward after each, each sample's noise level
+  looked up from its timestep, eager. The same network, adapter and samples.
 - **MFU**: floating-point operations of the network that the work takes (torch's counter, matrix products and
   attention), over the time, over the rate of a large matrix product in the same dtype measured before. What gradient
   checkpointing computes again is not counted.
@@ -32,16 +33,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmark import configuration, encode_at_random, measure
-from diffusers import (
-    AutoencoderKL,
-    DiffusionPipeline,
-    FlowMatchEulerDiscreteScheduler,
-    FluxPipeline,
-    FluxTransformer2DModel,
-    SD3Transformer2DModel,
-    StableDiffusion3Pipeline,
-)
+from benchmark import configuration, measure
+from diffusers import DiffusionPipeline
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -51,95 +45,31 @@ from flowalign.actors.draw import Draw
 from flowalign.data.batches import draw_batch
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.runs.files import write_atomically
+from flowalign.tools import published_pipelines, tiny_pipelines
+from flowalign.tools.random_models import default_dtype
 from flowalign.training import Trainer
-
-TEXT_TOKENS = 128
-"""of T5, as the recipes encode"""
-SD35_MEDIUM = {
-    "sample_size": 128,
-    "patch_size": 2,
-    "in_channels": 16,
-    "num_layers": 24,
-    "attention_head_dim": 64,
-    "num_attention_heads": 24,
-    "joint_attention_dim": 4096,
-    "caption_projection_dim": 1536,
-    "pooled_projection_dim": 2048,
-    "out_channels": 16,
-    "pos_embed_max_size": 384,
-    "dual_attention_layers": tuple(range(13)),
-    "qk_norm": "rms_norm",
-}
-FLUX_DEV = {
-    "in_channels": 64,
-    "num_layers": 19,
-    "num_single_layers": 38,
-    "attention_head_dim": 128,
-    "num_attention_heads": 24,
-    "joint_attention_dim": 4096,
-    "pooled_projection_dim": 768,
-    "guidance_embeds": True,
-}
-VAE = {
-    "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "block_out_channels": (128, 256, 512, 512),
-    "layers_per_block": 2,
-    "latent_channels": 16,
-    "use_quant_conv": False,
-    "use_post_quant_conv": False,
-}
-TINY_VAE = VAE | {"block_out_channels": (4, 4, 4, 4), "layers_per_block": 1, "norm_num_groups": 2}
 
 
 @dataclass(frozen=True)
 class Size:
-    """A model's published configuration, and a small one of the same classes for a test on a CPU."""
+    """A model at its published size, and a tiny pipeline of the same class for a test on a CPU."""
 
-    pipeline: type[DiffusionPipeline]
-    transformer: type[torch.nn.Module]
-    own: dict[str, Any]
-    small: dict[str, Any]
-    vae: dict[str, float]
-    scheduler: dict[str, Any]
-    clip_tokens: int
+    published: str
+    """in flowalign/tools/published_pipelines.json"""
+    tiny: str
+    """in flowalign/tools/tiny_pipelines.json"""
+    encoded: dict[str, tuple[int, ...]]
+    """shapes of a prompt's embeddings"""
+    call: dict[str, int]
+    """further arguments of the pipeline's call"""
 
 
 SIZES = {
-    "sd35_medium": Size(
-        StableDiffusion3Pipeline,
-        SD3Transformer2DModel,
-        SD35_MEDIUM,
-        {
-            "num_layers": 2,
-            "attention_head_dim": 8,
-            "num_attention_heads": 4,
-            "joint_attention_dim": 32,
-            "caption_projection_dim": 32,
-            "pooled_projection_dim": 64,
-            "dual_attention_layers": (0,),
-        },
-        {"scaling_factor": 1.5305, "shift_factor": 0.0609},
-        {"shift": 3.0},
-        77,
-    ),
-    "flux_dev": Size(
-        FluxPipeline,
-        FluxTransformer2DModel,
-        FLUX_DEV,
-        {
-            "num_layers": 1,
-            "num_single_layers": 1,
-            "attention_head_dim": 16,
-            "num_attention_heads": 2,
-            "joint_attention_dim": 32,
-            "pooled_projection_dim": 32,
-            "axes_dims_rope": (4, 4, 8),
-        },
-        {"scaling_factor": 0.3611, "shift_factor": 0.1159},
-        {"use_dynamic_shifting": True, "shift": 3.0, "base_shift": 0.5, "max_shift": 1.15},
-        0,
-    ),
+    # 128 tokens of T5, as the recipes encode, and 77 of CLIP
+    "sd35_medium": Size("sd35_medium", "sd35", {"prompt_embeds": (205, 4096), "pooled_prompt_embeds": (2048,)}, {}),
+    "flux_dev": Size("flux_dev", "flux", {"prompt_embeds": (128, 4096), "pooled_prompt_embeds": (768,)}, {}),
+    "qwen_image": Size("qwen_image", "qwen_image", {"prompt_embeds": (64, 3584)}, {}),
+    "wan_1_3b": Size("wan21_1_3b", "wan", {"prompt_embeds": (512, 4096)}, {"num_frames": 33}),
 }
 
 
@@ -172,17 +102,23 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
     """Every figure of ours and of the published way."""
-    device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
-    policy = DiffusersPolicy(random_pipeline(arguments, device, dtype), device, attention=arguments.attention)
+    device, dtype, size = torch.device(arguments.device), getattr(torch, arguments.dtype), SIZES[arguments.model]
+    encode = tiny_pipelines.PIPELINES[size.tiny].encode if arguments.tiny else {}
+    policy = DiffusersPolicy(random_pipeline(arguments, device, dtype), device, encode, arguments.attention)
     # read by `configuration`: the model is given
     arguments.config = arguments.model
     with tempfile.TemporaryDirectory() as output:
         config = configuration(arguments, output)
+        config.model.encode = encode
+        config.rollout = config.rollout.model_copy(update=size.call)
         config.model.gradient_checkpointing, config.model.compile = arguments.gradient_checkpointing, arguments.compile
         trainer = Trainer(config, policy, progress=False)
+        # what the samples are worth is no part of the work measured, and decoding them takes memory
+        trainer.actor.decode = lambda rollout: [Image.new("RGB", (8, 8))] * len(rollout)
     training = config.training
     batch = draw_batch(trainer.prompts, 0, training.prompts_per_iteration, training.group_size, 0, False)
-    encode_at_random(policy, SIZES[arguments.model].clip_tokens + TEXT_TOKENS)
+    if not arguments.tiny:
+        encode_at_random(policy, size.encoded)
     experience = trainer.algorithm.collect(trainer.actor, Draw(trainer.actor, batch))
     rollout = experience.rollout
     experience = replace(experience, advantage=torch.ones_like(experience.advantage))
@@ -217,21 +153,34 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def random_pipeline(arguments: argparse.Namespace, device: torch.device, dtype: torch.dtype) -> DiffusionPipeline:
-    """The pipeline without text encoders, its denoiser made on the device."""
+    """The pipeline, its networks made on the device; without text encoders where it has its published size."""
     size = SIZES[arguments.model]
+    if arguments.tiny:
+        return tiny_pipelines.build(size.tiny).to(dtype)
     torch.manual_seed(0)
-    with torch.device(device):
-        torch.set_default_dtype(dtype)
-        transformer = size.transformer(**size.own | (size.small if arguments.tiny else {}))
-        vae = AutoencoderKL(**(TINY_VAE if arguments.tiny else VAE), **size.vae)
-        torch.set_default_dtype(torch.float32)
+    described = published_pipelines.PIPELINES[size.published]
+    components = {
+        name: None if name.startswith(("text_encoder", "tokenizer")) else part
+        for name, part in described.components.items()
+    }
+    with default_dtype(dtype):
+        pipeline = tiny_pipelines.assembled(
+            replace(described, components=components), lambda name: published_pipelines.network(name, device)
+        )
     # a network's last layer starts at zero, and then nothing has a gradient
-    torch.nn.init.normal_(transformer.proj_out.weight, std=0.02)
-    names = ("text_encoder", "tokenizer")
-    suffixes = ("", "_2", "_3") if size.pipeline is StableDiffusion3Pipeline else ("", "_2")
-    absent = {name + suffix: None for name in names for suffix in suffixes}
-    scheduler = FlowMatchEulerDiscreteScheduler(**size.scheduler)
-    return size.pipeline(transformer=transformer, vae=vae, scheduler=scheduler, **absent)
+    torch.nn.init.normal_(pipeline.transformer.proj_out.weight, std=0.02)
+    return pipeline
+
+
+def encode_at_random(policy: DiffusersPolicy, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Let the policy's encoding give something of these shapes in the place of the text encoders'."""
+
+    def encode(pipeline: Any, prompts: Sequence[str], **options: Any) -> dict[str, Tensor]:
+        return {name: torch.randn(len(prompts), *shape, dtype=policy.dtype) for name, shape in shapes.items()}
+
+    # on the instance, where they hide the class's own; nothing is tokenised
+    own = {"encode": encode, "encode_negative": encode, "token_limits": lambda pipeline, **options: {}}
+    vars(policy.family).update(own)
 
 
 class Published:
@@ -241,7 +190,7 @@ class Published:
         self.policy, self.made, self.guidance = policy, rollout.trajectory, guidance
         self.network = policy.network
         self.calls = rollout.conditions.calls
-        self.copies = rollout.conditions.copies[0]
+        self.copies = rollout.conditions.copies
         self.sigmas = self.made.sigmas
         self.eta = 0.7
         # theirs is one too: LoRA's parameters are few
@@ -252,25 +201,26 @@ class Published:
         family = self.policy.family
         latents = family.pack(x).to(self.policy.dtype)
         with self.policy._autocast(), torch.compiler.set_stance("force_eager"):
-            output = self.network(torch.cat([latents] * self.copies), **self.calls[step][0])[0]
-        if self.copies == 2:
-            negative, positive = output.chunk(2)
-            output = negative + self.guidance * (positive - negative)
+            calls = zip(self.copies, self.calls[step], strict=True)
+            outputs = [self.network(torch.cat([latents] * count), **call)[0] for count, call in calls]
+        output = family.velocity(outputs, self.copies, self.guidance)
         return family.unpack(output, x.shape[2:]).float()
 
     def transition(self, x: Tensor, velocity: Tensor, step: int, following: Tensor | None) -> tuple[Tensor, Tensor]:
         """Their sde_step_with_logprob: the next state, and its log-probability [B]."""
         index = [step] * len(x)
-        sigma, to = (self.sigmas[[k + n for k in index]].view(-1, 1, 1, 1) for n in (0, 1))
+        sigma, to = (self.sigmas[[k + n for k in index]].view(-1, *[1] * (x.dim() - 1)) for n in (0, 1))
         dt = to - sigma
-        std = torch.sqrt(sigma / (1 - torch.where(sigma == 1, self.sigmas[1].item(), sigma))) * self.eta
+        # infinite at 1, and close to it where a schedule starts just below
+        finite = torch.where(10 * (1 - sigma) < 1 - to, to, sigma)
+        std = torch.sqrt(sigma / (1 - finite)) * self.eta
         drift = std**2 / (2 * sigma)
         mean = x * (1 + drift * dt) + velocity * (1 + drift * (1 - sigma)) * dt
         spread = std * torch.sqrt(-dt)
         if following is None:
             following = mean + spread * torch.randn_like(mean)
         density = -((following.detach() - mean) ** 2) / (2 * spread**2) - torch.log(spread) - math.log(2 * math.pi) / 2
-        return following, density.mean((1, 2, 3))
+        return following, density.flatten(1).mean(1)
 
     @torch.no_grad()
     def rollout(self) -> list[Tensor]:
@@ -332,7 +282,7 @@ def print_table(figures: dict[str, Any]) -> None:
     table = Table()
     for column in ("", "flowalign", "published way", "faster", "MFU", "MFU published", "peak GiB", "published"):
         table.add_column(column)
-    units = {"rollout": "images/s", "update": "samples x steps/s"}
+    units = {"rollout": "videos/s" if SIZES[settings["model"]].call else "images/s", "update": "samples x steps/s"}
     memory = figures["peak_memory_gib"]
     for name, unit in units.items():
         other = f"{name}_published"

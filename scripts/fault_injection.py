@@ -1,41 +1,55 @@
 """Damage what flowalign reads, and count how it takes it: python scripts/fault_injection.py checkpoints
 
+    commands         command lines that work, with words changed, left out, doubled and mixed
     checkpoints      the newest of a small run's two, in nine ways a file; then the run is to go on
     configurations   the shipped recipes with random changes; they are read and checked, and no model loads
     kills            a small run, killed and asked to leave at random moments until it is done, against one in peace
     prompts          files of prompts that are broken in every way thought of
+    server           a reward server, with requests that would take its memory; what it took stands beside each
 
 Outcomes: 'fine', 'refused' in one line, 'passed over' for the checkpoint before, and what must not be: 'WRONG' weights,
 'TRACEBACK', 'HANGS' (over a minute). Leaves with 1 where one of these came up, and lists them.
 """
 
 import argparse
+import base64
 import contextlib
+import http.client
+import io
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
+from PIL import Image
+from safetensors.numpy import save
 from safetensors.torch import load_file, save_file
 
+from flowalign.cli.main import main as flowalign
 from flowalign.config import load, recipe
 from flowalign.data import Prompts
 from flowalign.errors import FlowalignError
 from flowalign.runs.checkpoint import Checkpoints
 from flowalign.training import Trainer
 from rewards import RewardError
+from rewards.wire import JSON, SAFETENSORS, encode
 
 SECONDS = 60
 """after which something hangs"""
@@ -106,11 +120,11 @@ def damages(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "NaN", not_finite
 
 
-def small(folder: str, name: str) -> Any:
-    """The configuration of a run of four iterations, with a LoRA and an average."""
+def small(folder: str, name: str, of: str = "tiny_sd3/flow_grpo", more: Sequence[str] = ()) -> Any:
+    """The configuration of a run of four iterations, with an average of its weights."""
     changes = [f"output={folder}", f"name={name}", "evaluation.prompts=null", "training.iterations=4"]
     changes += ["training.ema_decay=0.9", "training.checkpoint_every=1", "training.prompts_per_iteration=2"]
-    return load(recipe("tiny_sd3/flow_grpo"), changes)
+    return load(recipe(of), [*changes, *more])
 
 
 def brightness(images: list[Any], prompts: list[str]) -> list[float]:
@@ -154,14 +168,22 @@ def checkpoints() -> Iterator[tuple[str, str]]:
 # Kills
 
 
-def in_a_child(config: Any) -> int:
-    """The number of a process that trains as configured, going on where it can."""
+def in_a_child(config: Any, processes: int) -> int:
+    """The number of a process that trains as configured, going on where it can; the first of its group."""
+    if processes > 1:
+        file = Path(config.output) / f"{config.name}.yaml"
+        file.write_text(config.dump())
+        launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", str(processes)]
+        command = [sys.executable, *launch, "-m", "flowalign", "train", str(file), "--resume"]
+        quiet = [(os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)]
+        return os.posix_spawn(sys.executable, command, os.environ, file_actions=quiet, setsid=True)
     child = os.fork()
     if child == 0:
+        os.setsid()
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 2)
         try:
-            Trainer(config, reward=brightness, resume=True, progress=False).train()
+            Trainer(config, resume=True, progress=False).train()
         except FlowalignError as error:
             os._exit(error.exit_code)
         except BaseException:
@@ -176,36 +198,40 @@ def result(folder: Path) -> dict[str, Any]:
     assert newest is not None
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     found: dict[str, Any] = {"metrics": [{k: v for k, v in r.items() if not k.startswith("seconds")} for r in lines]}
-    for name in ("trainable", "optimizer", "ema"):
-        found[name] = {key: value.tolist() for key, value in load_file(newest / f"{name}.safetensors").items()}
-    for path in (folder / "lora").iterdir():
+    for path in [
+        *newest.glob("*.safetensors"),
+        *folder.glob("lora/*.safetensors"),
+        *folder.glob("model/*.safetensors"),
+    ]:
         found[path.name] = {key: value.tolist() for key, value in load_file(path).items()}
     return found
 
 
-def kills(count: int, seed: int) -> Iterator[tuple[str, str]]:
+def kills(count: int, seed: int, name: str, changes: list[str], processes: int) -> Iterator[tuple[str, str]]:
     """Runs that SIGKILL and SIGTERM end, each at a random moment of the time that a whole run takes."""
     generator = random.Random(seed)
     with tempfile.TemporaryDirectory() as scratch:
         begin = time.monotonic()
-        os.waitpid(in_a_child(small(scratch, "whole")), 0)
+        os.waitpid(in_a_child(small(scratch, "whole", name, changes), processes), 0)
         whole, expected = time.monotonic() - begin, result(Path(scratch) / "whole")
         done, rounds = 0, 0
         while done < count:
-            config, rounds = small(scratch, f"round{rounds}"), rounds + 1
+            config, rounds = small(scratch, f"round{rounds}", name, changes), rounds + 1
             while True:
-                child = in_a_child(config)
+                child = in_a_child(config, processes)
                 time.sleep(generator.uniform(0, whole))
                 number = generator.choice([signal.SIGKILL, signal.SIGTERM])
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, number)
+                    os.killpg(child, number)
                 _, status = os.waitpid(child, 0)
                 if status == 0:
                     break
                 done += 1
                 code = os.waitstatus_to_exitcode(status)
                 kind = {-signal.SIGKILL: "killed", -signal.SIGTERM: "killed", 75: "left with a checkpoint"}
-                yield f"round {rounds}, signal {done}", kind.get(code, f"TRACEBACK: code {code}")
+                # a launcher has codes of its own
+                other = f"TRACEBACK: code {code}" if processes == 1 else "killed"
+                yield f"round {rounds}, signal {done}", kind.get(code, other)
             same = result(Path(scratch) / str(config.name)) == expected
             yield (
                 f"round {rounds}, its end",
@@ -330,6 +356,199 @@ def prompts() -> Iterator[tuple[str, str]]:
             yield repr(source[:20]), outcome(partial(read_prompts, source))
 
 
+# Commands
+
+COMMANDS = """
+list rewards clip_score
+config rollout --text
+recipes
+init --model tiny_sd3 --reward shapes --prompts prompts.txt --output train.yaml --guidance 2
+fetch tiny_sd3/flow_grpo --check
+train tiny_sd3/flow_grpo training.iterations=1 training.group_size=2 evaluation.prompts=null name=new --dry-run
+sample tiny_sd3 "a red circle" "two blue squares" --steps 2 --count 2 --seed 3 --output samples
+sample runs/run "a red circle" --steps 2 --output samples --rlg 1.5
+search tiny_sd3 "a red circle" --method best_of_n --reward shapes --budget samples=2 --steps 2 --output searches
+eval runs/run --base --prompts prompts.txt --steps 2 --json figures.json
+watch runs/run --panel shapes --json figures.json
+gallery runs/run --output gallery --export votes.jsonl
+pairs tiny_sd3 prompts.txt --per-prompt 2 --steps 2 --output pairs
+prompts geneval --count 3 --output geneval.jsonl --seed 1
+difficulty tiny_sd3/flow_grpo graded.jsonl rollout.steps=2 data.limit=2 --samples 2
+reward-check rewards.yaml --size 32
+train-reward votes.jsonl --out judge --epochs 1 --batch-size 2
+pair-questions votes.jsonl --out questions.jsonl --template reward_dance_pair
+league tiny_sd3/flow_grpo tiny_sd3/nft --budget forwards=1 --seeds 1 --pictures 1 --output league
+cold-start tiny_lm/grpo --out started --epochs 1
+rejection-sampling tiny_lm/grpo --out right --samples 1
+reward-server rewards.yaml --host 127.0.0.1 --port 8790
+"""
+LONG = {"train", "league", "difficulty", "cold-start", "rejection-sampling", "reward-server", "search", "eval", "pairs"}
+"""may work for longer than anybody waits here, or serve"""
+WORDS = [
+    "", " ", "-", "--", "0", "-1", "1e309", "nan", "x" * 5000, "../..", "/dev/zero", "/dev/null", "\ud800", "a\0b",
+    "=", "a=b", "%s", "{}", "[1", "9" * 30, "2**9", "'", "~", ".", "/", "--help", "--json", "--serve", "http://[",
+]  # fmt: skip
+
+
+def altered(words: list[str], others: list[str], generator: random.Random) -> list[str]:
+    """A copy with one to three of its words changed."""
+    words = list(words)
+    for _ in range(generator.randint(1, 3)):
+        place = generator.randrange(len(words))
+        way = generator.choice(["replace"] * 4 + ["drop", "double", "insert", "cut", "swap", "other", "mangle"])
+        if way == "replace":
+            words[place] = generator.choice(WORDS)
+        elif way == "drop" and len(words) > 1:
+            del words[place]
+        elif way == "double":
+            words.insert(place, words[place])
+        elif way == "insert":
+            words.insert(place, generator.choice(WORDS))
+        elif way == "cut":
+            del words[max(1, place) :]
+        elif way == "swap":
+            other = generator.randrange(len(words))
+            words[place], words[other] = words[other], words[place]
+        elif way == "other":
+            words[place] = generator.choice(others)
+        else:
+            at = generator.randrange(len(words[place]) + 1)
+            words[place] = words[place][:at] + generator.choice("=-/.,:x9\t\u00e9") + words[place][at + 1 :]
+    return words
+
+
+def commands(count: int, seed: int) -> Iterator[tuple[str, str]]:
+    """Each in this process, in a folder that has a run, prompts and rewards."""
+    generator = random.Random(seed)
+    known = [shlex.split(line) for line in COMMANDS.strip().splitlines()]
+    others = [word for line in known for word in line]
+    kept = Path.cwd()
+    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
+        Trainer(small("runs", "run"), reward=brightness, progress=False).train()
+        Path("prompts.txt").write_text("a red circle\n\na blue square\n")
+        Path("rewards.yaml").write_text("rewards: [{name: shapes}]\n")
+        shutil.copytree(scratch, f"{scratch}.kept")
+        for number in range(count):
+            words = altered(generator.choice(known), others, generator)
+            said, shown = io.StringIO(), io.StringIO()
+
+            def run(words: list[str] = words, said: io.StringIO = said, shown: io.StringIO = shown) -> str:
+                try:
+                    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(said):
+                        flowalign(words)
+                except SystemExit as end:
+                    if end.code and not (said.getvalue() + shown.getvalue()).strip():
+                        return f"SILENT: code {end.code}"
+                    return "refused" if end.code else "fine"
+                return "fine"
+
+            ended = outcome(run)
+            at_work = ended == "HANGS" and not LONG.isdisjoint(words)
+            yield f"seed {seed}, number {number}: flowalign {shlex.join(words)!r}", "at work" if at_work else ended
+            # what a command wrote is in no other's way
+            os.chdir(kept)
+            shutil.rmtree(scratch)
+            shutil.copytree(f"{scratch}.kept", scratch)
+            os.chdir(scratch)
+        shutil.rmtree(f"{scratch}.kept")
+
+
+# A server
+
+GIGABYTE = 2**30
+"""more than a server with its default `memory` may take for one request"""
+MANY = GIGABYTE + 384 * 2**20
+"""and for many at once: its own half a gigabyte and twice `memory`, since what is freed stays in pieces"""
+
+
+def bombs() -> Iterator[tuple[str, Any, str]]:
+    """What to send: a name, a body, or its pieces, and its content type."""
+    picture = Image.new("RGB", (1024, 1024))
+    repeated = json.dumps({"samples": [{"$image": 0}] * 1000, "prompts": ["a"] * 1000, "metadata": [{}] * 1000})
+    tensors = {"0": np.zeros((1024, 1024, 3), np.uint8), "request": np.frombuffer(repeated.encode(), dtype=np.uint8)}
+    yield "3 MB that repeat one picture 1,000 times", save(tensors), SAFETENSORS
+    large = io.BytesIO()
+    Image.new("L", (13_000, 13_000)).save(large, "PNG")
+    png = {"$png": base64.b64encode(large.getvalue()).decode()}
+    four = {"samples": [png] * 4, "prompts": ["a"] * 4, "metadata": [{}] * 4}
+    yield "four PNGs of 13,000 pixels a side", json.dumps(four).encode(), JSON
+    hidden = {"samples": ["a"], "prompts": ["a"], "metadata": [{"more": [png] * 4}]}
+    yield "the same in metadata", json.dumps(hidden).encode(), JSON
+    yield "100 pictures of 1,024 pixels", *encode([picture] * 100, ["a"] * 100, [{}] * 100, "safetensors")
+    lists = b'{"samples":[' + b"[]," * 20_000_000 + b'1],"prompts":[],"metadata":[]}'
+    yield "20 million lists", lists, JSON
+    yield "20 million lists in a header", len(lists).to_bytes(8, "little") + lists, SAFETENSORS
+    yield "lists in lists, a million deep", b'{"samples":' + b"[" * 1_000_000, JSON
+    yield "500 MB of blanks", b" " * (500 << 20), JSON
+    yield "an endless body in pieces", (b" " * 2**20 for _ in range(4096)), JSON
+    yield "a header of 2**60 bytes", (2**60).to_bytes(8, "little") + b"{}", SAFETENSORS
+    yield (
+        "a tensor that is not there",
+        (75).to_bytes(8, "little") + (b'{"request": {"dtype": "U8", "shape": [999999], "data_offsets": [0, 999999]}}'),
+        SAFETENSORS,
+    )
+    yield "noise", random.Random(0).randbytes(2**20), JSON
+    yield "noise as safetensors", random.Random(0).randbytes(2**20), SAFETENSORS
+    yield "samples of other types", json.dumps({"samples": [3], "prompts": ["a"], "metadata": [{}]}).encode(), JSON
+    yield "a number of a million digits", b'{"samples": [' + b"9" * 1_000_000 + b"]}", JSON
+    yield "a picture without pixels", *encode([Image.new("RGB", (1, 1))], ["a"], [{}], "png")
+
+
+def ask(port: int, body: Any, kind: str) -> str:
+    """The status of the answer, or how the connection ended."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+    try:
+        connection.request("POST", "/score", body, {"Content-Type": kind})
+        return str(connection.getresponse().status)
+    except (ConnectionError, http.client.HTTPException) as error:
+        return type(error).__name__
+    finally:
+        connection.close()
+
+
+def peak(process: int) -> int:
+    """Bytes that a process has had in memory at once since the last call."""
+    status = Path(f"/proc/{process}/status").read_text()
+    most = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+    Path(f"/proc/{process}/clear_refs").write_text("5")
+    return most * 1024
+
+
+def server() -> Iterator[tuple[str, str]]:
+    """A server process of this machine (Linux); after each request it must answer a good one."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as scratch:
+        config = Path(scratch) / "rewards.yaml"
+        config.write_text("rewards: [{name: shapes}]\n")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flowalign", "reward-server", str(config), "--port", str(port)]
+        )
+        small_one = encode([Image.new("RGB", (64, 64))], ["a red circle"], [{}], "png")
+        quiet = encode([Image.new("RGB", (1024, 1024))] * 16, ["a"] * 16, [{}] * 16, "safetensors")
+        try:
+            while ask(port, *small_one) == "ConnectionRefusedError":
+                time.sleep(0.2)
+
+            def sent(many: int, body: Any, kind: str, most: int) -> str:
+                peak(process.pid)
+                with ThreadPoolExecutor(many) as threads:
+                    said = Counter(threads.map(lambda _: ask(port, body, kind), range(many)))
+                taken, after = peak(process.pid), ask(port, *small_one)
+                shown = f"{', '.join(f'{n} x {status}' for status, n in said.items())}; {taken >> 20} MB"
+                if process.poll() is not None or after not in ("200", "422"):
+                    return f"DEAD: {shown}, then {after}"
+                return f"TOO MUCH: {shown}" if taken > most else f"fine: {shown}"
+
+            for name, body, kind in bombs():
+                yield name, outcome(partial(sent, 1, body, kind, GIGABYTE))
+            yield "48 requests of 50 MB at once", outcome(partial(sent, 48, *quiet, MANY))
+        finally:
+            process.kill()
+            process.wait()
+
+
 def read_prompts(source: str) -> str:
     for text in Prompts.read(source).texts:
         text.encode()
@@ -338,21 +557,30 @@ def read_prompts(source: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["checkpoints", "kills", "configurations", "prompts"])
-    parser.add_argument("--count", type=int, help="of configurations, default 1000, and of kills, default 100")
+    parser.add_argument("what", choices=["checkpoints", "commands", "kills", "configurations", "prompts", "server"])
+    parser.add_argument(
+        "--count", type=int, help="of configurations, default 1000, of commands, default 500, of kills, default 100"
+    )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--recipe", default="tiny_sd3/flow_grpo", help="of the runs that are killed")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="in that recipe")
+    parser.add_argument("--processes", type=int, default=1, help="of the runs that are killed")
     arguments = parser.parse_args()
     kinds = {
         "checkpoints": checkpoints,
         "prompts": prompts,
-        "kills": lambda: kills(arguments.count or 100, arguments.seed),
+        "server": server,
+        "commands": lambda: commands(arguments.count or 500, arguments.seed),
+        "kills": lambda: kills(
+            arguments.count or 100, arguments.seed, arguments.recipe, arguments.set, arguments.processes
+        ),
         "configurations": lambda: configurations(arguments.count or 1000, arguments.seed),
     }
     counts: Counter[str] = Counter()
     for case, result in kinds[arguments.what]():
         kind = result.partition(":")[0]
         counts[kind] += 1
-        if kind.isupper():
+        if kind.isupper() or arguments.what == "server":
             print(f"{case}: {result}", flush=True)
     print(f"{sum(counts.values())} {arguments.what}:", ", ".join(f"{n} {kind}" for kind, n in counts.most_common()))
     sys.exit(any(kind.isupper() for kind in counts))

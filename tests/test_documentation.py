@@ -51,10 +51,12 @@ SMALLER = {
     "train": SETTINGS,
     "eval": ["--pictures", "1"],
     "watch": ["--pictures", "1"],
+    "bench": ["--limit", "2", "--steps", "1"],
     "league": ["--budget", "forwards=50", "--pictures", "1", "--seeds", "1", *(f"--set={s}" for s in SETTINGS[1:])],
     "search": ["--budget", "forwards=40"],
     "train-reward": ["--model", "tiny_clip", "--epochs", "1"],
     "prompts": ["--count", "8", "--heldout", "4"],
+    "compare": ["--again", "--pictures", "1"],
     "pairs": ["--limit", "1", "--per-prompt", "2", "--steps", "2"],
 }
 PLACES = {
@@ -63,11 +65,12 @@ PLACES = {
     "runs/two": "runs/tiny_sd3-dense_grpo-seed0",
 }
 ELSEWHERE = re.compile(
-    r"Qwen|configs/(sd3|flux|qwen_vl)/(?!\S+ --dry-run$)|tiny_sd3/{|^league.*reinflow|--serve|^demo|text_better"
-    r"|runs/sd3-|(gallery|train) runs/round|mine\.txt"
-    r"|runs/(pairs|heldout|started|sifted|listening)|\.yaml \S*think|tiny_vlm/judge"
+    r"Qwen|black-forest-labs|configs/(sd3|flux|qwen_vl)/(?!\S+ --dry-run$)|tiny_sd3/{|^league.*reinflow|--serve|^demo"
+    r"|^plan|text_better|runs/sd3-|(gallery|train) runs/round|mine\.txt|my_run\.yaml"
+    r"|^bench (?!tiny_sd3|runs/tiny)|runs/(pairs|heldout|started|sifted|listening)|\.yaml \S*think|tiny_vlm/judge"
 )
-"""large models, servers, the demos (cli/test_demo*.py), and what comes after hours of training"""
+"""large models and their plans (tools/test_plan.py), servers, the demos (cli/test_demo*.py), files of the reader, and
+what comes after hours of training"""
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
@@ -225,6 +228,7 @@ def test_the_commands_of_the_shipped_models_run(ran: dict[str, int | None], fold
         "search",
         "eval",
         "watch",
+        "bench",
         "league",
         "gallery",
         "train-reward",
@@ -235,6 +239,8 @@ def test_the_commands_of_the_shipped_models_run(ran: dict[str, int | None], fold
         "recipes",
         "pairs",
         "config",
+        "compare",
+        "export",
     }
     assert len(ran) >= 18
     for made in (

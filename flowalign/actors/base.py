@@ -9,6 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from flowalign.actors.extremes import Extremes
 from flowalign.config import BaseConfig
 from flowalign.core.advantages import zero_spread
 from flowalign.data.batches import Batch
@@ -28,6 +29,8 @@ class Actor:
         self.reward_calls = 0
         self.metrics: dict[str, float] = {}
         """what acting measured in this iteration"""
+        self.extremes: Extremes | None = None
+        """what is told of every finished sample that is scored, in iterations that people look at"""
         self.exchanges = 0
         """times that processes have waited here for each other"""
         # what judges were asked before was asked by somebody else in this process
@@ -87,7 +90,11 @@ class Actor:
             for record, step in zip(metadata, steps, strict=True):
                 record["group"] = f"{record['group']}/{step}"
         self.reward_calls += len(samples)
-        return score(self.reward, samples, [batch.prompts[i] for i in rows], metadata)
+        prompts = [batch.prompts[i] for i in rows]
+        scores = score(self.reward, samples, prompts, metadata)
+        if self.extremes is not None and steps is None and not self._alone:
+            self.extremes.offer(samples, prompts, metadata, scores)
+        return scores
 
     def score_metrics(self, scores: Scores, group: Tensor) -> dict[str, float]:
         """What the metrics say of the scores of all processes.

@@ -1,7 +1,7 @@
 """What an algorithm for pictures and videos acts through: policy, reward, rollout settings, the other processes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -36,6 +36,8 @@ class DiffusionActor(Actor):
         self.kernel = registry.resolve("kernels", config.rollout.kernel)
         self.plan = config.build_plan(silent=True)
         self.unlearned: int = getattr(self.plan, "unlearned", 0)
+        self.search: Callable[[DiffusionActor, Batch], Tensor] | None = None
+        """finds finished latents [B, ...] for a batch"""
         self._head: ValueHead | None = None
         policy.guidance_gradient = config.rollout.guidance_gradient
         if policy.guidance_gradient == "conditional" and not policy.family.negative(config.rollout.guidance):
@@ -80,6 +82,22 @@ class DiffusionActor(Actor):
                 **sampling,
             )
         rollout.unlearned = self.unlearned
+        return rollout
+
+    def found(self, batch: Batch) -> Rollout:
+        """What a search finds for every sample of the batch, without the steps that led there.
+
+        The steps of the first few, by which replay is verified, are plain sampling's.
+        """
+        assert self.search is not None
+        call: dict[str, Any] = self.config.rollout.arguments()
+        parts = [
+            self.policy.sample(own.prompts, own.seeds, metadata=own.metadata, dry=begin > 0, **call)
+            for begin, own in ((0, batch[range(min(4, len(batch)))]), (4, batch[range(4, len(batch))]))
+            if len(own)
+        ]
+        rollout = Rollout.cat(parts)
+        rollout.trajectory.latents[:, -1] = self.search(self, batch)
         return rollout
 
     def _forked(self, batch: Batch, eta: Tensor, kernel: Any, sampling: dict[str, Any]) -> Rollout:

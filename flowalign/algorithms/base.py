@@ -87,10 +87,18 @@ class Algorithm:
     Settings: ClassVar[type[AlgorithmSettings]] = AlgorithmSettings
     kind: ClassVar[Literal["pictures", "text"]] = "pictures"
     """of the samples that it learns from"""
+    learns_texts: ClassVar[bool] = True
+    """text encoders can be trained by it: its losses ask for velocities of a rollout's states"""
+    shards: ClassVar[bool] = True
+    """its network may be in shards"""
     refills: ClassVar[bool] = False
     """it samples what it draws, group by group: groups can be replaced"""
     replays: ClassVar[bool] = False
     """and a group of an earlier iteration can stand in for one"""
+    searches: ClassVar[bool] = False
+    """it learns from finished samples alone, so that a search may have found them"""
+    moves_start: ClassVar[bool] = False
+    """what it trains moves the start noise of a generator that stays as it is, and is asked whenever that samples"""
     has_ratios: ClassVar[bool] = False
     """it compares the policy with the one that sampled, action by action"""
     headline: ClassVar[str]
@@ -171,6 +179,10 @@ class Algorithm:
     def role_losses(self, role: str, policy: Any, experience: Any, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The same of another set of weights, which the policy has meanwhile; its own are the snapshot 'policy'."""
         raise NotImplementedError
+
+    def redrawn(self, experience: Any, number: int) -> Any:
+        """The experience for the update of this number, from 0, of another set of weights; with noise of its own."""
+        return experience
 
     def measure(self, actor: Any) -> dict[str, float]:
         """Further figures of an evaluation; called on the main process alone."""

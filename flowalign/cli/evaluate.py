@@ -18,6 +18,7 @@ from flowalign.runs.files import check_output, write_atomically
 
 if TYPE_CHECKING:
     from flowalign.config import BaseConfig, Weighted
+    from flowalign.training.comparison import Comparison
     from flowalign.training.evaluation import Evaluated
     from rewards import Reward
 
@@ -52,9 +53,17 @@ def evaluate_runs(
     judge = _judge(runs[0], config, rewards, panel, trust)
     settings = _heldout(config, runs[0], {"prompts": prompts, "samples_per_prompt": pictures, "seed": seed})
     results = {"base": _evaluate(runs[0], judge, settings, trust, steps, trained=False)} if base else {}
-    for name, run in zip(_labels(runs), runs, strict=True):
+    for name, run in zip(labels_of(runs), runs, strict=True):
         results[name] = _evaluate(run, judge, settings, trust, steps)
     _show(results, json_path, {})
+
+
+def sampled_again(runs: Sequence[Path], pictures: int | None, trust: bool) -> "list[Evaluated]":
+    """What every run makes of the first one's held-out prompts, and the first one's rewards say of it."""
+    config = _config(runs[0])
+    judge = _judge(runs[0], config, None, None, trust)
+    settings = _heldout(config, runs[0], {"samples_per_prompt": pictures})
+    return [_evaluate(run, judge, settings, trust) for run in runs]
 
 
 def watch(
@@ -182,7 +191,7 @@ def _evaluate(
     return evaluate(policy, judge, prompts, sampling, heldout.samples_per_prompt, heldout.seed)
 
 
-def _labels(runs: Sequence[Path]) -> list[str]:
+def labels_of(runs: Sequence[Path]) -> list[str]:
     """The names of runs, with their folder where two have the same."""
     names = Counter(run.name for run in runs)
     return [run.name if names[run.name] == 1 else str(run) for run in runs]
@@ -193,7 +202,11 @@ def _show(
 ) -> None:
     from flowalign.training.comparison import Comparison
 
-    comparison = Comparison(results)
+    show(Comparison(results), json_path, more, gain)
+
+
+def show(comparison: "Comparison", json_path: Path | None, more: dict[str, Any], gain: str | None = None) -> None:
+    """Print a comparison, and write it with `more` to a file."""
     print_comparison(comparison, gain)
     if json_path is not None:
         write_atomically(json_path, json.dumps(comparison.record() | more, indent=2) + "\n")

@@ -1,7 +1,10 @@
 """From a name on the command line to a policy."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from flowalign.config import load
 from flowalign.data import shipped
@@ -14,7 +17,11 @@ from flowalign.training.building import build_policy
 
 
 def load_for_sampling(
-    model: str, lora: Path | None, dtype: str, trained: bool = True
+    model: str,
+    lora: Path | None,
+    dtype: str,
+    trained: bool = True,
+    kind: type[DiffusersPolicy] = DiffusersPolicy,
 ) -> tuple[Policy[Any], SamplingSettings]:
     """A policy ready to sample, and the section of a configuration that says how.
 
@@ -22,19 +29,23 @@ def load_for_sampling(
         model: a run's folder, a pipeline's folder, a hub name, or a shipped model. A language model: a run's folder.
         lora: folder with LoRA weights.
         trained: with a run's folder, put on what the run trained; otherwise the weights it started from.
+        kind: of the policy, where it makes pictures.
     """
     device = best_device()
     folder, weights = Path(model), lora
     if (folder / "config.yaml").is_file():
         config = load(folder / "config.yaml")
-        policy: Policy[Any] = build_policy(config, device)
+        policy: Policy[Any] = build_policy(config, device, kind)
         if config.model.lora is not None and config.model.lora.path is not None:
             policy.start_from_lora(config.model.lora.path)
         sampling: SamplingSettings = config.evaluation
         if trained and weights is None:
             load_trained(policy, folder)
+            algorithm = config.build_algorithm()
+            if algorithm.moves_start:
+                load_modules(algorithm.modules(policy), folder)
     else:
-        policy, sampling = DiffusersPolicy.from_pretrained(shipped(model), dtype, device), Sampling()
+        policy, sampling = kind.from_pretrained(shipped(model), dtype, device), Sampling()
     if weights is not None:
         policy.load(weights)
     return policy, sampling
@@ -62,3 +73,22 @@ def load_trained(policy: Policy[Any], run: Path) -> None:
     # the averaged weights, where there are some
     values = tensors.get("ema", tensors["trainable"])
     policy.network.load_state_dict({name: values[name] for name, _ in policy.network.named_parameters()}, strict=False)
+
+
+def load_modules(modules: Mapping[str, nn.Module], run: Path) -> None:
+    """Put what a run's newest checkpoint holds of networks beside the policy's on them.
+
+    Raises:
+        ConfigError: there is no checkpoint.
+    """
+    if not modules:
+        return
+    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    newest = checkpoints.newest()
+    if newest is None:
+        raise ConfigError(f"{run} holds no checkpoint, where {', '.join(modules)} would be")
+    tensors, _ = checkpoints.load(newest)
+    values = tensors.get("ema", tensors["trainable"])
+    for name, module in modules.items():
+        own = {key.removeprefix(f"{name}."): value for key, value in values.items() if key.startswith(f"{name}.")}
+        module.load_state_dict(own)

@@ -10,14 +10,18 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
+from flowalign.cli.bench import bench
+from flowalign.cli.compare import compare
 from flowalign.cli.evaluate import evaluate_runs, watch
+from flowalign.cli.export import export
 from flowalign.cli.fetch import fetch
 from flowalign.cli.gallery import gallery
 from flowalign.cli.init import init
 from flowalign.cli.judges import cold_start, pair_questions, rejection_sampling
 from flowalign.cli.modules import check_own_packages, find_beside
 from flowalign.cli.pairs import pairs
-from flowalign.cli.prompts import difficulty, prompts
+from flowalign.cli.plan import plan
+from flowalign.cli.prompts import difficulty, prompts, reference_scores
 from flowalign.cli.results import print_ending, suggest_panel
 from flowalign.cli.rewards import reward_check, reward_server, train_reward
 from flowalign.cli.sample import sample
@@ -103,10 +107,14 @@ def train(
 
 app.command()(init)
 app.command()(fetch)
+app.command()(plan)
 app.command()(sample)
 app.command("eval")(evaluate_runs)
 app.command()(watch)
+app.command()(compare)
+app.command()(bench)
 app.command()(search)
+app.command()(export)
 
 
 @app.command()
@@ -120,11 +128,15 @@ def league(
     panel: Annotated[str | None, typer.Option(help="A reward that nobody trains on, to judge by too.")] = None,
     pictures: Annotated[int, typer.Option(min=1, help="Pictures a held-out prompt.")] = 20,
     set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value for all of them.")] = None,
+    world: Annotated[
+        str, typer.Option(help="shapes: as configured; relations: all on the prompts and the reward of that world.")
+    ] = "shapes",
+    first_seed: Annotated[int, typer.Option(min=0, help="Tune on other seeds than those you report.")] = 0,
 ) -> None:
     """Train configurations under one budget and print how they compare."""
     from flowalign.tools.league import Budget, run_league
 
-    table = run_league(configs, seeds, Budget.parse(budget), output, panel, set_ or [], pictures)
+    table = run_league(configs, seeds, Budget.parse(budget), output, panel, set_ or [], pictures, world, first_seed)
     print(f"table: {table}")
 
 
@@ -182,6 +194,7 @@ def list_names(
 
 
 app.command()(difficulty)
+app.command()(reference_scores)
 app.add_typer(prompts, name="prompts")
 app.command()(pairs)
 app.command()(gallery)

@@ -1,4 +1,4 @@
-"""The commands that make prompts, and that measure how difficult they are for a model."""
+"""The commands that make prompts, and that measure what a model earns for them before it is trained."""
 
 import json
 from pathlib import Path
@@ -81,3 +81,36 @@ def difficulty(
     write_atomically(output, "\n".join(lines) + "\n")
     middling = sum(0 < rate < 1 for rate in rates)
     print(f"{len(rates)} prompts, mean {sum(rates) / len(rates):.3f}, {middling} between 0 and 1: {output}")
+
+
+def reference_scores(
+    config: Annotated[Path, typer.Argument(help="YAML configuration of the training that the prompts are for.")],
+    output: Annotated[Path, typer.Argument(help="JSON lines to write: the prompts with their reference scores.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Samples a prompt.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first sample.")] = 0,
+) -> None:
+    """Score samples of the start model, for the rewards `bounded_centred`, `calibrated` and `log_sigmoid`."""
+    from flowalign.config import load
+    from flowalign.config.rewards import referenced
+    from flowalign.data import Prompts
+    from flowalign.policies.base import best_device
+    from flowalign.training.building import build_policy
+    from flowalign.training.evaluation import evaluate
+    from rewards import WeightedSum
+    from rewards.references import KEY
+
+    check_output(output, "OUTPUT")
+    settings = load(config, overrides or [])
+    reward = WeightedSum(referenced(settings.rewards))
+    policy = build_policy(settings, best_device())
+    prompts = Prompts.of(settings.data)
+    result = evaluate(policy, reward, prompts, settings.rollout, samples, seed)
+    lines = []
+    for i, (text, record) in enumerate(zip(prompts.texts, prompts.metadata, strict=True)):
+        rows = slice(i * samples, (i + 1) * samples)
+        own = {label: result.parts[label][rows] for label in reward.labels}
+        lines.append(json.dumps({settings.data.column: text, **record, KEY: own}))
+    write_atomically(output, "\n".join(lines) + "\n")
+    means = (f"{label} {sum(result.parts[label]) / len(result.value):.3f}" for label in reward.labels)
+    print(f"{len(lines)} prompts, {samples} reference scores each, means: {', '.join(means)}: {output}")

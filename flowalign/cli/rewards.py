@@ -1,7 +1,7 @@
 """Commands about rewards: serving one to other processes, and checking one before it is trained on."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -69,7 +69,10 @@ def reward_check(
 
 
 def train_reward(
-    preferences: Annotated[str, typer.Argument(help="JSON lines, as `flowalign gallery RUN --export FILE` writes.")],
+    preferences: Annotated[
+        str,
+        typer.Argument(help="JSON lines, as `flowalign gallery RUN --export FILE` writes; with --noisy prompts."),
+    ],
     output: Annotated[Path, typer.Option("--out", "-o", help="Folder for the trained model; must not exist.")],
     model: Annotated[
         str | None,
@@ -85,28 +88,48 @@ def train_reward(
     heldout: Annotated[
         str | None, typer.Option(help="Preferences to judge by; default a tenth of the prompts.")
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the preferences.")] = 3,
-    learning_rate: Annotated[float, typer.Option(min=0, help="Of AdamW, falling linearly to 0.")] = 3e-6,
-    batch_size: Annotated[int, typer.Option(min=1, help="Pairs an update.")] = 32,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the preferences; default 3, with --noisy 1 a noise level.")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(min=0, help="Of AdamW, falling linearly to 0; default 3e-6, with --noisy 5e-7.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Pairs an update, with --noisy samples.")] = 32,
     seed: Annotated[int, typer.Option(min=0, help="Of the order of the pairs.")] = 0,
+    noisy: Annotated[
+        str | None,
+        typer.Option(help="Train the CLIP on what this generator's noisy states promise, for the search ttsnap."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Of that generator.")] = None,
+    per_prompt: Annotated[int, typer.Option(min=2, help="Its samples of each prompt.")] = 8,
 ) -> None:
     """Train a reward on votes: a CLIP, or a VLM as a judge, that puts the chosen picture of a pair above the other."""
-    from flowalign.data import Preferences, shipped
+    from flowalign.data import Preferences, Prompts, shipped
     from flowalign.reward_training.judge import JudgeScorer
     from flowalign.reward_training.scorer import Scorer, split
     from flowalign.reward_training.scorer import train_reward as fit
     from rewards.clip import PICK_SCORE, PICK_SCORE_PROCESSOR
     from rewards.shapes.clip import TINY_CLIP, TinyCLIP
 
-    pairs = Preferences.read(preferences).of_pictures()
+    if noisy is not None and template is not None:
+        raise ConfigError("--template asks a judge, and --noisy trains a CLIP; leave one of them out")
     if output.exists():
         raise ConfigError(f"{output} is there already; --out names a new folder")
-    train, test = (pairs, Preferences.read(heldout).of_pictures()) if heldout else split(pairs, 0.1, seed)
+    kind = Preferences if noisy is None else Prompts
+    listed: Any = kind.read(preferences)
+    tested: Any = None if heldout is None else kind.read(heldout)
+    if noisy is None:
+        listed, tested = (None if own is None else own.of_pictures() for own in (listed, tested))
+    train, test = split(listed, 0.1, seed) if tested is None else (listed, tested)
     model = model or PICK_SCORE
     processor = PICK_SCORE_PROCESSOR if model == PICK_SCORE and processor is None else processor
     path = str(TINY_CLIP if model == TinyCLIP.name else shipped(model))
+    if noisy is not None:
+        given = {"epochs": epochs or 1, "learning_rate": learning_rate or 5e-7, "batch_size": batch_size, "seed": seed}
+        _train_noisy(Scorer(path, processor), noisy, train, test, output, steps, per_prompt, given)
+        return
     scorer = Scorer(path, processor) if template is None else JudgeScorer(path, template)
-    report = fit(scorer, train, test, output, epochs, learning_rate, batch_size, seed)
+    report = fit(scorer, train, test, output, epochs or 3, learning_rate or 3e-6, batch_size, seed)
     print(
         f"{report['pairs']} pairs; on {report['heldout_pairs']} held-out ones the chosen picture scores higher in "
         f"{report['heldout_accuracy_before']:.1%} before and {report['heldout_accuracy_after']:.1%} after"
@@ -116,3 +139,22 @@ def train_reward(
         print(f"{{name: {name}, template: {template}, judge: {{model: {output}}}}}")
     else:
         print(f"rewards: [{{name: pick_score, model: {output}, processor: null}}]")
+
+
+def _train_noisy(
+    scorer: Any, generator: str, train: Any, test: Any, output: Path, steps: int | None, per_prompt: int, given: Any
+) -> None:
+    from flowalign.cli.launch import load_for_sampling
+    from flowalign.cli.sampling import given as options
+    from flowalign.reward_training.noisy import train_noisy_reward
+
+    policy, sampling = load_for_sampling(generator, None, "float32")
+    wanted: Any = sampling.model_copy(update=options(steps=steps))
+    print(wanted.shown())
+    report = train_noisy_reward(scorer, policy, train, test, wanted, output, per_prompt, **given)  # type: ignore[arg-type]
+    for level in report["levels"]:
+        print(
+            f"noise {level['sigma']:.3f}: {level['before']:.1%} of a prompt's pairs in the order of the finished ones "
+            f"before, {level['after']:.1%} after"
+        )
+    print(f"flowalign search {generator} ... --method ttsnap --set ttsnap.noisy={output}")

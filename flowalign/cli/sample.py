@@ -40,6 +40,7 @@ def sample(
     from flowalign.runs.samples import save_picture
 
     source = options.pictures(image, mask)
+    options.check_prompts(prompts, negative_prompt)
     check_output(output, "--output", folder=True)
     with contextlib.nullcontext() if trust else only_ours(Path(model, "config.yaml")):
         policy, sampling = load_for_sampling(model, lora, dtype)
@@ -51,7 +52,7 @@ def sample(
         height=height,
         width=width,
         num_frames=num_frames,
-        rlg=rlg,
+        rlg=options.rlg(rlg),
     )
     texts = [prompt for prompt in prompts for _ in range(count)]
     # the same for every prompt, so that they can be compared

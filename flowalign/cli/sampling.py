@@ -20,7 +20,8 @@ NegativePrompt = Annotated[str | None, typer.Option(help="What guidance leads aw
 Pixels = Annotated[int | None, typer.Option(min=8, help="Pixels.")]
 Frames = Annotated[int | None, typer.Option(min=1, help="Of a video.")]
 RLG = Annotated[
-    float | None, typer.Option(help="Weight of what the LoRA learned: 0 the base, 1 as trained, 1.6 beyond it.")
+    list[str] | None,
+    typer.Option(help="Weight of what the LoRA learned: 0 the base, 1.6 beyond it; or LORA=WEIGHT, several in turn."),
 ]
 Seed = Annotated[int, typer.Option(min=0, max=2**62, help="Seed of each prompt's first picture.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
@@ -32,6 +33,34 @@ def given(**options: Any) -> dict[str, Any]:
     known = {name: value for name, value in options.items() if value is not None}
     # levels of another number of steps do not fit
     return known | ({"sigmas": None} if "steps" in known else {})
+
+
+def check_prompts(prompts: list[str], negative_prompt: str | None) -> None:
+    """Refuse texts that no model can be given."""
+    from flowalign.data.files import unusable
+    from flowalign.errors import ConfigError
+
+    for prompt in [*prompts, negative_prompt or ""]:
+        problem = unusable(prompt)
+        if problem is not None:
+            raise ConfigError(f"the prompt {prompt[:60]!r} {problem}")
+
+
+def rlg(given: list[str] | None) -> float | dict[str, float] | None:
+    """The weights of `--rlg`: of what the model's own LoRA learned, or of several."""
+    from flowalign.errors import ConfigError
+    from flowalign.policies.base import OWN
+
+    weights = {}
+    for text in given or []:
+        path, _, weight = text.rpartition("=")
+        try:
+            weights[path or OWN] = float(weight)
+        except ValueError:
+            raise ConfigError(
+                f"--rlg {text}: give a weight such as 1.6, or LORA=WEIGHT such as runs/a/lora=1.6"
+            ) from None
+    return weights.get(OWN) if weights.keys() <= {OWN} else weights
 
 
 def pictures(images: list[Path] | None, mask: Path | None) -> dict[str, Any]:

@@ -63,6 +63,7 @@ def search(
     allowed = Budget.parse(budget)
     methods = build_methods(method or ["best_of_n"], settings(set_ or []))
     source = options.pictures(image, mask)
+    options.check_prompts(prompts, negative_prompt)
     listed = _prompts(prompts, limit, source)
     output = Path("searches") / _named_after(prompts[0]) if output is None else output
     check_output(output, "--output", folder=True)
@@ -83,7 +84,7 @@ def search(
         height=height,
         width=width,
         num_frames=num_frames,
-        rlg=rlg,
+        rlg=options.rlg(rlg),
     )
     wanted: Any = sampling.model_copy(update=asked)
     print(wanted.shown())

@@ -25,6 +25,14 @@ def check_levels(sigmas: Sequence[float], where: str) -> None:
         )
 
 
+class RolloutSearch(Named):
+    """A search that finds each sample (`flowalign list searches`); further keys are the method's settings."""
+
+    name: str = "best_of_n"
+    budget: str = Field("samples=4", pattern=r"^(forwards|reward_calls|samples)=[1-9]\d*$")
+    """of each sample: forwards=40, reward_calls=8, or samples=4 and what they take"""
+
+
 class RolloutSampling(Sampling):
     kernel: str = "flow_sde"
     eta: float = Field(0.7, ge=0)
@@ -38,6 +46,8 @@ class RolloutSampling(Sampling):
     default the algorithm's choice"""
     overlap: int = Field(1, ge=1)
     """parts an iteration's groups are sampled in: the rewards of one are computed while the next is sampled"""
+    search: RolloutSearch | None = None
+    """what finds each sample to learn from, for the reward that is trained; default plain sampling"""
 
 
 class Evaluation(Sampling, Heldout):
@@ -103,6 +113,7 @@ class Config(BaseConfig):
             raise ConfigError(
                 "model.base_bits: quantised weights cannot be trained themselves; model.lora: {rank: 32} works"
             )
+        self._check_texts(algorithm)
         from samplers import check_eta
 
         kernel = registry.resolve("kernels", self.rollout.kernel)
@@ -119,6 +130,8 @@ class Config(BaseConfig):
                 "rollout.share_start_noise: without noise on the way the samples of a group would all be the same; "
                 "share_start_noise: false works"
             )
+        if self.rollout.search is not None:
+            self._check_search(self.rollout.search, algorithm)
         if self.rollout.guidance_gradient == "conditional" and self.rollout.guidance == 1:
             raise ConfigError(
                 "rollout.guidance_gradient: without guidance (rollout.guidance: 1) there is no unconditional branch; "
@@ -145,11 +158,42 @@ class Config(BaseConfig):
                 f"(groups stay whole); at most {groups} works"
             )
 
+    def _check_search(self, search: RolloutSearch, algorithm: Any) -> None:
+        if not algorithm.searches:
+            raise ConfigError(
+                f"rollout.search: {type(algorithm).__name__} learns from the steps that its samples took, and a search "
+                "keeps finished samples alone; nft, raft and the others that match them work"
+            )
+        if algorithm.settings.stochastic:
+            raise ConfigError("rollout.search: a search makes its own noise; algorithm.stochastic: false works")
+        if self.rollout.overlap > 1:
+            raise ConfigError("rollout.overlap: a search asks for rewards while it samples; overlap: 1 works")
+        registry.check("searches", search.name, search.settings, "rollout.search")
+
+    def _check_texts(self, algorithm: Any) -> None:
+        """Refuse what text encoders that are trained do not go with."""
+        if self.model.text_lora is None:
+            return
+        if not algorithm.learns_texts:
+            raise ConfigError(
+                f"model.text_lora: {self.algorithm.name} learns from clean samples and their kept embeddings; methods "
+                "that learn from the steps of a rollout work, flow_grpo and draft among them"
+            )
+        if self.model.lora is None and self.model.text_lora.denoiser:
+            raise ConfigError("model.text_lora: the denoiser is not trained whole beside it; a model.lora works")
+        if self.rollout.guidance_gradient == "conditional" or self.rollout.negative_prompt:
+            raise ConfigError("model.text_lora: guidance_gradient: both and an empty negative_prompt work")
+
     def _check_weights(self, name: str | None, where: str, algorithm: Any) -> None:
         """Refuse weights that there will not be."""
         averaged = ["ema"] if self.training.ema_decay is not None else []
         known = ["policy", "reference", *averaged, *self.training.snapshots, *algorithm.snapshots]
         if name == "ema" and not averaged:
             raise ConfigError(f"{where}.weights: there is no average of the weights; set training.ema_decay")
+        if name == "reference" and where == "evaluation":
+            raise ConfigError(
+                "evaluation.weights: what is evaluated is saved too, and the reference is the model before training; "
+                "flowalign eval RUN --base evaluates it"
+            )
         if name is not None and name not in known:
             raise ConfigError(f"{where}.weights: no snapshot is called '{name}'; {nearest(name, known)}")

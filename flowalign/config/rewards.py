@@ -1,11 +1,13 @@
 """The rewards that a configuration names, built; no model but their own is imported for it."""
 
+import inspect
 from collections.abc import Sequence
 
 from flowalign import registry
 from flowalign.config.sections import Named, Weighted
 from flowalign.errors import ConfigError
 from rewards import Reward, WeightedSum, as_reward, spec_of
+from rewards.references import Referenced
 
 
 def build_rewards(named: Sequence[Named], where: str = "rewards") -> list[Reward]:
@@ -24,3 +26,26 @@ def build_reward(named: Sequence[Weighted], where: str = "rewards") -> Reward:
         raise ConfigError(f"{where}: name at least one, e.g. {where}: [{{name: clip_score}}]")
     rewards, weights = build_rewards(named, where), [entry.weight for entry in named]
     return rewards[0] if weights == [1.0] else WeightedSum(rewards, weights)
+
+
+def referenced(named: Sequence[Named], where: str = "rewards") -> list[Reward]:
+    """The rewards, built, wherever they are inside others, whose values are compared with reference scores; each once.
+
+    Raises:
+        ConfigError: there is none, or two of one name, whose scores the metadata could not tell apart.
+    """
+    found: list[Named] = []
+    for entry in named:
+        for target, settings in registry.with_settings(entry.name, entry.settings):
+            if inspect.isclass(target) and issubclass(target, Referenced):
+                inner = [settings["reward"]] if "reward" in settings else settings["rewards"]
+                found += [one for one in (Named(**own) for own in inner) if one not in found]
+    if not found:
+        raise ConfigError(
+            f"{where}: none is compared with reference scores; bounded_centred, calibrated and log_sigmoid are"
+        )
+    rewards = build_rewards(found, where)
+    names = [reward.name for reward in rewards]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"{where}: two rewards called '{twice[0]}' with other settings; their scores would mix")
+    return rewards

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from flowalign import registry
 from flowalign.data import Difficulty, PromptList, Prompts
-from flowalign.errors import ConfigError
+from flowalign.errors import ConfigError, nearest
 from flowalign.policies.settings import Network, SamplingSettings, Snapshot
 from flowalign.runs.files import check_output
 from flowalign.selection.settings import DynamicSampling, ReplaySettings
@@ -43,7 +43,7 @@ class Weighted(Named):
 
 
 class Watch(Section):
-    """When evaluations look like reward hacking: see `flowalign.training.watch.diagnose`."""
+    """When evaluations end a run: as they look like reward hacking, or stopped rising; `flowalign.training.watch`."""
 
     deviations: float = Field(2.0, ge=0)
     """a change must be this many standard errors"""
@@ -53,6 +53,9 @@ class Watch(Section):
     """evaluations in a row that must look hacked"""
     action: Literal["warn", "stop"] = "warn"
     """stop ends the run with the weights of the last good evaluation"""
+    early_stop: int | None = Field(None, ge=1)
+    """evaluations in a row without a new best reward that end the run; its result is the best one's weights, also where
+    it runs to its end (RPO, arXiv 2407.12164)"""
 
 
 class Heldout(SamplingSettings, PromptList):
@@ -72,6 +75,11 @@ class Heldout(SamplingSettings, PromptList):
     samples_per_prompt: int = Field(1, ge=1)
     save_samples: int = Field(16, ge=0)
     """how many of the samples are kept to look at"""
+
+    @property
+    def watching(self) -> bool:
+        """Whether evaluations may end the run, and weights be returned to."""
+        return bool(self.panel) or self.watch.early_stop is not None
 
 
 class Data(PromptList):
@@ -162,6 +170,9 @@ class BaseConfig(Section):
     """of the run's folder, default from the configuration's file name and the seed"""
     trackers: list[str] = []
     """accelerate trackers: tensorboard, wandb, ..."""
+    show_every: int = Field(10, ge=0)
+    """iterations from one whose best and worst samples tensorboard and wandb show to the next; they also show what
+    evaluations save; 0: numbers alone"""
 
     def build_algorithm(self) -> Any:
         """The algorithm with its settings checked."""
@@ -191,9 +202,14 @@ class BaseConfig(Section):
         training, evaluation = self.training, self.evaluation
         if training.ema_every > 1 and training.ema_decay is None:
             raise ConfigError("training.ema_every: there is no average; set training.ema_decay, or leave it out")
-        taken = sorted({"policy", "reference", "ema"} & training.snapshots.keys())
+        taken = sorted({"policy", "reference", "ema", *algorithm.roles} & training.snapshots.keys())
         if taken:
             raise ConfigError(f"training.snapshots: '{taken[0]}' is a name of its own; call the snapshot otherwise")
+        copied = ["policy", *algorithm.snapshots, *training.snapshots, *algorithm.roles]
+        for name, snapshot in {**algorithm.snapshots, **training.snapshots}.items():
+            if snapshot.of not in copied or snapshot.of == name:
+                works = nearest(snapshot.of, [other for other in copied if other != name])
+                raise ConfigError(f"training.snapshots.{name}.of: no weights are called '{snapshot.of}'; {works}")
         if training.prompts_per_iteration % processes:
             up = -(-training.prompts_per_iteration // processes) * processes
             raise ConfigError(
@@ -237,6 +253,10 @@ class BaseConfig(Section):
             raise ConfigError(
                 "evaluation.watch.action: to stop a run takes an evaluation.panel to watch by, and evaluations during "
                 "training (evaluation.every: 10)"
+            )
+        if evaluation.watch.early_stop is not None and not (evaluation.prompts and evaluation.every):
+            raise ConfigError(
+                "evaluation.watch.early_stop: takes evaluations during training (evaluation.prompts, evaluation.every)"
             )
         items = algorithm.items(self)
         if items % training.updates_per_iteration:

@@ -34,6 +34,11 @@ def gaussian_entropy(std: Tensor) -> Tensor:
     return std.log().flatten(1).mean(1) + 0.5 * math.log(2 * math.pi * math.e)
 
 
+def standard_normal_kl(mean: Tensor, std: Tensor) -> Tensor:
+    """KL(N(mean, std) || N(0, 1)), the mean over the elements of a sample: [N, ...] twice, std > 0 -> [N]."""
+    return ((mean**2 + std**2 - 1) / 2 - std.log()).flatten(1).mean(1)
+
+
 KLEstimate = Literal["k1", "k2", "k3"]
 
 

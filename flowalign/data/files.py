@@ -12,6 +12,9 @@ from flowalign.errors import ConfigError, nearest
 
 ASSETS = Path(str(resources.files("flowalign.data"))) / "assets"
 SUFFIXES = (".txt", ".jsonl", ".parquet")
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+CLIPS = (".mp4", ".webm", ".mov", ".mkv", ".gif")
+"""endings of pictures' and videos' files"""
 LONGEST = 100_000
 """characters of a prompt"""
 Rows = Iterator[tuple[str, Any]]
@@ -24,8 +27,10 @@ def records(
     """The prompts of a file, a data set, or a list shipped with flowalign.
 
     Args:
-        source: a file: text with a prompt a line, JSON lines (.jsonl) or parquet; a folder that `datasets.load_dataset`
-            reads; 'owner/name' of a data set of the hub; or the name of a shipped list.
+        source: a file: text with a prompt a line, JSON lines (.jsonl) or parquet; a folder of pictures or videos, each
+            with its prompt in a .txt of its name, or all in a metadata.jsonl, where 'file_name' names them; a folder
+            that `datasets.load_dataset` reads; 'owner/name' of a data set of the hub; or the name of a shipped list.
+            The file of a picture or video is the metadata's 'target'.
         column: which one has the prompts.
         split, subset: of a data set; by default the split 'train'.
 
@@ -51,6 +56,10 @@ def records(
             raise ConfigError(f"{path}: prompts are read from {_either(SUFFIXES)} files, and from data sets")
         else:
             rows = ((place, {column: line}) for place, line in _lines(path))
+    elif os.path.isdir(path) and _is_captioned(path):
+        if split or subset:
+            raise ConfigError(f"{path} is a folder of pictures and has no split or subset; only data sets have them")
+        rows = _captioned(path, column)
     elif is_data_set(source):
         rows = _data_set(source, split or "train", subset)
     else:
@@ -62,8 +71,8 @@ def records(
     for place, record in rows:
         if not isinstance(record, dict) or not isinstance(record.get(column), str):
             keys = f"; its keys are {', '.join(map(str, record))[:200]}" if isinstance(record, dict) else ""
-            raise ConfigError(f"{place}: not a record with a text under the key '{column}'{keys}")
-        problem = _unusable(record[column])
+            raise ConfigError(f"{place}: not a record with a text under the key {column!r}{keys}")
+        problem = unusable(record[column])
         if problem is not None:
             raise ConfigError(f"{place}: the prompt {problem}")
         yield place, record[column], {key: value for key, value in record.items() if key != column}
@@ -73,7 +82,7 @@ def _either(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def _unusable(prompt: str) -> str | None:
+def unusable(prompt: str) -> str | None:
     """Why no model can be given a prompt."""
     if len(prompt) > LONGEST:
         return f"has {len(prompt):,} characters; at most {LONGEST:,} work"
@@ -125,6 +134,33 @@ def _json_lines(path: Path) -> Rows:
             yield place, json.loads(line)
         except (ValueError, RecursionError):
             yield place, None
+
+
+def _is_captioned(path: Path) -> bool:
+    """Whether a folder holds pictures or videos with prompts in texts beside them, or in a list of its own."""
+    return (path / "metadata.jsonl").is_file() or any(file.with_suffix(".txt").is_file() for file in _media(path))
+
+
+def _media(path: Path) -> list[Path]:
+    """The pictures and videos of a folder and of those within it, in order of their names."""
+    return sorted(file for file in path.rglob("*") if file.suffix.lower() in (*PICTURES, *CLIPS))
+
+
+def _captioned(path: Path, column: str) -> Rows:
+    """The pictures and videos of a folder with their prompts."""
+    listed = path / "metadata.jsonl"
+    if listed.is_file():
+        for place, record in _json_lines(listed):
+            if isinstance(record, dict) and "file_name" in record:
+                record["target"] = record.pop("file_name")
+            yield place, record
+        return
+    for file in _media(path):
+        caption = file.with_suffix(".txt")
+        if not caption.is_file():
+            raise ConfigError(f"{file}: no prompt beside it in {caption.name}, and no metadata.jsonl in {path}")
+        text = " ".join(line.strip() for _, line in _lines(caption))
+        yield str(caption), {column: text, "target": str(file.relative_to(path))}
 
 
 def _parquet(path: Path) -> Rows:

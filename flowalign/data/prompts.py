@@ -37,8 +37,8 @@ class Source:
         return cls((images,) if isinstance(images, str) else tuple(images), metadata.get("mask"))
 
 
-class PromptList(Section):
-    """The keys of a configuration that say which prompts: see `flowalign.data.files.records`."""
+class OneList(Section):
+    """The keys that say which prompts: see `flowalign.data.files.records`."""
 
     prompts: str | None
     """a text, JSON lines or parquet file, a data set (a folder, or owner/name of the hub), or a shipped list"""
@@ -51,6 +51,15 @@ class PromptList(Section):
     """keep the prompts whose metadata has one of these values"""
     limit: int | None = Field(None, ge=1)
     """use this many prompts, spread evenly over the list"""
+    metadata: dict[str, Any] = {}
+    """of every prompt, besides its own; rewards and selections tell tasks apart by it"""
+
+
+class PromptList(OneList):
+    """The keys of a configuration that say which prompts, from one list or several."""
+
+    also: list[OneList] = []
+    """further lists, each with these keys, whose prompts follow"""
 
 
 class Difficulty(Section):
@@ -124,11 +133,22 @@ class Prompts:
 
         A file is read again only when it has changed: a long one takes seconds, and a run asks several times.
         """
+        first, *others = (cls._of_one(one) for one in (listed, *listed.also))
+        if not others:
+            return first
+        return cls(
+            [text for prompts in (first, *others) for text in prompts.texts],
+            [record for prompts in (first, *others) for record in prompts.metadata],
+        )
+
+    @classmethod
+    def _of_one(cls, listed: OneList) -> Self:
+        """The prompts of one list."""
         assert listed.prompts is not None
         path = located(listed.prompts)
         stamp = (path.stat().st_mtime_ns, path.stat().st_size) if os.path.isfile(path) else None
         kind: Any = cls
-        prompts: Self = _prompts(kind, listed.model_dump_json(include=set(PromptList.model_fields)), stamp)
+        prompts: Self = _prompts(kind, listed.model_dump_json(include=set(OneList.model_fields)), stamp)
         return prompts
 
     @property
@@ -141,7 +161,7 @@ class Prompts:
         """Make the files that the metadata name paths of files that are there."""
         for key in cls.samples:
             if not isinstance(record.get(key), str):
-                raise ConfigError(f"{place}: no file name under the key '{key}'")
+                raise ConfigError(f"{place}: no file name under the key {key!r}")
             record[key] = _picture(folder / record[key], place)
         for key in ("image", "mask"):
             if key not in record:
@@ -220,15 +240,16 @@ class Preferences(Prompts):
             return
         for key in cls.samples:
             if not isinstance(record.get(key), str):
-                raise ConfigError(f"{place}: no text under the key '{key}'")
+                raise ConfigError(f"{place}: no text under the key {key!r}")
 
 
 @functools.lru_cache(maxsize=2)
 def _prompts(kind: type[Prompts], asked: str, stamp: tuple[int, int] | None) -> Any:
     """The prompts of a section given as JSON, from a file of this time and size."""
-    listed = PromptList.model_validate_json(asked)
+    listed = OneList.model_validate_json(asked)
     assert listed.prompts is not None
-    return kind.read(listed.prompts, listed.where, listed.column, listed.split, listed.subset).spread(listed.limit)
+    found = kind.read(listed.prompts, listed.where, listed.column, listed.split, listed.subset).spread(listed.limit)
+    return kind(found.texts, [listed.metadata | record for record in found.metadata])
 
 
 def _picture(path: Path, place: str) -> str:

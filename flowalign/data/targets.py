@@ -1,7 +1,7 @@
 """Pictures and videos to learn from: one for each prompt, or with a label that says whether it is good."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -76,6 +76,18 @@ class Labels(Targets):
                 "ones alone"
             )
         return self
+
+    def with_share(self, good: float) -> "Labels":
+        """Lines such that this share of them is good, to a line: all of both kinds, one kind repeated in turn."""
+        rows: dict[bool, list[int]] = {True: [], False: []}
+        for row, record in enumerate(self.metadata):
+            rows[record["label"]].append(row)
+        # as many of either kind for each of the other
+        for kind, each in ((True, good / (1 - good)), (False, (1 - good) / good)):
+            wanted = round(each * len(rows[not kind]))
+            rows[kind] = [rows[kind][i % len(rows[kind])] for i in range(max(wanted, len(rows[kind])))]
+        kept = rows[True] + rows[False]
+        return replace(self, texts=[self.texts[row] for row in kept], metadata=[self.metadata[row] for row in kept])
 
 
 @dataclass

@@ -23,7 +23,7 @@ POINTS = 1000
 """of a curve on the page; longer ones keep the extremes of equal stretches"""
 NOTES = 50
 """shown of a run's notes"""
-SCRIPTS = ("core", "grid", "compare", "previews", "tokens", "curves", "vote", "start")
+SCRIPTS = ("core", "grid", "compare", "previews", "tokens", "chart", "curves", "search", "vote", "start")
 ASSETS = ("gallery.css", *(f"{name}.js" for name in SCRIPTS))
 
 
@@ -49,6 +49,12 @@ class Gallery:
     rows: list[dict[str, Any]]
     placed: list[Placed]
     previews: list[dict[str, Any]] = field(default_factory=list)
+    searches: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def trained(self) -> bool:
+        """Whether it shows more than searches."""
+        return any(run.moments or run.previews or run.series or not run.searches for run in self.runs)
 
     @property
     def texts(self) -> bool:
@@ -88,7 +94,7 @@ def lay_out(runs: Sequence[Path | str], output: Path | str) -> Gallery:
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     title = ", ".join(run.name for run in read)
     page = environment.get_template("gallery.html").render(
-        title=title, data=_page_data(gallery), scripts=ASSETS[1:], texts=gallery.texts
+        title=title, data=_page_data(gallery), scripts=ASSETS[1:], gallery=gallery
     )
     partial = output / ".partial-index.html"
     partial.write_text(page, encoding="utf-8", errors="replace")
@@ -124,6 +130,7 @@ def _arrange(runs: list[Run], output: Path) -> Gallery:
     for i, run in enumerate(runs):
         for moment in run.previews:
             gallery.previews.append(_place_previews(store, runs, i, moment))
+        gallery.searches += _place_searches(store, runs, i)
     store.finish()
     return gallery
 
@@ -144,6 +151,19 @@ def _place_previews(store: "Store", runs: list[Run], i: int, moment: Any) -> dic
             for group in moment.groups
         ],
     }
+
+
+def _place_searches(store: "Store", runs: list[Run], i: int) -> list[dict[str, Any]]:
+    wanted = [
+        path for found in runs[i].searches for path in (*found["pictures"].values(), found["sheet"]) if path is not None
+    ]
+    entries = store.place(runs, [(i, path) for path in wanted])
+    name = {path: entry[0] for path, entry in zip(wanted, entries) if entry is not None}
+    return [
+        {**found, "run": i, "sheet": name.get(found["sheet"])}
+        | {"pictures": {end: name.get(path) for end, path in found["pictures"].items()}}
+        for found in runs[i].searches
+    ]
 
 
 def _facts(metadata: dict[str, Any]) -> dict[str, str]:
@@ -259,7 +279,7 @@ def _name(relative: Path) -> str:
     )
 
 
-def _thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+def thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
     """At most `POINTS` points: the lowest and highest of equal stretches, and both ends."""
     if len(points) <= POINTS:
         return points
@@ -293,7 +313,7 @@ def _page_data(gallery: Gallery) -> dict[str, Any]:
                 "name": run.name,
                 "notes": run.notes[:NOTES] + ([f"and {len(run.notes) - NOTES} more"] if len(run.notes) > NOTES else []),
                 "warnings": run.warnings[:1000],
-                "series": {k: [[i, _short(v)] for i, v in _thin(points)] for k, points in run.series.items()},
+                "series": {k: [[i, _short(v)] for i, v in thinned(points)] for k, points in run.series.items()},
             }
             for run in gallery.runs
         ],
@@ -306,6 +326,7 @@ def _page_data(gallery: Gallery) -> dict[str, Any]:
         "texts": [p.sample.text for p in gallery.placed] if gallery.texts else [],
         "replies": {i: p.sample.replies for i, p in enumerate(gallery.placed) if p.sample.replies},
         "previews": gallery.previews,
+        "searches": gallery.searches,
     }
 
 

@@ -16,6 +16,8 @@ from flowalign.runs.samples import FOLDER as SAMPLES
 MOMENT = re.compile(r"iteration-(\d{1,12})")
 KNOWN = {"picture", "text", "prompt", "seed", "metadata", "rewritten", "replies"}
 """keys of a samples.jsonl line that are not scores"""
+TRIED = "tried.jsonl"
+"""of a search's folder: a line for each prompt and method"""
 
 
 @dataclass
@@ -64,6 +66,8 @@ class Run:
     """(iteration, "suspect", "hacked" or "", text), from the keys `verdict` and `warnings` of a line"""
     notes: list[str]
     """what was left out, and why"""
+    searches: list[dict[str, Any]] = field(default_factory=list)
+    """as in the tried.jsonl of a search's folder, pictures as paths"""
 
 
 def read_runs(folders: list[Path]) -> list[Run]:
@@ -83,8 +87,10 @@ def read_run(folder: Path, name: str) -> Run:
     """Read one run's folder; raises ConfigError where there is none."""
     if not folder.is_dir():
         raise ConfigError(f"no run's folder at {folder}")
-    if not any((folder / part).exists() for part in ("config.yaml", "metrics.jsonl", SAMPLES, PREVIEWS)):
-        raise ConfigError(f"{folder} is not a run's folder: it has no config.yaml, metrics.jsonl or samples/")
+    if not any((folder / part).exists() for part in ("config.yaml", "metrics.jsonl", SAMPLES, PREVIEWS, TRIED)):
+        raise ConfigError(
+            f"{folder} is not a run's folder: it has no config.yaml, metrics.jsonl or samples/, nor a search's {TRIED}"
+        )
     run = Run(folder.resolve(), name, [], [], {}, [], [])
     for file, prefix in (("metrics.jsonl", ""), ("evaluations.jsonl", "held-out ")):
         for record in _lines(run, folder / file):
@@ -100,7 +106,8 @@ def read_run(folder: Path, name: str) -> Run:
         groups = [g for record in _lines(run, path / "groups.jsonl") if (g := _group(run, path, record))]
         if films or groups:
             run.previews.append(Moment(iteration, [], films, groups))
-    if not run.moments:
+    run.searches = [found for record in _lines(run, folder / TRIED) if (found := _search(run, record))]
+    if not run.moments and not run.searches:
         run.notes.append("no pictures yet")
     return run
 
@@ -267,3 +274,42 @@ def _group(run: Run, folder: Path, record: dict[str, Any]) -> dict[str, Any] | N
         ],
         "wins": rows if rows and all(row is not None for row in rows) else None,
     }
+
+
+def _search(run: Run, record: dict[str, Any]) -> dict[str, Any] | None:
+    given = record.get("nodes")
+    nodes = [_node(node, number) for number, node in enumerate(given if isinstance(given, list) else [])]
+    whole = [node for node in nodes if node is not None]
+    best = _metadata(record.get("best")).get("node")
+    if not whole or len(whole) < len(nodes) or type(best) is not int or not 0 <= best < len(whole):
+        run.notes.append(f"{TRIED}: a search whose nodes cannot be read, left out")
+        return None
+    pictures, sheet = _metadata(record.get("pictures")), _metadata(record.get("tried"))
+    places = sheet.get("nodes")
+    shape = [sheet.get("width"), sheet.get("height")]
+    fits = isinstance(places, list) and all(type(n) is int for n in places) and all(type(n) is int for n in shape)
+    return {
+        "number": record["number"] if type(record.get("number")) is int else 0,
+        "prompt": _text(record.get("prompt", "")),
+        "method": _text(record.get("method", "")),
+        "steps": record.get("steps"),
+        "forwards": _number(record.get("forwards")),
+        "calls": _number(record.get("reward_calls")),
+        "best": best,
+        "nodes": whole,
+        "pictures": {name: _file(run, run.folder, pictures[name]) for name in ("first", "best") if name in pictures},
+        "sheet": _file(run, run.folder, sheet.get("picture")) if fits else None,
+        "places": places if fits else [],
+        "tile": shape if fits else [],
+    }
+
+
+def _node(node: Any, number: int) -> list[Any] | None:
+    """[parent or -1, step, score, forwards, kept] of a node; None for anything else."""
+    node = _metadata(node)
+    parent, score = node.get("parent"), _number(node.get("score"))
+    parent = -1 if parent is None else parent
+    whole = [parent, node.get("step"), node.get("forwards")]
+    if not all(type(value) is int for value in whole) or not -1 <= parent < number or score is None:
+        return None
+    return [parent, whole[1], float(f"{score:.6g}"), whole[2], bool(node.get("kept", True))]

@@ -10,6 +10,7 @@ import ipaddress
 import itertools
 import json
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from flowalign.errors import ConfigError
 from flowalign.gallery.build import Gallery, Placed, lay_out
 from flowalign.gallery.votes import Pair, Votes, commands, enough, json_lines, results
+from flowalign.runs.previews import FOLDER as PREVIEWS
+from flowalign.runs.samples import FOLDER as SAMPLES
 
 BODY = 65536
 """bytes of a post at most"""
@@ -194,17 +197,47 @@ def _index(side: str, token: str) -> int:
     return flipped if side == "left" else 1 - flipped
 
 
-def application(gallery: Gallery, output: Path, host: str = "127.0.0.1") -> ASGIApp:
+class Shown:
+    """A gallery of runs that may still go on: laid out again, for whoever opens the page, where they have more to show.
+
+    Args:
+        output: the gallery's folder; votes go to its votes.sqlite.
+    """
+
+    def __init__(self, runs: list[Path], output: Path) -> None:
+        self.runs, self.output = runs, output
+        self.lock = threading.Lock()
+        self.state = self.now()
+        self.polls = Polls(lay_out(runs, output), output)
+
+    def now(self) -> list[tuple[str, int]]:
+        """What the runs have written so far."""
+        folders = [own for run in self.runs for name in (SAMPLES, PREVIEWS) for own in (run / name).glob("iteration-*")]
+        files = [run / name for run in self.runs for name in ("metrics.jsonl", "evaluations.jsonl")]
+        return sorted((str(own), own.stat().st_mtime_ns) for own in (*folders, *files) if own.exists())
+
+    def moments(self) -> int:
+        """How many moments with samples there are by now."""
+        return sum(len(list((run / SAMPLES).glob("iteration-*/samples.jsonl"))) for run in self.runs)
+
+    def refresh(self) -> None:
+        """Lay the gallery out again where the runs have written more."""
+        with self.lock:
+            state = self.now()
+            if state != self.state:
+                self.polls, self.state = Polls(lay_out(self.runs, self.output), self.output), state
+
+
+def application(shown: Shown, host: str = "127.0.0.1") -> ASGIApp:
     """The gallery in a folder as a web application.
 
     Args:
-        gallery: what `lay_out` returned for the folder.
-        output: the gallery's folder; votes go to its votes.sqlite.
         host: a name besides localhost and plain addresses that the server goes by.
     """
-    polls = Polls(gallery, output)
+    output = shown.output
 
     async def page(request: Request) -> Response:
+        await run_in_threadpool(shown.refresh)
         return FileResponse(output / "index.html", headers={"Cache-Control": "no-cache"})
 
     async def answer(work: Callable[[], Any]) -> Response:
@@ -213,11 +246,14 @@ def application(gallery: Gallery, output: Path, host: str = "127.0.0.1") -> ASGI
         except Refused as error:
             return JSONResponse({"error": str(error)}, 400)
 
+    async def moments(request: Request) -> Response:
+        return await answer(lambda: {"moments": shown.moments()})
+
     async def next_pair(request: Request) -> Response:
-        return await answer(lambda: polls.next(_rater(request.query_params.get("rater")), *_columns(request)))
+        return await answer(lambda: shown.polls.next(_rater(request.query_params.get("rater")), *_columns(request)))
 
     async def tally(request: Request) -> Response:
-        return await answer(lambda: polls.results(*_columns(request)))
+        return await answer(lambda: shown.polls.results(*_columns(request)))
 
     async def post(request: Request) -> Response:
         body = b""
@@ -234,6 +270,7 @@ def application(gallery: Gallery, output: Path, host: str = "127.0.0.1") -> ASGI
             if not isinstance(given, dict):
                 raise Refused("the post is not a JSON object")
             rater, a, b = _rater(given.get("rater")), given.get("a"), given.get("b")
+            polls = shown.polls
             if request.url.path == "/api/undo":
                 polls.votes.undo(rater, polls.contest(a, b))
             else:
@@ -244,13 +281,13 @@ def application(gallery: Gallery, output: Path, host: str = "127.0.0.1") -> ASGI
 
     async def picture(request: Request) -> Response:
         try:
-            name = polls.picture(**request.path_params)
+            name = shown.polls.picture(**request.path_params)
         except Refused as error:
             return PlainTextResponse(str(error), 404)
         return FileResponse(output / "pictures" / name, headers={"Cache-Control": "no-store"})
 
     async def export(request: Request) -> Response:
-        lines = await run_in_threadpool(polls.votes.preferences)
+        lines = await run_in_threadpool(shown.polls.votes.preferences)
         headers = {"Content-Disposition": 'attachment; filename="preferences.jsonl"'}
         return Response(json_lines(lines), media_type="application/jsonl", headers=headers)
 
@@ -262,6 +299,7 @@ def application(gallery: Gallery, output: Path, host: str = "127.0.0.1") -> ASGI
         Route("/", page),
         Route("/index.html", page),
         Route("/api/export", export),
+        Route("/api/moments", moments),
         Route("/api/picture/{a:int}/{b:int}/{key}/{side}/{token}", picture),
         Route("/api/next", next_pair),
         Route("/api/results", tally),
@@ -289,7 +327,7 @@ def _rater(name: Any) -> str:
 
 
 def serve(runs: list[Path], output: Path, host: str = "127.0.0.1", port: int = 8765) -> None:
-    """Build the gallery and serve it until interrupted, printing its address.
+    """Build the gallery and serve it until interrupted, printing its address; runs may go on meanwhile.
 
     Args:
         runs: run folders.
@@ -297,13 +335,13 @@ def serve(runs: list[Path], output: Path, host: str = "127.0.0.1", port: int = 8
         host: address to listen on; others than the default let everyone who reaches it look and vote.
         port: 0 takes a free one.
     """
-    gallery = lay_out(runs, output)
+    shown = Shown(runs, output)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from error
-    shown = f"[{host}]" if ":" in host else host
-    print(f"gallery: http://{shown}:{listener.getsockname()[1]}/  (Ctrl-C ends it)", flush=True)
-    config = uvicorn.Config(application(gallery, output, host), log_level="warning", server_header=False)
+    address = f"[{host}]" if ":" in host else host
+    print(f"gallery: http://{address}:{listener.getsockname()[1]}/  (Ctrl-C ends it)", flush=True)
+    config = uvicorn.Config(application(shown, host), log_level="warning", server_header=False)
     uvicorn.Server(config).run(sockets=[listener])

@@ -26,6 +26,8 @@ def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 TRAINED, START = "default", "start"
 """names of the adapter that is trained, and of the one that it started from where that was given"""
+OWN = "trained"
+"""stands for the adapter that is trained, among paths of others"""
 R = TypeVar("R")
 """a rollout"""
 
@@ -54,6 +56,10 @@ class Policy(Generic[R]):
         self._reference: nn.Module | None = None
         self.lora_path: str | None = None
         """of the adapter that training starts from, and whose weights the reference has"""
+        self._others: dict[str, str] = {}
+        """names on the network of further adapters, by their paths"""
+        self.companions: dict[str, nn.Module] = {}
+        """further networks with adapters that are trained, by name; each process has them whole"""
         self.snapshots: Snapshots | None = None
         """named copies of what is trained, where a training keeps some"""
         network.requires_grad_(False).eval()
@@ -154,6 +160,48 @@ class Policy(Generic[R]):
         finally:
             self._bare = self.network
 
+    @contextlib.contextmanager
+    def adapter(self, path: str | None) -> Iterator[None]:
+        """Within it the policy is its base with one adapter on, for calls without gradients to weights.
+
+        Args:
+            path: of a saved one, which is read once; 'trained' for its own; None: with none.
+
+        Raises:
+            ConfigError: there is none, or it does not fit the network.
+        """
+        name = None if path is None else self._adapter(path)
+        self._put_on(name)
+        try:
+            yield
+        finally:
+            self._put_on(TRAINED if self.lora else None)
+
+    def _put_on(self, name: str | None) -> None:
+        for layer in self._adapted:
+            layer.enable_adapters(name is not None)
+            if name is not None:
+                layer.set_adapter(name)
+
+    def _adapter(self, path: str) -> str:
+        """The name on the network of a saved adapter."""
+        if path == OWN:
+            if not self.lora:
+                raise ConfigError("rlg: 'trained' is the LoRA of the model, and this model has none; give a path")
+            return TRAINED
+        if path not in self._others:
+            name = f"other{len(self._others)}"
+            try:
+                self.read_lora(path, name)
+            except (OSError, ValueError, RuntimeError, LookupError) as error:
+                said = " ".join(str(error).split())[:300]
+                raise ConfigError(f"rlg: no LoRA for this model at '{path}': {said}") from error
+            self._others[path] = name
+            # there are adapters where none were before, and what was read is on
+            self.__dict__.pop("_adapted", None)
+            self._put_on(TRAINED if self.lora else None)
+        return self._others[path]
+
     def _switch_adapters(self, on: bool) -> None:
         for layer in self._adapted:
             layer.enable_adapters(on)
@@ -161,7 +209,8 @@ class Policy(Generic[R]):
     @cached_property
     def _adapted(self) -> list[BaseTunerLayer]:
         """The layers that have an adapter: looked for once, since a search takes longer than a small network."""
-        return [module for module in self.network.modules() if isinstance(module, BaseTunerLayer)]
+        networks = [self.network, *self.companions.values()]
+        return [module for own in networks for module in own.modules() if isinstance(module, BaseTunerLayer)]
 
     def snapshot(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Within it the policy has the weights of a named snapshot, for calls without gradients."""

@@ -29,6 +29,28 @@ class Lora(Section):
         return self
 
 
+class TextLora(Section):
+    """An adapter of the text encoders, trained through the embeddings (TexForce, arXiv 2311.15657)."""
+
+    rank: int = Field(16, ge=1)
+    alpha: float = Field(32, gt=0)
+    """default twice the rank"""
+    targets: list[str] = ["q_proj", "k_proj", "v_proj", "out_proj"]
+    """module names"""
+    init: bool | str = True
+    """peft's init_lora_weights"""
+    encoders: list[str] = Field(["text_encoder"], min_length=1)
+    """the pipeline's names of those that are trained"""
+    denoiser: bool = True
+    """the denoiser's LoRA is trained too; false leaves the denoiser as it is, and there is none"""
+
+    @model_validator(mode="after")
+    def _scale_with_rank(self) -> Self:
+        if "alpha" not in self.model_fields_set:
+            self.alpha = 2.0 * self.rank
+        return self
+
+
 class Network(Section):
     """What all models have."""
 
@@ -53,6 +75,8 @@ class Model(Network):
     """diffusers attention backend: native (default), xformers, flash, ..."""
     encode: dict[str, Any] = {}
     """arguments of the pipeline's prompt encoding, e.g. max_sequence_length"""
+    text_lora: TextLora | None = None
+    """train the text encoders too, or alone; for methods that learn from the steps of a rollout"""
     base_bits: Literal[4, 8] | None = None
     """of the frozen weights under a LoRA, by bitsandbytes (an extra; GPUs only)"""
     offload_vae: bool = False
@@ -121,6 +145,8 @@ class Role(Section):
     """default the policy's"""
     updates: int = Field(1, ge=1)
     """for one of the policy's"""
+    alone: int = Field(0, ge=0)
+    """updates of the policy at the start of training that are left out, so that it is ready when the policy moves"""
 
 
 def _numbers(decay: float | str) -> list[float] | None:
@@ -150,9 +176,10 @@ class SamplingSettings(Section):
         return "sampled with " + ", ".join(f"{name} {value}" for name, value in given.items())
 
     def following(self, other: "SamplingSettings") -> Self:
-        """A copy that has the settings of another where its own were left open, all but `batch_size`."""
+        """A copy that has the settings of another where its own were left open: how it samples, not `batch_size`
+        nor whose `weights`."""
         known = type(self).model_fields.keys() & type(other).model_fields.keys()
-        left_open = known - self.model_fields_set - {"batch_size"}
+        left_open = known - self.model_fields_set - {"batch_size", "weights"}
         return self.model_copy(update={name: getattr(other, name) for name in left_open})
 
 
@@ -174,8 +201,17 @@ class Sampling(SamplingSettings):
     width: int | None = Field(None, ge=8)
     num_frames: int | None = Field(None, ge=1)
     """of a video"""
-    rlg: float = 1.0
-    """weight of what a LoRA has learned: 0 is the base, 1 the trained model, 1.6 more of it at twice the time (RLG)"""
+    rlg: float | dict[str, float] = 1.0
+    """weight of what a LoRA has learned: 0 is the base, 1 the trained model, 1.6 more of it at twice the time (RLG); or
+    of several, each a folder, file or hub name with its weight, 'trained' the model's own"""
+
+    rlg_from: int = Field(0, ge=0)
+    """steps before it are sampled without rlg"""
+
+    @property
+    def networks(self) -> int:
+        """Networks that a velocity is made of."""
+        return len(self.rlg) + 1 if isinstance(self.rlg, dict) else 1 if self.rlg == 1 else 2
 
     def following(self, other: SamplingSettings) -> Self:
         copy = super().following(other)
@@ -196,7 +232,7 @@ class Sampling(SamplingSettings):
         if kept is not None:
             assert self.sigmas is not None
             base |= {"steps": len(kept), "sigmas": [self.sigmas[k] for k in kept]}
-        rlg = {} if self.rlg == 1 else {"rlg": self.rlg}
+        rlg = {} if self.rlg == 1 else {"rlg": self.rlg, "rlg_from": self.rlg_from}
         return base | {"batch_size": self.batch_size} | rlg | size
 
 

@@ -67,12 +67,14 @@ class Scorer(PreferenceModel):
         self.tokenizer, pictures = self.parts
         self.preprocess = picture_settings(pictures)
 
-    def margins(self, pairs: Preferences, rows: Sequence[int]) -> Tensor:
+    def scores(self, files: Sequence[str | Path], texts: Sequence[str]) -> Tensor:
+        """[N] scores of pictures with their prompts."""
         device = self.network.device
-        files = [pairs.metadata[i][key] for key in ("chosen", "rejected") for i in rows]
         pixels = self.preprocess.images([PIL.Image.open(file) for file in files]).to(device)
+        # a text that comes more than once is encoded once
+        distinct = list(dict.fromkeys(texts))
         tokens = self.tokenizer(
-            [pairs.texts[i] for i in rows],
+            distinct,
             padding=True,
             truncation=True,
             max_length=self.network.config.text_config.max_position_embeddings,
@@ -80,7 +82,13 @@ class Scorer(PreferenceModel):
         ).to(device)
         image = F.normalize(self.network.get_image_features(pixels).pooler_output, dim=-1)
         text = F.normalize(self.network.get_text_features(**tokens).pooler_output, dim=-1)
-        chosen, rejected = (self.network.logit_scale.exp() * (side * text).sum(-1) for side in image.chunk(2))
+        text = text[[distinct.index(own) for own in texts]]
+        scores: Tensor = self.network.logit_scale.exp() * (image * text).sum(-1)
+        return scores
+
+    def margins(self, pairs: Preferences, rows: Sequence[int]) -> Tensor:
+        files = [pairs.metadata[i][key] for key in ("chosen", "rejected") for i in rows]
+        chosen, rejected = self.scores(files, [pairs.texts[i] for i in rows] * 2).chunk(2)
         return (chosen - rejected)[None]
 
 

@@ -88,6 +88,7 @@ class Engine:
         report: Callable[[Found], None] = lambda found: None,
     ) -> None:
         self.policy, self.reward, self.prompt, self.seed, self.report = policy, reward, prompt, seed, report
+        self.sampling = sampling
         if policy.family.samples_sound:
             raise ConfigError(
                 f"{type(policy.pipeline).__name__} denoises a sound along with the pictures, which a search loses; "
@@ -105,7 +106,9 @@ class Engine:
         self.steps = len(self.sigmas) - 1
         """T"""
         self.found = Found(prompt, method, self.steps)
-        self.unit = self.rollout.conditions.branches * (1 if sampling.rlg == 1 else 2)
+        self.best: Tensor | None = None
+        """[...] latents of the best finished sample"""
+        self.unit = self.rollout.conditions.branches * sampling.networks
         """forwards of one velocity"""
         calls = budget.kind == "reward_calls"
         whole = self.steps * self.unit if budget.kind == "samples" else 1
@@ -117,6 +120,19 @@ class Engine:
         seeds = range(self.seed + self.started, self.seed + self.started + count)
         records = [self.metadata] * count
         return self.policy.sample([self.prompt] * count, seeds, metadata=records, dry=True, **self.arguments)
+
+    def beside(
+        self, policy: DiffusersPolicy, prompt: str, metadata: Mapping[str, Any], changes: Mapping[str, Any]
+    ) -> "Engine":
+        """An engine of another model or prompt that shares this one's budget and what is found.
+
+        Args:
+            changes: of the sampling.
+        """
+        sampling = self.sampling.model_copy(update=changes)
+        other = Engine(policy, self.reward, prompt, sampling, self.seed, self.budget, metadata, report=self.report)
+        other.found, other.limits = self.found, self.limits
+        return other
 
     # What can be afforded
 
@@ -150,7 +166,8 @@ class Engine:
 
     def start(self, count: int) -> Particles:
         """The next `count` start noises."""
-        x = self._dry(count).trajectory.latents[:, 0]
+        drawn, moved = self._dry(count), self.policy.start_noise
+        x = drawn.trajectory.latents[:, 0] if moved is None else moved(drawn)
         self.started += count
         return self.particles(x, torch.zeros(count, dtype=torch.long))
 
@@ -243,19 +260,29 @@ class Engine:
     # Scores
 
     @torch.no_grad()
-    def score(self, p: Particles, x0: Tensor | None = None) -> Particles:
+    def score(self, p: Particles, x0: Tensor | None = None, reward: Reward | None = None) -> Particles:
         """The particles with their scores, each a node of what was tried.
 
         Args:
             x0: [N, ...] what to score in the place of states that are not finished.
+            reward: that judges it; default the one that is searched for.
 
         Raises:
             RewardError: as `rewards.score`.
         """
-        latents = self.rollout.whole(p.x if x0 is None else x0, torch.zeros_like(p.step))
-        samples = self.policy.decode_latents(latents, self.batch_size)
-        values = score(self.reward, samples, [self.prompt] * len(p), [dict(self.metadata) for _ in samples]).value
-        return self.note(p, values, samples)
+        x0, parts = p.x if x0 is None else x0, []
+        # pictures are large: only so many are held at once
+        for rows in torch.arange(len(p)).split(self.batch_size):
+            samples = self.samples(x0[rows.to(x0.device)])
+            records = [dict(self.metadata) for _ in samples]
+            values = score(reward or self.reward, samples, [self.prompt] * len(rows), records).value
+            parts.append(self.note(p[rows], values, samples))
+        return Particles.cat(parts)
+
+    def samples(self, latents: Tensor) -> list[Any]:
+        """Pictures or videos of finished latents [N, ...]."""
+        whole = self.rollout.whole(latents, torch.zeros(len(latents), dtype=torch.long, device=latents.device))
+        return self.policy.decode_latents(whole, self.batch_size)
 
     def note(self, p: Particles, values: Tensor, samples: Sequence[Any] = ()) -> Particles:
         """Remember what particles scored [N], and the samples of finished ones."""
@@ -265,6 +292,8 @@ class Engine:
         for parent, step, value, sample in rows:
             node = Node(parent if parent >= 0 else None, step, value, self.found.forwards)
             numbers.append(self.found.add(node, sample))
+        if self.found.best is not None and self.found.best.node in numbers:
+            self.best = p.x[numbers.index(self.found.best.node)].detach().clone()
         self.report(self.found)
         return p.replace(node=torch.tensor(numbers), score=values)
 

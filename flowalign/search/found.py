@@ -4,6 +4,14 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from PIL import Image
+
+from flowalign.runs.samples import Picture
+from flowalign.runs.show import Grid
+
+SMALL = 96
+"""pixels of the longer side of a node's picture"""
+
 
 @dataclass
 class Node:
@@ -50,6 +58,8 @@ class Found:
     """the first one that was finished"""
     best: Candidate | None = None
     worst: Candidate | None = None
+    small: dict[int, Image.Image] | None = None
+    """pictures of nodes to look at, by number; of videos the first frame. None: nobody wants to look at them"""
 
     @property
     def score(self) -> float:
@@ -81,9 +91,15 @@ class Found:
         return walked[::-1]
 
     def add(self, node: Node, sample: Any = None) -> int:
-        """Remember a scored state, and its sample where it is finished; returns its number."""
+        """Remember a scored state; returns its number.
+
+        Args:
+            sample: that was scored: of a state that is not finished, what it promises.
+        """
         number = len(self.nodes)
         self.nodes.append(node)
+        if self.small is not None and sample is not None:
+            self.small[number] = _reduced(sample)
         if node.step == self.steps:
             made = Candidate(node.score, number, sample)
             self.first = self.first or made
@@ -108,3 +124,27 @@ class Found:
         """
         ends = {name: Candidate(sample=samples[name], **record[name]) for name in ("first", "best", "worst")}
         return cls(**record | {"nodes": [Node(**node) for node in record["nodes"]]} | ends)
+
+
+class Searches(list[Found]):
+    """What was found for several prompts; a notebook shows the best samples."""
+
+    @property
+    def samples(self) -> list[Picture]:
+        """The best sample of each."""
+        return [found.sample for found in self]
+
+    @property
+    def scores(self) -> list[float]:
+        """Of the best samples."""
+        return [found.score for found in self]
+
+    def _repr_html_(self) -> str:
+        captions = [f"{found.prompt}: {found.score:.4g}" for found in self]
+        return Grid([self.samples], [captions])._repr_html_()
+
+
+def _reduced(sample: Picture) -> Image.Image:
+    picture = (sample if isinstance(sample, Image.Image) else sample[0]).convert("RGB")
+    picture.thumbnail((SMALL, SMALL))
+    return picture

@@ -12,7 +12,7 @@ from flowalign.errors import ConfigError, nearest
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.settings import Sampling
 from flowalign.search.engine import DEFAULT, Budget, Engine
-from flowalign.search.found import Found
+from flowalign.search.found import Found, Searches
 from flowalign.search.store import Store
 from rewards import Reward, spec_of
 
@@ -89,7 +89,7 @@ def search(
     seed: int = 0,
     store: Store | None = None,
     progress: bool = True,
-) -> list[Found]:
+) -> Searches:
     """Search samples of prompts.
 
     Args:
@@ -116,7 +116,7 @@ def search(
         "methods": {name: repr(method) for name, method in methods.items()},
     }
     done = {} if store is None else store.open(asked)
-    found = []
+    found = Searches()
     jobs = [(number, name) for number in range(len(prompts)) for name in methods]
     with tqdm(jobs, desc="search", disable=not progress) as bar:
 
@@ -129,10 +129,12 @@ def search(
             if made is None:
                 text, metadata = prompts.texts[number], prompts.metadata[number]
                 engine = Engine(policy, reward, text, sampling, seed, budget, metadata, name, report)
+                engine.found.small = None if store is None else {}
                 with torch.no_grad():
                     methods[name](engine)
                 made = engine.found
                 if store is not None:
                     store.add(number, made)
+                    made.small = None
             found.append(made)
     return found

@@ -2,10 +2,11 @@
 
 search.json       what was asked for
 tried.jsonl       a line for each prompt and method: all that was tried
-pictures/         the first, the best and the worst sample of each
+pictures/         the first, the best and the worst sample of each, and a sheet of small pictures of all that was tried
 """
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ class Store:
             write_atomically(self.lines, f"{whole}\n" if whole else "")
         for line in whole.splitlines():
             record = json.loads(line)
-            number, files = record.pop("number"), record.pop("pictures")
+            number, files, _ = record.pop("number"), record.pop("pictures"), record.pop("tried", None)
             samples = {name: _opened(self.folder / file) for name, file in files.items()}
             done[number, record["method"]] = Found.of(record, samples)
         return done
@@ -67,8 +68,12 @@ class Store:
         for name in ENDS:
             path = self.folder / "pictures" / f"{number:05d}-{found.method}-{name}"
             files[name] = save_picture(getattr(found, name).sample, path, "png").relative_to(self.folder).as_posix()
+        record = {"number": number, "pictures": files} | found.record()
+        if found.small:
+            path = self.folder / "pictures" / f"{number:05d}-{found.method}-tried.webp"
+            record["tried"] = _save_sheet(found.small, path) | {"picture": path.relative_to(self.folder).as_posix()}
         with self.lines.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps({"number": number, "pictures": files} | found.record()) + "\n")
+            lines.write(json.dumps(record) + "\n")
 
     def write_pairs(self, path: Path, rater: str) -> int:
         """Write preferences as `dpo` and `train-reward` read them: of each search the best sample over the worst.
@@ -97,3 +102,20 @@ def _opened(path: Path) -> Picture:
     with Image.open(path) as file:
         frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(file)]
     return frames if len(frames) > 1 else frames[0]
+
+
+def _save_sheet(pictures: dict[int, Image.Image], path: Path) -> dict[str, Any]:
+    """Pictures of one size side by side in rows.
+
+    Returns:
+        their 'width' and 'height', and their numbers, 'nodes', in order; a row has as many as the root of all, rounded
+        up.
+    """
+    shown = list(pictures.values())
+    width, height = shown[0].size
+    columns = math.ceil(math.sqrt(len(shown)))
+    sheet = Image.new("RGB", (columns * width, -(-len(shown) // columns) * height))
+    for place, picture in enumerate(shown):
+        sheet.paste(picture, (place % columns * width, place // columns * height))
+    sheet.save(path, quality=85)
+    return {"width": width, "height": height, "nodes": list(pictures)}

@@ -18,10 +18,12 @@ from flowalign.data.files import is_data_set
 from flowalign.errors import FlowalignError
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-NETWORKS = ("model", "weights", "head", "colour_model")
-"""settings of rewards that name a network, or a file of weights"""
+NETWORKS = ("model", "weights", "head", "config", "tower", "colour_model")
+"""settings of rewards that name a network, or a file of it"""
 READERS = ("processor", "tokenizer", "base")
 """and those that name a tokenizer or a processor alone"""
+PARTS = dict.fromkeys(NETWORKS, "network") | dict.fromkeys(READERS, "reader") | {"pipeline": "pipeline"}
+"""what is loaded for a setting of a reward"""
 SMALL = (".json", ".txt", ".model", ".jinja")
 """endings of what is not weights"""
 WEIGHTS = (".safetensors", ".bin")
@@ -61,9 +63,10 @@ def downloads(config: BaseConfig) -> list[Download]:
         for reward in rewards:
             if not reward.name.startswith(registry.GIVEN):
                 found += _of_reward(where, reward)
-    for where, prompts in (("data.prompts", config.data.prompts), ("evaluation.prompts", config.evaluation.prompts)):
-        if prompts is not None and is_data_set(prompts):
-            found.append(_repository(where, prompts, "data set"))
+    for where, listed in (("data", config.data), ("evaluation", config.evaluation)):
+        for one in (listed, *listed.also):
+            if one.prompts is not None and is_data_set(one.prompts):
+                found.append(_repository(f"{where}.prompts", one.prompts, "data set"))
     once = {(one.repository, one.part): one for one in reversed(found) if one is not None}
     return list(reversed(once.values()))
 
@@ -84,7 +87,7 @@ def _of_reward(where: str, reward: Named) -> Iterable[Download | None]:
         values |= {"model": judge.get("model")} if isinstance(judge, Mapping) else {}
         if hasattr(target, "published"):
             values["weights"] = target.published(values)
-        for key in (*NETWORKS, *READERS):
+        for key, part in PARTS.items():
             name = values.get(key)
             if not isinstance(name, str) or Path(name).exists():
                 continue
@@ -92,7 +95,7 @@ def _of_reward(where: str, reward: Named) -> Iterable[Download | None]:
             if file:
                 yield Download(place, f"{owner}/{repository}", file)
             else:
-                yield _repository(place, name, "network" if key in NETWORKS else "reader")
+                yield _repository(place, name, part)
 
 
 def _defaults(target: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
+from flowalign.algorithms.direct.against_reference import AgainstReference
 from flowalign.config import BaseConfig, Config, Named, TextConfig, Weighted
 from flowalign.config.loader import world_size
 from flowalign.policies.base import Policy, best_device
@@ -82,13 +83,18 @@ class StandIn:
 
     Args:
         parts: names to give the same value under, for algorithms that look at a reward's parts.
+        compares: say that it needs a reference picture, for algorithms that give one.
     """
 
     name = "stand_in"
-    spec = Spec(frozenset({"image", "text"}), differentiable=True)
 
-    def __init__(self, parts: list[str] | None = None) -> None:
-        self.parts = parts or []
+    def __init__(self, parts: list[str] | None = None, compares: bool = False) -> None:
+        self.parts, self.compares = parts or [], compares
+
+    @property
+    def spec(self) -> Spec:
+        needs = {"image", "text"} | ({"reference"} if self.compares else set())
+        return Spec(frozenset(needs), differentiable=True)
 
     def __call__(
         self, samples: Sequence[Image | str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
@@ -126,14 +132,14 @@ def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
     """
     device = best_device()
     with tempfile.TemporaryDirectory() as folder:
-        small = _small(config, folder, full)
+        small = small_config(config, folder, full)
         policy: Policy
         if isinstance(small, TextConfig):
             policy = _language_model(small, full, device)
             model, length = type(policy.network).__name__, f"at most {small.most_tokens} tokens"
         else:
             assert isinstance(small, Config)
-            policy = _pipeline(small, full, device)
+            policy = small_policy(small, full, device)
             model, length = type(policy.pipeline).__name__, f"{small.rollout.steps} steps"
         _replace(small, "judge", {"name": STAND_IN})
         if "teacher" in small.algorithm.settings:
@@ -143,6 +149,8 @@ def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         trainer = Trainer(small, policy, progress=False)
+        # the policy's own update is tried too
+        trainer.learner.head_start = 0
         begin = time.perf_counter()
         trainer.train()
         whole = time.perf_counter() - begin
@@ -152,7 +160,7 @@ def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
     return Report(
         model,
         parameters,
-        sum(p.numel() for p in policy.trainable().values()),
+        sum(p.numel() for p in trainer.learner.parameters.values()),
         small.training.group_size * small.training.prompts_per_iteration,
         length,
         {"rollout": metrics["seconds/rollout"], "update": metrics["seconds/update"], "all": whole},
@@ -170,14 +178,16 @@ def _projected(config: BaseConfig, small: BaseConfig, metrics: Mapping[str, floa
     return seconds * own / tried * config.training.iterations
 
 
-def _small(config: BaseConfig, folder: str, full: bool) -> BaseConfig:
+def small_config(config: BaseConfig, folder: str, full: bool) -> BaseConfig:
     """One iteration of one group a process with another reward, and nothing to look at before or after."""
     small = config.model_copy(deep=True)
     small.output, small.name, small.trackers = folder, "dry-run", []
     small.evaluation = type(config.evaluation)()
-    small.rewards = [
-        Weighted.model_validate({"name": STAND_IN, "parts": list(config.algorithm.settings.get("levels", []))})
-    ]
+    own = {
+        "parts": list(config.algorithm.settings.get("levels", [])),
+        "compares": isinstance(config.build_algorithm(), AgainstReference),
+    }
+    small.rewards = [Weighted.model_validate({"name": STAND_IN, **own})]
     training = small.training
     training.iterations, training.prompts_per_iteration = 1, world_size()
     training.updates_per_iteration, training.previews = 1, 0
@@ -198,7 +208,7 @@ def _replace(config: BaseConfig, key: str, value: Any) -> None:
         config.algorithm = Named.model_validate(config.algorithm.model_dump() | {key: value})
 
 
-def _pipeline(small: Config, full: bool, device: torch.device) -> DiffusersPolicy:
+def small_policy(small: Config, full: bool, device: torch.device) -> DiffusersPolicy:
     """The configuration's pipeline, or a tiny one; the configuration then has what that can take."""
     small.rollout.overlap = 1
     if small.rollout.num_frames is not None:

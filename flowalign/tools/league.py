@@ -1,13 +1,16 @@
 """`flowalign league`: train several configurations under one budget and compare them over seeds."""
 
 import json
+import logging
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 import torch
 
 from flowalign import registry
@@ -15,7 +18,7 @@ from flowalign.config import load
 from flowalign.config.diffusion import Evaluation
 from flowalign.core.divergences import gaussian_kl
 from flowalign.data import Prompts
-from flowalign.errors import ConfigError
+from flowalign.errors import ConfigError, nearest
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.runs.files import write_atomically
 from flowalign.training import Trainer
@@ -26,9 +29,20 @@ from samplers import KERNELS, All
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
+logger = logging.getLogger(__name__)
+
 SEED = 800_000_000
 """of the start noises that the league is judged on"""
-COLUMNS = ("strict", "soft", "panel", "diversity", "kl", "forwards", "reward_calls", "seconds", "iterations")
+WORLDS = {
+    "shapes": (),
+    "relations": (
+        *("data.prompts=relations_train", "data.where={}", "evaluation.prompts=relations_heldout"),
+        *("evaluation.where={}", "rewards=[{name: relations}]"),
+    ),
+}
+"""what every configuration is trained on in its place: prompts and a reward of another kind"""
+RESAMPLES = 2000
+COLUMNS = ("rank", "strict", "soft", "panel", "diversity", "kl", "forwards", "reward_calls", "seconds", "iterations")
 
 
 @dataclass
@@ -79,19 +93,49 @@ def kl_from_base(policy: DiffusersPolicy, prompts: Sequence[str], arguments: dic
     return torch.cat(values).mean().item()
 
 
-def judge(trainer: Trainer, panel: Reward | None, pictures: int) -> dict[str, float]:
-    """The held-out figures of the present weights."""
+def judge(trainer: Trainer, panel: Reward | None, pictures: int) -> dict[str, Any]:
+    """The held-out figures of the present weights, and the means of each prompt, which ranks are drawn from."""
     settings, policy = trainer.config.evaluation, trainer.policy
     assert isinstance(settings, Evaluation) and isinstance(policy, DiffusersPolicy), "a league is of pictures"
     prompts = Prompts.of(settings.model_copy(update={"limit": None}))
     with trainer.learner.averaged():
         result = evaluate(trainer.policy, trainer.evaluator.reward, prompts, settings, pictures, SEED)
-        figures = {name: value for name, value in result.means()["all"].items() if name in ("strict", "soft", "reward")}
+        means = result.means()["all"]
+        figures: dict[str, Any] = {name: means[name] for name in ("strict", "soft", "reward") if name in means}
+        figures["by_prompt"] = by_prompt(result)
         if panel is not None:
             figures["panel"] = score(panel, result.samples, result.prompts, result.metadata).value.mean().item()
         figures["diversity"] = diversity(result)
         figures["kl"] = kl_from_base(policy, prompts.spread(32).texts, settings.arguments())
     return figures
+
+
+def by_prompt(result: Evaluated) -> list[float]:
+    """The mean of each prompt's samples, strict where the reward has such a part."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for prompt, value in zip(result.prompts, result.parts.get("strict", result.value), strict=True):
+        values[prompt].append(value)
+    return [statistics.mean(own) for own in values.values()]
+
+
+def ranks(scores: dict[str, list[list[float]]]) -> dict[str, tuple[int, int]]:
+    """The 95% interval of each algorithm's rank: prompts are drawn with replacement for all, and seeds for each.
+
+    Args:
+        scores: of each algorithm, a row a seed, a column a prompt.
+    """
+    rng = np.random.default_rng(0)
+    tables = {name: np.array(rows) for name, rows in scores.items()}
+    prompts = next(iter(tables.values())).shape[1]
+    drawn = []
+    for _ in range(RESAMPLES):
+        columns = rng.integers(prompts, size=prompts)
+        drawn.append([table[rng.integers(len(table), size=len(table))][:, columns].mean() for table in tables.values()])
+    means = np.array(drawn)
+    # ties share the better rank
+    places = 1 + (means[:, None, :] > means[:, :, None]).sum(axis=-1)
+    low, high = np.percentile(places, [2.5, 97.5], axis=0, method="nearest").astype(int).tolist()
+    return {name: (low[i], high[i]) for i, name in enumerate(tables)}
 
 
 def run_league(
@@ -102,18 +146,27 @@ def run_league(
     panel: str | None,
     overrides: Sequence[str],
     pictures: int,
+    world: str = "shapes",
+    first_seed: int = 0,
 ) -> Path:
     """Train every configuration with every seed under the budget; runs already done in `output` are not done again.
+
+    Args:
+        world: one of `WORLDS`, in the place of the configurations' own prompts and rewards.
+        first_seed: the others follow; settings are tuned on seeds that are not reported.
 
     Returns:
         The table as Markdown; league.json and league.png stand beside it.
     """
+    if world not in WORLDS:
+        raise ConfigError(f"--world {world}: {nearest(world, WORLDS)}")
     amount = budget.amount if budget.kind == "seconds" else int(budget.amount)
     limits = [f"training.budget.{budget.kind}={amount}"]
     loaded = {
         (path.stem, seed): load(
             path,
             [
+                *WORLDS[world],
                 *overrides,
                 *limits,
                 "training.iterations=1000000",
@@ -121,12 +174,12 @@ def run_league(
             ],
         )
         for path in configs
-        for seed in range(seeds)
+        for seed in range(first_seed, first_seed + seeds)
     }
     for config in loaded.values():
         config.check(processes=1)
     panel_reward = as_reward(registry.build("rewards", panel, {}, "--panel")) if panel else None
-    results: dict[str, list[dict[str, float]]] = {}
+    results: dict[str, list[dict[str, Any]]] = {}
     for (name, _), config in loaded.items():
         done = output / str(config.name) / "league.json"
         if not done.is_file():
@@ -136,7 +189,7 @@ def run_league(
                 output.mkdir(parents=True, exist_ok=True)
                 write_atomically(base, json.dumps(judge(trainer, panel_reward, pictures)))
             trainer.train()
-            figures: dict[str, float] = {
+            figures: dict[str, Any] = {
                 "forwards": trainer.policy.forwards,
                 "reward_calls": trainer.actor.reward_calls,
             }
@@ -146,6 +199,7 @@ def run_league(
         results.setdefault(name, []).append(json.loads(done.read_text(encoding="utf-8")))
     results = {"base": [json.loads((output / "base.json").read_text(encoding="utf-8"))], **results}
     write_atomically(output / "league.json", json.dumps({"budget": vars(budget), "results": results}, indent=2))
+    _rank(results)
     _plot(results, output / "league.png")
     table = _markdown(results)
     write_atomically(output / "league.md", table)
@@ -153,12 +207,25 @@ def run_league(
     return output / "league.md"
 
 
+def _rank(results: dict[str, list[dict[str, Any]]]) -> None:
+    """Give each algorithm the interval of its rank, where all were judged on the same prompts."""
+    judged = [row.get("by_prompt") for rows in results.values() for row in rows]
+    if len({len(own) for own in judged if own}) > 1:
+        logger.warning("no ranks: evaluation.prompts, where and limit differ; --set evaluation.prompts=... is for all")
+    elif all(judged):
+        found = ranks({name: [row["by_prompt"] for row in rows] for name, rows in results.items()})
+        for name, (low, high) in found.items():
+            results[name][0]["rank"] = f"{low}" if low == high else f"{low}–{high}"
+
+
 def spread(values: Sequence[float]) -> tuple[float, float]:
     """Mean and sample standard deviation, 0 for one value."""
     return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def _cell(rows: Sequence[dict[str, float]], column: str) -> str:
+def _cell(rows: Sequence[dict[str, Any]], column: str) -> str:
+    if column == "rank":
+        return str(rows[0].get("rank", ""))
     values = [row[column] for row in rows if column in row]
     if not values:
         return ""
@@ -169,18 +236,18 @@ def _cell(rows: Sequence[dict[str, float]], column: str) -> str:
     return f"{mean:.{digits}f}" + (f" ± {deviation:.{digits}f}" if len(values) > 1 else "")
 
 
-def _ordered(results: dict[str, list[dict[str, float]]]) -> list[str]:
+def _ordered(results: dict[str, list[dict[str, Any]]]) -> list[str]:
     return sorted(results, key=lambda name: -statistics.mean(row["reward"] for row in results[name]))
 
 
-def _markdown(results: dict[str, list[dict[str, float]]]) -> str:
+def _markdown(results: dict[str, list[dict[str, Any]]]) -> str:
     lines = ["| algorithm | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
     for name in _ordered(results):
         lines.append(f"| {name} | " + " | ".join(_cell(results[name], column) for column in COLUMNS) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _plot(results: dict[str, list[dict[str, float]]], path: Path) -> None:
+def _plot(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
     """Held-out score of each algorithm, mean and spread over seeds, with the base as a line; strict, if all have it."""
     strict = all("strict" in row for rows in results.values() for row in rows)
     score, label = ("strict", "held-out strict pass") if strict else ("reward", "held-out reward")

@@ -38,8 +38,12 @@ def tiny_name(path: str) -> str:
     return FAMILIES[max(fitting, key=len)]
 
 
-def random_pipeline(path: str, dtype: torch.dtype, device: torch.device) -> DiffusionPipeline:
-    """A pipeline of random weights from its configuration files alone, in a folder or in the hub's cache."""
+def random_pipeline(path: str, dtype: torch.dtype, device: torch.device, everything: bool = False) -> DiffusionPipeline:
+    """A pipeline of random weights from its configuration files alone, in a folder or in the hub's cache.
+
+    Args:
+        device: where the denoiser is made; the other networks are made where they stay, or there too if `everything`.
+    """
     import diffusers
     import transformers
 
@@ -58,8 +62,8 @@ def random_pipeline(path: str, dtype: torch.dtype, device: torch.device) -> Diff
             if not issubclass(target, nn.Module):
                 parts[name] = target.from_pretrained(source, subfolder=name, local_files_only=True)
                 continue
-            # the denoiser where it is trained, the others where they stay
-            with torch.device(device if name in ("transformer", "unet") else "cpu"), _default(dtype):
+            there = everything or name in ("transformer", "transformer_2", "unet")
+            with torch.device(device if there else "cpu"), default_dtype(dtype):
                 if library == "diffusers":
                     parts[name] = target.from_config(target.load_config(source, subfolder=name, local_files_only=True))
                 else:
@@ -127,7 +131,7 @@ def _no_files(path: str, error: OSError) -> ConfigError:
 
 
 @contextlib.contextmanager
-def _default(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """New floating-point tensors have this dtype."""
     own = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

@@ -9,7 +9,7 @@ and in length.
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class Tiny:
 
 def _resolved(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
     """An entry on top of the one that it is `like`."""
-    entry = {key: value for key, value in entries[name].items() if key not in ("like", "note")}
+    entry = {key: value for key, value in entries[name].items() if key not in ("like", "note", "source")}
     if "like" not in entries[name]:
         return entry
     base = _resolved(entries, entries[name]["like"])
@@ -72,11 +72,7 @@ def _resolved(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
 def build(name: str) -> DiffusionPipeline:
     """The same pipeline each time."""
     torch.manual_seed(0)
-    tiny = PIPELINES[name]
-    made = {key: part(value) if isinstance(value, str) else value for key, value in tiny.components.items()}
-    pipe = _class(f"diffusers.{tiny.pipeline}")(**{key: value for key, value in made.items() if key[0] != "_"})
-    for attribute, value in tiny.attributes.items():
-        setattr(pipe, attribute, [tuple(size) for size in value] if isinstance(value, list) else value)
+    pipe = assembled(PIPELINES[name], part)
     networks = [pipe.components[name] for name in ("unet", "transformer", "transformer_2") if name in pipe.components]
     with torch.no_grad():
         for parameter in (p for network in networks if network is not None for p in network.parameters()):
@@ -90,18 +86,29 @@ def build(name: str) -> DiffusionPipeline:
     return pipe
 
 
-def part(name: str) -> Any:
-    """A part of the file by its name: a random network, a tokenizer, a scheduler."""
-    return _made({"like": name})
+def assembled(described: Tiny, make: Callable[[str], Any]) -> DiffusionPipeline:
+    """A pipeline of the parts that it names, made by `make` in the order of its components."""
+    made = {key: make(value) if isinstance(value, str) else value for key, value in described.components.items()}
+    pipe = _class(f"diffusers.{described.pipeline}")(**{key: value for key, value in made.items() if key[0] != "_"})
+    for attribute, value in described.attributes.items():
+        setattr(pipe, attribute, [tuple(size) for size in value] if isinstance(value, list) else value)
+    return pipe
 
 
-def _made(described: dict[str, Any]) -> Any:
-    settings = _resolved(DATA["parts"] | {"": described}, "")
+def part(name: str, parts: Mapping[str, Any] | None = None) -> Any:
+    """A part of a file by its name: a random network, a tokenizer, a scheduler; default this file's."""
+    return _made({"like": name}, DATA["parts"] if parts is None else parts)
+
+
+def _made(described: dict[str, Any], parts: Mapping[str, Any]) -> Any:
+    settings = _resolved({**parts, "": described}, "")
     kind = settings.pop("class")
     if kind == "tokenizer":
         return _tokenizer(**settings)
     buffers = settings.pop("buffers", {})
-    settings = {k: _made(v) if isinstance(v, dict) and v.keys() & {"class", "like"} else v for k, v in settings.items()}
+    for name, value in settings.items():
+        if isinstance(value, dict) and value.keys() & {"class", "like"}:
+            settings[name] = _made(value, parts)
     target = _class(kind)
     made = target(target.config_class(**settings)) if issubclass(target, PreTrainedModel) else target(**settings)
     for name, (method, *arguments) in buffers.items():
@@ -110,9 +117,13 @@ def _made(described: dict[str, Any]) -> Any:
 
 
 def _tokenizer(
-    chat_template: str | None = None, padding_side: str = "right", added_tokens: list[str] | None = None
+    chat_template: str | None = None,
+    padding_side: str = "right",
+    added_tokens: list[str] | None = None,
+    model_max_length: int | None = None,
 ) -> CLIPTokenizer:
     tokenizer = CLIPTokenizer.from_pretrained(ASSETS / "tiny_sd3" / "tokenizer")
+    tokenizer.model_max_length = model_max_length or tokenizer.model_max_length
     tokenizer.chat_template, tokenizer.padding_side = chat_template, padding_side
     tokenizer.add_tokens(added_tokens or [], special_tokens=True)
     return tokenizer
@@ -123,5 +134,10 @@ def _class(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+def pipelines_of(data: Mapping[str, Any]) -> dict[str, Tiny]:
+    """The pipelines that a file describes."""
+    return {name: Tiny(**_resolved(data["pipelines"], name)) for name in data["pipelines"]}
+
+
 DATA: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-PIPELINES = {name: Tiny(**_resolved(DATA["pipelines"], name)) for name in DATA["pipelines"]}
+PIPELINES = pipelines_of(DATA)

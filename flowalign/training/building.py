@@ -23,20 +23,27 @@ from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.turns import AgentPolicy
 from flowalign.policies.language.vision_language import VisionLanguagePolicy
 from flowalign.policies.settings import Network, Sampling
+from flowalign.search.sampler import SearchSampler
 from flowalign.training.memory import check_precision
 from rewards import Reward, WeightedSum, spec_of
 
 
-def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
-    """Load the model of a configuration, without anything trainable yet."""
+def build_policy(
+    config: BaseConfig, device: torch.device | str = "cpu", kind: type[DiffusersPolicy] = DiffusersPolicy
+) -> Any:
+    """Load the model of a configuration, without anything trainable yet.
+
+    Args:
+        kind: of the policy, where it makes pictures.
+    """
     check_precision(config.model.dtype, torch.device(device))
     if config.model.path.startswith(registry.GIVEN):
         own = config.model.path.removeprefix(registry.GIVEN)
         raise ConfigError(f"model.path: the model '{own}' was handed over in Python; hand it over again (policy=...)")
     path = shipped(config.model.path)
     if isinstance(config, TextConfig):
-        kind, settings = language_policy(config)
-        return kind.from_pretrained(path, config.model.dtype, device, **settings)
+        language, settings = language_policy(config)
+        return language.from_pretrained(path, config.model.dtype, device, **settings)
     assert isinstance(config, Config)
     model = config.model
     described = None if model.config is None else str(shipped(model.config))
@@ -46,7 +53,7 @@ def build_policy(config: BaseConfig, device: torch.device | str = "cpu") -> Any:
     for where, sides in sizes.items():
         check_arguments(described_by(path, described), sides, where)
     config.build_algorithm().check_pipeline(config, load_config(described_by(path, described))["_class_name"])
-    policy = DiffusersPolicy.from_pretrained(
+    policy = kind.from_pretrained(
         path,
         model.dtype,
         device,
@@ -111,7 +118,10 @@ def build_actor(config: BaseConfig, policy: Any, reward: Reward, accelerator: Ac
     if isinstance(config, TextConfig):
         return LanguageActor(config, policy, reward, accelerator)
     assert isinstance(config, Config)
-    return DiffusionActor(config, policy, reward, accelerator)
+    actor = DiffusionActor(config, policy, reward, accelerator)
+    if config.rollout.search is not None:
+        actor.search = SearchSampler(config.rollout.search)
+    return actor
 
 
 def make_trainable(policy: Policy, model: Network, keep_reference: bool) -> None:
@@ -120,8 +130,14 @@ def make_trainable(policy: Policy, model: Network, keep_reference: bool) -> None
     Args:
         keep_reference: the start weights are needed in training.
     """
+    texts = model.text_lora if isinstance(model, Model) else None
+    if texts is not None:
+        assert isinstance(policy, DiffusersPolicy)
+        policy.add_text_lora(texts)
     if policy.lora_config is not None:
         assert policy.lora, "a policy that came with its adapter"
+    elif texts is not None and not texts.denoiser:
+        pass  # the denoiser stays as it is
     elif model.lora is not None and model.lora.path is not None:
         policy.start_from_lora(model.lora.path)
     elif model.lora is not None:

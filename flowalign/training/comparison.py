@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
+
 from flowalign.training.evaluation import Evaluated
 
 
@@ -41,6 +43,56 @@ def estimate(values: Sequence[float], prompts: Sequence[str]) -> Estimate | None
     return Estimate(fmean(value for own in of_prompt.values() for value in own), error)
 
 
+EXACT = 12
+"""prompts up to which every pattern of signs is looked at"""
+
+
+@dataclass(frozen=True)
+class Significance:
+    """What prompts say of a paired difference; what another training seed would make of it they do not say."""
+
+    low: float
+    high: float
+    """95% interval by the bootstrap: prompts drawn anew, with their samples"""
+    p: float
+    """how often a difference at least as large would come of prompts whose differences had random signs"""
+    better: float
+    """share of the prompts on which it is above 0, a tie counting half"""
+
+
+def significance(
+    values: Sequence[float], prompts: Sequence[str], draws: int = 10_000, seed: int = 0
+) -> Significance | None:
+    """Whether the mean of N samples' paired differences is one that other prompts would show too.
+
+    Args:
+        values: NaN where the score does not apply.
+
+    Returns:
+        None of fewer than two prompts.
+    """
+    of_prompt: dict[str, list[float]] = {}
+    for value, prompt in zip(values, prompts, strict=True):
+        if value == value:
+            of_prompt.setdefault(prompt, []).append(value)
+    count = len(of_prompt)
+    if count < 2:
+        return None
+    sums, sizes = np.array([sum(own) for own in of_prompt.values()]), np.array([len(own) for own in of_prompt.values()])
+    random = np.random.default_rng(seed)
+    drawn = random.integers(0, count, (draws, count))
+    low, high = np.quantile(sums[drawn].sum(1) / sizes[drawn].sum(1), (0.025, 0.975)).tolist()
+    if count <= EXACT:
+        signs = 1 - 2 * (np.arange(2**count)[:, None] >> np.arange(count) & 1)
+    else:
+        # the signs that were found are one of the patterns
+        signs = np.vstack([np.ones(count), random.choice([-1, 1], (draws, count))])
+    # rounding must not set equal sums apart
+    at_least = abs(signs @ sums) >= abs(sums.sum()) * (1 - 1e-9)
+    better = float(((sums > 0) + (sums == 0) / 2).mean())
+    return Significance(low, high, float(at_least.mean()), better)
+
+
 @dataclass(frozen=True)
 class Row:
     """One score of some prompts."""
@@ -52,6 +104,10 @@ class Row:
     """of each evaluation"""
     differences: list[Estimate | None]
     """of each but the first to the first, paired: the same prompt and seed"""
+    gains: list[list[float]]
+    """the samples' own differences"""
+    of: list[str]
+    """the samples' prompts"""
 
 
 @dataclass
@@ -81,6 +137,8 @@ class Comparison:
                     score,
                     [estimate(values, prompts) for values in (start, *rest)],
                     [estimate(gain, prompts) for gain in gains],
+                    gains,
+                    prompts,
                 )
 
     def record(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from flowalign.actors.base import Actor
 from flowalign.algorithms.base import Algorithm
 from flowalign.config.rewards import build_reward, build_rewards
+from flowalign.config.sections import Watch
 from flowalign.data import Prompts
 from flowalign.runs.metrics import MetricsFile
 from flowalign.runs.samples import save_samples
@@ -16,10 +17,36 @@ from flowalign.training.comparison import Comparison
 from flowalign.training.evaluation import Evaluated, evaluate, scores_of
 from flowalign.training.learner import Learner
 from flowalign.training.previews import preview, shown
+from flowalign.training.tracking import show
 from flowalign.training.watch import NOTHING_SEEN, Panel, diagnose, watched
 from rewards import Reward, advance
 
 logger = logging.getLogger(__name__)
+
+
+def ended_at(folder: Path, watch: Watch) -> int:
+    """The iteration of the evaluation that is of a run's result: the last one, or the last good one of a run that the
+    watch stopped or that keeps its best; 0 where there is none."""
+    lines = MetricsFile(folder / "evaluations.jsonl").read()
+    seen = [line["watch"] for line in lines if "watch" in line]
+    if seen and (watch.action == "stop" or watch.early_stop is not None):
+        verdict = diagnose(seen, watch)
+        if verdict.status == "hacked" or watch.early_stop is not None:
+            return verdict.last_good
+    return max((line["iteration"] for line in lines), default=0)
+
+
+def before_and_after(folder: Path, watch: Watch) -> Comparison | None:
+    """The held-out scores before a run's training and of its result; None without both."""
+    last = ended_at(folder, watch)
+    files = {"before": scores_of(folder, 0), "after": scores_of(folder, last)}
+    if not last or not all(file.is_file() for file in files.values()):
+        return None
+    results = {label: Evaluated.read(file) for label, file in files.items()}
+    before, after = results.values()
+    # a run may have gone on with other prompts
+    same = (before.prompts, before.seeds) == (after.prompts, after.seeds)
+    return Comparison(results) if same else None
 
 
 class Evaluator:
@@ -77,39 +104,43 @@ class Evaluator:
             samples = result.lines()
             count = min(settings.save_samples, len(samples))
             spread = torch.linspace(0, len(samples) - 1, count).round().int().tolist() if count else []
-            save_samples(self.folder, iteration, shown(self.reward, [samples[row] for row in spread]))
+            kept = shown(self.reward, [samples[row] for row in spread])
+            save_samples(self.folder, iteration, kept)
+            if self.config.show_every:
+                show(self.accelerator, "held-out", kept, iteration)
         if self.config.trackers:
             self.accelerator.log({f"evaluation/{n}": v for n, v in result.means()["all"].items()}, step=iteration)
         return result
 
     def _watched(self, line: dict[str, Any], result: Evaluated) -> dict[str, Any]:
         """The line of an evaluation with what the watch on reward hacking says of it."""
-        if not self.settings.panel:
+        if not self.settings.watching:
             return line
         line, self.verdict = watched(line, result.value, result.parts, self.lines.read(), self.settings.watch)
-        if self.verdict.message:
+        if self.verdict.status in ("suspect", "hacked"):
             logger.warning("iteration %d: reward hacking? %s", line["iteration"], self.verdict.message)
         return line
 
-    def hacked(self) -> bool:
+    def ends(self) -> bool:
         """Whether the watch ends the run: the main process's word, for all."""
-        return bool(self.actor.maximum(self._looks_hacked()))
+        return bool(self.actor.maximum(self._ends()))
 
-    def _looks_hacked(self) -> bool:
-        return self.settings.watch.action == "stop" and self.verdict.status == "hacked"
+    def _ends(self) -> bool:
+        hacked = self.settings.watch.action == "stop" and self.verdict.status == "hacked"
+        return hacked or self.verdict.status == "stalled"
+
+    def returns(self, iteration: int) -> bool:
+        """Whether a run that is over after so many iterations has earlier weights for its result."""
+        return bool(self.actor.maximum(self.accelerator.is_main_process and self._result(iteration) < iteration))
+
+    def _result(self, last: int) -> int:
+        """The iteration whose weights are the result of a run that was last evaluated after so many."""
+        best = self.settings.watch.early_stop is not None
+        return self.verdict.last_good if best or self._ends() else last
 
     def gain(self) -> Comparison | None:
         """The held-out scores before training and with the weights that the run ends with; None without both."""
-        evaluated = [line["iteration"] for line in self.lines.read()]
-        last = self.verdict.last_good if self._looks_hacked() else max(evaluated, default=0)
-        files = {"before": scores_of(self.folder, 0), "after": scores_of(self.folder, last)}
-        if not last or not all(file.is_file() for file in files.values()):
-            return None
-        results = {label: Evaluated.read(file) for label, file in files.items()}
-        before, after = results.values()
-        # a run may have gone on with other prompts
-        same = (before.prompts, before.seeds) == (after.prompts, after.seeds)
-        return Comparison(results) if same else None
+        return before_and_after(self.folder, self.settings.watch)
 
     def keep_before(self, iteration: int) -> None:
         """Forget the evaluations from this iteration on, as a run does that goes on from there."""

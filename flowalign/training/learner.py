@@ -54,8 +54,9 @@ class Learner(Optimization):
         self.algorithm, self.actor, self.sharding = algorithm, actor, sharding
         self.policy, self.config, self.accelerator = actor.policy, actor.config, actor.accelerator
         training = self.config.training
-        self.modules = algorithm.modules(self.policy)
-        own = {f"{name}.{key}": p for name, m in self.modules.items() for key, p in m.named_parameters()}
+        self.modules = {**self.policy.companions, **algorithm.modules(self.policy)}
+        named = [(f"{name}.{key}", p) for name, m in self.modules.items() for key, p in m.named_parameters()]
+        own = {name: parameter for name, parameter in named if parameter.requires_grad}
         updates = training.iterations * training.updates_per_iteration
         groups = [self.policy.trainable(), own]
         average = training.ema_decay, training.ema_every
@@ -71,6 +72,8 @@ class Learner(Optimization):
         """that are evaluated and saved"""
         self._keep_snapshots()
         self.role_optimizers = {name: self._role_optimizer(role) for name, role in algorithm.roles.items()}
+        self.head_start = max((role.alone for role in algorithm.roles.values()), default=0)
+        """updates at the start that are the other sets of weights' alone"""
 
     def _role_optimizer(self, role: Role) -> torch.optim.Optimizer:
         """Of another set of weights, which are put into the policy's parameters to be moved."""
@@ -112,7 +115,9 @@ class Learner(Optimization):
         mismatch = self.mismatch(experience, chunks)
         for i, items in enumerate(chunks):
             rate = self.set_learning_rate(round(progress * self.updates) + i)
-            measured = self._update_roles(experience, items) | self.update(experience, items)
+            measured = self._update_roles(experience, items)
+            if updates >= self.head_start:
+                measured |= self.update(experience, items)
             updates += 1
             self.snapshots.follow("update", updates, updates)
             skipped += self.skipped > 0
@@ -225,8 +230,9 @@ class Learner(Optimization):
             for group in self.optimizer.param_groups:
                 group["lr"] = factor * (role.learning_rate or self.settings.learning_rate)
             with self.snapshots.trained(name):
-                for _ in range(role.updates):
-                    values = self.update(experience, items, partial(self.algorithm.role_losses, name))
+                for number in range(role.updates):
+                    redrawn = self.algorithm.redrawn(experience, number)
+                    values = self.update(redrawn, items, partial(self.algorithm.role_losses, name))
             measured |= {key.replace("policy/", f"{name}/"): value for key, value in values.items()}
         self.optimizer, self.ema = own, average
         return measured
@@ -262,10 +268,11 @@ class Learner(Optimization):
         return contextlib.nullcontext() if last else unsynced(self.accelerator, self.policy.model)
 
     def _share_own_gradients(self) -> None:
-        """Average over processes the gradients of the algorithm's own networks, which no wrapper does."""
+        """Average over processes the gradients of networks beside the policy's, which no wrapper does."""
         for module in self.modules.values() if self.accelerator.num_processes > 1 else ():
             for parameter in module.parameters():
-                parameter.grad = self.accelerator.reduce(parameter.grad, "mean")
+                if parameter.grad is not None:
+                    parameter.grad = self.accelerator.reduce(parameter.grad, "mean")
 
     def _total(self, experience: Experience, items: Tensor) -> float:
         """What the sum of the items' losses is divided by; a process's share where not all items count."""

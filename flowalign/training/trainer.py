@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 
 from flowalign import registry
 from flowalign.actors.base import Actor
+from flowalign.actors.extremes import Extremes
 from flowalign.actors.groups import Groups
 from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.config import kind_of
@@ -52,6 +53,7 @@ from flowalign.training.learner import Learner
 from flowalign.training.memory import out_of_memory, while_it_fits
 from flowalign.training.resuming import changed, check_resumable
 from flowalign.training.signals import Signals, Stopped
+from flowalign.training.tracking import show_extremes
 from rewards import Reward, advance, as_reward, spec_of
 from samplers import derive_seed
 
@@ -114,7 +116,8 @@ class Trainer:
         self.algorithm: Algorithm = config.build_algorithm()
         self.algorithm.check_reward(reward, config)
         self.policy: Policy = policy or build_policy(config, self.accelerator.device)
-        make_trainable(self.policy, config.model, self.algorithm.uses_reference)
+        sampled = getattr(config.rollout, "weights", None)
+        make_trainable(self.policy, config.model, self.algorithm.uses_reference or sampled == "reference")
         sharding = distribute(self.policy, config, self.accelerator)
         if getattr(self.config.rollout, "overlap", 1) > 1 and spec_of(reward).kind == "set":
             raise ConfigError(
@@ -201,7 +204,7 @@ class Trainer:
             record_environment(self.folder, self.config.dump(), self.accelerator, self.iteration)
         if self.config.trackers:
             self.accelerator.init_trackers("flowalign", config=flat(self.config.model_dump(mode="json")))
-        watching = bool(evaluation.panel)
+        watching = evaluation.watching
         if not self.resumed:
             self.evaluate()
             if watching:
@@ -215,7 +218,7 @@ class Trainer:
             desc=self.config.name,
         )
         progress = self.progress()
-        while progress < 1 and not self.evaluator.hacked():
+        while progress < 1 and not self.evaluator.ends():
             self._leave_if_asked()
             begin = time.perf_counter()
             metrics = self._iterate()
@@ -235,7 +238,7 @@ class Trainer:
             if last or due or (evaluates and watching):
                 self.save()
         bar.close()
-        if self.evaluator.hacked():
+        if self.evaluator.returns(self.iteration):
             self._return_to_good()
         self.export()
         if self.config.trackers:
@@ -270,6 +273,8 @@ class Trainer:
         begun = self.actor.exchanges
 
         def collect() -> Experience:
+            # from the start again, where an attempt ran out of memory
+            self.actor.extremes = Extremes() if self._looking() else None
             return self.algorithm.collect(self.actor, draw)
 
         def by_itself() -> bool:
@@ -321,12 +326,14 @@ class Trainer:
         assert good is not None, "a checkpoint is saved with every evaluation that is watched"
         self.learner.load_weights(*self.checkpoints.load(good))
         if self.accelerator.is_main_process:
+            hacked = verdict.status == "hacked"
             logger.warning(
-                "stopped at iteration %d: %s; the run's result has the weights of %s. To train on from those, delete "
-                "the checkpoints after it and --resume; to train on from the newest, evaluation.watch.action=warn",
+                "ended at iteration %d: %s; the run's result has the weights of %s. To train on from those, delete "
+                "the checkpoints after it and --resume; to train on from the newest, evaluation.watch.%s",
                 self.iteration,
-                verdict.message,
+                verdict.message or "an earlier evaluation scored higher",
                 good,
+                "action=warn" if hacked else "early_stop=null",
             )
 
     def save(self) -> None:
@@ -338,7 +345,7 @@ class Trainer:
         tensors |= adapted | replayed
         state = {"iteration": self.iteration, "seconds": self.seconds, "actor": extra, "groups": groups} | learned
         state["config"] = self.config.model_dump(mode="json")
-        good = self.evaluator.verdict.last_good if self.config.evaluation.panel else None
+        good = self.evaluator.verdict.last_good if self.config.evaluation.watching else None
         weights = self.learner.whole_weights() if self.policy.lora else None
         if self.accelerator.is_main_process:
             # what a run exported that now goes on is old; all weights are written once, at the end
@@ -382,3 +389,11 @@ class Trainer:
             self.metrics.append({"iteration": self.iteration - 1, **metrics})
         if self.config.trackers:
             self.accelerator.log(metrics, step=self.iteration)
+        if self.actor.extremes is not None:
+            show_extremes(self.accelerator, self.actor.extremes, self.iteration)
+            self.actor.extremes = None
+
+    def _looking(self) -> bool:
+        """Whether the trackers show samples of the coming iteration."""
+        every = self.config.show_every
+        return bool(self.config.trackers and every and self.iteration % every == 0)

@@ -113,11 +113,12 @@ def _kept(file: Path, thumbnails: NDArray[np.float32]) -> NDArray[np.float32]:
 class Verdict:
     """What the records of the evaluations so far say."""
 
-    status: Literal["good", "suspect", "hacked"]
-    """suspect: the last evaluation looks hacked; hacked: so did `patience` in a row"""
+    status: Literal["good", "suspect", "hacked", "stalled"]
+    """suspect: the last evaluation looks hacked; hacked: so did `patience` in a row; stalled: `early_stop` in a row
+    were no better than the best before"""
     message: str
     last_good: int
-    """iteration of the last evaluation before those that look hacked"""
+    """iteration of the last evaluation before those that look hacked, with `early_stop` of the best of those"""
 
 
 def watched(
@@ -138,7 +139,7 @@ def watched(
     now = record(line["iteration"], value, parts)
     records = [entry["watch"] for entry in earlier if "watch" in entry]
     verdict = diagnose([*records, now], rule)
-    warnings = {"warnings": [verdict.message]} if verdict.status != "good" else {}
+    warnings = {"warnings": [verdict.message]} if verdict.status in ("suspect", "hacked") else {}
     return {**line, "watch": now, "verdict": verdict.status, **warnings}, verdict
 
 
@@ -165,7 +166,8 @@ def diagnose(records: Sequence[Mapping[str, Any]], rule: Watch) -> Verdict:
 
     An evaluation looks hacked when at least `rule.share` of the panel's rewards are each below their best earlier
     evaluation, while the reward (trained on, or evaluated) is above what it was there, both by more than
-    `rule.deviations` standard errors of the difference. `rule.patience` of them in a row are called hacked.
+    `rule.deviations` standard errors of the difference. `rule.patience` of them in a row are called hacked. With
+    `rule.early_stop` it is also told when the reward evaluated has stopped rising.
 
     Args:
         records: as of `record`, in order of iteration.
@@ -174,7 +176,13 @@ def diagnose(records: Sequence[Mapping[str, Any]], rule: Watch) -> Verdict:
     panel = [name for name in records[-1] if name.startswith("panel/")]
     looks = [bool(panel) and len(names) >= rule.share * len(panel) and bool(names) for names in fallen]
     streak = next((i for i, bad in enumerate(reversed(looks)) if not bad), len(looks))
-    last_good = records[max(len(records) - 1 - streak, 0)]["iteration"]
+    last = max(len(records) - 1 - streak, 0)
+    if rule.early_stop is not None:
+        last = max(range(last + 1), key=lambda i: records[i]["reward"]["mean"])
+    last_good = records[last]["iteration"]
+    if not streak and rule.early_stop is not None and len(records) - 1 - last >= rule.early_stop:
+        message = f"no evaluation since the one at iteration {last_good} scored higher"
+        return Verdict("stalled", message, last_good)
     if not streak:
         return Verdict("good", "", last_good)
     names = ", ".join(name.removeprefix("panel/") for name in fallen[-1])

@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-from PIL.Image import Image
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
 class Question:
     """Pictures, then a text, as one user message."""
 
-    pictures: tuple[Image, ...]
+    pictures: tuple[Any, ...]
+    """of PIL; a local judge's `label_logits` takes tensors [3, H, W] in [0, 1] too, and passes gradients on to them"""
     text: str
     system: str = ""
 

@@ -4,16 +4,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from PIL.Image import Image
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor, LogitsProcessor, LogitsProcessorList
+from transformers.image_processing_backends import TorchvisionBackend
 
 from rewards.judges.base import Judge, Question, spells
 from rewards.judges.cache import CachedJudge
 from rewards.usage import Usage, usage_of
-from rewards.vision import pick_device
+from rewards.vision import pick_device, to_tensor
+
+SHIPPED = Path(__file__).parents[2] / "flowalign" / "data" / "assets"
+"""models that come with flowalign"""
 
 
 @dataclass
@@ -23,7 +29,7 @@ class Local:
     __pydantic_config__ = {"extra": "forbid"}
 
     model: str
-    """folder or hub name"""
+    """folder or hub name, or 'tiny_vlm', which comes with flowalign"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str | None = None
     """default: this process's GPU where there is one"""
@@ -35,7 +41,9 @@ class Local:
     def build(self, name: str) -> Judge:
         device = str(pick_device(self.device or "auto"))
         usage = usage_of(name)
-        judge = LocalJudge(*_load(self.model, self.dtype, device), self.batch_size, usage)
+        path = SHIPPED / self.model
+        loaded = _load(str(path) if path.is_dir() else self.model, self.dtype, device)
+        judge = LocalJudge(*loaded, self.batch_size, usage)
         return judge if self.cache is None else CachedJudge(judge, self.cache, f"{self.model} {self.dtype}", usage)
 
 
@@ -59,6 +67,8 @@ class LocalJudge:
         self.usage = usage or Usage()
         self.tokenizer = processor.tokenizer
         self.tokenizer.padding_side = "left"
+        self.differentiable = isinstance(getattr(processor, "image_processor", None), TorchvisionBackend)
+        """the processor prepares pictures by torch, which passes gradients on"""
 
     @torch.no_grad()
     def choose(self, questions: Sequence[Question], labels: Sequence[str]) -> list[list[float] | None]:
@@ -71,13 +81,26 @@ class LocalJudge:
 
     def label_logits(self, questions: Sequence[Question], labels: Sequence[str]) -> Tensor:
         """[N, L] log of each label's unnormalised probability as the reply's first token, in one network call; with
-        a gradient where the model has one."""
+        a gradient where the model or a picture has one."""
         return self._label_logits(self._inputs(questions), labels)
 
     def _label_logits(self, inputs: Any, labels: Sequence[str]) -> Tensor:
         columns = [self._tokens_of(label) for label in labels]
         logits = self.model(**inputs, logits_to_keep=1).logits[:, -1].float()
         return torch.stack([logits[:, ids].logsumexp(dim=-1) for ids in columns], dim=-1)
+
+    @torch.no_grad()
+    def begins(self, questions: Sequence[Question], answers: Sequence[Sequence[str]]) -> list[float]:
+        """Probability that a reply begins as one of its question's answers do: of their first tokens, one for each."""
+        found: list[float] = []
+        for part in self._batches(list(zip(questions, answers, strict=True))):
+            begin, inputs = time.perf_counter(), self._inputs([question for question, _ in part])
+            probability = self.model(**inputs, logits_to_keep=1).logits[:, -1].float().softmax(dim=-1)
+            for row, (_, own) in zip(probability, part, strict=True):
+                first = [self.tokenizer.encode(answer, add_special_tokens=False)[0] for answer in own]
+                found.append(float(row[first].sum()))
+            self._count(begin, inputs)
+        return found
 
     @torch.no_grad()
     def echo(self, questions: Sequence[Question], answers: Sequence[str]) -> list[float]:
@@ -128,9 +151,15 @@ class LocalJudge:
                 messages.insert(0, {"role": "system", "content": [{"type": "text", "text": question.system}]})
             text = self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             texts.append(text + answers[i] if answers else text)
-        pictures = [[picture.convert("RGB") for picture in question.pictures] for question in questions]
-        images = pictures if any(pictures) else None
-        return self.processor(text=texts, images=images, padding=True, return_tensors="pt").to(
+        shown = [question.pictures for question in questions]
+        if any(isinstance(picture, Tensor) for row in shown for picture in row):
+            # the processor divides 8 bits by 255 and leaves tensors alone, whose gradients pass
+            images: Any = [[p if isinstance(p, Tensor) else to_tensor(p) for p in row] for row in shown]
+            scale = {"do_rescale": False}
+        else:
+            images, scale = [[p.convert("RGB") for p in row if isinstance(p, Image)] for row in shown], {}
+        images = images if any(images) else None
+        return self.processor(text=texts, images=images, padding=True, return_tensors="pt", **scale).to(
             self.model.device, self.model.dtype
         )
 

@@ -2,16 +2,19 @@
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import torch
 from PIL.Image import Image
+from torch import Tensor
 
 from rewards.base import UNPARSED, Kind, Metadata, RewardError, Scores, Spec, groups, reference_images
 from rewards.judges.base import Judge, Question
-from rewards.judges.local import Local
+from rewards.judges.local import Local, LocalJudge
 from rewards.judges.served import Served
-from rewards.judges.template import Asked, Template, Unparsed, combined, load_template
+from rewards.judges.template import Asked, Combine, Template, Unparsed, combined, load_template
+from rewards.judges.wording import with_wording
 from rewards.usage import usage_of
 
 logger = logging.getLogger(__name__)
@@ -72,6 +75,7 @@ class AskingSettings(TypedDict, total=False):
     max_tokens: int
     retries: int
     frames: int
+    wording: str | None
 
 
 class Asking:
@@ -85,6 +89,8 @@ class Asking:
         max_tokens: of a reply.
         retries: further replies drawn where one cannot be parsed.
         frames: of a video that the judge sees.
+        wording: the Python file of the authors in which the template's questions stand; their words take the place of
+            ours, and nothing in it is run.
         both_orders: ask comparisons of two pictures in both orders.
     """
 
@@ -98,11 +104,14 @@ class Asking:
         max_tokens: int = 1024,
         retries: int = 2,
         frames: int = 8,
+        wording: str | None = None,
         both_orders: bool = True,
     ) -> None:
         if samples > 1 and temperature <= 0:
             raise ValueError(f"{samples} samples at temperature 0 are all the same; set temperature, e.g. 0.7")
         self.template: Template = load_template(template)
+        if wording is not None:
+            self.template = with_wording(self.template, Path(wording))
         self.name = name or self.template.name
         self.judge: Judge = judge.build(self.name) if isinstance(judge, Local | Served) else judge
         self.usage = usage_of(self.name)
@@ -118,18 +127,9 @@ class Asking:
         written: list[dict[str, str]] = [{} for _ in shown]
         example = ""
         for asked in self.template.questions:
-            turned = asked.compares and self.both_orders
-            orders = [asked.pictures, asked.pictures[::-1]] if turned else [asked.pictures]
-            questions = [
-                Question(
-                    tuple(frame for part in order for frame in self._frames(parts[part])),
-                    self.template.text(asked, prompt, record),
-                    asked.system,
-                )
-                for order in orders
-                for parts, prompt, record in zip(shown, prompts, metadata, strict=True)
-            ]
-            found, replies, unread = self._verdicts(asked, questions, [*prompts] * len(orders))
+            questions = self.questions(asked, shown, prompts, metadata)
+            turned = len(questions) > len(shown)
+            found, replies, unread = self._verdicts(asked, questions, [*prompts] * (2 if turned else 1))
             for i, reply in enumerate(replies):
                 turns = " (turned round)" if i >= len(shown) else ""
                 written[i % len(shown)][f"{asked.name}{turns}"] = reply
@@ -139,12 +139,28 @@ class Asking:
             verdicts.append(found)
         return Answers(self.template, [list(row) for row in zip(*verdicts, strict=True)], written, example)
 
-    def _frames(self, picture: Any) -> Sequence[Image]:
-        """A picture, or frames spread evenly over a video."""
-        if isinstance(picture, Image):
+    def questions(
+        self, asked: Asked, shown: list[dict[str, Any]], prompts: Sequence[str], metadata: Metadata
+    ) -> list[Question]:
+        """One a sample; of a comparison that is asked in both orders all in the first, then all turned round."""
+        turned = asked.compares and self.both_orders
+        return [
+            Question(
+                tuple(frame for part in order for frame in self._frames(parts[part])),
+                self.template.text(asked, prompt, record),
+                asked.system,
+            )
+            for order in ([asked.pictures, asked.pictures[::-1]] if turned else [asked.pictures])
+            for parts, prompt, record in zip(shown, prompts, metadata, strict=True)
+        ]
+
+    def _frames(self, picture: Any) -> Sequence[Any]:
+        """A picture, or frames spread evenly over a video; as tensors [3, H, W], or [3, F, H, W] of a video."""
+        if isinstance(picture, Image) or (isinstance(picture, Tensor) and picture.dim() == 3):
             return [picture]
-        steps = torch.linspace(0, len(picture) - 1, min(self.frames, len(picture))).round().int().tolist()
-        return [picture[step] for step in steps]
+        frames = picture.unbind(1) if isinstance(picture, Tensor) else picture
+        steps = torch.linspace(0, len(frames) - 1, min(self.frames, len(frames))).round().int().tolist()
+        return [frames[step] for step in steps]
 
     def _verdicts(
         self, asked: Asked, questions: list[Question], prompts: list[str]
@@ -212,15 +228,17 @@ class JudgeReward(Asking):
         self.unparsed = unparsed
         # a local model's logits always hold the labels
         always = self.template.answer == "echo" or (self.template.answer == "probability" and isinstance(judge, Local))
-        kind: Kind = "pointwise" if always or unparsed != "group_mean" else "group"
-        self.spec = Spec(self.template.needs, kind, deterministic=self.deterministic)
+        self.kind: Kind = "pointwise" if always or unparsed != "group_mean" else "group"
+
+    @property
+    def spec(self) -> Spec:
+        """Differentiable where a local judge gives probabilities of what it sees."""
+        asked = self.template.answer == "probability" and not self.template.texts
+        differentiable = asked and getattr(self.judge, "differentiable", False)
+        return Spec(self.template.needs, self.kind, differentiable, deterministic=self.deterministic)
 
     def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
-        shown: list[dict[str, Any]] = [{"text" if self.template.texts else "sample": sample} for sample in samples]
-        if "reference" in self.template.needs:
-            for own, reference in zip(shown, reference_images(metadata), strict=True):
-                own["reference"] = reference
-        answers = self.ask(shown, prompts, metadata)
+        answers = self.ask(self._shown(samples, metadata), prompts, metadata)
         answers.complain(self.name, 0.0 if self.unparsed == "error" else MOST_UNPARSED)
         values = list(answers.values)
         parsed = [value for value in values if value is not None]
@@ -230,6 +248,29 @@ class JudgeReward(Asking):
                 if values[i] is None:
                     values[i] = sum(known) / len(known) if self.unparsed == "group_mean" else 0.0
         return Scores(torch.tensor(values, dtype=torch.float32), answers.parts(), replies=answers.replies)
+
+    def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
+        """As `DifferentiableReward.score_pixels`: the probability that a local judge gives each question's first label.
+
+        The processor's own resize, of tensors in place of 8 bits: values differ a little from what `score` gives the
+        same pictures, except at the model's own size.
+        """
+        assert isinstance(self.judge, LocalJudge)
+        shown, values = self._shown(list(pixels), metadata), []
+        for asked in self.template.questions:
+            logits = self.judge.label_logits(self.questions(asked, shown, prompts, metadata), asked.labels)
+            there, *back = logits.softmax(dim=-1)[:, 0].split(len(shown))
+            values.append((there + 1 - back[0]) / 2 if back else there)
+        parts = {asked.name: value.detach() for asked, value in zip(self.template.questions, values, strict=True)}
+        return Scores(_combined(torch.stack(values), self.template.combine), parts if len(parts) > 1 else {})
+
+    def _shown(self, samples: Sequence[Any], metadata: Metadata) -> list[dict[str, Any]]:
+        """What the judge is shown of each sample, by its name in the template."""
+        shown: list[dict[str, Any]] = [{"text" if self.template.texts else "sample": sample} for sample in samples]
+        if "reference" in self.template.needs:
+            for own, reference in zip(shown, reference_images(metadata), strict=True):
+                own["reference"] = reference
+        return shown
 
 
 class PairwiseJudgeReward(Asking):
@@ -274,6 +315,14 @@ def _name(template: Template) -> str:
     """The reward that takes a template."""
     kind = "pairwise" if template.pairwise else "judge"
     return f"the reward '{'text' if template.texts else 'vlm'}_{kind}'"
+
+
+def _combined(values: Tensor, how: Combine) -> Tensor:
+    """[B] of the questions' values [Q, B], as `combined` has it."""
+    if how in ("mean", "min"):
+        return values.mean(dim=0) if how == "mean" else values.amin(dim=0)
+    product = values.prod(dim=0)
+    return product if how == "product" else product ** (1 / len(values))
 
 
 def _both(there: Verdict, back: Verdict) -> Verdict:

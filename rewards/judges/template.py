@@ -21,6 +21,11 @@ A template is a YAML file in templates/ or anywhere else:
         good:       score: "high" (default) or "low"
         combine:    of the parts' values, as above
         winner:     winner: first, second and tie -> regular expressions
+        totals:     winner, instead: first and second -> regular expressions with {number} in them; the side whose
+                    numbers add up to more wins, and both must have as many
+        official:   names of the texts in the authors' Python file that make up the question, joined by line breaks, for
+                    the setting `wording`; without, it is the longest text there with {prompt}
+        reworded:   what is replaced in those texts, by what
         after:      only what follows this marker is read, and a reply without it cannot be
 
 Reasoning in <think> is never read. A reply that holds no number, one out of range, or two different ones for the same
@@ -61,6 +66,9 @@ class Asked:
     good: Literal["high", "low"] = "high"
     combine: Combine = "mean"
     winner: dict[str, str] = field(default_factory=dict)
+    totals: dict[str, str] = field(default_factory=dict)
+    official: list[str] = field(default_factory=list)
+    reworded: dict[str, str] = field(default_factory=dict)
     after: str = ""
 
     def read_scores(self, reply: str) -> dict[str, float] | None:
@@ -71,8 +79,7 @@ class Asked:
         low, high = self.range
         parts = {}
         for name, pattern in self.scores.items():
-            # not str.format: patterns have braces of their own
-            numbers = [float(n) for n in re.findall(pattern.replace("{number}", NUMBER), text, flags=re.IGNORECASE)]
+            numbers = _numbers(pattern, text)
             clear = numbers and (self.every or len(set(numbers)) == 1)
             if not clear or any(not low <= number <= high for number in numbers):
                 return None
@@ -85,6 +92,12 @@ class Asked:
         text = self._verdict(reply)
         if text is None:
             return None
+        if self.totals:
+            first, second = (_numbers(self.totals[side], text) for side in ("first", "second"))
+            if not first or len(first) != len(second):
+                return None
+            gap = sum(first) - sum(second)
+            return 0.5 if abs(gap) < 1e-6 else float(gap > 0)
         worth = {"first": 1.0, "second": 0.0, "tie": 0.5}
         named = [worth[who] for who, pattern in self.winner.items() if re.search(pattern, text, flags=re.IGNORECASE)]
         return named[0] if len(named) == 1 else None
@@ -95,6 +108,12 @@ class Asked:
             return None
         verdict = reply.rpartition(self.after)[2] if self.after else reply
         return verdict.rpartition("</think>")[2]
+
+
+def _numbers(pattern: str, text: str) -> list[float]:
+    """All numbers that a pattern finds in a text."""
+    # not str.format: patterns have braces of their own
+    return [float(number) for number in re.findall(pattern.replace("{number}", NUMBER), text, flags=re.IGNORECASE)]
 
 
 @dataclass
@@ -146,11 +165,10 @@ class Template:
                 raise ValueError(f"{where}: pictures are sample, reference, first or second, not '{min(wrong)}'")
             if self.answer == "score" and not question.scores:
                 raise ValueError(f"{where}: a score needs `scores`, a regular expression for each part")
-            if self.answer == "winner" and not {"first", "second"} <= question.winner.keys() <= {
-                "first",
-                "second",
-                "tie",
-            }:
+            if question.totals and question.totals.keys() != {"first", "second"}:
+                raise ValueError(f"{where}: `totals` has first and second")
+            known_sides = {"first", "second"} <= question.winner.keys() <= {"first", "second", "tie"}
+            if self.answer == "winner" and not (question.totals or known_sides):
                 raise ValueError(f"{where}: a winner needs `winner` with first and second, and perhaps tie")
             if question.compares and (len(question.pictures) != 2 or self.answer not in ("probability", "winner")):
                 raise ValueError(f"{where}: `compares` is for two pictures and a probability or a winner")

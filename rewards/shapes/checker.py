@@ -34,6 +34,9 @@ class Found:
     shape: str
     y: float
     x: float
+    height: int
+    """of its box, in pixels"""
+    width: int
 
     @property
     def thing(self) -> Thing:
@@ -100,7 +103,7 @@ def find_objects(image: Image.Image) -> list[Found]:
         mask = labels[colour, rows, columns][0] == index
         if mask.sum() >= MIN_PIXELS:
             y, x = (rows.start + rows.stop) / 2, (columns.start + columns.stop) / 2
-            objects.append(Found(_COLOURS[colour.start], _shape(mask), y, x))
+            objects.append(Found(_COLOURS[colour.start], _shape(mask), y, x, *mask.shape))
     return objects
 
 

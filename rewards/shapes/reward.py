@@ -6,8 +6,10 @@ from statistics import mean
 import torch
 from PIL.Image import Image
 
-from rewards.base import Metadata, Scores
-from rewards.shapes.checker import check
+from rewards.base import Metadata, Region, Scores
+from rewards.shapes.checker import check, find_objects
+from rewards.shapes.draw import SIZE
+from rewards.shapes.grammar import parse
 
 
 class ShapesReward:
@@ -33,3 +35,18 @@ class ShapesReward:
         subject = torch.tensor([float(mean(verdict.subjects)) for verdict in verdicts])
         relation = torch.tensor([float("nan") if v.relation is None else float(v.relation) for v in verdicts])
         return Scores(value, {"soft": soft, "strict": strict, "global": soft, "subject": subject, "relation": relation})
+
+    def regions(self, samples: Sequence[Image], prompts: Sequence[str], metadata: Metadata) -> list[list[Region]]:
+        """Of each picture its objects: 1 where the prompt asks for one such, and -1 for those that it does not."""
+        judged = []
+        for image, prompt in zip(samples, prompts, strict=True):
+            wanted, own = list(parse(prompt).things), []
+            for found in find_objects(image):
+                left, top = found.x - found.width / 2, found.y - found.height / 2
+                sides = (left, top, left + found.width, top + found.height)
+                asked = found.thing in wanted
+                if asked:
+                    wanted.remove(found.thing)
+                own.append(Region([side / SIZE for side in sides], 1.0 if asked else -1.0))
+            judged.append(own)
+        return judged

@@ -23,7 +23,6 @@ from rewards import (
 from rewards.cache import Cached
 from rewards.compose import (
     Agreement,
-    BoundedCentred,
     Gate,
     MeanMinusSpread,
     Normalized,
@@ -34,6 +33,8 @@ from rewards.compose import (
 )
 from rewards.frames import PerFrame
 from rewards.pairwise import WinRate, all_pairs
+from rewards.references import BoundedCentred, Calibrated, LogSigmoidSum
+from rewards.routed import Routed
 
 PROMPTS = ["x", "x", "x", "y", "y"]
 NO_METADATA = [{}] * 5
@@ -91,6 +92,10 @@ a, b = table(A, "a"), table(B, "b")
         (Rescaled(b, 2.0, 4.0), [0.5, 0.0, 0.0, 1.0, 1.0]),
         (Rescaled(b, 2.0, 4.0, clip=False), [0.5, -0.5, 0.0, 1.0, 3.0]),
         (BoundedCentred(b, reference=2.0, scale=0.5), [expit((y - 2) / 0.5) for y in B]),
+        (
+            LogSigmoidSum([a, b], [1.0, 0.5], [0.1, 2.0], reference=1.0),
+            [math.log(expit((x - 1) / 0.1)) + 0.5 * math.log(expit((y - 1) / 2)) for x, y in zip(A, B)],
+        ),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
@@ -340,3 +345,69 @@ def test_cache_forgets_the_longest_unused():
     for number in (0, 1, 0, 2, 0, 1):
         score(cached, [PICTURES[number]], ["x"], [{}])
     assert inner.asked == 4 and len(cached.scores) == 2
+
+
+REFERENCES = [{"reference_score": {"a": [0.1, 0.3, 0.5, 0.7], "b": 2.0}}] * 5
+
+
+@pytest.mark.parametrize(
+    ("exponent", "expected"),
+    # 0.1 ties with one of four, 0.5 beats two and ties with one, 0.9 beats all, 0.2 beats one
+    [(0.0, [0.125, 0.625, 1.0, 0.25, 0.25]), (-2.0, [-math.exp(-2 * u) for u in (0.125, 0.625, 1.0, 0.25, 0.25)])],
+)
+def test_calibrated_is_the_quantile_among_the_reference_scores(exponent, expected):
+    ours = values(Calibrated(a, exponent=exponent), metadata=REFERENCES)
+    torch.testing.assert_close(ours, torch.tensor(expected))
+    rescaled = FunctionReward(lambda images, prompts: [4 * v for v in a(images, prompts, []).value], "a")
+    same = [{"reference_score": {"a": [4 * r for r in REFERENCES[0]["reference_score"]["a"]]}}] * 5
+    torch.testing.assert_close(values(Calibrated(rescaled, exponent=exponent), metadata=same), ours)
+    assert not spec_of(Calibrated(Brightness())).differentiable
+
+
+def test_log_sigmoid_is_centred_at_the_quantile_of_each_rewards_references():
+    middle = LogSigmoidSum([a, b], quantile=0.5)
+    expected = [math.log(expit(x - 0.4)) + math.log(expit(y - 2)) for x, y in zip(A, B)]
+    torch.testing.assert_close(values(middle, metadata=REFERENCES), torch.tensor(expected))
+    with pytest.raises(RewardError, match="log_sigmoid.a,b.: the prompt 'x' has no 'reference_score' of 'a'"):
+        values(middle)
+
+
+def test_each_sample_is_scored_by_the_reward_of_its_task_alone():
+    seen = []
+
+    def noted(images, prompts):
+        seen.append(prompts)
+        return [10.0] * len(images)
+
+    tasks = [{"task": "count"}, {"task": "draw"}, {"task": "count"}, {}, {"task": "draw"}]
+    routed = Routed("task", {"count": a, "draw": b}, otherwise=FunctionReward(noted, "rest"))
+    scores = score(routed, PICTURES, PROMPTS, tasks)
+    assert scores.value.tolist() == pytest.approx([0.1, 1.0, 0.9, 10.0, 8.0]) and seen == [["y"]]
+    expected = {"a": [0.1, np.nan, 0.9, np.nan, np.nan], "b": [np.nan, 1, np.nan, np.nan, 8]}
+    expected["rest"] = [np.nan] * 3 + [10] + [np.nan]
+    for name, part in expected.items():
+        np.testing.assert_allclose(scores.parts[name], part)
+    with pytest.raises(RewardError, match="the prompt 'y' has None under 'task' in its metadata; .* count, draw"):
+        score(Routed("task", {"count": a, "draw": b}), PICTURES, PROMPTS, tasks)
+
+
+def test_routed_keeps_gradients_weights_and_what_one_route_needs():
+    class Trusted(Brightness):
+        def __call__(self, samples, prompts, metadata):
+            return Scores(torch.ones(len(samples)), weight=torch.full((len(samples),), 0.25))
+
+    class Compared(Brightness):
+        spec = Spec(frozenset({"image", "reference"}), differentiable=True)
+
+    tasks = [{"task": "b"}, {"task": "a"}, {"task": "b"}]
+    both = Routed("task", {"a": Trusted(), "b": Brightness()})
+    assert score(both, PICTURES[:3], PROMPTS[:3], tasks).weight.tolist() == [1, 0.25, 1]
+    pixels = torch.rand(3, 3, 2, 2, requires_grad=True)
+    value = both.score_pixels(pixels, PROMPTS[:3], tasks).value
+    torch.testing.assert_close(value, pixels.mean(dim=(1, 2, 3)))
+    value.sum().backward()
+    assert (pixels.grad != 0).all()
+    one_needs = Routed("task", {"a": Brightness(), "b": Compared()})
+    assert len(score(one_needs, PICTURES[:1], ["x"], [{"task": "a"}]).value) == 1
+    with pytest.raises(RewardError, match="needs a reference picture"):
+        score(one_needs, PICTURES[:1], ["x"], [{"task": "b"}])

@@ -1,5 +1,6 @@
 """Served rewards against the same reward in process, with real server processes on loopback and their faults."""
 
+import gc
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -474,3 +476,23 @@ def test_server_that_is_not_there_stops_the_run_after_the_stated_time():
     with pytest.raises(RewardError, match="gave up on http://127.0.0.1:9/version after 1 s"):
         _ = RemoteReward("http://127.0.0.1:9", patience=1.0).spec
     assert time.monotonic() - begin < 1.0 + 8.0
+
+
+def test_an_error_keeps_no_sample_in_memory():
+    """Its frames hold what was scored, in circles that only the garbage collector frees."""
+    seen = []
+
+    class Failing:
+        name, spec = "failing", Spec()
+
+        def __call__(self, images, prompts, metadata):
+            seen.extend(weakref.ref(image) for image in images)
+            raise ValueError("no")
+
+    gc.disable()
+    try:
+        with TestClient(RewardServer(Failing()).app) as client:
+            assert post(client, [Image.new("RGB", (8, 8))], ["a"], [{}]).status_code == 422
+            assert seen and all(picture() is None for picture in seen)
+    finally:
+        gc.enable()

@@ -10,7 +10,7 @@ import torch
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
-@pytest.mark.parametrize("model", ["sd35_medium", "flux_dev"])
+@pytest.mark.parametrize("model", ["sd35_medium", "flux_dev", "qwen_image", "wan_1_3b"])
 def test_figures_in_a_small_size(
     model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -36,7 +36,7 @@ def test_figures_in_a_small_size(
         )
     assert figures["per_second"]["rollout"] == pytest.approx(2 / figures["seconds"]["rollout"])
     assert figures["per_second"]["update"] == pytest.approx(4 / figures["seconds"]["update"])
-    assert "images/s" in capsys.readouterr().out
+    assert ("videos/s" if model == "wan_1_3b" else "images/s") in capsys.readouterr().out
 
 
 def test_without_a_gpu_it_says_what_works(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,14 +150,15 @@ class DirectAlgorithm(base.Algorithm):
         self, policy: DiffusersPolicy, experience: Experience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         samples = items[:, 0]
-        window = Window(policy, experience.rollout, samples, compare=self.uses_reference)
+        held = self.settings.kl_weight > 0
+        window = Window(policy, experience.rollout, samples, compare=held)
         latents = self.finished(window, experience)
         owners = samples.repeat(len(latents) // len(samples))
         pixels = policy.decode_pixels(experience.rollout.whole(latents, owners))
         scores = self.scores(experience, owners, pixels)
         loss, metrics = self.loss(scores)
         loss, metrics = (tree_map(lambda own: own.view(-1, len(samples)).mean(0), each) for each in (loss, metrics))
-        if self.uses_reference:
+        if held:
             divergence = window.divergence
             loss, metrics["policy/kl"] = loss + self.settings.kl_weight * divergence, divergence
         return loss, metrics

@@ -41,7 +41,7 @@ def _within(reward: Any) -> Iterator[Any]:
 
 
 def _has_gradient(kind: Any) -> bool:
-    """Whether a class of rewards has gradients; a composition, whose `spec` follows from its parts, passes them on."""
+    """Whether a class of rewards may have gradients: where `spec` is a property, it depends on parts or settings."""
     spec = getattr(kind, "spec", Spec())
     return hasattr(kind, "score_pixels") and (isinstance(spec, property) or spec.differentiable)
 
@@ -56,6 +56,7 @@ def _refused(name: str) -> ConfigError:
         if _has_gradient(kind) and not isinstance(kind.spec, property):
             working.append(other)
     return ConfigError(
-        f"rewards: '{name}' has no gradient to learn by; {', '.join(working)} and sums of them work "
+        f"rewards: '{name}' has no gradient to learn by; {', '.join(working)}, a vlm_judge that is a local model and "
+        "gives probabilities, and sums of them work "
         "(docs/rewards.md says how one of your own has: `score_pixels`)"
     )

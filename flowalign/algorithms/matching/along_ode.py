@@ -25,13 +25,17 @@ class AlongODE(DistributionMatching):
         """[B, L] before the pipeline's shift, above the level of the state after each step."""
         return self._above(actor, self.steps(actor, batch), super().drawn_levels(actor, batch))
 
-    def above(self, actor: DiffusionActor, batch: Batch, steps: Tensor, seed: int) -> Tensor:
-        """[B, L] levels before the pipeline's shift above the states after these steps, the same for all samples."""
+    def above(self, actor: DiffusionActor, batch: Batch, steps: Tensor, seed: int, least: float) -> Tensor:
+        """[B, L] levels before the pipeline's shift above the states after these steps, the same for all samples.
+
+        Args:
+            least: noise level, after the shift, that they are above too.
+        """
         shares = self.draw_levels(actor.config.rollout.steps, Generator().manual_seed(seed))
-        return self._above(actor, steps, shares.expand(len(batch), -1))
+        return self._above(actor, steps, shares.expand(len(batch), -1), least)
 
     @staticmethod
-    def _above(actor: DiffusionActor, steps: Tensor, share: Tensor) -> Tensor:
+    def _above(actor: DiffusionActor, steps: Tensor, share: Tensor, least: float = 0.0) -> Tensor:
         call = actor.config.rollout.arguments()
         kept = ("steps", "sigmas", "height", "width", "num_frames")
         at = {name: call[name] for name in kept if call.get(name) is not None}
@@ -39,7 +43,7 @@ class AlongODE(DistributionMatching):
         sigmas = process.sigmas(**at).cpu()
         after = torch.cat([sigmas[1:], sigmas.new_zeros(1)])
         sides = {name: value for name, value in at.items() if name not in ("steps", "sigmas")}
-        low = process.before_shift(after, **sides)[steps] + MARGIN
+        low = process.before_shift(after.clamp(min=least), **sides)[steps] + MARGIN
         return low + (1 - low) * share
 
     def diffused(self, experience: Experience, items: Tensor, state: Noised, x0: Tensor) -> Noised:

@@ -67,6 +67,8 @@ class Points:
     """samples of an item, which are side by side: of a whole group where the loss looks at groups"""
     rollout: Rollout | None = None
     """that they came from, None where they are pictures of the data"""
+    taught: Tensor | None = None
+    """[N, ...] the velocity of a teacher, where there is one"""
 
     def of_item(self, values: Tensor) -> Tensor:
         """[N / size, size] values [N] of the samples, an item a row."""
@@ -161,6 +163,7 @@ class Matching(base.Algorithm):
     settings: MatchingSettings
     unit = "noise levels"
     noise: ClassVar[Literal["kernel", "own", "start"]] = "start"
+    learns_texts = False
     compares: ClassVar[frozenset[str]] = frozenset()
     """what the loss compares the policy with: 'old', 'reference'"""
     whole_groups: ClassVar[bool] = False
@@ -171,8 +174,13 @@ class Matching(base.Algorithm):
         self.draw_levels = settings.levels.part("levels", "algorithm.levels")
 
     @property
-    def uses_reference(self) -> bool:
+    def compares_reference(self) -> bool:
+        """Whether points are asked of the reference too."""
         return "reference" in self.compares or self.settings.kl_weight > 0
+
+    @property
+    def uses_reference(self) -> bool:
+        return self.compares_reference
 
     def check(self, config: Config) -> None:
         try:
@@ -284,7 +292,7 @@ class Matching(base.Algorithm):
             if "old" in self.compares:
                 with policy.snapshot("old"):
                     old = policy.velocity_of(clean, noised).float()
-            if self.uses_reference:
+            if self.compares_reference:
                 named = self.settings.reference
                 with policy.reference() if named is None else policy.snapshot(named):
                     reference = policy.velocity_of(guided, noised).float()

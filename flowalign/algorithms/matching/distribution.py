@@ -7,7 +7,7 @@ over the mean size of its own distance from the teacher's. A method says how x0 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from pydantic import Field
@@ -60,7 +60,9 @@ class DistributionMatching(OnlineMatching):
     Settings = DistributionSettings
     settings: DistributionSettings
     compares = frozenset({"reference"})
+    searches = False
     experience = Experience
+    refills = False
 
     @property
     def roles(self) -> Mapping[str, Role]:
@@ -82,6 +84,13 @@ class DistributionMatching(OnlineMatching):
         own = experience.clean.guidance[0]
         experience.generator = self.asked(actor, experience.batch, experience.clean.x0, own)
         return experience
+
+    def redrawn(self, experience: base.Experience, number: int) -> base.Experience:
+        """With fresh noise, and each sample at levels of another: where `fake` is asked it must not have learned."""
+        seeds = [derive_seed(seed, number, 11) for seed in experience.noise_seeds]
+        # of its group, which is whole on a process
+        groups = experience.levels.unflatten(0, (len(set(experience.batch.group)), -1))
+        return replace(experience, noise_seeds=seeds, levels=groups.roll(number + 1, 1).flatten(0, 1))
 
     def diffused(self, experience: Experience, items: Tensor, state: Noised, x0: Tensor) -> Noised:
         """What the generator predicted at its states, [N, ...], noised to the levels of the items."""

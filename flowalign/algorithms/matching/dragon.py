@@ -8,7 +8,7 @@ Assumed: the sets are an iteration's, of one process; pairs are tried once, in t
 (2311.12908) on each pair, and pairs that are worth nothing are left out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -24,7 +24,7 @@ from flowalign.core.losses import preference_loss
 from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
-from rewards import Scores, spec_of
+from rewards import Scores, SetReward, spec_of
 from rewards import score as scored
 
 
@@ -56,12 +56,7 @@ class DRAGON(OnlineMatching):
             return actor.score(samples, batch)
         rows = torch.arange(len(batch)).view(len(set(batch.group)), 2, -1)
         better, worse = (rows[:, half].flatten().tolist() for half in (0, 1))
-
-        def value(members: list[int]) -> float:
-            actor.reward_calls += len(members)
-            prompts, metadata = [batch.prompts[i] for i in members], actor.metadata(batch, members)
-            return float(scored(actor.reward, [samples[i] for i in members], prompts, metadata).value.mean())
-
+        value = self.of_sets(actor, samples, batch)
         worth, reached = torch.zeros(len(batch)), value(better)
         for pair in range(len(better)):
             tried = [*better[:pair], worse[pair], *better[pair + 1 :]]
@@ -70,6 +65,22 @@ class DRAGON(OnlineMatching):
                 better, worse[pair], reached = tried, better[pair], reached + gain
             worth[better[pair]], worth[worse[pair]] = abs(gain) / 2, -abs(gain) / 2
         return Scores(worth, {"set": torch.full_like(worth, reached)})
+
+    @staticmethod
+    def of_sets(actor: DiffusionActor, samples: Sequence[Any], batch: Batch) -> Callable[[list[int]], float]:
+        """The score of a set of these samples, by their numbers."""
+        reward = actor.reward
+        if isinstance(reward, SetReward):
+            features = reward.features(samples)
+            actor.reward_calls += len(samples)
+            return lambda members: reward.of_set(features[members])
+
+        def value(members: list[int]) -> float:
+            actor.reward_calls += len(members)
+            prompts, metadata = [batch.prompts[i] for i in members], actor.metadata(batch, members)
+            return float(scored(reward, [samples[i] for i in members], prompts, metadata).value.mean())
+
+        return value
 
     def chosen(self, reward: Tensor, batch: Batch) -> Tensor:
         """[groups, M] the half of each group that is in D+, then their partners in D-."""

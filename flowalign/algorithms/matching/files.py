@@ -22,13 +22,11 @@ from flowalign.algorithms.matching import base
 from flowalign.config import Config, Data, Named
 from flowalign.data import Prompts, Targets
 from flowalign.data.batches import Batch
+from flowalign.data.files import CLIPS
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.storage import makes_videos
 from samplers import derive_seed
-
-CLIPS = {".mp4", ".webm", ".mov", ".mkv", ".gif"}
-"""endings of videos' files"""
 
 
 def opened(file: str) -> Any:
@@ -68,6 +66,11 @@ class FileMatching(base.Matching):
         for file in self.read(config.data).files:
             if (Path(file).suffix.lower() in CLIPS) != makes_videos(name):
                 raise ConfigError(f"data.prompts: {name} makes {made}, and {file} is {given}")
+
+    def check(self, config: Config) -> None:
+        if "count" in self.settings.levels.settings:
+            raise ConfigError("algorithm.levels.count: a line of the data has training.group_size levels; set that")
+        super().check(config)
 
     def level_count(self, config: Config) -> int:
         return len(self.draw_levels(config.rollout.steps, Generator(), count=config.training.group_size))

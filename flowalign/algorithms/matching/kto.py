@@ -31,6 +31,8 @@ class KTOSettings(FileSettings):
     """of the losses of good pictures"""
     bad_weight: float = Field(1.0, ge=0)
     """and of bad ones"""
+    positive_ratio: float | None = Field(None, gt=0, lt=1)
+    """share of good pictures among those that are drawn, whatever the file's; null: the file's; published: 0.8"""
     utility: Literal["sigmoid", "loss_averse"] = "sigmoid"
     """of how right a picture is: a sigmoid, or its logarithm, which never stops caring about what is wrong"""
 
@@ -47,7 +49,8 @@ class KTO(TargetMatching):
     """the mean gain of this iteration's pictures"""
 
     def read(self, data: Data) -> Labels:
-        return Labels.of(data).of_both_kinds()
+        labels = Labels.of(data).of_both_kinds()
+        return labels if self.settings.positive_ratio is None else labels.with_share(self.settings.positive_ratio)
 
     def experience(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
         experience = super().experience(actor, batch)

@@ -37,6 +37,7 @@ class OnlineMatching(Matching):
     settings: OnlineSettings
     headline = "reward/mean"
     refills = True
+    searches = True
     only_advantages = False
     """without an advantage a sample teaches nothing"""
     experience: ClassVar[type[Experience]] = Experience
@@ -50,6 +51,10 @@ class OnlineMatching(Matching):
         """The samples to learn from."""
         eta = None if self.settings.stochastic else torch.zeros(actor.config.rollout.steps)
         return actor.rollout(batch, eta)
+
+    def finished(self, actor: DiffusionActor, batch: Batch) -> Rollout:
+        """The same, or what a search finds in their place."""
+        return self.rollout(actor, batch) if actor.search is None else actor.found(batch)
 
     def score(self, actor: DiffusionActor, samples: Sequence[Any], batch: Batch) -> Scores:
         """Of the samples to learn from."""
@@ -74,7 +79,7 @@ class OnlineMatching(Matching):
     def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
         with draw.scoring as scoring:
             for batch in draw:
-                rollout = self.rollout(actor, batch)
+                rollout = self.finished(actor, batch)
                 samples = actor.decode(rollout)
                 draw.put(rollout, batch, scoring.submit(self.score, actor, samples, batch))
             rollout, batch, scores = draw.whole()
@@ -99,7 +104,8 @@ class OnlineMatching(Matching):
             group,
             guided,
             rollout,
-            scores,
+            # where groups are not to have spread, rewards are only measured
+            scores if self.refills else None,
             self.only_advantages,
             None if kept is None else actor.own(kept, len(batch)),
             None if held is None else actor.own(held, len(batch)),

@@ -63,7 +63,9 @@ class OPD(OnlineMatching):
 
     Settings = OPDSettings
     settings: OPDSettings
+    searches = False
     experience = Experience
+    refills = False
 
     @property
     def uses_reference(self) -> bool:
@@ -126,15 +128,16 @@ class OPD(OnlineMatching):
                             taught[rows] = policy.velocity_of(lesson, noised).float()
                     else:
                         taught[rows] = network.velocity_of(lesson, noised).float()
-        points.reference = taught
+                        policy.forwards, network.forwards = policy.forwards + network.forwards, 0
+        points.taught = taught
         return points
 
     def loss(self, points: base.Points) -> tuple[Tensor, dict[str, Tensor]]:
-        assert points.reference is not None and points.rollout is not None
-        gap = velocity_mse(points.velocity, points.reference)
+        assert points.taught is not None and points.rollout is not None
+        gap = velocity_mse(points.velocity, points.taught)
         if self.settings.weight == "velocity":
             return gap, {"distillation/gap": gap}
         rollout, at = points.rollout, (points.noised.samples, points.noised.levels)
-        step, taught = (rollout.trajectory.score(rollout.kernel, v, *at) for v in (points.velocity, points.reference))
+        step, taught = (rollout.trajectory.score(rollout.kernel, v, *at) for v in (points.velocity, points.taught))
         variance = torch.where(step.std > 0, step.std**2, 1)
         return ((step.mean - taught.mean) ** 2 / (2 * variance)).flatten(1).mean(1), {"distillation/gap": gap}

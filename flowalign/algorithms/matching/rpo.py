@@ -5,7 +5,7 @@ probability sigmoid(R(picture) - R(sample)), where R is the configuration's rewa
 loss is the picture's error, and the cross-entropy of that label under the policy's implicit reward. Noise and levels of
 the two are independent.
 
-The paper also stops at the iteration whose samples score highest; evaluations show it (`evaluation.every`).
+The paper also stops at the iteration whose samples score highest: `evaluation: {every: ..., watch: {early_stop: ...}}`.
 """
 
 import dataclasses

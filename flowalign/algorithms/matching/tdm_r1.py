@@ -3,14 +3,12 @@
 Four sets of weights on one network: the generator, which is the policy; `fake`, its score; `surrogate`, which learns
 from whole groups, by DGPO's loss, what is rewarded at every step of a trajectory; and the teacher, the start weights.
 The generator's prediction of x0 moves along three differences at what it is diffused to: the teacher's from the
-fake's, the guided teacher's from the unguided, and the surrogate's, under its guidance, from the teacher's.
-
-Departures: the reward's difference is taken where the others are, not at a level of its own; the surrogate's levels
-begin where a state's do, not at a least one.
+fake's, the guided teacher's from the unguided, and, at a level of its own with one noise for a group, the surrogate's,
+under its guidance, from the teacher's.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from pydantic import Field
@@ -21,32 +19,19 @@ from flowalign.actors.draw import Draw
 from flowalign.algorithms.matching import base, distribution
 from flowalign.algorithms.matching.along_ode import AlongODE
 from flowalign.algorithms.matching.distribution import towards
-from flowalign.algorithms.matching.surrogate import Judged
-from flowalign.config import Named
+from flowalign.algorithms.matching.surrogate import Judged, SurrogateSettings
 from flowalign.core.record import Record
-from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy
+from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised
 from flowalign.policies.settings import Role, Snapshot
 from samplers import derive_seed
 
 
-class TDMR1Settings(distribution.DistributionSettings):
-    advantage: Named = Named(name="grpo", scale="batch", clip=5.0)
-    """`flowalign list advantages`, with its settings"""
+class TDMR1Settings(SurrogateSettings):
     fake_to_teacher: float = Field(0.02, ge=0)
-    surrogate: Role = Role()
-    """how the surrogate is learned"""
-    slow: Snapshot = Snapshot(decay="0-0.001-0.001-0.3", every="update", of="surrogate")
-    """its average, from which it is kept"""
-    beta: float = Field(1.0, gt=0)
-    """how sharply a group's weight falls from 1 to 0"""
-    clip_range: float = Field(1e-3, gt=0)
-    """of a sample's ratio exp(e_slow - e); published: 0.001, 0.002 for preference models"""
-    surrogate_kl: float = Field(1e-3, ge=0)
-    """of the mean squared difference of the surrogate's and the teacher's velocities"""
-    runaway: float = Field(0.05, gt=0)
-    """mean of that difference above which samples that are ahead of the teacher have no gradient"""
     surrogate_guidance: float = Field(4.5, ge=1)
     """published: 4.5 for OCR, 2.5 for GenEval, 3.5 for preference models"""
+    least_rewarded: float = Field(0.3, ge=0, lt=0.95)
+    """noise level above which the generator is moved by the surrogate; published: 0.3, 0.55"""
     weights: tuple[float, float, float] = (1.0, 0.3, 0.7)
     """of the three differences: score, guidance, reward"""
     rewarded_steps: int | None = Field(None, ge=1)
@@ -58,8 +43,10 @@ class TDMR1Settings(distribution.DistributionSettings):
 class Experience(distribution.Experience):
     judged: Judged | None = None
     """where the surrogate learns"""
+    rewarded: "Experience | None" = None
+    """the same samples at the levels where the surrogate moves the generator"""
     guided_surrogate: CleanSamples | None = None
-    """what it is asked with when the generator learns"""
+    """what it is asked with there"""
 
 
 class TDMR1(AlongODE):
@@ -68,6 +55,7 @@ class TDMR1(AlongODE):
     Settings = TDMR1Settings
     settings: TDMR1Settings
     experience = Experience
+    refills = True
     whole_groups = True
 
     def __init__(self, settings: TDMR1Settings) -> None:
@@ -95,11 +83,16 @@ class TDMR1(AlongODE):
         chances = torch.arange(1.0, actor.config.rollout.steps + 1)
         count = self.level_count(actor.config)
         steps = torch.multinomial(chances, count, replacement=True, generator=Generator().manual_seed(seed))
-        drawn = self.above(actor, batch, steps.expand(len(batch), -1), seed)
+        drawn = self.above(actor, batch, steps.expand(len(batch), -1), seed, self.settings.least_judged)
         clean, levels = self.at_levels(actor, batch, x0, drawn, self.guidance(actor))
         experience.judged = Judged(clean, levels, steps.to(actor.device).expand(len(batch), -1))
-        drawn = self.drawn_levels(actor, batch)
+
+        seed = derive_seed(actor.config.training.seed, batch.iteration, 12)
+        drawn = self.above(actor, batch, self.steps(actor, batch), seed, self.settings.least_rewarded)
+        clean, levels = self.at_levels(actor, batch, x0, drawn, self.guidance(actor))
         experience.guided_surrogate, _ = self.at_levels(actor, batch, x0, drawn, self.settings.surrogate_guidance)
+        seeds = [derive_seed(seed, group) for group in batch.group]
+        experience.rewarded = replace(experience, clean=clean, levels=levels, noise_seeds=seeds)
         return experience
 
     def role_losses(
@@ -108,41 +101,38 @@ class TDMR1(AlongODE):
         assert isinstance(experience, Experience)
         if role == "fake":
             return super().role_losses(role, policy, experience, items)
-        settings = self.settings
-        assert experience.judged is not None and experience.generator is not None
-        loss, gap, values = experience.judged.losses(
-            policy, experience, items, settings.beta, settings.clip_range, settings.runaway
-        )
-        return base.by_item(loss + settings.surrogate_kl * gap, items), {
-            name: base.by_item(value, items) for name, value in values.items()
-        }
+        assert experience.judged is not None
+        loss, values = experience.judged.losses(policy, experience, items, self.settings)
+        return base.by_item(loss, items), {name: base.by_item(value, items) for name, value in values.items()}
 
     def losses(
         self, policy: DiffusersPolicy, experience: base.Experience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         assert isinstance(experience, Experience) and experience.generator is not None
-        assert experience.guided_surrogate is not None
+        assert experience.rewarded is not None and experience.guided_surrogate is not None
         state, settings = experience.states(items), self.settings
         x0 = state.clean(policy.velocity_of(experience.generator, state).float())
         start = x0.detach()
         noised = self.diffused(experience, items, state, start)
+        again = self.diffused(experience.rewarded, items, state, start)
 
-        def predicted(clean: CleanSamples) -> Tensor:
-            return noised.clean(policy.velocity_of(clean, noised).float())
+        def predicted(clean: CleanSamples, at: Noised = noised) -> Tensor:
+            return at.clean(policy.velocity_of(clean, at).float())
 
         with torch.no_grad():
             with policy.snapshot("fake"):
                 fake = predicted(experience.clean)
             with policy.reference():
                 teacher, guided = predicted(experience.clean), predicted(experience.guided or experience.clean)
+                plain = predicted(experience.rewarded.clean, again)
             with policy.snapshot("surrogate"):
-                surrogate = predicted(experience.guided_surrogate)
+                surrogate = predicted(experience.guided_surrogate, again)
         score = towards(x0, start + teacher - fake, guided)
         guidance = towards(x0, start + guided - teacher, guided)
-        reward = towards(x0, start + surrogate - teacher, surrogate)
+        reward = towards(x0, start + surrogate - plain, surrogate)
         score_weight, guidance_weight, reward_weight = settings.weights
         loss = score_weight * score + guidance_weight * guidance + reward_weight * reward
         if settings.rewarded_steps is not None:
             loss = torch.where(state.levels < settings.rewarded_steps, loss, guidance_weight * (score + guidance))
-        gap = (surrogate - teacher).square().flatten(1).mean(1)
+        gap = (surrogate - plain).square().flatten(1).mean(1)
         return base.by_item(loss, items), {"distillation/reward_gap": base.by_item(gap, items)}

@@ -6,26 +6,31 @@ the pictures are worth (`scores`), which reward every step gets (`step_reward`),
 the settings name.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import UnionType
 from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from flowalign import registry
 from flowalign.actors.diffusion import DiffusionActor
 from flowalign.actors.draw import Draw
 from flowalign.algorithms import base
 from flowalign.algorithms.policy_gradient import Experience, PolicyGradient, PolicyGradientSettings
 from flowalign.config import Config, Named
 from flowalign.core.divergences import gaussian_kl, velocity_mse
+from flowalign.core.losses import guard_log_ratio
 from flowalign.core.record import Actions, Record
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from rewards import Scores
 from samplers import Transition
+from samplers.kernels import gaussian_log_prob, traits_of
+from samplers.plans import Tree
 
 
 def check_noise(config: Config) -> None:
@@ -53,6 +58,10 @@ class PolicySettings(PolicyGradientSettings):
     advantage: Named = Named(name="grpo", clip=5.0)
     loss: Named = Named(name="ppo", clip_range=1e-4)
     """log-probabilities are means over a sample's elements, so that ratios stay close to 1"""
+    ratio: Literal["plain", "guard"] = "plain"
+    """that the loss clips: of the log-probabilities, or GRPO-Guard's, centred and equally wide at every step"""
+    step_fraction: float = Field(1.0, gt=0, le=1)
+    """share of the stochastic steps of each trajectory to learn from, drawn at random; the loss is their mean"""
     divergence: Literal["kl", "kl_dt", "velocity_mse"] = "kl"
     """from the start weights: the KL of a step, -dt times it, or the mean squared difference of the velocities"""
     drop_zero_advantage: bool = False
@@ -118,6 +127,22 @@ class TrajectoryAlgorithm(PolicyGradient):
             )
         if self.noise == "kernel":
             check_noise(config)
+        if self.settings.ratio == "guard" and self.noise == "own":
+            raise ConfigError(
+                f"algorithm.ratio: GRPO-Guard's corrects Gaussians of fixed width, and {config.algorithm.name} learns "
+                "its noise; plain works"
+            )
+        kernel = registry.resolve("kernels", rollout.kernel)
+        if self.settings.ratio == "guard" and traits_of(kernel).log_prob is not gaussian_log_prob:
+            raise ConfigError(
+                f"rollout.kernel: GRPO-Guard's ratio corrects Gaussian log-probabilities, and '{rollout.kernel}' has "
+                "others; cps and flow_sde work"
+            )
+        if rollout.order == 2 and (self.dense or isinstance(plan, Tree) or self.branches(config) > 1):
+            raise ConfigError(
+                f"rollout.order: {config.algorithm.name} branches from and completes trajectories by Euler's rule; "
+                "order: 1 works"
+            )
         if self.settings.pool_prompts and self.branches(config) > 1:
             raise ConfigError(
                 f"algorithm.pool_prompts: the groups that {config.algorithm.name} makes of a prompt left its path at "
@@ -144,11 +169,32 @@ class TrajectoryAlgorithm(PolicyGradient):
         """[N, 2] (sample, step) of every stochastic step that is learned from, group after group."""
         return rollout.mask.nonzero()
 
+    def advantages(self, record: Record) -> Tensor:
+        advantage = super().advantages(record)
+        return advantage * self._learned(record) if self.settings.step_fraction < 1 else advantage
+
+    def _learned(self, record: Record) -> Tensor:
+        """[B, T] a random share of each trajectory's stochastic steps, the same draw on every process: 0 elsewhere, and
+        there the factor by which their sum stands for the sum over all steps."""
+        mask = record.mask.cpu()
+        steps = mask.sum(1, keepdim=True)
+        count = (steps * self.settings.step_fraction).int().clamp(min=1)
+        order = torch.rand(mask.shape, generator=torch.Generator().manual_seed(record.seed)) - mask.float()
+        return ((order.argsort(1).argsort(1) < count) * steps / count).to(record.mask.device)
+
     def loss(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
-        """[N] loss of each action, and named [N] values for the metrics: the named loss and the divergence."""
-        loss, metrics = self.loss_of(actions)
+        """[N] loss of each action, and named [N] values for the metrics: the policy loss and the divergence."""
+        loss, metrics = self.policy_loss(actions)
         penalty, more = self.penalty(actions)
         return loss + penalty, metrics | more
+
+    def policy_loss(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
+        """[N] the named loss, of the ratio that the settings say."""
+        if self.settings.ratio == "plain":
+            return self.loss_of(actions)
+        log_ratio = self.log_ratio(actions)
+        loss, metrics = self.loss_of(replace(actions, log_prob=log_ratio, old_log_prob=torch.zeros_like(log_ratio)))
+        return loss / -actions.dt, metrics
 
     def penalty(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
         """[N] weighted divergence from the start weights, 0 where it has no weight."""
@@ -206,7 +252,10 @@ class TrajectoryAlgorithm(PolicyGradient):
 
     def log_ratio(self, actions: Steps) -> Tensor:
         """[N] what the loss clips the exponential of."""
-        return actions.log_prob - actions.old_log_prob
+        if self.settings.ratio == "plain":
+            return actions.log_prob - actions.old_log_prob
+        made = actions.transition
+        return guard_log_ratio(made.log_prob, actions.old_log_prob, made.mean, actions.mean_old, made.std)
 
     def actions(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Steps:
         """The stored actions of [N, 2] (sample, step) pairs, scored under the present weights."""

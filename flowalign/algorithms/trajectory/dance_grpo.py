@@ -6,7 +6,6 @@ best and the worst `keep` members are learned from; and of each trajectory only 
 clip.
 """
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -22,7 +21,6 @@ class DanceGRPOSettings(trajectory.PolicySettings):
     keep: int | None = Field(None, ge=1)
     """best and worst members of a group to learn from, each; default all"""
     step_fraction: float = Field(0.6, gt=0, le=1)
-    """share of the stochastic steps of each trajectory to learn from, drawn at random"""
 
 
 class DanceGRPO(TrajectoryAlgorithm):
@@ -36,11 +34,4 @@ class DanceGRPO(TrajectoryAlgorithm):
         if self.settings.keep is not None:
             ranked = masked_mean(advantage, record.mask)
             advantage = advantage * best_and_worst(ranked, record.group, self.settings.keep)[:, None]
-        return advantage * self._some_steps(record)
-
-    def _some_steps(self, record: Record) -> Tensor:
-        """[B, T] a random share of each trajectory's stochastic steps, the same draw on every process."""
-        mask = record.mask.cpu()
-        count = (mask.sum(1, keepdim=True) * self.settings.step_fraction).int().clamp(min=1)
-        order = torch.rand(mask.shape, generator=torch.Generator().manual_seed(record.seed)) - mask.float()
-        return (order.argsort(1).argsort(1) < count).to(record.mask.device)
+        return advantage

@@ -31,6 +31,6 @@ class FlowDPPO(TrajectoryAlgorithm):
         made = actions.transition
         divergence = gaussian_kl(made.mean, actions.mean_old, made.std)
         keep = dppo_mask(actions.ratio, actions.advantage, divergence, self.settings.threshold)
-        loss, metrics = self.loss_of(actions)
+        loss, metrics = self.policy_loss(actions)
         penalty, more = self.penalty(actions)
         return keep * loss + penalty, metrics | {"policy/clip_fraction": 1 - keep} | more

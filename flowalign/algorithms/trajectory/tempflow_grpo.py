@@ -34,6 +34,6 @@ class TempFlowGRPO(TrajectoryAlgorithm):
         trained = trajectory.mask.any(0)
         std = step_std(actions.rollout.kernel, trajectory.sigmas, trajectory.eta.amax(0))
         weight = noise_weight(std[None], trained[None])[0, actions.steps]
-        loss, metrics = self.loss_of(actions)
+        loss, metrics = self.policy_loss(actions)
         penalty, more = self.penalty(actions)
         return weight * loss + penalty, metrics | more

@@ -92,9 +92,10 @@ const gallery = (() => {
   // The address after # holds the view and its settings, so that back, reload and links work.
   const views = {};
   let leave = null;
+  const home = document.querySelector("nav a").hash.slice(1);
   function state() {
     const [name, query] = location.hash.slice(1).split("?");
-    return [views[name] ? name : "grid", Object.fromEntries(new URLSearchParams(query))];
+    return [views[name] ? name : home, Object.fromEntries(new URLSearchParams(query))];
   }
   const link = (name, settings = {}) => "#" + name + (Object.keys(settings).length ? "?" + new URLSearchParams(settings) : "");
   const go = (name, settings) => { location.hash = link(name, settings); };

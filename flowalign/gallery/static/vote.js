@@ -41,6 +41,18 @@ gallery.views.vote = (main, settings) => {
     }
   }
 
+  // of a run that goes on: what it has made since the page was laid out
+  const news = element("p", { class: "hint", role: "status" });
+  status.after(news);
+  const watch = setInterval(async () => {
+    const reply = await fetch("api/moments").catch(() => null);
+    const { moments } = reply?.ok ? await reply.json() : { moments: 0 };
+    if (moments <= columns.length || news.firstChild) return;
+    const newest = moments - 1, a = chosen.a === chosen.b ? newest : chosen.a;
+    news.append("The run has made new samples. ", element("button", { type: "button",
+      onclick: () => { gallery.remember("vote", { a, b: newest }); location.reload(); } }, "Vote on them"));
+  }, 5000);
+
   let pair = null, busy = false;
   async function start() {
     if (!chosen.rater) { status.textContent = "Please give your name first."; rater.focus(); return; }
@@ -114,5 +126,6 @@ gallery.views.vote = (main, settings) => {
       element("p", {}, element("a", { href: "api/export", download: "preferences.jsonl" }, "Download all votes as preference JSON lines")));
   }
 
-  return gallery.keys({ ArrowLeft: () => act("left"), ArrowRight: () => act("right"), t: () => act("tie"), s: () => act("skip"), u: () => act("undo") });
+  const off = gallery.keys({ ArrowLeft: () => act("left"), ArrowRight: () => act("right"), t: () => act("tie"), s: () => act("skip"), u: () => act("undo") });
+  return () => { off(); clearInterval(watch); };
 };

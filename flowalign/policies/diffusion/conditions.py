@@ -76,6 +76,9 @@ class Conditions:
             return first
         if isinstance(first, Tensor):
             return first[rows] if same else torch.stack(values)[steps, rows]
+        if same and not isinstance(first[0], Tensor) and all(own == first[0] for own in first):
+            # which rows are wanted is known on the device, and the host would wait for it
+            return first[:1] * len(rows)
         return [values[k][row] for k, row in zip(steps.tolist(), rows.tolist(), strict=True)]
 
     def expert(self, steps: Tensor) -> Tensor:

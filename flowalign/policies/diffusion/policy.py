@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,18 +12,19 @@ from accelerate import cpu_offload_with_hook
 from diffusers import DiffusionPipeline
 from PIL.Image import Image
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from flowalign import registry
 from flowalign.data import Source
-from flowalign.errors import ConfigError, FlowalignError
+from flowalign.errors import ConfigError
 from flowalign.policies.base import TRAINED, Policy, torch_dtype
+from flowalign.policies.diffusion.checks import check_replay
 from flowalign.policies.diffusion.conditions import EXTRA_INPUT, CallRecorder, Conditions, Ragged, standing_in
 from flowalign.policies.diffusion.experts import Experts
 from flowalign.policies.diffusion.families import Family, family_of, to_device
 from flowalign.policies.diffusion.forward_process import CleanSamples, ForwardProcess, Noised
 from flowalign.policies.diffusion.prompts import PromptEncoder
+from flowalign.policies.diffusion.rlg import weighing
 from flowalign.policies.diffusion.rollout import Rollout
 from flowalign.policies.diffusion.scheduler import StartScheduler, TransitionScheduler
 from flowalign.policies.diffusion.sources import check_sources, opened, runs
@@ -37,20 +37,12 @@ from flowalign.policies.diffusion.storage import (
     save_lora,
     with_weights,
 )
-from flowalign.policies.settings import Model
+from flowalign.policies.diffusion.text_lora import add_text_lora, encode_again
+from flowalign.policies.settings import Model, TextLora
 from samplers import All, Transition, ode
-from samplers.completion import VelocityAt, complete, path
+from samplers.completion import VelocityAt
 from samplers.kernels import Kernel
 from samplers.noise import generators
-
-LARGEST_RATIO = 5
-"""of the standard deviations of finished latents, of a rollout and of the ODE; samples of both are alike"""
-
-
-def weighed(base: Tensor, tuned: Tensor, weight: float) -> Tensor:
-    """Guidance by what training changed (RLG, arXiv 2508.21016): the velocities of the density base^(1 - weight)
-    * tuned^weight at each noise level."""
-    return base + weight * (tuned - base)
 
 
 class DiffusersPolicy(Policy[Rollout]):
@@ -79,6 +71,10 @@ class DiffusersPolicy(Policy[Rollout]):
         self.encoder = PromptEncoder(pipeline, self.family, self.device, encode_options or {})
         self.guidance_gradient: Literal["both", "conditional"] = "both"
         """branches of guidance that gradients of a velocity flow through"""
+        self.start_noise: Callable[[Rollout], Tensor] | None = None
+        """what moves the start noise of everything that is sampled: a rollout that stayed there -> [B, ...]"""
+        self.frozen = False
+        """the start weights sample, and what is trained only moves the start noise"""
         self._vae_visit: Any = None
         """accelerate's hook that takes the VAE off the device, where it only visits"""
         self.family.check(pipeline)
@@ -87,7 +83,7 @@ class DiffusersPolicy(Policy[Rollout]):
             if isinstance(module, nn.Module):
                 module.requires_grad_(False).eval()
         to_device(self.denoiser, self.device)
-        for name in ("vae", "image_encoder"):
+        for name in ("vae", "image_encoder", "connectors"):
             to_device(getattr(pipeline, name, None), self.device)
         if attention is not None:
             self._set_attention(attention)
@@ -148,6 +144,10 @@ class DiffusersPolicy(Policy[Rollout]):
     def lora_targets(self) -> list[str]:
         return list(self.family.lora_targets)
 
+    def add_text_lora(self, settings: TextLora) -> None:
+        """See `text_lora.add_text_lora`."""
+        add_text_lora(self, settings)
+
     def checkpoint_gradients(self) -> None:
         self.denoiser.enable_gradient_checkpointing()
 
@@ -160,7 +160,7 @@ class DiffusersPolicy(Policy[Rollout]):
         for name, network in self.networks.items():
             whole = network if weights is None else with_weights(network, weights, self.lora)
             if self.lora:
-                save_lora(self.pipeline, self.family.denoiser, name, whole, folder)
+                save_lora(self.pipeline, self.family.denoiser, name, whole, folder, self.companions)
             else:
                 whole.save_pretrained(Path(folder) / name)
 
@@ -173,8 +173,16 @@ class DiffusersPolicy(Policy[Rollout]):
             else:
                 if TRAINED in getattr(network, "peft_config", {}):
                     network.delete_adapters(TRAINED)
-                load_lora(self.pipeline, name, network, folder, TRAINED)
+                for part, encoder in self.pipeline.components.items():
+                    if part.startswith("text_encoder") and TRAINED in getattr(encoder, "peft_config", {}):
+                        encoder.delete_adapter(TRAINED)
+                try:
+                    load_lora(self.pipeline, name, network, folder, TRAINED)
+                except LookupError as error:
+                    raise ConfigError(str(error)) from error
                 self.lora = True
+                # of text encoders without what was loaded
+                self.encoder.embeddings.clear()
 
     def read_lora(self, path: str | Path, name: str) -> None:
         for own, network in self.networks.items():
@@ -210,7 +218,8 @@ class DiffusersPolicy(Policy[Rollout]):
         batch_size: int = 64,
         order: Literal[1, 2] = 1,
         metadata: Sequence[Mapping[str, Any]] = (),
-        rlg: float = 1.0,
+        rlg: float | Mapping[str, float] = 1.0,
+        rlg_from: int = 0,
         dry: bool = False,
         **call: Any,
     ) -> Rollout:
@@ -232,7 +241,9 @@ class DiffusersPolicy(Policy[Rollout]):
             metadata: names the pictures that a sample is made from (`Source`), brought to the call's height and width,
                 and a negative prompt of its own ('negative_prompt').
             rlg: weight w of what training changed, velocity = base + w * (tuned - base) (RLG, arXiv 2508.21016): 0 is
-                the base, 1 the tuned model, more goes beyond it. Other weights than 1 run the network twice.
+                the base, 1 the tuned model, more goes beyond it. Other weights than 1 run the network twice. Or of
+                several LoRAs, by their paths, 'trained' the policy's own; each runs the network once more.
+            rlg_from: the first step that rlg holds for.
             dry: do not run the network: every state is the start noise, and all else as in sampling.
             call: further arguments of the pipeline's call (height, width, ...).
         """
@@ -253,15 +264,31 @@ class DiffusersPolicy(Policy[Rollout]):
         parts = []
         alike = list(zip(own, prompts, negative, strict=True)) if self.family.unpadded else own
         walk = StartScheduler if dry else TransitionScheduler
-        with self._weighed(rlg):
-            for rows in runs(alike, min(batch_size, self.family.largest_batch or batch_size)):
-                part_eta = eta[rows] if eta is not None and eta.dim() == 2 else eta
-                size = self.family.size(self.pipeline, call)
-                scheduler = walk(self.pipeline.scheduler, self.family, size, kernel, part_eta, noise_seeds[rows], order)
-                source = own[rows.start]
-                texts = list(zip(prompts[rows], negative[rows], strict=True))
-                parts.append(self._sample(texts, source, seeds[rows], steps, scales, scheduler, call, dry))
-        return replace(Rollout.cat(parts), rlg=rlg)
+        for rows in runs(alike, min(batch_size, self.family.largest_batch or batch_size)):
+            part_eta = eta[rows] if eta is not None and eta.dim() == 2 else eta
+            size = self.family.size(self.pipeline, call)
+            scheduler = walk(self.pipeline.scheduler, self.family, size, kernel, part_eta, noise_seeds[rows], order)
+            source = own[rows.start]
+            texts = list(zip(prompts[rows], negative[rows], strict=True))
+            with weighing(self, rlg, lambda scheduler=scheduler: scheduler.taken >= rlg_from):  # type: ignore[misc]
+                part = functools.partial(self._sample, texts, source, seeds[rows], steps, scales)
+                if self.start_noise is None or dry:
+                    parts.append(part(scheduler, call, dry))
+                    continue
+                stay = StartScheduler(self.pipeline.scheduler, self.family, size, kernel, None, seeds[rows])
+                start = part(stay, call, True)
+                moved = part(scheduler, call | {"latents": self._moved(start)}, False)
+                parts.append(replace(moved, unmoved=start.trajectory.latents[:, 0]))
+        return replace(Rollout.cat(parts), rlg=rlg, rlg_from=rlg_from)
+
+    def _moved(self, start: Rollout) -> Tensor:
+        """The latents of the pipeline's loop where `start_noise` moves the start noise to."""
+        assert self.start_noise is not None
+        first = start.trajectory.sigmas[0]
+        latents = self.family.pack(self.start_noise(start) * self.family.scale(first)).to(self.dtype)
+        # a pipeline scales what it is given as it does what it draws
+        latents = latents / getattr(self.pipeline.scheduler, "init_noise_sigma", 1.0)
+        return latents
 
     def _check_guidance(self, guidance_2: float | None, call: dict[str, Any]) -> None:
         """Refuse what this pipeline has not, or a replay would not repeat."""
@@ -283,7 +310,8 @@ class DiffusersPolicy(Policy[Rollout]):
         dry: bool,
     ) -> Rollout:
         prompts = [prompt for prompt, _ in texts]
-        with CallRecorder(self.denoiser, dry) as recorded:
+        weights = self.reference() if self.frozen else contextlib.nullcontext()
+        with weights, CallRecorder(self.denoiser, dry) as recorded:
             self._call(texts, source, seeds, steps, guidance, scheduler, call)
         self.forwards += 0 if dry else sum(recorded.rows)
         extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
@@ -356,9 +384,17 @@ class DiffusersPolicy(Policy[Rollout]):
             # whose gradient is added up in order, unlike an index's
             return shared.index_select(0, place)
         x = rollout.trajectory.latents[samples, steps] if x is None else x
+        if rollout.rlg_from and rollout.rlg != 1:
+            begun = steps >= rollout.rlg_from
+            ways = (replace(rollout, rlg=1.0, rlg_from=0), ~begun), (replace(rollout, rlg_from=0), begun)
+            places = [mask.nonzero().squeeze(1) for _, mask in ways]
+            apart = zip((way for way, _ in ways), places, strict=True)
+            parts = [self.velocity(way, samples[rows], steps[rows], x[rows]) for way, rows in apart if len(rows)]
+            return torch.cat(parts)[torch.cat(places).argsort()]
         sigmas = rollout.trajectory.sigmas
-        with self._weighed(rollout.rlg):
-            velocity = self._velocity(x, sigmas[steps], rollout.conditions, samples, steps, rollout.guidance)
+        prompts = [rollout.prompts[i] for i in samples.tolist()] if self.encoder.trained else None
+        with weighing(self, rollout.rlg):
+            velocity = self._velocity(x, sigmas[steps], rollout.conditions, samples, steps, rollout.guidance, prompts)
         at, to = (sigma.view(-1, *[1] * (x.dim() - 1)) for sigma in (sigmas[steps], sigmas[steps + 1]))
         scheduler = self.family.scheduler(self.pipeline.scheduler)
         return self.family.own_step(velocity, x, at, to, len(sigmas) - 1, scheduler)
@@ -371,6 +407,7 @@ class DiffusersPolicy(Policy[Rollout]):
         samples: Tensor,
         steps: Tensor,
         guidance: tuple[float, ...],
+        prompts: Sequence[str] | None = None,
     ) -> Tensor:
         if isinstance(conditions, Ragged):
             parts = [
@@ -386,8 +423,10 @@ class DiffusersPolicy(Policy[Rollout]):
         if self.guidance_gradient == "conditional" and torch.is_grad_enabled() and sum(copies) > 1:
             outputs = self._branches(latents, conditions.gather(samples, steps, apart=True), len(copies))
         else:
-            calls = zip(copies, conditions.gather(samples, steps), strict=True)
-            outputs = [self._output(torch.cat([latents] * n), call) for n, call in calls]
+            calls = conditions.gather(samples, steps)
+            if prompts is not None:
+                encode_again(self, calls, copies, prompts)
+            outputs = [self._output(torch.cat([latents] * n), c) for n, c in zip(copies, calls, strict=True)]
         with self._autocast():
             guided, *second = (
                 self.family.unpack(self.family.velocity(outputs, copies, scale), x.shape[2:]) for scale in guidance
@@ -396,6 +435,23 @@ class DiffusersPolicy(Policy[Rollout]):
                 first = conditions.expert(steps).to(self.device) == 0
                 guided = torch.where(first.view(sigma.shape), guided, *second)
             return self.family.flow_velocity(guided, x, sigma, self.family.scheduler(self.pipeline.scheduler))
+
+    @contextlib.contextmanager
+    def reference(self) -> Iterator[None]:
+        with super().reference():
+            if self._bare is self.network:
+                yield
+                return
+            # the pipeline asks the networks it has: the copies answer for them
+            kept: Any = self._bare
+            copies = iter(kept.members.values() if isinstance(kept, Experts) else [kept])
+
+            def answering(own: Callable[..., Any]) -> Callable[..., Any]:
+                copy = next(copies)
+                return functools.wraps(own)(lambda *args, **kwargs: copy(*args, **kwargs))
+
+            with standing_in(list(self.networks.values()), answering):
+                yield
 
     def _branches(self, latents: Tensor, branches: list[dict[str, Any]], calls: int) -> list[Any]:
         """What the denoiser says in its calls of guidance, without a gradient of the unconditional branch."""
@@ -417,37 +473,6 @@ class DiffusersPolicy(Policy[Rollout]):
         # without its prediction for the extra input
         return self.family.predicted(output, latents.shape[1]) if isinstance(output, Tensor) else output
 
-    @contextlib.contextmanager
-    def _weighed(self, weight: float) -> Iterator[None]:
-        """Within it the network predicts base + weight * (tuned - base), of which guidance then makes the velocity.
-
-        Raises:
-            ConfigError: the base's weights are not there.
-        """
-        if weight == 1:
-            yield
-            return
-        if not self.lora:
-            raise ConfigError(
-                f"rlg {weight:g} weighs what a LoRA adds to its base, and this model has none; give a LoRA"
-            )
-
-        def mixed(own: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(own)
-            def forward(*args: Any, **kwargs: Any) -> Any:
-                tuned = own(*args, **kwargs)
-                with self.reference():
-                    base = own(*args, **kwargs)
-                return tree_map(lambda b, t: weighed(b, t, weight), base, tuned)
-
-            return forward
-
-        forwards = self.forwards
-        with standing_in(list(self.networks.values()), mixed):
-            yield
-        # the base's
-        self.forwards += self.forwards - forwards
-
     def at(self, rollout: Rollout) -> VelocityAt:
         """The velocity at any state of a rollout's samples, as completions and trees ask for it."""
         return lambda x, samples, steps: self.velocity(rollout, samples, steps, x)
@@ -456,50 +481,9 @@ class DiffusersPolicy(Policy[Rollout]):
         """Stored transitions under the present weights."""
         return rollout.trajectory.score(rollout.kernel, self.velocity(rollout, samples, steps), samples, steps)
 
-    @torch.no_grad()
     def verify(self, rollout: Rollout) -> float:
-        """Compare velocities, on up to 8 pairs of the first and last steps, relative to the largest.
-
-        And the finished latents with the ODE's, which noise must not leave by far.
-        """
-        count, last = min(len(rollout), 4), rollout.trajectory.velocity.shape[1] - 1
-        samples = torch.arange(count, device=self.device).repeat(2)
-        steps = torch.tensor([0] * count + [last] * count, device=self.device)
-        recorded = rollout.trajectory.velocity[samples, steps]
-        name, largest = type(self.pipeline).__name__, float(recorded.abs().max())
-        if not 0 < largest < math.inf:
-            what = "all 0" if largest == 0 else "not finite"
-            raise FlowalignError(f"the velocities of {name} are {what} in {self.dtype}; model.dtype: float32 may work")
-        forwards = self.forwards
-        replayed, again = (self.velocity(rollout, samples, steps).float() for _ in range(2))
-        relative, apart = (float((replayed - other).abs().max()) / largest for other in (recorded, again))
-        tolerance = self.family.tolerance if self.dtype == torch.float32 else 5e-2
-        if not relative <= tolerance:
-            cause = "its family needs its own velocity or encode"
-            if not apart <= tolerance:
-                cause = "its network answers otherwise each time (dropout, a kernel that is not deterministic)"
-            raise FlowalignError(
-                f"replaying {name} differs from its rollout by {relative:.2g} "
-                f"(at most {tolerance:g} is numerical noise); {cause}"
-            )
-        if rollout.trajectory.mask.any():
-            self._verify_noise(rollout)
-        self.forwards = forwards
-        return relative
-
-    def _verify_noise(self, rollout: Rollout) -> None:
-        """Refuse a rollout whose finished latents are too large or too small to be samples."""
-        trajectory = rollout.trajectory
-        rows = torch.arange(min(len(rollout), 2), device=self.device)
-        start, whole = trajectory.latents[rows, 0], [path(0, trajectory.velocity.shape[1])] * len(rows)
-        made = complete(self.at(rollout), start, rows, whole, trajectory.sigmas, trajectory.velocity[rows, 0])
-        spread, expected = float(trajectory.final[rows].std()), float(made.std())
-        if not expected / LARGEST_RATIO <= spread <= expected * LARGEST_RATIO:
-            raise FlowalignError(
-                f"the kernel's noise takes {type(self.pipeline).__name__} away from its samples: finished latents have "
-                f"a standard deviation of {spread:.2g}, the ODE's {expected:.2g}; a smaller rollout.eta, more "
-                "rollout.steps or kernel: dance_sde would work"
-            )
+        """See `check_replay`."""
+        return check_replay(self, rollout)
 
     # The forward process
 

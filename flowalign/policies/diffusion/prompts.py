@@ -37,6 +37,16 @@ class PromptEncoder:
     ) -> None:
         self.pipeline, self.family, self.device, self.options = pipeline, family, device, options
         self.embeddings: OrderedDict[Prompt, dict[str, Tensor]] = OrderedDict()
+        self.trained = False
+        """the text encoders change, so that what they made before is old"""
+
+    def embed(self, prompts: Sequence[str], negative: bool = False) -> dict[str, Tensor]:
+        """Embeddings [N, ...] of prompts by name, with gradients to the text encoders."""
+        distinct = list(dict.fromkeys(prompts))
+        encode = self.family.encode_negative if negative else self.family.encode
+        encoded = encode(self.pipeline, distinct, device=self.device, **self.options)
+        rows = torch.tensor([distinct.index(text) for text in prompts], device=self.device)
+        return {name: torch.stack(list(value)).index_select(0, rows) for name, value in encoded.items()}
 
     @torch.no_grad()
     def encode(
@@ -59,6 +69,8 @@ class PromptEncoder:
         Returns:
             the key of each in the cache: pictures count where the family encodes them with the prompt.
         """
+        if self.trained:
+            self.embeddings.clear()
         seen = sources if sources is not None and self.family.encodes_images else [None] * len(prompts)
         keys = [(text, source, size if source else None, negative) for text, source in zip(prompts, seen, strict=True)]
         missing = [key for key in dict.fromkeys(keys) if key not in self.embeddings]
@@ -81,7 +93,7 @@ class PromptEncoder:
             encode = self.family.encode_negative if negative else self.family.encode
             encoded = encode(self.pipeline, [text], device=self.device, **options)
             self.embeddings[key] = {name: value[0].cpu() for name, value in encoded.items()}
-        if self.device.type != "cpu":
+        if self.device.type != "cpu" and not self.trained:
             for encoder in encoders:
                 to_device(encoder, "cpu")
         while len(self.embeddings) > max(ENCODED_PROMPTS, len(set(keys))):

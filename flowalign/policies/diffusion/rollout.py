@@ -18,6 +18,7 @@ from rewards import Reward, as_reward, score
 from samplers import Rows, Trajectory
 from samplers.completion import completions
 from samplers.kernels import Kernel
+from samplers.rows import SHARED
 
 
 @dataclass(repr=False)
@@ -35,8 +36,12 @@ class Rollout(Rows):
     """[B, C, F, H, W] latents that were not sampled but come from a picture; None where all were sampled"""
     unlearned: int = 0
     """how many of the last steps are not learned from, though they may be stochastic"""
-    rlg: float = 1.0
+    rlg: float | Mapping[str, float] = field(default=1.0, metadata=SHARED)
     """weight of what training changed, as of `DiffusersPolicy.sample`"""
+    rlg_from: int = 0
+    """the first step that it holds for"""
+    unmoved: Tensor | None = None
+    """[B, ...] the start noise before the policy's `start_noise` moved it"""
     policy: Any = field(default=None, compare=False)
     """the `DiffusersPolicy` that sampled it"""
 

@@ -55,6 +55,11 @@ class TransitionScheduler:
         return copy.deepcopy(self.walked, memo)
 
     @property
+    def taken(self) -> int:
+        """Steps so far."""
+        return 0 if self.recorder is None else len(self.recorder.velocities)
+
+    @property
     def levels(self) -> Tensor:
         """[T + 1] noise levels, ending in 0."""
         return self.family.sigmas(self.walked)

@@ -156,19 +156,23 @@ def lora_file(network: str) -> str:
     return f"pytorch_lora_weights{second}.safetensors"
 
 
-def save_lora(pipeline: Any, denoiser: str, name: str, network: Any, folder: str | Path) -> None:
+def save_lora(
+    pipeline: Any, denoiser: str, name: str, network: Any, folder: str | Path, encoders: Mapping[str, Any]
+) -> None:
     """Write the adapter of a network for the pipeline's `load_lora_weights`, or the network's `load_lora_adapter`.
 
     Args:
         denoiser: the pipeline's name for what adapters belong to.
         name: the pipeline's name for the network.
+        encoders: text encoders with adapters, by their names in the pipeline, for the same file.
     """
     if hasattr(pipeline, "save_lora_weights"):
+        adapted = {n: m for n, m in {denoiser: network, **encoders}.items() if getattr(m, "peft_config", None)}
         type(pipeline).save_lora_weights(
             str(folder),
             weight_name=lora_file(name),
-            **{f"{denoiser}_lora_layers": get_peft_model_state_dict(network)},
-            **_collate_lora_metadata({denoiser: network}),
+            **{f"{own}_lora_layers": get_peft_model_state_dict(module) for own, module in adapted.items()},
+            **_collate_lora_metadata(adapted),
         )
     else:
         network.save_lora_adapter(str(folder), weight_name=lora_file(name))
@@ -181,6 +185,9 @@ def load_lora(pipeline: Any, name: str, network: Any, path: str | Path, adapter:
         name: the pipeline's name for the network.
         path: a folder that `save_lora` wrote, a file, or another folder or a hub name, whose file diffusers finds.
         adapter: what it is called on the network.
+
+    Raises:
+        LookupError: none of it is for this network.
     """
     own = (Path(path) / lora_file(name)).is_file()
     source = {"use_safetensors": True, "weight_name": lora_file(name) if own else None, "adapter_name": adapter}
@@ -189,6 +196,13 @@ def load_lora(pipeline: Any, name: str, network: Any, path: str | Path, adapter:
         return
     second = {"load_into_transformer_2": True} if name == "transformer_2" else {}
     pipeline.load_lora_weights(str(path), **source, **second)
+    # what has other names than diffusers knows is passed over with a warning; a file may be the text encoders' alone
+    adapted = [network, *pipeline.components.values()]
+    if not any(adapter in (getattr(part, "peft_config", None) or {}) for part in adapted):
+        raise LookupError(
+            f"{path} has no LoRA for the {name} of {type(pipeline).__name__} under names that diffusers knows; its "
+            "own, kohya's and ComfyUI's names work where diffusers converts them"
+        )
 
 
 def with_weights(network: Any, weights: dict[str, Tensor], lora: bool) -> Any:

@@ -34,10 +34,19 @@ class Window:
     Args:
         samples: [N] of the rollout.
         compare: measure at every call with gradients how far the velocity is from the start weights'.
+        frozen: the start weights take the steps, and gradients are of the states alone; needs a LoRA.
     """
 
-    def __init__(self, policy: DiffusersPolicy, rollout: Rollout, samples: Tensor, compare: bool = False) -> None:
+    def __init__(
+        self,
+        policy: DiffusersPolicy,
+        rollout: Rollout,
+        samples: Tensor,
+        compare: bool = False,
+        frozen: bool = False,
+    ) -> None:
         self.policy, self.rollout, self.samples, self.compare = policy, rollout, samples, compare
+        self.frozen = frozen
         self.sigmas = rollout.trajectory.sigmas
         self.last = len(self.sigmas) - 1
         self._divergences: list[Tensor] = []
@@ -49,8 +58,16 @@ class Window:
     def velocity(self, x: Tensor, step: int | Tensor) -> Tensor:
         """[N, ...] velocities of the present weights at states x [N, ...], with gradients to both."""
         steps = self._each(step)
+
+        def asked(x: Tensor) -> Tensor:
+            with contextlib.ExitStack() as weights:
+                if self.frozen:
+                    weights.enter_context(self.policy.reference())
+                    weights.enter_context(unwrapped(self.policy))
+                return self.policy.velocity(self.rollout, self.samples, steps, x).float()
+
         velocity: Tensor = checkpoint(
-            lambda x: self.policy.velocity(self.rollout, self.samples, steps, x).float(),
+            asked,
             x,
             use_reentrant=False,
             preserve_rng_state=False,

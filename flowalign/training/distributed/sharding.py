@@ -111,6 +111,13 @@ def check_settings(config: BaseConfig, copies: bool) -> None:
     """
     if getattr(config.model, "base_bits", None) is not None:
         raise ConfigError("model.base_bits: quantised weights are not put in shards; null works, or whole copies")
+    if not config.build_algorithm().shards:
+        raise ConfigError(
+            f"algorithm: {config.algorithm.name} asks its network with and without the adapter for one gradient, and "
+            "one in shards cannot do that; whole copies work (configs/accelerate/multi_gpu.yaml)"
+        )
+    if getattr(config.model, "text_lora", None) is not None:
+        raise ConfigError("model.text_lora: text encoders are not put in shards; null works, or whole copies")
     if config.training.optimizer.bits == 8:
         raise ConfigError("training.optimizer.bits: moments in shards are not quantised; 32 works")
     # a language model has its weights gathered while it samples
@@ -133,7 +140,8 @@ def distribute(policy: Policy, config: BaseConfig, accelerator: Accelerator) -> 
     zero, sharding = zero_settings(accelerator.device), Sharding.configured(accelerator.device)
     if zero is None and sharding is None:
         allow_unasked(policy.network, accelerator)
-        policy.model = accelerator.prepare(policy.network)
+        # a wrapper refuses a network of which nothing is trained
+        policy.model = accelerator.prepare(policy.network) if policy.trainable() else policy.network
         return None
     check_shards(policy.network)
     check_settings(config, copies=zero is not None and zero.zero_stage == 2)

@@ -81,3 +81,10 @@ def test_pictures_that_a_model_does_not_take_are_refused(
         # after what the libraries say while a model loads
         line = capsys.readouterr().err.splitlines()[-1]
         assert line.startswith("flowalign: ") and re.search(says, line)
+
+
+@pytest.mark.parametrize("command", [["sample"], ["search"]])
+def test_a_prompt_that_is_no_text_is_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*command, "tiny_sd3", "a \ud800"])
+    assert "holds half of a surrogate pair" in capsys.readouterr().err

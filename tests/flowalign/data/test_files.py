@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from flowalign.config import load, recipe
-from flowalign.data import Preferences, PromptList, Prompts, files
+from flowalign.data import Preferences, PromptList, Prompts, Targets, files
+from flowalign.data.prompts import OneList
 from flowalign.errors import ConfigError
 
 RECORDS: list[dict[str, Any]] = [
@@ -167,3 +168,36 @@ def test_without_the_libraries_the_message_has_the_command(tmp_path: Path, monke
     for source in (tmp_path / "p.parquet", "owner/name"):
         assert refused(source).endswith("pip install 'flowalign[data]'")
     assert "no prompts at 'data/nowhere.txt'" in refused("data/nowhere.txt")
+
+
+def test_a_folder_of_pictures_and_captions_is_data(tmp_path: Path) -> None:
+    for name in ("b/1.png", "a.jpg", "c.mp4"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+        (tmp_path / name).with_suffix(".txt").write_text(f"what {name}\nshows \n")
+    read = Targets.read(str(tmp_path))
+    assert read.texts == ["what a.jpg shows", "what b/1.png shows", "what c.mp4 shows"]
+    assert read.files == [str(tmp_path / name) for name in ("a.jpg", "b/1.png", "c.mp4")]
+    (tmp_path / "a.txt").unlink()
+    assert refused(tmp_path).endswith(f"a.jpg: no prompt beside it in a.txt, and no metadata.jsonl in {tmp_path}")
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "b/1.png", "text": "a bee", "task": "insects"}\n')
+    read = Targets.read(str(tmp_path), column="text")
+    assert read.texts == ["a bee"] and read.files == [str(tmp_path / "b/1.png")]
+    assert read.metadata[0]["task"] == "insects"
+
+
+def test_lists_follow_one_another_each_with_its_metadata(tmp_path: Path) -> None:
+    for name, lines in (("one.txt", "a\nb\n"), ("two.txt", "c\nd\ne\n")):
+        (tmp_path / name).write_text(lines)
+    (tmp_path / "three.jsonl").write_text('{"prompt": "f", "task": "own"}\n')
+    listed = PromptList(
+        prompts=str(tmp_path / "one.txt"),
+        metadata={"task": "x"},
+        also=[
+            OneList(prompts=str(tmp_path / "two.txt"), limit=2, metadata={"task": "y"}),
+            OneList(prompts=str(tmp_path / "three.jsonl"), metadata={"task": "z", "k": 1}),
+        ],
+    )
+    read = Prompts.of(listed)
+    assert read.texts == ["a", "b", "c", "e", "f"]
+    assert [record["task"] for record in read.metadata] == ["x", "x", "y", "y", "own"] and read.metadata[4]["k"] == 1

@@ -125,6 +125,29 @@ def make_run(
     return run
 
 
+def make_search(folder: Path, prompts: list[str], side: int = 32) -> Path:
+    """A search's folder: 6 plain samples of each prompt, and 6 begun, of which 3 go on and 2 of those are best."""
+    from flowalign.search.found import Found, Node
+    from flowalign.search.store import Store
+
+    store = Store(folder)
+    store.open({"reward": "made"})
+    for number, prompt in enumerate(prompts):
+        for method, parents in (("best_of_n", []), ("ttsnap", [0, 2, 5])):
+            found = Found(prompt, method, 4, small={}, reward_calls=6 + len(parents))
+            marks = random.Random(f"{number} {method}")
+            for n in range(6):
+                score, kept = marks.random(), not parents or n in parents
+                node = Node(None, 2 if parents else 4, score, 12 if parents else 12 * (1 + n // 3), kept)
+                found.add(node, draw(prompt, score, n, side))
+            for parent in parents:
+                score = 0.5 + marks.random() / 2
+                found.add(Node(parent, 4, score, 18), draw(prompt, score, parent, side))
+            found.forwards = found.nodes[-1].forwards
+            store.add(number, found)
+    return folder
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)

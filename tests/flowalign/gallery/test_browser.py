@@ -312,11 +312,90 @@ def test_rewritten_prompts_are_shown_before_and_after(open_page, maker, tmp_path
     page = open_page(f"file://{build([tmp_path / 'run'], tmp_path / 'out')}")
     assert "became: one red circle" in page.locator(".caption").inner_text()
     page.locator(".cell").first.click()
+    # a busy machine draws it a moment later
+    page.locator(".about .prompt").first.wait_for()
     texts = page.locator(".about .prompt").all_inner_texts()
     assert texts == ["loose", "a red circle", "one red circle"]
     assert page.locator(".about .reply").all_inner_texts() == ["<b>0", "<b>10"]
     page.locator("nav").get_by_text("Groups").click()
+    page.locator(".members .rewritten").first.wait_for()
     assert page.locator(".members .rewritten").all_inner_texts() == ["became: a circle", "became: a ball"]
+
+
+@pytest.fixture(scope="module")
+def search_page(maker, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("search")
+    return build([maker.make_search(folder / "search", ["a red circle", "a blue square", HOSTILE[1]])], folder / "out")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("view", ["search", "search?prompt=2&method=ttsnap", "compute"])
+def test_views_of_a_search_open_from_disk(open_page, search_page, view, width, scheme):
+    page = open_page(f"file://{search_page}#{view}", width, 844, scheme)
+    settle(page)
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert page.evaluate(CONTRAST) == []
+    assert page.evaluate("[...document.images].filter((image) => !image.alt || !image.naturalWidth).length") == 0
+    assert page.locator("nav a").all_inner_texts() == ["Search", "Compute"]
+    assert page.locator("nav a[aria-current]").inner_text().lower() == view.split("?")[0]
+
+
+def test_a_search_is_a_tree_of_what_was_kept_and_pruned(open_page, search_page):
+    page = open_page(f"file://{search_page}")
+    assert page.locator(".round").all_inner_texts() == ["finished\n12 forwards", "finished\n24 forwards"]
+    page.get_by_role("button", name="ttsnap").click()
+    assert page.locator(".round").all_inner_texts() == ["step 2\n12 forwards", "finished\n18 forwards"]
+    assert page.locator(".node").count() == 9 and page.locator(".node.pruned").count() == 3
+    assert page.locator(".node.best").count() == 2 and page.locator(".edge").count() == 3
+    told = page.locator(".told[role=status]")
+    assert told.inner_text().startswith("finished sample, score 0.") and "the best, from one of" in told.inner_text()
+    shown = page.locator(".node").evaluate_all("(all) => all.map((node) => parseFloat(node.innerText.slice(-5)))")
+    assert shown[:6] == sorted(shown[:6], reverse=True)
+    # each tile has its part of the sheet
+    places = page.locator(".tile").evaluate_all("(all) => all.map((tile) => tile.style.backgroundPosition)")
+    assert len(set(places)) == 9
+    page.locator(".node[tabindex='0']").focus()
+    page.keyboard.press("ArrowLeft")
+    assert "after step 2 of 4" in told.inner_text() and "pruned" not in told.inner_text()
+    page.locator(".node.pruned").first.hover()
+    assert "pruned" in told.inner_text()
+    page.keyboard.press("n")
+    assert page.locator("h2").first.inner_text() == "a blue square"
+    assert page.get_by_role("button", name="ttsnap").get_attribute("aria-pressed") == "true"
+
+
+def test_methods_are_compared_by_what_they_reach_with_the_same_compute(open_page, search_page):
+    page = open_page(f"file://{search_page}#compute")
+    assert page.locator(".legend li").all_inner_texts() == ["best_of_n", "ttsnap"]
+    assert page.locator(".metric").first.inner_text() == "mean of 3 prompts" and page.locator(".chart").count() == 4
+    tried = json.loads(re.search(r'id="data">(.*?)</script', search_page.read_text(), re.S)[1])["searches"]
+    plain = [found for found in tried if found["method"] == "best_of_n"]
+    first = [found["nodes"][0][2] for found in plain]
+    page.locator(".chart svg").first.focus()
+    page.keyboard.press("Home")
+    readout = page.locator(".readout").first.inner_text()
+    # three plain samples share a batch of 12 forwards
+    assert readout == f"{round(sum(first) / 3, 3):g} at forwards 4, best_of_n"
+    page.keyboard.press("Enter")
+    page.wait_for_selector("main.search")
+    assert page.locator(".members button[aria-pressed=true]").inner_text() == "best_of_n"
+
+
+def test_searches_with_several_budgets_make_one_curve_a_method(open_page, maker, tmp_path):
+    folders = [maker.make_search(tmp_path / name, ["a red circle"]) for name in ("small", "large")]
+    lines = (folders[1] / "tried.jsonl").read_text().splitlines()
+    more = [json.loads(line) for line in lines]
+    (folders[1] / "tried.jsonl").write_text("".join(json.dumps(found | {"forwards": 99}) + "\n" for found in more))
+    page = open_page(f"file://{build(folders, tmp_path / 'out')}#compute")
+    assert page.locator(".metric").all_inner_texts() == [
+        "best score, by budget",
+        "small: a red circle",
+        "large: a red circle",
+    ]
+    page.locator(".chart svg").first.focus()
+    page.keyboard.press("End")
+    assert page.locator(".readout").first.inner_text().endswith("at forwards 99, ttsnap")
 
 
 @pytest.mark.parametrize("view", ["grid", "curves", "film", "vote"])

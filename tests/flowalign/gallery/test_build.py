@@ -10,7 +10,7 @@ from PIL import Image
 
 from flowalign.errors import ConfigError
 from flowalign.gallery import build, save_samples
-from flowalign.gallery.build import POINTS, _thin
+from flowalign.gallery.build import POINTS, thinned
 from flowalign.gallery.runs import read_run
 
 HOSTILE = [
@@ -214,10 +214,34 @@ def test_no_run_is_one_line(tmp_path, name):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_search_is_shown_with_all_that_it_tried(maker, run, tmp_path):
+    folder = maker.make_search(tmp_path / "search", HOSTILE, side=120)
+    with open(folder / "tried.jsonl", "a") as lines:
+        broken = {"parent": 0, "step": 1, "score": 1, "forwards": 1}
+        lines.write(json.dumps({"prompt": "its own parent", "nodes": [broken], "best": {"node": 0}}) + "\n[\n")
+    page = build([folder], tmp_path / "out")
+    data, text = page_data(page), page.read_text(encoding="utf-8")
+    assert 'href="#search"' in text and 'href="#grid"' not in text
+    assert [(found["number"], found["method"]) for found in data["searches"]] == [
+        (number, method) for number in range(len(HOSTILE)) for method in ("best_of_n", "ttsnap")
+    ]
+    pruned = data["searches"][3]
+    assert pruned["prompt"] == HOSTILE[1] and pruned["forwards"] == 18 and pruned["calls"] == 9
+    assert [node[0] for node in pruned["nodes"]] == [-1] * 6 + [0, 2, 5]
+    assert [node[4] for node in pruned["nodes"][:6]] == [True, False, True, False, False, True]
+    # one sheet of small pictures: 3 rows of 3
+    assert pruned["places"] == list(range(9)) and pruned["tile"] == [96, 96]
+    with Image.open(page.parent / "pictures" / pruned["sheet"]) as sheet:
+        assert sheet.size == (288, 288)
+    assert "a search whose nodes cannot be read" in notes(page) and "line 14: not a JSON object" in notes(page)
+    both = build([run, folder], tmp_path / "both").read_text(encoding="utf-8")
+    assert 'href="#search"' in both and 'href="#grid"' in both
+
+
 def test_long_curves_keep_their_extremes():
     points = [(i, float(i % 97)) for i in range(50_000)]
     points[31_234] = (31_234, 1e6)
-    thin = _thin(points)
+    thin = thinned(points)
     assert len(thin) <= POINTS and (31_234, 1e6) in thin and thin[0] == points[0] and thin[-1] == points[-1]
 
 

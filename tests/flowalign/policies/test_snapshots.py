@@ -62,7 +62,10 @@ def test_weights_that_nothing_defines_are_refused_before_a_model_loads() -> None
     for override, message in [
         ("rollout.weights=odl", "rollout.weights: no snapshot is called 'odl'; did you mean 'old'"),
         ("evaluation.weights=ema", "evaluation.weights: there is no average of the weights; set training.ema_decay"),
+        ("evaluation.weights=reference", "evaluation.weights: .* flowalign eval RUN --base evaluates it"),
         ("training.snapshots={policy: {decay: 1}}", "'policy' is a name of its own"),
+        ("training.snapshots={a: {of: odl}}", "snapshots.a.of: no weights are called 'odl'; did you mean 'old'"),
+        ("training.snapshots={a: {of: a}}", "snapshots.a.of: no weights are called 'a'; choose from old, policy"),
     ]:
         with pytest.raises(ConfigError, match=message):
             load(recipe("tiny_sd3/nft"), [override]).check(processes=1)
@@ -82,6 +85,17 @@ def test_rollouts_and_exports_are_of_the_weights_that_are_named(tmp_path: Path) 
     exported = load_file(run.folder / "lora" / "pytorch_lora_weights.safetensors")
     # LoRA starts at 0, and this snapshot stays there
     assert all(not value.any() for name, value in exported.items() if ".lora_B." in name)
+
+
+def test_all_weights_are_trained_on_samples_of_the_start_weights(tmp_path: Path) -> None:
+    own = ["model.lora=null", "rollout.weights=reference", "training.prompts_per_iteration=2"]
+    run = small_run("tiny_sd3/nft", tmp_path, *own, "training.iterations=2")
+    before = run.policy.sample("a red circle", steps=2).trajectory.final
+    run.train()
+    assert run.config.evaluation.weights is None and run.learner.sampling_weights == "reference"
+    assert not torch.equal(run.policy.sample("a red circle", steps=2).trajectory.final, before)
+    with run.learner.weights("reference"):
+        assert torch.equal(run.policy.sample("a red circle", steps=2).trajectory.final, before)
 
 
 def test_a_resumed_run_has_its_snapshots_bit_for_bit(tmp_path: Path) -> None:

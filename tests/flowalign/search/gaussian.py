@@ -19,6 +19,7 @@ class Gaussian:
     """As much of a policy as a search asks for; samples are their latents."""
 
     def __init__(self, steps: int = 6) -> None:
+        self.start_noise = None
         self.family, self.pipeline = SimpleNamespace(samples_sound=False), None
         self.sigmas = torch.linspace(1, 0, steps + 1)
         self.batches: list[list[int]] = []

@@ -230,6 +230,8 @@ def test_a_child_on_the_way_shares_its_parents_states_and_then_leaves_by_one_noi
 
 
 def test_pruning_finishes_only_what_promises_most() -> None:
+    # as published: of 100 at steps 2, 6 and 11 of 20
+    assert sorted(set(TTSnap(at=[0.1, 0.3, 0.55], keep=[0.4, 0.4, 0.5]).sizes(100, 20))) == [8, 16, 40, 100]
     own = engine("forwards=10000")
     TTSnap(starts=16, at=[0.34, 0.67], keep=0.25)(own)
     by_step = {k: [n for n in own.found.nodes if n.step == k] for k in (2, 4, 6)}
@@ -266,6 +268,17 @@ def test_states_of_different_steps_share_network_batches_and_end_where_the_loop_
     torch.testing.assert_close(walked.latents[:, 3] + walked.velocity[:, 3] * -1 / 6, walked.latents[:, 4])
 
 
+def test_no_more_states_or_pictures_are_held_than_a_batch_and_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, decoded = engine("samples=50", batch_size=8), []
+    plain = own.policy.decode_latents
+    monkeypatch.setattr(own.policy, "decode_latents", lambda x, size: decoded.append(len(x)) or plain(x, size))
+    for method in (BestOfN(), TTSnap(), EvoSearch(), FKSteering()):
+        own.found = replace(own.found, nodes=[], forwards=0, reward_calls=0)
+        method(own)
+    assert len(decoded) > 40 and max(decoded) <= 8
+    assert max(map(len, own.policy.batches)) <= 8  # type: ignore[attr-defined]
+
+
 def test_search_finds_more_than_plain_sampling() -> None:
     best = {}
     for method in SAMPLERS:
@@ -288,6 +301,7 @@ def test_search_finds_more_than_plain_sampling() -> None:
         (Beam, {"children": 1}, "1 children are no choice"),
         (BestOfN, {"n": 0}, "it is at least 1"),
         (TTSnap, {"at": [0.5, 0.2]}, "increases"),
+        (TTSnap, {"at": [0.2, 0.5], "keep": [0.5]}, "or one for each"),
         (EvoSearch, {"at": [1.0]}, "from 0 to below 1"),
         (EvoSearch, {"mutation": 2.0}, "from 0 to 1"),
     ],

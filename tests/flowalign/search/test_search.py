@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from torch.autograd import grad
 import flowalign as fa
 from flowalign.cli.main import main
 from flowalign.config import load, recipe
-from flowalign.data import Preferences
+from flowalign.data import Preferences, Prompts
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy
-from flowalign.policies.diffusion.policy import weighed
+from flowalign.policies.diffusion.rlg import weighed
 from flowalign.policies.settings import Sampling
 from flowalign.search import Engine
 from flowalign.search.store import Store
+from flowalign.training.evaluation import evaluate
 from rewards.rules import JPEGSize
 from rewards.shapes.clip import TinyCLIP
 
@@ -56,9 +58,26 @@ def test_the_best_of_n_is_among_plain_samples_bit_for_bit(policy: DiffusersPolic
     [found] = fa.find(policy, [PROMPT], JPEGSize(), budget="forwards=12", seed=7, steps=3, progress=False)
     assert [node.score for node in found.nodes] == scores.tolist()
     assert found.sample.tobytes() == samples[int(scores.argmax())].tobytes()
-    [one] = fa.find(policy, [PROMPT], JPEGSize(), budget="samples=1", seed=7, steps=3, guidance=2.0, progress=False)
-    assert one.forwards == 6
-    assert one.sample.tobytes() == policy.sample(PROMPT, [7], steps=3, guidance=2.0).images[0].tobytes()
+    # also where the policy has learned to move its start noise
+    for moved in (None, lambda start: start.trajectory.latents[:, 0].flip(-1)):
+        policy.start_noise = moved
+        [one] = fa.find(policy, [PROMPT], JPEGSize(), budget="samples=1", seed=7, steps=3, guidance=2.0, progress=False)
+        assert one.forwards == 6
+        assert one.sample.tobytes() == policy.sample(PROMPT, [7], steps=3, guidance=2.0).images[0].tobytes()
+    policy.start_noise = None
+
+
+def test_a_loaded_policy_is_searched(policy: DiffusersPolicy) -> None:
+    own, texts = fa.load(policy.pipeline), [PROMPT, "one blue square"]
+    given: dict[str, Any] = {"budget": "samples=3", "steps": 2, "progress": False, "seed": 5}
+    found = own.search(texts, "best_of_n", "shapes", **given)
+    again = fa.find(own, texts, "shapes", **given)
+    assert [one.record() for one in found] == [one.record() for one in again]
+    assert found.scores == [max(node.score for node in one.nodes) for one in found]
+    assert [sample.tobytes() for sample in found.samples] == [one.sample.tobytes() for one in again]
+    assert found._repr_html_().count("<img") == 2
+    with pytest.raises(ConfigError, match="reward: name what to search for"):
+        own.search(texts)
 
 
 def test_guidance_by_weights_goes_through_the_base_and_the_tuned_model(policy: DiffusersPolicy) -> None:
@@ -75,9 +94,21 @@ def test_guidance_by_weights_goes_through_the_base_and_the_tuned_model(policy: D
     beyond = policy.sample(PROMPT, rlg=1.6, **settings)
     assert policy.forwards - begin == 2 * plain
     # the same start: 1.6 times what the LoRA changed in the guided velocity
-    expected = weighed(base.trajectory.velocity[:, 0], tuned.trajectory.velocity[:, 0], 1.6)
+    expected = weighed(base.trajectory.velocity[:, 0], (1.6, tuned.trajectory.velocity[:, 0]))
     torch.testing.assert_close(beyond.trajectory.velocity[:, 0], expected, atol=1e-5, rtol=0)
     assert policy.verify(beyond) < 1e-4
+    # from the second step on
+    begin = policy.forwards
+    later = policy.sample(PROMPT, rlg=1.6, rlg_from=1, **settings)
+    assert policy.forwards - begin == 2 * plain - plain // 3
+    assert torch.equal(later.trajectory.latents[:, 1], tuned.trajectory.latents[:, 1])
+    assert not torch.allclose(later.trajectory.final, tuned.trajectory.final, atol=1e-3)
+    assert policy.verify(later) < 1e-4
+    at = torch.tensor([2, 0])
+    with torch.no_grad():
+        both, mixed = (policy.velocity(replace(later, rlg_from=k), torch.arange(2), at) for k in (0, 1))
+    torch.testing.assert_close(mixed, torch.stack([both[0], tuned.trajectory.velocity[1, 0]]), atol=1e-5, rtol=0)
+    assert not torch.allclose(both[1], mixed[1], atol=1e-3)
     # a search under it
     engine = Engine(policy, JPEGSize(), PROMPT, Sampling(steps=3, rlg=1.6, guidance=2.0))
     assert engine.unit == 4
@@ -94,7 +125,7 @@ def test_weighed_velocities_are_those_of_the_mixture_of_scores() -> None:
         return -((x - (1 - sigma) * mean) ** 2) / (2 * (((1 - sigma) * std) ** 2 + sigma**2))
 
     for sigma in (0.1, 0.5, 0.9):
-        base, tuned = log_density(0.0, 1.0, sigma), log_density(1.0, 0.6, sigma)
+        base, tuned, other = (log_density(*at, sigma) for at in ((0.0, 1.0), (1.0, 0.6), (-0.5, 0.8)))
 
         def velocity(density: torch.Tensor, sigma: float = sigma) -> torch.Tensor:
             [score] = grad(density.sum(), x, retain_graph=True)
@@ -102,7 +133,50 @@ def test_weighed_velocities_are_those_of_the_mixture_of_scores() -> None:
 
         for weight in (0.0, 0.5, 1.0, 1.6):
             mixed = velocity((1 - weight) * base + weight * tuned)
-            torch.testing.assert_close(weighed(velocity(base), velocity(tuned), weight), mixed)
+            torch.testing.assert_close(weighed(velocity(base), (weight, velocity(tuned))), mixed)
+        # several, which need not sum to 1
+        mixed = velocity((1 - 1.6 - 0.5) * base + 1.6 * tuned + 0.5 * other)
+        torch.testing.assert_close(weighed(velocity(base), (1.6, velocity(tuned)), (0.5, velocity(other))), mixed)
+
+
+def test_several_loras_are_weighed_together(
+    policy: DiffusersPolicy, tiny_policy: Callable[..., DiffusersPolicy], tmp_path: Path
+) -> None:
+    other = tiny_policy()
+    # of another rank, on other layers
+    other.add_lora(rank=2, alpha=2, targets=["to_q", "to_out.0"])
+    for parameter in other.trainable().values():
+        parameter.data.normal_(std=0.1)
+    policy.save(tmp_path / "a"), other.save(tmp_path / "b")
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    settings: dict[str, Any] = {"seeds": [3], "steps": 3, "guidance": 2.0}
+    start = [own.sample(PROMPT, **settings).trajectory.velocity[:, 0] for own in (policy, other)]
+    with policy.reference():
+        base = policy.sample(PROMPT, **settings).trajectory.velocity[:, 0]
+    expected = weighed(base, (1.6, start[0]), (-0.5, start[1]))
+    plain = tiny_policy()
+    for own, name in ((policy, "trained"), (policy, a), (plain, a)):
+        begin = own.forwards
+        made = own.sample(PROMPT, rlg={name: 1.6, b: -0.5}, **settings)
+        torch.testing.assert_close(made.trajectory.velocity[:, 0], expected, atol=1e-5, rtol=0)
+        assert own.forwards - begin == 3 * 2 * 3 and own.verify(made) < 1e-4
+    # and everything is as it was
+    assert torch.equal(policy.sample(PROMPT, **settings).trajectory.velocity[:, 0], start[0])
+    assert torch.equal(plain.sample(PROMPT, **settings).trajectory.velocity[:, 0], base)
+    assert sorted(policy.trainable()) and all("other" not in name for name in policy.trainable())
+    one = policy.sample(PROMPT, rlg={"trained": 1.0}, **settings)
+    torch.testing.assert_close(one.trajectory.velocity[:, 0], start[0], atol=1e-6, rtol=0)
+    assert Engine(policy, JPEGSize(), PROMPT, Sampling(steps=3, rlg={a: 1.6, b: 0.5}, guidance=2.0)).unit == 6
+    # an evaluation's own
+    judged = [
+        evaluate(own, JPEGSize(), Prompts([PROMPT], [{}]), Sampling(steps=3, rlg=rlg), 1, seed=3).value
+        for own, rlg in ((policy, {a: 0.0}), (plain, 1.0), (policy, {a: 1.6, b: 0.5}))
+    ]
+    assert judged[0] == judged[1] != judged[2]
+    with pytest.raises(ConfigError, match="rlg: no LoRA for this model at 'nowhere'"):
+        policy.sample(PROMPT, rlg={"nowhere": 1.0}, **settings)
+    with pytest.raises(ConfigError, match="'trained' is the LoRA of the model, and this model has none"):
+        tiny_policy().sample(PROMPT, rlg={"trained": 2.0}, **settings)
 
 
 def test_guidance_by_weights_needs_a_lora(tiny_policy: Callable[..., DiffusersPolicy]) -> None:
@@ -201,6 +275,7 @@ def test_the_command_compares_methods_and_writes_preferences(
         ([], "--reward: name what to search for"),
         (["--reward", "group_diversity"], "a search compares samples one by one"),
         (["--reward", "shapes", "--rlg", "1.6"], "rlg 1.6 weighs what a LoRA adds"),
+        (["--reward", "shapes", "--rlg", "much"], "--rlg much: give a weight such as 1.6, or LORA=WEIGHT"),
         (["--reward", "shapes", "--mask", "nowhere.png"], "--image FILE names the picture"),
         (["--reward", "shapes", "--method", "dno"], "dno follows the gradient of the reward, and 'shapes' has none"),
         (["--reward", "tiny_clip", "--method", "reno"], "reno is for models of one step, and 10 are asked for"),

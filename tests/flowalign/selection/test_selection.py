@@ -12,6 +12,7 @@ from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.selection.mopps import MoPPS
 from flowalign.selection.sec import SEC
+from flowalign.selection.shares import Shares
 from flowalign.selection.shuffled import Shuffled
 from flowalign.selection.together import Together
 
@@ -100,3 +101,17 @@ def test_wrong_settings_are_said_before_a_model_loads() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             load(recipe("tiny_sd3/flow_grpo"), [f"data.selection={selection}"]).check(1)
+
+
+def test_shares_hold_exactly_and_go_on_after_a_checkpoint() -> None:
+    selection = Shares("category", {"a": 2, "c": 1})
+    picks = [selection.picks(PROMPTS, iteration, 6, 3) for iteration in range(20)]
+    for drawn in picks:
+        assert sorted("abc"[pick % 3] for pick in drawn) == ["a"] * 4 + ["c"] * 2
+    own = [pick for drawn in picks for pick in drawn if pick % 3 == 0]
+    assert sorted(own[:20]) == list(range(0, 60, 3)) == sorted(own[20:40]) and own[:20] != own[20:40]
+    again = Shares("category", {"a": 2, "c": 1})
+    again.load_state_dict(json.loads(json.dumps({"drawn": {"a": 8, "c": 4}})))
+    assert again.picks(PROMPTS, 2, 6, 3) == picks[2]
+    with pytest.raises(ConfigError, match="data.selection.shares: no prompt has 'd' under 'category'"):
+        Shares("category", {"a": 1, "d": 1}).picks(PROMPTS, 0, 2, 0)

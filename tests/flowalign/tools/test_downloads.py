@@ -61,6 +61,28 @@ def test_a_recipe_names_its_model_its_rewards_and_its_panel(cache: Path) -> None
     assert ("Qwen/Qwen2.5-VL-7B-Instruct", "network") in named("sd3/flow_grpo", f"rewards={judge}")
 
 
+def test_rewards_name_their_weights_their_base_and_their_pipeline(cache: Path) -> None:
+    dina = "liuhuohuo/DiNa-LRM-SD35M-12layers"
+    chosen = "rewards=[{name: video_reward}, {name: dina}, {name: clip_t5}, {name: edit_reward}, {name: deqa}]"
+    assert set(named("sd3/flow_grpo", chosen, "evaluation.rewards=null", "evaluation.panel=[]")) == {
+        (SD3, "pipeline"),
+        ("KwaiVGI/VideoReward", "checkpoint-11352/model.pth"),
+        ("KwaiVGI/VideoReward", "model_config.json"),
+        ("Qwen/Qwen2-VL-2B-Instruct", "reader"),
+        (dina, "checkpoint/backbone_lora/adapter_model.safetensors"),
+        (dina, "checkpoint/rm_head.pt"),
+        (dina, "config.json"),
+        ("zhiqiulin/clip-flant5-xl", "network"),
+        ("openai/clip-vit-large-patch14-336", "network"),
+        ("google/flan-t5-xl", "reader"),
+        ("TIGER-Lab/EditReward-MiMo-VL-7B-SFT-2508", "model.safetensors"),
+        ("XiaomiMiMo/MiMo-VL-7B-SFT-2508", "reader"),
+        ("zhiyuanyou/DeQA-Score-Mix3", "network"),
+    }
+    also = "data.also=[{prompts: owner/more}]"
+    assert ("owner/more", "data set") in named("sd3/flow_grpo", also)
+
+
 def test_what_is_loaded_of_a_repository_is_what_is_used() -> None:
     files = ["model_index.json", "all.safetensors", "vae/config.json", "vae/diffusion.safetensors", "vae/diffusion.bin"]
     files += ["vae/diffusion.fp16.safetensors", "other/model.safetensors", "tokenizer/vocab.json", "page.png"]

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flowalign.config import recipe
+from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
-from flowalign.tools.league import Budget, _plot, diversity, run_league
+from flowalign.tools.league import WORLDS, Budget, _plot, _rank, diversity, ranks, run_league
 from flowalign.training.evaluation import Evaluated
 
 SMALL = [
@@ -24,7 +24,7 @@ CONFIGS = [recipe("tiny_sd3/demo"), recipe("tiny_sd3/single_step")]
 
 
 def league(folder: Path) -> Path:
-    return run_league(CONFIGS, 2, Budget.parse("forwards=150"), folder, "tiny_clip", SMALL, 1)
+    return run_league(CONFIGS, 2, Budget.parse("forwards=150"), folder, "tiny_clip", SMALL, 1, first_seed=5)
 
 
 def test_every_run_uses_up_the_same_budget_and_none_is_done_twice(tmp_path: Path, capsys) -> None:
@@ -37,19 +37,49 @@ def test_every_run_uses_up_the_same_budget_and_none_is_done_twice(tmp_path: Path
         # an iteration of two groups of four takes at most 60 more
         assert max(first["forwards"], second["forwards"]) < 150 + 60
         assert first["kl"] > 0 and first != second
-        metrics = [json.loads(line) for line in (tmp_path / f"{name}-seed0" / "metrics.jsonl").open()]
+        metrics = [json.loads(line) for line in (tmp_path / f"{name}-seed5" / "metrics.jsonl").open()]
         assert metrics[0]["learning_rate"] > metrics[-1]["learning_rate"] > 0
     assert results["base"][0]["kl"] == 0
     text = table.read_text()
+    assert text.startswith("| algorithm | rank | strict |") and "| base | " in text
     assert text.count("\n") == 5 and all(name in text for name in ("base", "demo", "single_step"))
     assert (tmp_path / "league.png").stat().st_size > 1000
 
     done = {path: path.read_bytes() for path in tmp_path.glob("*-seed*/metrics.jsonl")}
     assert len(done) == 4
     # one run is lost: it alone is done again, to the same figures
-    (tmp_path / "demo-seed1" / "league.json").unlink()
+    (tmp_path / "demo-seed6" / "league.json").unlink()
     assert league(tmp_path).read_text() == text
     assert {path: path.read_bytes() for path in done} == done
+
+
+def test_ranks_have_intervals_over_prompts_and_seeds() -> None:
+    """What is better on every prompt and seed is first for certain; what differs by a prompt or a seed is not."""
+    rng = np.random.default_rng(0)
+    noise = rng.random((3, 40)).tolist()
+    better, other = [[v + 0.5 for v in row] for row in noise], [row[::-1] for row in noise]
+    found = ranks({"last": [[v - 1 for v in row] for row in noise], "one": noise, "best": better, "other": other})
+    assert found["best"] == (1, 1) and found["last"] == (4, 4)
+    assert found["one"] == found["other"] == (2, 3)
+    # alike: the better rank for both
+    assert ranks({"a": [[0.5, 0.5]], "b": [[0.5, 0.5]]}) == {"a": (1, 1), "b": (1, 1)}
+
+
+def test_what_was_judged_on_other_prompts_has_no_rank(caplog) -> None:
+    results = {"base": [{"by_prompt": [0.5, 0.5]}], "other": [{"by_prompt": [0.5]}]}
+    _rank(results)
+    assert "no ranks" in caplog.text and not any("rank" in rows[0] for rows in results.values())
+    # a league that was begun before there were ranks
+    _rank({"base": [{"by_prompt": [0.5]}], "old": [{}]})
+
+
+def test_another_world_has_its_own_prompts_and_reward() -> None:
+    config = load(recipe("tiny_sd3/demo"), [*WORLDS["relations"]])
+    assert [entry.name for entry in config.rewards] == ["relations"]
+    assert config.data.where == {} and config.evaluation.prompts == "relations_heldout"
+    config.check(processes=1)
+    with pytest.raises(ConfigError, match="did you mean 'relations'"):
+        run_league(CONFIGS, 1, Budget.parse("forwards=10"), Path("nowhere"), None, [], 1, "relation")
 
 
 def test_diversity_is_the_distance_of_pictures_of_one_prompt() -> None:

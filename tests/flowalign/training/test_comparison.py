@@ -4,9 +4,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
-from flowalign.training.comparison import Comparison, Estimate, estimate
+from flowalign.training.comparison import Comparison, Estimate, estimate, significance
 from flowalign.training.evaluation import Evaluated
 
 NAN = float("nan")
@@ -59,3 +61,19 @@ def test_what_judges_wrote_stands_beside_the_samples_of_this_process() -> None:
         ("x", 1, {"quality": "2"}),
         ("y", 4, {"quality": "5"}),
     ]
+
+
+def test_significance_counts_prompts_and_agrees_with_scipy() -> None:
+    # 5 prompts, all gains alike: 2 of 32 patterns of signs
+    found = significance([0.1] * 10, [name for name in "abcde" for _ in range(2)])
+    assert found.p == 2 / 32 and found.low == pytest.approx(0.1) == found.high and found.better == 1
+    assert significance([1.0, 2.0], ["a", "a"]) is None and significance([NAN, 1.0], ["a", "b"]) is None
+    few = np.array([0.3, -0.1, 0.8, 0.2, 0.0, 0.5, -0.2])
+    expected = stats.permutation_test((few,), np.sum, permutation_type="samples", n_resamples=np.inf)
+    assert significance(few.tolist(), list("abcdefg")).p == pytest.approx(expected.pvalue)
+    assert significance(few.tolist(), list("abcdefg")).better == 4.5 / 7
+    many = np.random.default_rng(1).normal(0.15, 1.0, 200)
+    found = significance(many.tolist(), [str(n) for n in range(200)])
+    assert found.p == pytest.approx(stats.ttest_1samp(many, 0).pvalue, abs=0.01)
+    interval = stats.bootstrap((many,), np.mean, method="percentile", rng=0).confidence_interval
+    assert (found.low, found.high) == pytest.approx(interval, abs=0.01)

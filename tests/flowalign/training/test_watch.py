@@ -41,6 +41,13 @@ def test_a_hacked_run_is_suspect_then_hacked():
     assert diagnose(records, Watch(patience=3)).status == "suspect"
 
 
+def test_a_run_whose_reward_stopped_rising_is_stalled_and_returns_to_its_best():
+    records, rule = history([0.2, 0.4, 0.39, 0.41, 0.4, 0.41], {}), Watch(early_stop=2)
+    verdicts = [diagnose(records[: i + 1], rule) for i in range(6)]
+    assert [verdict.status for verdict in verdicts] == ["good"] * 5 + ["stalled"]
+    assert [verdict.last_good for verdict in verdicts] == [0, 10, 10, 30, 30, 30]
+
+
 def test_panel_and_trained_reward_falling_together_is_not_hacking():
     assert diagnose(history(RISING[::-1], {"a": [1.0, 0.9, 0.8, 0.7, 0.6]}), Watch()).status == "good"
 

@@ -65,7 +65,7 @@ def test_a_hackable_reward_stops_the_run_with_the_last_good_weights(tmp_path, ca
     for name, value in good["trainable"].items():
         assert torch.equal(trainer.learner.parameters[name].detach(), value)
     last = caplog.messages[-1]
-    assert last.startswith("stopped at iteration 9: the reward rises while shapes, tiny_clip fall")
+    assert last.startswith("ended at iteration 9: the reward rises while shapes, tiny_clip fall")
     assert "checkpoint-000003" in last
     warnings = read_run(tmp_path / "run", "run").warnings
     assert [warning[0] for warning in warnings] == [6, 9]
@@ -130,6 +130,24 @@ def test_another_reward_may_be_evaluated_than_the_one_trained_on(tmp_path):
     assert [path.name for path in trainer.checkpoints.all()] == ["checkpoint-000001"]
 
 
+def all_alike(samples: list[Any], prompts: list[str]) -> list[float]:
+    return [0.5] * len(samples)
+
+
+def test_a_run_that_does_not_get_better_ends_with_its_best_weights(tmp_path):
+    trainer = run(
+        tmp_path,
+        HONEST,
+        "[]",
+        *(f"evaluation.rewards=[{{name: {__name__}.all_alike}}]", "evaluation.watch.early_stop=1"),
+        *("evaluation.every=1", "evaluation.limit=1", "training.prompts_per_iteration=1", "training.group_size=2"),
+    )
+    assert trainer.iteration == 1 and [line["verdict"] for line in lines(tmp_path)] == ["good", "stalled"]
+    assert [path.name for path in trainer.checkpoints.all()] == ["checkpoint-000000", "checkpoint-000001"]
+    adapter = load_file(tmp_path / "run" / "lora" / "pytorch_lora_weights.safetensors")
+    assert all(not value.any() for name, value in adapter.items() if "lora_B" in name)
+
+
 @pytest.mark.parametrize(
     ("overrides", "hint"),
     [
@@ -137,6 +155,7 @@ def test_another_reward_may_be_evaluated_than_the_one_trained_on(tmp_path):
         (["evaluation.panel=[{name: shapes}]", "evaluation.prompts=null"], "no samples to watch"),
         (["evaluation.watch.action=stop", "evaluation.every=3"], "takes an evaluation.panel"),
         (["evaluation.watch.action=stop", "evaluation.panel=[{name: shapes}]"], "evaluation.every"),
+        (["evaluation.watch.early_stop=2"], "evaluation.every"),
         (["evaluation.watch.actoin=stop"], "did you mean 'action'"),
     ],
 )

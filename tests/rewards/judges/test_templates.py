@@ -2,8 +2,11 @@
 
 import pytest
 
+from rewards.base import Region
 from rewards.check import REPLIES
+from rewards.judges.regions import regions_in
 from rewards.judges.template import SHIPPED, combined, load_template
+from rewards.judges.wording import with_wording
 
 NAMES = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
@@ -23,6 +26,11 @@ SCORES = {
         "Identified Object: a dog\nScore: 1.0\n\nIdentified Object: a tree\nScore: -1.0\n",
         {"objects": 0.5},
     ),
+    "srum_regions": (
+        "Identified Object: a dog\nBox: 100, 200, 500, 900\nScore: 1.0\n\n"
+        "Identified Object: a tree\nBox: [0, 0, 90, 90]\nScore: -0.5\n",
+        {"objects": 0.625},
+    ),
 }
 
 WINNERS = {
@@ -40,6 +48,14 @@ WINNERS = {
         0.0: '```json\n{"categories": [{"cat_winner": "Image 1"}], "winner": "Image 2"}\n```',
     },
 }
+
+
+def test_regions_are_the_boxes_and_scores_of_a_reply():
+    reply = SCORES["srum_regions"][0] + "Box: 700, 0, 600, 100\nScore: 1\nBox: 0, 0, 10, 10\nScore: 7\n"
+    assert regions_in(f"<think>Box: 1, 1, 2, 2\nScore: 1</think>{reply}") == [
+        Region([0.1, 0.2, 0.5, 0.9], 1.0),
+        Region([0.0, 0.0, 0.09, 0.09], -0.5),
+    ]
 
 
 @pytest.mark.parametrize("name", SCORES)
@@ -116,3 +132,43 @@ def test_bad_files_are_refused(tmp_path, text, message):
 def test_unknown_names_get_the_list():
     with pytest.raises(ValueError, match="no template 'nothing'.*edit_score.*vqa_score"):
         load_template("nothing")
+
+
+def test_scores_for_both_sides_are_added_up():
+    reply = "# Detailed Judgement\n1. x\n## Score A: {}\n## Score B: **{}**\n2. y\n## Score A: {}\n## Score B: {}\n"
+    question = load_template("rational_rewards").questions[0]
+    given = ((4, 1, 2, 3.5), (1, 2, 3, 2), (1, 2, 2, 2))
+    assert [question.read_winner(reply.format(*scores)) for scores in given] == [1.0, 0.5, 0.0]
+    # what is asked of neither counts for neither; a score for one side alone is no verdict
+    assert question.read_winner(reply.format(4, 3, "N/A", "N/A")) == 1.0
+    assert question.read_winner(reply.format(4, 3, 2, "N/A")) is None
+    shared = load_template("unified_reward_2_pair").questions[0]
+    axes = "Alignment Score:\n Image 1: 0.6\n Image 2: 0.4\n\nStyle Score:\n Image 1: 0.3\n Image 2: 0.7"
+    assert shared.read_winner(axes) == 0.0
+
+
+def test_the_authors_words_take_the_place_of_ours(tmp_path):
+    theirs = tmp_path / "theirs.py"
+    theirs.write_text(
+        "import nothing\n"
+        '_context_no_delimit_reasoning_first = "You judge."\n'
+        '_prompts_0shot_two_image_edit_rule = """Two."""\n'
+        '_prompts_0shot_tie_rule_SC = "From 0 to 10: <instruction>"\n'
+        '_prompts_0shot_rule_PQ = "10 is best."\n'
+        'GEN_PROMPT_TEMPLATE = """Ask {request} <image>"""\n'
+    )
+    semantics, quality = with_wording(load_template("edit_score"), theirs).questions
+    assert semantics.ask == "You judge.\nTwo.\nFrom 0 to 25: {prompt}" and quality.ask == "You judge.\n25 is best."
+    assert with_wording(load_template("rational_rewards"), theirs).questions[0].ask == "Ask {prompt} "
+    longest = tmp_path / "script.py"
+    longest.write_text(
+        "prompt = ''\n"
+        "ask({'text': 'Which is better?\\n' f'Caption: [{prompt}]'})\n"
+        "other = 'no caption, but longer than that is'\n"
+    )
+    made = with_wording(load_template("unified_reward_pair"), longest)
+    assert made.text(made.questions[0], "a {cat}", {}) == "Which is better?\nCaption: [a {cat}]"
+    with pytest.raises(ValueError, match="template 'edit_score': .*script.py has no text '_context"):
+        with_wording(load_template("edit_score"), longest)
+    with pytest.raises(ValueError, match="no text about a prompt"):
+        with_wording(load_template("unified_reward_pair"), tmp_path / "theirs.py")

@@ -150,7 +150,7 @@ def hpsv3(folder: Path, source: Path) -> dict[str, list[float]]:
     model.resize_token_embeddings(len(processor.tokenizer))
     fill(model)
     model.config.pad_token_id = processor.tokenizer.pad_token_id
-    instruction = (HERE.parents[2] / "rewards" / "hpsv3.txt").read_text()
+    instruction = (HERE.parents[2] / "rewards" / "wordings" / "hpsv3.txt").read_text()
     messages = []
     for prompt, image in zip(PROMPTS, pictures()):
         picture = {"type": "image", "image": image, "min_pixels": 256 * 28 * 28, "max_pixels": 256 * 28 * 28}

@@ -1,6 +1,6 @@
 """What a model family is, and what is usual for one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -59,6 +59,9 @@ class Family:
     """of the network's input, on which the latents are followed by what the pictures became"""
     unpadded: ClassVar[bool] = False
     """a text's length changes the sample, without a mask to help: prompts of different lengths are called apart"""
+    text_inputs: ClassVar[Mapping[str, str]] = {}
+    """arguments of the denoiser ('added_cond_kwargs.text_embeds' in a dictionary), and the embeddings that they are;
+    without them the text encoders cannot be trained"""
     samples_sound: ClassVar[bool] = False
     """the network denoises a sound along with the pictures, and is asked of both"""
     tolerance: ClassVar[float] = 1e-4

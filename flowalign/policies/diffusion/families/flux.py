@@ -16,6 +16,7 @@ class Flux(Packed, DistilledGuidance):
 
     pipelines = ("FluxPipeline",)
     lora_targets = JOINT_ATTENTION
+    text_inputs = {"encoder_hidden_states": "prompt_embeds", "pooled_projections": "pooled_prompt_embeds"}
     shared = ("txt_ids", "img_ids")
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:

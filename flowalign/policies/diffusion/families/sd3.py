@@ -13,6 +13,7 @@ class SD3(Family):
 
     pipelines = ("StableDiffusion3Pipeline",)
     lora_targets = JOINT_ATTENTION
+    text_inputs = {"encoder_hidden_states": "prompt_embeds", "pooled_projections": "pooled_prompt_embeds"}
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         embeds, _, pooled, _ = pipeline.encode_prompt(

@@ -22,6 +22,7 @@ class StableDiffusion(Family):
     pipelines = ("StableDiffusionPipeline",)
     denoiser = "unet"
     lora_targets = ATTENTION
+    text_inputs = {"encoder_hidden_states": "prompt_embeds"}
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         embeds, _ = pipeline.encode_prompt(
@@ -59,9 +60,10 @@ class StableDiffusion(Family):
         self, velocity: Tensor, x: Tensor, sigma: Tensor, sigma_next: Tensor, steps: int, scheduler: Any
     ) -> Tensor:
         # a step of DDIMScheduler goes to t - 1000 // steps, wherever the next timestep is
-        levels = torch.cat([torch.zeros(1), _levels(scheduler)]).to(sigma)
+        levels = torch.cat([torch.zeros(1), _levels(scheduler)]).to(sigma.device, non_blocking=True)
         place = torch.searchsorted(levels, sigma)
-        end = levels[(place - scheduler.config.num_train_timesteps // steps).clamp(min=0)]
+        # by `take`, since a number to index with would be fetched from the device
+        end = levels.take((place - scheduler.config.num_train_timesteps // steps).clamp(min=0))
         # the network takes the state, in DDPM's notation, for one of its own timestep
         moved = (x + velocity * (end - sigma)) * self.scale(end) / self.scale(sigma_next)
         return torch.where(end == sigma_next, velocity, (moved - x) / (sigma_next - sigma))
@@ -78,6 +80,7 @@ class SDXL(StableDiffusion):
     """Stable Diffusion XL (arXiv 2307.01952)."""
 
     pipelines = ("StableDiffusionXLPipeline",)
+    text_inputs = {"encoder_hidden_states": "prompt_embeds", "added_cond_kwargs.text_embeds": "pooled_prompt_embeds"}
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         embeds, _, pooled, _ = pipeline.encode_prompt(

@@ -32,7 +32,13 @@ def test_a_student_is_drawn_to_its_teachers_step_at_its_own_states(tmp_path: Pat
     owner, rollout = experience.owner, experience.rollout
     categories = [record["category"] for record in experience.batch.metadata]
     assert owner.tolist() == [0 if category == "counting" else 1 for category in categories]
+    # rewards are measured alone: equal ones are no reason to warn
+    assert experience.outcome() is None and experience.scores is None
+    forwards = run.policy.forwards
     loss, _ = run.algorithm.losses(run.policy, experience, experience.items)
+    # a student's and one or two branches of a teacher's, whichever network is asked
+    count, guided = len(experience.items), int((owner[experience.items[:, 0]] == 0).sum())
+    assert run.policy.forwards - forwards == 2 * count + guided
     sigmas = rollout.trajectory.sigmas
     for (sample, place), got in zip(experience.items.tolist(), loss.tolist(), strict=True):
         step = int(experience.levels[sample, place])
@@ -50,6 +56,24 @@ def test_a_student_is_drawn_to_its_teachers_step_at_its_own_states(tmp_path: Pat
         assert got == pytest.approx(float((dt * (student - teacher)).square().mean() / 2), rel=1e-3, abs=1e-7)
     with pytest.raises(ConfigError, match=r"teachers.0: without a path it is the start weights"):
         load(recipe("tiny_sd3/opd"), ["algorithm.teachers=[{guidance: 1.0}]"]).check(processes=1)
+
+
+def test_with_noise_on_the_way_a_student_is_drawn_by_the_divergence_of_its_steps(tmp_path: Path) -> None:
+    own = ["algorithm.stochastic=true", "rollout.kernel=flow_sde", "rollout.eta=0.7", "data.where={}"]
+    run, experience = collected("opd", tmp_path, "algorithm.teachers=[{guidance: 3.0}]", *own)
+    policy, trajectory = run.policy, experience.rollout.trajectory
+    loss, _ = run.algorithm.losses(policy, experience, experience.items)
+    noised = experience.noised(experience.items)
+    at = noised.samples, noised.levels
+    with torch.no_grad():
+        student = trajectory.score(experience.rollout.kernel, policy.velocity_of(experience.clean, noised), *at)
+        with policy.reference():
+            taught = trajectory.score(experience.rollout.kernel, policy.velocity_of(experience.lessons[0], noised), *at)
+    noisy = student.std.flatten() > 0
+    steps, teachers = (torch.distributions.Normal(made.mean[noisy], made.std[noisy]) for made in (student, taught))
+    divergence = torch.distributions.kl_divergence(steps, teachers).flatten(1).mean(1)
+    assert noisy.sum() > len(noisy) / 2
+    torch.testing.assert_close(loss[noisy], divergence, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["dmd2", "tdm"])
@@ -75,6 +99,23 @@ def test_a_generator_moves_along_the_difference_of_two_scores(name: str, tmp_pat
         torch.testing.assert_close(noised.velocity, (wanted - x0) / t, atol=1e-3, rtol=1e-3)
     else:
         torch.testing.assert_close(noised.x, (1 - t) * x0 + t * noise)
+    # every update of `fake` has noise of its own, and levels of the same steps
+    again = [algorithm.redrawn(experience, number).noised(items) for number in (0, 1)]
+    assert not any(torch.isclose(one.noise, noise).any() for one in again) and not again[0].noise.equal(again[1].noise)
+    torch.testing.assert_close(again[0].sigma.sort().values, at.sigma.sort().values)
+    assert (again[0].sigma != at.sigma).any()
+    # which is held to the teacher where that is asked
+    free = algorithm.role_losses("fake", policy, experience, items)[0]
+    algorithm.settings = algorithm.settings.model_copy(update={"fake_to_teacher": 0.5})
+    held = algorithm.role_losses("fake", policy, experience, items)[0]
+    learned = algorithm.diffused(experience, items, state, state.x0)
+    with torch.no_grad():
+        velocity = policy.velocity_of(experience.clean, learned)
+        with policy.reference():
+            apart = velocity - policy.velocity_of(experience.clean, learned)
+    expected = 0.5 * apart.square().flatten(1).mean(1).view(len(items), -1).mean(1)
+    assert expected.min() > 1e-5
+    torch.testing.assert_close(held - free, expected, rtol=1e-2, atol=1e-6)
     # the gradient in the generator's x0
     leaf = {}
     original = state.__class__.clean
@@ -111,6 +152,7 @@ def test_a_generator_whose_score_is_the_teachers_stays(tmp_path: Path) -> None:
 
 def test_roles_have_weights_and_moments_of_their_own_which_a_resumed_run_keeps(tmp_path: Path) -> None:
     own = [*FEW, "training.checkpoint_every=1", "training.iterations=3"]
+    own += ["algorithm.fake.updates=2", "algorithm.fake.alone=1", "algorithm.levels.count=2"]
     whole = small_run("tiny_sd3/tdm", tmp_path, *own, "name=whole")
     whole.train()
     fake, policy = whole.policy.snapshots.weights["fake"], list(whole.learner.parameters.values())
@@ -130,12 +172,13 @@ def test_roles_have_weights_and_moments_of_their_own_which_a_resumed_run_keeps(t
         for run in (whole, resumed)
     ]
     assert all(torch.equal(moments[0][key], moments[1][key]) for key in moments[0])
-    # two updates of `fake` for one of the generator
-    assert moments[0]["step"] == 2 * whole.learner.optimizer.state_dict()["state"][0]["step"]
+    # two updates of `fake` for one of the generator, which leaves out the first
+    assert (moments[0]["step"], whole.learner.optimizer.state_dict()["state"][0]["step"]) == (6, 2)
 
 
 def test_the_surrogate_is_asked_for_the_score_given_the_state_and_learns_dgpo(tmp_path: Path) -> None:
-    run, experience = collected("tdm_r1", tmp_path, "training.group_size=4", "training.micro_batch_size=8")
+    least = ["algorithm.least_judged=0.8", "algorithm.least_rewarded=0.7"]
+    run, experience = collected("tdm_r1", tmp_path, "training.group_size=4", "training.micro_batch_size=8", *least)
     algorithm, policy, items = run.algorithm, run.policy, experience.items
     noised, steps = experience.judged.noised(experience, items)
     trajectory = experience.rollout.trajectory
@@ -169,6 +212,21 @@ def test_the_surrogate_is_asked_for_the_score_given_the_state_and_learns_dgpo(tm
         weight = 1 / (1 + torch.tensor(-lean).exp())
         gaps = [float((velocity[i] - teacher[i]).square().mean()) for i in members]
         wanted = sum(weight * A * e for A, e in zip(advantage, errors[0], strict=True)) / 4 + 1e-3 * sum(gaps) / 4
-        assert got == pytest.approx(float(wanted) * (int(steps[4 * row]) + 1) / 3, rel=1e-2, abs=1e-5)
+        assert got == pytest.approx(float(wanted) * (int(steps[4 * row]) + 1) / 4, rel=1e-2, abs=1e-5)
+    assert t.min() > 0.8
+    # the generator is moved by the surrogate at other levels, by one noise for a group
     policy_loss, values = algorithm.losses(policy, experience, items)
-    assert policy_loss.shape == (len(items),) and float(values["distillation/reward_gap"].max()) > 0
+    state = experience.states(items)
+    start = state.clean(policy.velocity_of(experience.generator, state).detach())
+    at = algorithm.diffused(experience.rewarded, items, state, start)
+    drawn = experience.rewarded.noised(items).noise.unflatten(0, (len(items), -1))
+    assert at.s.min() > 0.7 and torch.equal(drawn, drawn[:, :1].expand_as(drawn))
+    assert not torch.isclose(at.sigma, experience.noised(items).sigma).any()
+    with torch.no_grad():
+        with policy.snapshot("surrogate"):
+            there = policy.velocity_of(experience.guided_surrogate, at)
+        with policy.reference():
+            plain = policy.velocity_of(experience.rewarded.clean, at)
+    gap = (at.s * (there - plain)).square().flatten(1).mean(1).view(len(items), -1).mean(1)
+    assert policy_loss.shape == (len(items),)
+    torch.testing.assert_close(values["distillation/reward_gap"], gap, rtol=1e-3, atol=1e-6)

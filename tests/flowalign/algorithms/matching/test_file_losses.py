@@ -211,9 +211,20 @@ class Spread:
         return Scores(greys.std().expand(len(samples)))
 
 
-def test_dragon_swaps_what_makes_a_set_better() -> None:
+class SpreadOfFeatures(Spread):
+    """The same, which says what it looks at."""
+
+    def features(self, samples: Any) -> torch.Tensor:
+        return torch.tensor([[float(picture.getpixel((0, 0))[0])] for picture in samples])
+
+    def of_set(self, features: torch.Tensor) -> float:
+        return float(features.std())
+
+
+@pytest.mark.parametrize("reward", [Spread(), SpreadOfFeatures()])
+def test_dragon_swaps_what_makes_a_set_better(reward: Any) -> None:
     method = made(DRAGON, beta=2.0)
-    actor = SimpleNamespace(reward=Spread(), reward_calls=0, metadata=lambda batch, rows: [{} for _ in rows])
+    actor = SimpleNamespace(reward=reward, reward_calls=0, metadata=lambda batch, rows: [{} for _ in rows])
     batch = Batch(["a"] * 8, [{}] * 8, [0] * 4 + [1] * 4, [0] * 8, [0] * 8, 0, [0] * 8)
     # of each group the first two are in D+ at first, the third is the first one's partner
     greys = [100, 101, 130, 101, 102, 103, 102, 60]

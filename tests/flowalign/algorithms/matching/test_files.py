@@ -202,6 +202,9 @@ def test_a_preference_is_a_good_and_a_bad_target(folder: Path) -> None:
     labels = Labels.read(str(folder / "png-pairs.jsonl"))
     assert len(labels) == 6 and [record["label"] for record in labels.metadata] == [True, False] * 3
     assert Path(labels.metadata[0]["target"]) == folder / "0.png"
+    for share, kinds in ((0.8, (12, 3)), (0.25, (3, 9))):
+        drawn = [record["label"] for record in labels.with_share(share).metadata]
+        assert (sum(drawn), len(drawn) - sum(drawn)) == kinds
     assert Targets.read(str(folder / "png.jsonl")).metadata[1]["target"] == str(folder / "1.png")
 
 

@@ -53,3 +53,9 @@ def test_levels_that_a_schedule_has_not_are_refused() -> None:
     config = load(recipe("tiny_sd3/nft"), ["algorithm.levels={name: schedule, count: 7}"])
     with pytest.raises(ConfigError, match="7 points of the schedule cannot be drawn from its steps 0 to 4"):
         config.check(processes=1)
+
+
+def test_how_many_levels_a_picture_of_the_data_has_is_said_in_one_place() -> None:
+    config = load(recipe("tiny_sd3/sft"), ["algorithm.levels={name: schedule, count: 2}"])
+    with pytest.raises(ConfigError, match="levels.count: a line of the data has training.group_size levels"):
+        config.check(processes=1)

@@ -87,8 +87,17 @@ def test_grpo_guard_needs_gaussian_log_probabilities() -> None:
     assert "corrects Gaussian" in refusal("tiny_sd3/grpo_guard", "rollout.kernel=cps_published")
 
 
+def test_a_guarded_ratio_does_not_go_with_noise_that_is_learned() -> None:
+    assert "reinflow learns its noise" in refusal("tiny_sd3/reinflow", "algorithm.ratio=guard")
+
+
 def test_hicogen_weights_three_levels() -> None:
     config = load(recipe("sd3/hicogen"))
     names = {reward.name for reward in config.rewards}
     levels = config.algorithm.settings["levels"]
     assert len(levels) == 3 and {level.partition("/")[0] for level in levels} == names
+
+
+@pytest.mark.parametrize("name", ["dense_grpo", "branch_grpo", "tp_grpo"])
+def test_trajectories_that_are_completed_or_branched_are_of_the_first_order(name: str) -> None:
+    assert "order: 1 works" in refusal(f"tiny_sd3/{name}", "rollout.order=2")

@@ -47,6 +47,23 @@ def test_chunks_have_the_same_scores_and_gradients_and_keep_no_logits(monkeypatc
     assert kept > logits and saved(scores) < 0.1 * logits
 
 
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "linear_cross_entropy"), reason="this torch has none")
+def test_chunks_agree_with_torchs_fused_linear_cross_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "LOGITS", 16 * 500)
+    hidden, weight = torch.randn(64, 8, requires_grad=True), torch.randn(500, 8, requires_grad=True)
+    tokens, upstream = torch.randint(500, (64,)), torch.randn(64)
+    log_prob, _ = head.token_scores(hidden, lambda some: some @ weight.T, 500, tokens, Decoding())
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=16)
+    fused = -torch.nn.functional.linear_cross_entropy(hidden, weight, tokens, reduction="none", options=options)
+    torch.testing.assert_close(log_prob, fused, atol=1e-5, rtol=0)
+    for own, expected in zip(
+        torch.autograd.grad(log_prob, [hidden, weight], upstream),
+        torch.autograd.grad(fused, [hidden, weight], upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(own, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_a_network_that_changes_its_heads_logits_is_scored_by_what_it_gives() -> None:
     """Gemma 2 caps them."""
     size = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 8}

@@ -75,6 +75,13 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     # trains further sets of weights, by whole groups
     "tdm_r1": QUICK | {"algorithm": {"name": "tdm_r1", "levels": {"count": 2}, "reference_guidance": 2.0}},
+    # its gradient flows through two calls of the network, each computed again
+    "draft": QUICK
+    | {
+        "rewards": [{"name": "tiny_clip"}],
+        "algorithm": {"name": "draft", "last_steps": 2, "kl_weight": 1.0},
+        "rollout.kernel": "ode",
+    },
     # each text takes as many forwards as it has tokens
     "grpo": {
         "model": {"kind": "text", "path": "tiny_lm", "lora": None},
@@ -85,6 +92,11 @@ RUNS: dict[str, dict[str, Any]] = {
         "evaluation": {"prompts": "sums_heldout", "limit": 3, "every": 2, "max_new_tokens": 5},
         "training.optimizer.learning_rate": 1e-4,
     },
+}
+# text encoders, which no wrapper averages the gradients of, with the denoiser
+TEXTS = RUNS["draft"] | {
+    "model.text_lora": {"rank": 2, "encoders": ["text_encoder", "text_encoder_2"]},
+    "rollout.guidance": 2.0,
 }
 CROWDED = QUICK | {
     "algorithm": {"name": "recording:CrowdedFlowGRPO", "loss": {"clip_range": 0.01}},
@@ -184,7 +196,7 @@ def apart(folder: Path, other: Path) -> float:
 def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Every run on one process."""
     folder = tmp_path_factory.mktemp("one")
-    return {name: alone(prepare(folder / name, **changes)) for name, changes in RUNS.items()}
+    return {name: alone(prepare(folder / name, **changes)) for name, changes in (RUNS | {"texts": TEXTS}).items()}
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +205,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("two")
     made = {f"shards {name}": prepare(folder / name, FSDP, **changes) for name, changes in RUNS.items()}
     made["copies lora"] = prepare(folder / "copies")
+    made["copies texts"] = prepare(folder / "texts", **TEXTS)
     made["copies, crowded lora"] = prepare(folder / "crowded", **CROWDED)
     made["late"] = prepare(folder / "late", **LATE)
     (folder / "stderr").write_text(together(2, *made.values()))
@@ -217,7 +230,7 @@ def four(tmp_path_factory: pytest.TempPathFactory, one: dict[str, Path], two: di
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("label", ["copies lora", *(f"shards {name}" for name in RUNS)])
+@pytest.mark.parametrize("label", ["copies lora", "copies texts", *(f"shards {name}" for name in RUNS)])
 def test_two_processes_give_the_run_of_one(one: dict[str, Path], two: dict[str, Path], label: str) -> None:
     assert apart(two[label], one[label.split()[-1]]) < CLOSE
 
@@ -403,6 +416,12 @@ def test_what_does_not_go_with_shards_is_refused(override: str) -> None:
     if override.startswith("data."):
         check_settings(config, copies=True)
         check_settings(load(recipe("tiny_lm/grpo"), [override]), copies=False)
+
+
+def test_methods_and_text_encoders_that_cannot_be_in_shards_are_refused() -> None:
+    for name, message in (("hypernoise", "algorithm: hypernoise.* work"), ("texforce", "model.text_lora.* work")):
+        with pytest.raises(ConfigError, match=message):
+            check_settings(load(recipe(f"tiny_sd3/{name}")), copies=False)
 
 
 def test_deepspeed_is_refused_where_it_is_not_installed_and_other_stages_where_it_is(

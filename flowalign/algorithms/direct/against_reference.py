@@ -1,0 +1,59 @@
+"""A late step's picture against another model's own picture of the same prompt, which a judge compares it with.
+
+What RewardDance and OneReward share: ReFL's window, and a reward that is shown a reference picture, such as P(yes) of
+a local vision-language model under the template reward_dance_reference.
+"""
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.actors.draw import Draw
+from flowalign.algorithms.base import Seen
+from flowalign.algorithms.direct.base import Experience
+from flowalign.algorithms.direct.late_step import LateStep
+from flowalign.config import Config
+from flowalign.data.batches import Batch
+from flowalign.errors import ConfigError
+from rewards import spec_of
+from samplers import derive_seed
+
+
+class AgainstReference(LateStep):
+    """Base of the two; a subclass says whose pictures they are (`referring`) and what else the judge is told."""
+
+    template: ClassVar[str]
+    """a shipped template of the judge, for messages"""
+
+    def check_reward(self, reward: Any, config: Config) -> None:
+        super().check_reward(reward, config)
+        if "reference" not in spec_of(reward).needs:
+            raise ConfigError(
+                f"rewards: '{reward.name}' looks at one picture, and {config.algorithm.name} learns by comparing two; "
+                f"{{name: vlm_judge, template: {self.template}, judge: {{model: ...}}}} works"
+            )
+
+    def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
+        return super().collect(actor, Draw(actor, self.compared(actor, draw.batch)))
+
+    def show(self, actor: DiffusionActor, batch: Batch) -> Seen:
+        return super().show(actor, self.compared(actor, batch))
+
+    def compared(self, actor: DiffusionActor, batch: Batch) -> Batch:
+        """The batch with a reference picture of each prompt in its metadata, from a start noise of its own."""
+        other = [derive_seed(seed, 9) for seed in batch.seeds]
+        with self.referring(actor):
+            pictures = actor.decode(actor.rollout(replace(batch, seeds=other, noise_seeds=other)))
+        told = [
+            record | self.told(seed) | {"reference": picture}
+            for record, seed, picture in zip(batch.metadata, other, pictures, strict=True)
+        ]
+        return replace(batch, metadata=told)
+
+    def referring(self, actor: DiffusionActor) -> Any:
+        """Within it the policy has the weights that make the reference pictures."""
+        raise NotImplementedError
+
+    def told(self, seed: int) -> dict[str, Any]:
+        """What the judge is told of a sample besides."""
+        return {}

@@ -1,0 +1,26 @@
+"""RewardDance (arXiv 2509.08826) by ReFL: how probably a judge prefers a late step's picture to the start's own.
+
+The reward is the probability of "yes" that a local vision-language model gives to the question whether the sample is
+better than a reference picture, differentiable in the sample's pixels. The reference is the start weights' finished
+picture of the same prompt, from other noise.
+
+After the abstract, for want of code: which picture the reference is, is ours.
+"""
+
+from typing import Any
+
+from flowalign.actors.diffusion import DiffusionActor
+from flowalign.algorithms.direct.against_reference import AgainstReference
+
+
+class RewardDanceReFL(AgainstReference):
+    """RewardDance: P(yes) of a judge that compares with the start weights' picture, by ReFL (arXiv 2509.08826)."""
+
+    template = "reward_dance_reference"
+
+    @property
+    def uses_reference(self) -> bool:
+        return True
+
+    def referring(self, actor: DiffusionActor) -> Any:
+        return actor.policy.reference()

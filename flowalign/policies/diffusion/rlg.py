@@ -1,0 +1,73 @@
+"""Guidance by what training changed (RLG, arXiv 2508.21016)."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from flowalign.errors import ConfigError
+from flowalign.policies.diffusion.conditions import standing_in
+
+
+def weighed(base: Tensor, *tuned: tuple[float, Tensor]) -> Tensor:
+    """The guided velocity: base + sum of w_i * (tuned_i - base).
+
+    These are the velocities of the density base^(1 - sum of w_i) * product of tuned_i^w_i at each noise level.
+
+    Args:
+        tuned: each with its weight.
+    """
+    return base + sum(weight * (velocity - base) for weight, velocity in tuned)
+
+
+@contextlib.contextmanager
+def weighing(
+    policy: Any, weight: float | Mapping[str, float], holds: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
+    """Within it the network predicts base + weight * (tuned - base), of which guidance then makes the velocity.
+
+    Args:
+        holds: asked in each call; without it the network predicts as it does.
+
+    Raises:
+        ConfigError: the base's weights, or a LoRA, are not there.
+    """
+    if weight == 1:
+        yield
+        return
+    base: Callable[[], contextlib.AbstractContextManager[None]]
+    tuned: list[tuple[float, Callable[[], contextlib.AbstractContextManager[None]]]]
+    if isinstance(weight, Mapping):
+        base = functools.partial(policy.adapter, None)
+        tuned = [(own, functools.partial(policy.adapter, path)) for path, own in weight.items()]
+    else:
+        base, tuned = policy.reference, [(weight, contextlib.nullcontext)]
+        if not policy.lora:
+            raise ConfigError(
+                f"rlg {weight:g} weighs what a LoRA adds to its base, and this model has none; give a LoRA"
+            )
+
+    def mixed(own: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(own)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            calls.append(holds())
+            if not calls[-1]:
+                return own(*args, **kwargs)
+            outputs = []
+            for network in [base, *(network for _, network in tuned)]:
+                with network():
+                    outputs.append(own(*args, **kwargs))
+            weights = [own for own, _ in tuned]
+            return tree_map(lambda b, *t: weighed(b, *zip(weights, t, strict=True)), *outputs)
+
+        return forward
+
+    forwards, calls = policy.forwards, list[bool]()
+    with standing_in(list(policy.networks.values()), mixed):
+        yield
+    # what was counted once
+    counted = policy.forwards - forwards
+    policy.forwards += len(tuned) * counted * sum(calls) // max(1, len(calls))

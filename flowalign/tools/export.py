@@ -1,0 +1,173 @@
+"""What a run trained, for other programs: LoRA files as they name them, the base with it merged in, and the hub."""
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from importlib import metadata as packages
+from pathlib import Path
+from typing import Any, Literal
+
+import diffusers
+import torch
+from diffusers.utils.peft_utils import recurse_remove_peft_layers
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import get_pattern_key
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from flowalign.config import BaseConfig, Config
+from flowalign.data import shipped
+from flowalign.errors import ConfigError, FlowalignError
+from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.diffusion.families import family_of
+from flowalign.policies.diffusion.lora_formats import converted, layout_of, pairs_of
+from flowalign.policies.diffusion.storage import described_by, load_config, lora_file
+
+Kind = Literal["diffusers", "kohya", "comfyui"]
+ARCHITECTURES = {
+    "StableDiffusionPipeline": "stable-diffusion-v1",
+    "StableDiffusionInpaintPipeline": "stable-diffusion-v1",
+    "StableDiffusionXLPipeline": "stable-diffusion-xl-v1-base",
+    "StableDiffusionXLInpaintPipeline": "stable-diffusion-xl-v1-base",
+    "StableDiffusion3Pipeline": "stable-diffusion-3",
+    "StableDiffusion3InpaintPipeline": "stable-diffusion-3",
+    "FluxPipeline": "flux-1-dev",
+    "ChromaPipeline": "chroma",
+}
+"""by pipeline, as Stability AI's model specification and kohya's sd-scripts call them"""
+
+
+def check_format(config: BaseConfig, kind: Kind) -> None:
+    """Refuse a format that has no names for what a run trained, before anything is written."""
+    if kind == "diffusers":
+        return
+    if not isinstance(config, Config) or config.model.lora is None:
+        raise ConfigError(f"--format {kind} is of LoRAs of pictures' models, which this run did not train")
+    saved = load_config(_base(config))
+    layout_of(kind, saved[family_of(saved["_class_name"]).denoiser][1])
+
+
+def write_lora(run: Path, config: Config, kind: Kind, folder: Path) -> list[Path]:
+    """Write a run's LoRA in a format, with what it is in the file's metadata.
+
+    Returns:
+        the files: one, or one for each of two networks.
+    """
+    base = _base(config)
+    saved = load_config(base)
+    denoiser = family_of(saved["_class_name"]).denoiser
+    written = []
+    for name in (denoiser, "transformer_2"):
+        source = run / "lora" / lora_file(name)
+        if not source.is_file() or (name != denoiser and source.name == lora_file(denoiser)):
+            continue
+        with safe_open(source, "pt") as file:
+            given = file.metadata() or {}
+        facts = described(run, config, saved["_class_name"])
+        weights = load_file(source)
+        if kind == "diffusers":
+            path, tensors = folder / source.name, weights
+        else:
+            prefix = f"{denoiser}." if any(key.startswith(f"{denoiser}.") for key in weights) else ""
+            adapter = json.loads(given["lora_adapter_metadata"])
+            adapter = {key.removeprefix(prefix): value for key, value in adapter.items()}
+            layout = layout_of(kind, saved[denoiser][1])
+            pairs = pairs_of(weights, prefix, partial(_alpha, adapter))
+            tensors = converted(pairs, layout, _widths(base, name, saved[name][1]))
+            path = folder / f"{run.resolve().name}{'' if name == denoiser else f'-{name}'}.safetensors"
+            given = {}
+            if layout.underscores:
+                given = {"ss_network_module": "networks.lora", "ss_network_dim": str(adapter["r"])}
+                given["ss_network_alpha"] = str(adapter["lora_alpha"])
+        save_file(tensors, path, given | facts | {"format": "pt"})
+        written.append(path)
+    if not written:
+        raise ConfigError(f"{run} has exported no LoRA yet; a run that is saving its first checkpoint will")
+    return written
+
+
+def _base(config: Config) -> str | Path:
+    """The folder or hub name whose files describe the base."""
+    described = None if config.model.config is None else str(shipped(config.model.config))
+    return described_by(shipped(config.model.path), described)
+
+
+def _alpha(adapter: Mapping[str, Any], layer: str) -> float:
+    """Of a layer, as peft reads an adapter's settings."""
+    patterns = adapter.get("alpha_pattern") or {}
+    alpha = patterns.get(get_pattern_key(patterns.keys(), layer), adapter["lora_alpha"])
+    return float(alpha)
+
+
+def _widths(base: str | Path, name: str, network: str) -> Callable[[str], int]:
+    """The outputs of a network's layers, without its weights."""
+    kind: Any = getattr(diffusers, network)
+    with torch.device("meta"):
+        whole = kind.from_config(kind.load_config(str(base), subfolder=name))
+    return lambda layer: int(whole.get_submodule(layer).out_features)
+
+
+def described(run: Path, config: BaseConfig, pipeline: str) -> dict[str, str]:
+    """What the metadata of a file say of a run."""
+    facts = {
+        "modelspec.sai_model_spec": "1.0.1",
+        "modelspec.title": run.resolve().name,
+        "modelspec.date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "modelspec.implementation": "diffusers",
+        "flowalign.version": packages.version("flowalign"),
+        "flowalign.base": config.model.path,
+        "flowalign.algorithm": config.algorithm.name,
+        "flowalign.rewards": ", ".join(f"{own.weight:g} {own.name}" for own in config.rewards),
+    }
+    if pipeline in ARCHITECTURES:
+        facts["modelspec.architecture"] = f"{ARCHITECTURES[pipeline]}/lora"
+    return facts
+
+
+def write_merged(policy: DiffusersPolicy, folder: Path) -> None:
+    """Write a whole pipeline for `from_pretrained` with what was trained in its weights; the policy is spent."""
+    for network in policy.pipeline.components.values():
+        # text encoders may have adapters too
+        if getattr(network, "peft_config", None):
+            for layer in network.modules():
+                if isinstance(layer, BaseTunerLayer):
+                    layer.merge()
+            recurse_remove_peft_layers(network)
+            network.peft_config, network._hf_peft_config_loaded = {}, False
+    policy.pipeline.save_pretrained(folder)
+
+
+def push(folder: Path, name: str, private: bool = False, endpoint: str | None = None) -> str:
+    """Upload a folder to the hub as the user who is logged in there (`hf auth login`, or HF_TOKEN).
+
+    Args:
+        name: owner/name, or a name of the user's own; made where there is none.
+        endpoint: of another hub.
+
+    Returns:
+        its address.
+
+    Raises:
+        FlowalignError: the hub refuses, cannot be reached, or has no such names.
+    """
+    from huggingface_hub import HfApi
+
+    hub = HfApi(endpoint=endpoint)
+    with _refused(name):
+        made = hub.create_repo(name, private=private or None, exist_ok=True)
+        hub.upload_folder(folder_path=folder, repo_id=made.repo_id, commit_message="Exported by flowalign")
+    return str(made)
+
+
+@contextlib.contextmanager
+def _refused(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the client's own errors, and its libraries'
+        said = re.sub(r"\s+", " ", str(error)).strip()[:300]
+        raise FlowalignError(
+            f"--push {name}: {said}; what was exported stays, and `hf auth login` gives a token that may write"
+        ) from error

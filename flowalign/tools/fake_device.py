@@ -1,0 +1,274 @@
+"""A device without hardware: its tensors have shapes and no values, so that work of any size is tried on any machine.
+
+Tensors of the CPU stay real. What the host asks of the device is written down with its place, and answered with ones.
+Mixing the two raises, as on a GPU.
+"""
+
+import sys
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+from unittest import mock
+
+import torch
+from diffusers import DiffusionPipeline
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+DEVICE = torch.device("meta")
+"""its name; the autograd engine walks backward on it without a driver, which it does not on 'cuda'"""
+TORCH_ATTENTION = torch.nn.functional.scaled_dot_product_attention
+aten = torch.ops.aten
+ANSWERED_BY_VALUES = frozenset(
+    {
+        aten._local_scalar_dense,
+        aten.equal,
+        aten.nonzero,
+        aten.masked_select,
+        aten._unique2,
+        aten.unique_dim,
+        aten.unique_consecutive,
+        aten.repeat_interleave,
+        aten.bincount,
+    }
+)
+"""whose result, or its shape, the host waits for"""
+INDEXING = frozenset({aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_})
+KNOWN, LARGEST_KNOWN = "known_values", 2**16
+"""attribute of a storage for the values in it that follow from the host's, and the most elements that one has"""
+OWN = ("samplers", "rewards", "flowalign", "diffusers", "transformers", "peft")
+"""packages whose lines a place is told by"""
+
+
+LOWER = frozenset(
+    "linear matmul __matmul__ __rmatmul__ bmm baddbmm addmm addbmm einsum prelu mm mv conv1d conv2d".split()
+)
+LOWER |= frozenset("conv3d conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention".split())
+"""what autocast computes in the lower precision on CUDA, and below in float32 (torch's autocast_mode.h)"""
+FLOAT32 = frozenset("exp log log2 log1p pow __pow__ __rpow__ reciprocal rsqrt softplus layer_norm rms_norm".split())
+FLOAT32 |= frozenset("group_norm cosine_similarity mse_loss l1_loss smooth_l1_loss huber_loss kl_div cdist".split())
+FLOAT32 |= frozenset("logsumexp prod softmax log_softmax cumprod cumsum norm sum".split())
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The host waited for the device."""
+
+    operation: str
+    place: str
+    """package/file.py:function of the innermost line of ours or of a model's library"""
+    line: int
+
+
+class FakeDevice(TorchDispatchMode):
+    """Within it `DEVICE` is an accelerator; tensors on it are fake, and memory on it is counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self.fakes.allow_meta = True
+        # modules are moved by swapping tensors, to which no memory of earlier ones may refer
+        vars(self.fakes.fake_tensor_converter)["set_tensor_memo"] = lambda *_: None
+        self.waits: list[Wait] = []
+        self.live = 0
+        """bytes that tensors on the device hold"""
+        self.peak = 0
+        """the most so far; set it to `live` to measure a part of the work"""
+        self._known: set[int] = set()
+
+    def __enter__(self) -> Self:
+        # torch.tensor(..., device=...) else makes the values there without asking the mode
+        self._lifted = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)
+        super().__enter__()
+        self._patches: list[Any] = [
+            # which takes 'meta' for weights that were not loaded
+            mock.patch.object(DiffusionPipeline, "device", DEVICE),
+            mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", scaled_dot_product_attention),
+        ]
+        for patch in self._patches:
+            patch.start()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        for patch in self._patches:
+            patch.stop()
+        super().__exit__(*exception)
+        torch._C._set_only_lift_cpu_tensors(self._lifted)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        fake = any(_is_there(leaf) for leaf in tree_leaves((args, kwargs)))
+        to = kwargs.get("device")
+        there = to is not None and torch.device(to).type == DEVICE.type
+        if not fake and not there:
+            return func(*args, **kwargs)
+        waits = self._waits(func, args, kwargs, fake, there)
+        if waits:
+            self._note(func)
+        if fake and (waits or (to is not None and not there)) and self._needs_values(func, args, to):
+            args, kwargs = tree_map_only(Tensor, _on_host, (args, kwargs))
+            made = func(*args, **kwargs)
+            return tree_map_only(Tensor, _placed, made) if to is None else made
+        with self.fakes:
+            made = func(*args, **kwargs)
+        self._count(made)
+        self._remember(func, args, kwargs, made)
+        return made
+
+    def _waits(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fake: bool, there: bool) -> bool:
+        packet = func.overloadpacket
+        if packet in ANSWERED_BY_VALUES:
+            return True
+        if packet in INDEXING:
+            indices = [index for index in args[1] if index is not None]
+            return any(index.dtype in (torch.bool, torch.uint8) or index.device != DEVICE for index in indices)
+        moved = args[0].device if packet in (aten._to_copy, aten.copy_) and isinstance(args[0], Tensor) else None
+        if packet is aten._to_copy and kwargs.get("device") is not None:
+            return bool((moved == DEVICE) != there and not kwargs.get("non_blocking"))
+        if packet is aten.copy_:
+            blocking = not (args[2] if len(args) > 2 else kwargs.get("non_blocking"))
+            return bool(moved != args[1].device and blocking)
+        return False
+
+    def _needs_values(self, func: Any, args: tuple[Any, ...], to: Any) -> bool:
+        return to is not None or func.overloadpacket in ANSWERED_BY_VALUES or func.overloadpacket in INDEXING
+
+    def _note(self, func: Any) -> None:
+        frame: Any = sys._getframe(2)
+        while frame is not None:
+            parts = Path(frame.f_code.co_filename).parts
+            package = next((name for name in OWN if name in parts), None)
+            if package is not None and parts[-1] != Path(__file__).name:
+                place = "/".join(parts[len(parts) - 1 - parts[::-1].index(package) :])
+                self.waits.append(Wait(str(func), f"{place}:{frame.f_code.co_name}", frame.f_lineno))
+                return
+            frame = frame.f_back
+        self.waits.append(Wait(str(func), "elsewhere", 0))
+
+    def _remember(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
+        """Keep the values of small integers, such as masks and lengths, as far as they follow from the host's."""
+        results = [one for one in tree_leaves(made) if isinstance(one, FakeTensor)]
+        if not results:
+            return
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        known = all(not _is_there(one) or _known(one) is not None for one in tensors)
+        if not known or any(one.is_floating_point() or one.numel() > LARGEST_KNOWN for one in results):
+            for one in results:
+                # what was written over with something unknown is so too
+                vars(one.untyped_storage()).pop(KNOWN, None)
+            return
+        args, kwargs = tree_map_only(Tensor, _on_host, (args, kwargs))
+        own = kwargs | ({"device": "cpu"} if "device" in kwargs else {})
+        for one, value in zip(tree_leaves(made), tree_leaves(func(*args, **own)), strict=True):
+            if isinstance(one, FakeTensor):
+                vars(one.untyped_storage()).setdefault(KNOWN, {})[_place(one)] = value
+
+    def _count(self, made: Any) -> None:
+        for value in tree_leaves(made):
+            if not isinstance(value, FakeTensor) or value.device != DEVICE:
+                continue
+            storage = value.untyped_storage()
+            if storage._cdata in self._known:
+                continue
+            self._known.add(storage._cdata)
+            self.live += storage.nbytes()
+            self.peak = max(self.peak, self.live)
+            weakref.finalize(storage, self._free, storage._cdata, storage.nbytes())
+
+    def _free(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.live -= size
+
+
+def _is_there(value: Any) -> bool:
+    return isinstance(value, Tensor) and (isinstance(value, FakeTensor) or value.device.type == DEVICE.type)
+
+
+def _on_host(value: Tensor) -> Tensor:
+    """A tensor with values in the place of one on the device."""
+    if not _is_there(value):
+        return value
+    known = _known(value)
+    return torch.ones(value.shape, dtype=value.dtype) if known is None else known
+
+
+def _known(value: Tensor) -> Tensor | None:
+    """The values of a tensor on the device, where they follow from the host's."""
+    found: Tensor | None = vars(value.untyped_storage()).get(KNOWN, {}).get(_place(value))
+    return found
+
+
+def _place(value: Tensor) -> tuple[Any, ...]:
+    return value.storage_offset(), tuple(value.shape), tuple(value.stride()), value.dtype
+
+
+def _placed(value: Tensor) -> Tensor:
+    """A tensor on the device in the place of one with values."""
+    return value.to(DEVICE, non_blocking=True)
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """As torch's, by the kernel that keeps what GPUs' kernels keep and takes any head size and mask.
+
+    On a device without kernels torch's own would compute and keep all scores.
+    """
+    if has_torch_function((query, key, value)):
+        own = (query, key, value)
+        rest: tuple[Any, ...] = (attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        made: Tensor = handle_torch_function(scaled_dot_product_attention, own, *own, *rest)
+        return made
+    if not _is_there(query):
+        return TORCH_ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
+    kernel = aten._scaled_dot_product_flash_attention_for_cpu
+    made = kernel(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    return made
+
+
+class Autocast(TorchFunctionMode):
+    """CUDA's autocast for `DEVICE`, which torch has none for."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self._weights: dict[int, Tensor] = {}
+        """trained float32 weights as they were cast, once"""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in LOWER:
+            args, kwargs = tree_map_only(Tensor, self._lowered, (args, kwargs))
+        elif name in FLOAT32:
+            args, kwargs = tree_map_only(Tensor, self._raised, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _lowered(self, value: Tensor) -> Tensor:
+        if not value.is_floating_point() or value.dtype in (self.dtype, torch.float64) or not _is_there(value):
+            return value
+        if not (value.is_leaf and value.requires_grad and torch.is_grad_enabled()):
+            return value.to(self.dtype)
+        if id(value) not in self._weights:
+            self._weights[id(value)] = value.to(self.dtype)
+        return self._weights[id(value)]
+
+    def _raised(self, value: Tensor) -> Tensor:
+        return value.float() if value.dtype == self.dtype and _is_there(value) else value

@@ -1,0 +1,182 @@
+"""A model card: what was trained from what, by which recipe, how it did, and how to use it."""
+
+import html
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from matplotlib.figure import Figure
+
+from flowalign.config import BaseConfig
+from flowalign.errors import ConfigError, hide
+from flowalign.runs.metrics import MetricsFile
+from flowalign.runs.samples import FOLDER as SAMPLES
+from flowalign.training.evaluator import before_and_after, ended_at
+
+PAIRS = 6
+"""samples before and after, at most"""
+
+
+def write_card(
+    run: Path, config: BaseConfig, folder: Path, use: str, tags: Sequence[str], figures: Sequence[Path]
+) -> None:
+    """Write README.md and the pictures that it shows.
+
+    Args:
+        use: a paragraph and code that say how what lies in the folder is used.
+        tags: for the hub, besides those that all cards have.
+        figures: files that `flowalign eval --json` or `flowalign bench --json` wrote.
+    """
+    metrics, evaluations = (MetricsFile(run / f"{name}.jsonl").read() for name in ("metrics", "evaluations"))
+    training = config.training
+    weights = {own.name: "" if own.weight == 1 else f" (weight {own.weight:g})" for own in config.rewards}
+    rewards = ", ".join(f"`{name}`{weight}" for name, weight in weights.items()) or "a reward given in Python"
+    sections = [
+        f"# {run.resolve().name}",
+        f"`{config.model.path}` aligned by `{config.algorithm.name}` with {rewards}: {len(metrics)} iterations of "
+        f"{training.prompts_per_iteration} prompts with {training.group_size} samples each, by flowalign.",
+        "## Use",
+        use,
+    ]
+    gain = before_and_after(run, config.evaluation.watch)
+    if gain is not None:
+        sections += ["## Results", _table(gain.record())]
+    for file in figures:
+        record = _read(file)
+        suites = {} if "means" in record else record
+        sections += [f"## {file.stem}", *([] if suites else [_table(record)])]
+        for name, suite in suites.items():
+            sections += [f"### {name}", _bench_table(suite["results"])]
+    curves = _curves(metrics, evaluations)
+    if curves is not None:
+        (folder / "curves.png").write_bytes(curves)
+        sections.append("![Curves](curves.png)")
+    if pictures := list(_before_and_after(run, config, folder)):
+        sections += ["## Before and after", "The same prompts and start noises."]
+        sections.append("\n".join(["| prompt | before | after |", "|---|---|---|", *pictures]))
+    recipe = hide((run / "config.yaml").read_text(encoding="utf-8")).strip()
+    sections += ["## Recipe", f"```yaml\n{recipe}\n```"]
+    versions = run / "versions.yaml"
+    if versions.is_file():
+        sections += ["## Versions", f"```yaml\n{versions.read_text(encoding='utf-8').strip()}\n```"]
+    front = yaml.safe_dump(_front(config, tags), sort_keys=False)
+    text = f"---\n{front}---\n\n" + "\n\n".join(sections) + "\n"
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _front(config: BaseConfig, tags: Sequence[str]) -> dict[str, Any]:
+    """What the hub reads of a card."""
+    pictures = config.model.kind == "pictures"
+    front: dict[str, Any] = {"library_name": "diffusers" if pictures else "transformers"}
+    if not Path(config.model.path).exists() and config.model.path.count("/") == 1:
+        front["base_model"] = config.model.path
+    if not pictures:
+        front["pipeline_tag"] = "text-generation"
+    return front | {"tags": ["flowalign", "reinforcement-learning", *tags]}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--figures: {file} cannot be read as JSON: {error}") from error
+    own = isinstance(record, dict) and {"means", "differences", "samples", "prompts"} <= record.keys()
+    suites = list(record.values()) if isinstance(record, dict) else []
+    if not own and not (suites and all(isinstance(suite, dict) and "results" in suite for suite in suites)):
+        raise ConfigError(f"--figures: {file} is none that `flowalign eval --json` or `flowalign bench --json` wrote")
+    return dict(record)
+
+
+def _bench_table(results: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> str:
+    """A suite's means by model and score, with their 95% intervals, as a table in Markdown."""
+    rows = [f"| score | {' | '.join(results)} |", "|---" + "|---:" * len(results) + "|"]
+    for score in next(iter(results.values())):
+        cells = [_interval(own.get(score), name == "difference") for name, own in results.items()]
+        rows.append(f"| {score} | {' | '.join(cells)} |")
+    return "Means with 95% intervals over prompts.\n\n" + "\n".join(rows)
+
+
+def _interval(own: Mapping[str, float | None] | None, signed: bool) -> str:
+    if own is None:
+        return ""
+    mean, low, high = (own[name] for name in ("mean", "low", "high"))
+    sign = "+" if signed else ""
+    return f"{mean:{sign}.3f}" + ("" if low is None else f" [{low:{sign}.3f}, {high:{sign}.3f}]")
+
+
+def _table(record: Mapping[str, Any]) -> str:
+    """A comparison's record as a table in Markdown."""
+    means, differences = record["means"], record["differences"]
+    columns = {**means, **{f"{name} - {record['compared_with']}": own for name, own in differences.items()}}
+    rows = [f"| prompts | score | {' | '.join(columns)} |", "|---|---" + "|---:" * len(columns) + "|"]
+    for prompts, scores in next(iter(means.values())).items():
+        for score in scores:
+            cells = [_figure(own.get(prompts, {}).get(score), name not in means) for name, own in columns.items()]
+            rows.append(f"| {prompts} | {score} | {' | '.join(cells)} |")
+    return f"{record['samples']} samples of {record['prompts']} held-out prompts, ± standard error.\n\n" + "\n".join(
+        rows
+    )
+
+
+def _figure(own: Mapping[str, float | None] | None, signed: bool) -> str:
+    if own is None:
+        return ""
+    error = own["error"]
+    return f"{own['mean']:{'+' if signed else ''}.3f}" + ("" if error is None else f" ± {error:.3f}")
+
+
+def _curves(metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> bytes | None:
+    """A picture of the trained and the held-out reward, and of the KL where there is one."""
+    found = []
+    for title, lines, name in (
+        ("trained reward", metrics, "reward/mean"),
+        ("held-out reward", evaluations, "all/reward"),
+        ("KL", metrics, "policy/kl"),
+    ):
+        points = [(line["iteration"], line[name]) for line in lines if name in line]
+        if len(points) > 1:
+            found.append((title, points))
+    if not found:
+        return None
+    figure = Figure(figsize=(4.5 * len(found), 3.2), layout="constrained")
+    for axis, (title, points) in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):
+        axis.plot(*zip(*points, strict=True), color="tab:blue", marker="o" if len(points) < 20 else None)
+        axis.set_title(title)
+        axis.set_xlabel("iteration")
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=110)
+    return file.getvalue()
+
+
+def _before_and_after(run: Path, config: BaseConfig, folder: Path) -> Iterator[str]:
+    """Rows of a table of what the run saved before and of its result, whose pictures it puts beside the card."""
+    moments = [_saved(run, iteration) for iteration in (0, ended_at(run, config.evaluation.watch))]
+    both = [key for key in moments[0] if key in moments[1]] if moments[0] is not moments[1] else []
+    for number, key in enumerate(both[:: max(1, len(both) // PAIRS)][:PAIRS]):
+        cells = []
+        for label, moment in zip(("before", "after"), moments, strict=True):
+            source, record = moment[key]
+            if source is None:
+                cells.append(html.escape(" ".join(record["text"].split()).replace("|", "\\|")))
+                continue
+            target = folder / "pictures" / f"{number:02d}-{label}{source.suffix}"
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(source.read_bytes())
+            cells.append(f"![{record['reward']:.3f}](pictures/{target.name})<br>{record['reward']:.3f}")
+        prompt = html.escape(" ".join(key[0].split()).replace("|", "\\|"))
+        yield f"| {prompt} | {' | '.join(cells)} |"
+
+
+def _saved(run: Path, iteration: int) -> dict[tuple[str, int], tuple[Path | None, dict[str, Any]]]:
+    """By prompt and seed the samples that a run saved at an iteration, each with its picture and its line."""
+    folder = run / SAMPLES / f"iteration-{iteration:06d}"
+    if not (folder / "samples.jsonl").is_file():
+        return {}
+    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    return {
+        (line["prompt"], line["seed"]): (folder / line["picture"] if "picture" in line else None, line)
+        for line in lines
+    }
