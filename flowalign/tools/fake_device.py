@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import flop_registry
 
 DEVICE = torch.device("meta")
 """its name; the autograd engine walks backward on it without a driver, which it does not on 'cuda'"""
@@ -78,6 +79,8 @@ class FakeDevice(TorchDispatchMode):
         """bytes that tensors on the device hold"""
         self.peak = 0
         """the most so far; set it to `live` to measure a part of the work"""
+        self.operations = 0
+        """floating-point operations, as torch's FlopCounterMode counts them, whose hooks would keep tensors alive"""
         self._known: set[int] = set()
 
     def __enter__(self) -> Self:
@@ -117,6 +120,8 @@ class FakeDevice(TorchDispatchMode):
         with self.fakes:
             made = func(*args, **kwargs)
         self._count(made)
+        if operations := flop_registry.get(func.overloadpacket):
+            self.operations += operations(*args, **kwargs, out_val=made)
         self._remember(func, args, kwargs, made)
         return made
 

@@ -6,6 +6,7 @@ without hardware (`FakeDevice`), tells what one pass costs in operations and mem
 """
 
 import contextlib
+import gc
 import logging
 import math
 import tempfile
@@ -17,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode
 
 from flowalign.config import Config
 from flowalign.config.sections import BaseConfig
@@ -342,10 +342,12 @@ class Meter:
         self.device, self.dtype = device, dtype
 
     def __call__(self, work: Callable[[], object], grad: bool = True) -> Measured:
+        gc.collect()
         before = self.device.peak = self.device.live
-        with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(grad), _autocast(self.dtype):
+        operations = self.device.operations
+        with torch.set_grad_enabled(grad), _autocast(self.dtype):
             work()
-        return Measured(counter.get_total_flops(), self.device.peak - before)
+        return Measured(self.device.operations - operations, self.device.peak - before)
 
 
 def _size(module: nn.Module) -> int:
