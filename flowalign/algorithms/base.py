@@ -60,6 +60,10 @@ class Experience:
         """[N] bool: the items that an update's mean loss is over; None where it is over all."""
         return None
 
+    def size(self, items: Tensor) -> Tensor:
+        """[N] mean sizes of the items' advantages, where there are some."""
+        raise NotImplementedError
+
 
 @dataclass
 class Seen:
@@ -101,6 +105,8 @@ class Algorithm:
     """what it trains moves the start noise of a generator that stays as it is, and is asked whenever that samples"""
     has_ratios: ClassVar[bool] = False
     """it compares the policy with the one that sampled, action by action"""
+    has_advantages: ClassVar[bool] = False
+    """items have advantages, whose size tells how much they teach"""
     headline: ClassVar[str]
     """the metric that the progress bar shows"""
     unit: ClassVar[str]

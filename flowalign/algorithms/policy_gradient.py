@@ -84,6 +84,9 @@ class Experience(base.Experience):
             return None
         return (self.advantage * self.weight).any(1)[items[:, 0]]
 
+    def size(self, items: Tensor) -> Tensor:
+        return (self.advantage * self.weight)[items.unbind(1)].abs().view(len(items), -1).mean(1)
+
     @property
     def fresh(self) -> Tensor:
         """[B] bool: sampled by the weights of now, not kept from an earlier iteration."""
@@ -103,6 +106,7 @@ class PolicyGradient(base.Algorithm):
     refills = True
     replays = True
     has_ratios = True
+    has_advantages = True
     fields: ClassVar[frozenset[str]] = frozenset({"rewards"})
     """fields of its record that an advantage may need, of those that not every rollout has"""
     dense: ClassVar[bool] = False

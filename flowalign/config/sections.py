@@ -120,6 +120,15 @@ class Budget(Section):
     """pictures scored for training"""
 
 
+class Subsample(Section):
+    """A random share of each update's items (steps of a trajectory, noised samples, texts), each weighted by 1 / p."""
+
+    share: float = Field(gt=0, lt=1)
+    """of the items that are drawn, on average"""
+    by: Literal["uniform", "advantage"] = "uniform"
+    """how an item's probability p is found: alike for all, or half alike and half by the size of its advantage"""
+
+
 class Training(Section):
     iterations: int = Field(ge=1)
     prompts_per_iteration: int = Field(ge=1)
@@ -134,6 +143,8 @@ class Training(Section):
     """of an average of the weights, which is evaluated and saved in their place"""
     ema_every: int = Field(1, ge=1)
     """updates from one averaging to the next"""
+    subsample: Subsample | None = None
+    """learn from a random share of what an update would learn from, its gradient the whole one's on average"""
     snapshots: dict[str, Snapshot] = {}
     """further copies of the weights, by name, for `rollout.weights` and `evaluation.weights`; one of the algorithm's
     own is set by its name"""
@@ -245,6 +256,13 @@ class BaseConfig(Section):
             raise ConfigError(
                 f"training.old_log_prob: '{self.algorithm.name}' has no ratios of old and new probabilities; null works"
             )
+        if training.subsample is not None and getattr(algorithm, "loss_looks_at", "action") == "group":
+            raise ConfigError(
+                f"training.subsample: the loss of '{self.algorithm.name}' looks at whole groups, of which some members "
+                "would be missing; null works"
+            )
+        if training.subsample is not None and training.subsample.by == "advantage" and not algorithm.has_advantages:
+            raise ConfigError(f"training.subsample.by: '{self.algorithm.name}' has no advantages; uniform works")
         if self.evaluation.prompts is not None:
             Prompts.of(self.evaluation)
         elif evaluation.panel:

@@ -14,6 +14,8 @@ from flowalign.actors.base import Actor
 from flowalign.algorithms import policy_gradient
 from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.algorithms.policy_gradient import PolicyGradient
+from flowalign.config.sections import Subsample
+from flowalign.core.subsampling import inclusion, subsample
 from flowalign.policies.settings import Role, Snapshot
 from flowalign.policies.snapshots import Snapshots
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
@@ -117,7 +119,8 @@ class Learner(Optimization):
             rate = self.set_learning_rate(round(progress * self.updates) + i)
             measured = self._update_roles(experience, items)
             if updates >= self.head_start:
-                measured |= self.update(experience, items)
+                seed = derive_seed(self.config.training.seed, iteration, i, self.accelerator.process_index, 7)
+                measured |= self.update(experience, items, seed=seed)
             updates += 1
             self.snapshots.follow("update", updates, updates)
             skipped += self.skipped > 0
@@ -238,25 +241,28 @@ class Learner(Optimization):
         return measured
 
     def update(
-        self, experience: Experience, items: Tensor, losses: Callable[..., Any] | None = None
+        self, experience: Experience, items: Tensor, losses: Callable[..., Any] | None = None, seed: int | None = None
     ) -> dict[str, Tensor]:
         """One optimizer step on the mean loss of these items over all processes; means of what the loss measured.
 
         Args:
             losses: default the algorithm's.
+            seed: of the random share of the items that `training.subsample` leaves; None takes all.
         """
         total = self._total(experience, items)
-        items = self._with_gradient(experience, items)
+        items, weights = self._with_gradient(experience, items), None
+        if seed is not None and self.config.training.subsample is not None:
+            items, weights = self._subsampled(experience, items, self.config.training.subsample, seed)
         losses = partial(losses or self.algorithm.losses, self.policy, experience)
 
         def backward() -> dict[str, Tensor]:
-            return self.backward(losses, items, total, self.config.training.micro_batch_size)
+            return self.backward(losses, items, total, self.config.training.micro_batch_size, weights)
 
         alone = self.accelerator.num_processes == 1
         sums = while_it_fits(self.config, "training", "micro_batch_size", backward, lambda: alone)
         sums["policy/loss"] = sums.pop("loss")
         self._share_own_gradients()
-        means = {name: value / len(items) for name, value in sums.items()}
+        means = {name: value / (len(items) if weights is None else weights.sum()) for name, value in sums.items()}
         return means | {"policy/gradient_norm": self.step().to(self.accelerator.device)}
 
     def _clip(self) -> Tensor:
@@ -294,6 +300,17 @@ class Learner(Optimization):
         keep = max(1, self.actor.maximum(int(useful.sum())))
         # stable: the useful ones first, each part in its random order
         return items[torch.argsort(~useful, stable=True)[:keep]]
+
+    def _subsampled(
+        self, experience: Experience, items: Tensor, settings: Subsample, seed: int
+    ) -> tuple[Tensor, Tensor]:
+        """Some of the items, as many on every process, and what each counts for."""
+        size = experience.size(items) if settings.by == "advantage" else torch.ones(len(items), device=items.device)
+        probability = inclusion(size, settings.share, 0.5 if settings.by == "advantage" else 0.0)
+        weights = subsample(probability, torch.Generator().manual_seed(seed))
+        keep = max(1, self.actor.maximum(int(weights.count_nonzero())))
+        first = torch.argsort(weights == 0, stable=True)[:keep]
+        return items[first], weights[first]
 
     def weights(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Within it the policy has the weights of this name: policy, reference, ema, or a snapshot's."""
