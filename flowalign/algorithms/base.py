@@ -197,6 +197,6 @@ class Algorithm:
     def show(self, actor: Any, batch: Batch) -> Seen:
         """Sample and score a batch for people to look at; here by a plain rollout."""
         rollout = actor.rollout(batch)
-        images = actor.decode(rollout)
+        images = actor.decode(rollout, shown=True)
         scores = actor.score(images, batch)
         return Seen(rollout, batch, images, scores, scores.value)

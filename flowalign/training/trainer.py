@@ -39,6 +39,7 @@ from flowalign.training.building import (
     build_actor,
     build_policy,
     check_media,
+    check_sound,
     check_trackers,
     make_trainable,
 )
@@ -110,6 +111,7 @@ class Trainer:
         training = config.training
         # before the model, which may take minutes to load
         torch.manual_seed(training.seed)
+        check_sound(config, policy)
         reward = build_reward(config.rewards) if reward is None else as_reward(reward)
         check_media(reward, config.model.kind)
         torch.manual_seed(training.seed)

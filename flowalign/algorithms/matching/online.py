@@ -118,6 +118,6 @@ class OnlineMatching(Matching):
 
     def show(self, actor: DiffusionActor, batch: Batch) -> Seen:
         rollout = self.rollout(actor, batch)
-        images = actor.decode(rollout)
+        images = actor.decode(rollout, shown=True)
         scores = actor.score(images, batch)
         return Seen(rollout, batch, images, scores, scores.value)
