@@ -56,7 +56,9 @@ def read(folder: Path, judged: str) -> Run:
     lines = MetricsFile(folder / "evaluations.jsonl").read()
     for part in ("all/trained", judged):
         if part not in lines[0]:
-            raise FlowalignError(f"{folder}: no '{part}' in its evaluations; evaluation.rewards and evaluation.panel give it")
+            raise FlowalignError(
+                f"{folder}: no '{part}' in its evaluations; evaluation.rewards and evaluation.panel give it"
+            )
     forwards = [taken.get(line["iteration"], 0) for line in lines]
     doubts = [own for own, line in zip(forwards, lines, strict=True) if line["verdict"] in ("suspect", "hacked")]
     return Run(
