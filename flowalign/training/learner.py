@@ -186,6 +186,10 @@ class Learner(Optimization):
         clip_range, worst = self.algorithm.clip_range, max(means.values())
         if clip_range is None or worst <= clip_range / 2 or "policy/mismatch" in self._warned:
             return
+        workers = getattr(self.config.rollout, "workers", None)
+        if workers is not None and workers.staleness:
+            # earlier weights sampled: it is what the ratios are for
+            return
         self._warned.add("policy/mismatch")
         if self.accelerator.is_main_process:
             logger.warning(
