@@ -101,6 +101,8 @@ class Algorithm:
     """and a group of an earlier iteration can stand in for one"""
     searches: ClassVar[bool] = False
     """it learns from finished samples alone, so that a search may have found them"""
+    takes_workers: ClassVar[bool] = False
+    """its `rollout` is all that it needs of sampling, so that other processes can do it"""
     moves_start: ClassVar[bool] = False
     """what it trains moves the start noise of a generator that stays as it is, and is asked whenever that samples"""
     has_ratios: ClassVar[bool] = False

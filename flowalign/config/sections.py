@@ -227,7 +227,11 @@ class BaseConfig(Section):
                 f"training.prompts_per_iteration: {training.prompts_per_iteration} groups cannot be split over "
                 f"{processes} processes (groups stay whole); {up} would work"
             )
-        self.check_sampling(training.prompts_per_iteration // processes, algorithm)
+        groups = training.prompts_per_iteration // processes
+        self.check_sampling(groups, algorithm)
+        workers = getattr(self.rollout, "workers", None)
+        if workers is not None:
+            workers.check(self, algorithm, groups, processes)
         places: dict[str, Sequence[Named]] = {
             "rewards": self.rewards,
             "evaluation.rewards": evaluation.rewards or [],

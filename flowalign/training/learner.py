@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flowalign.actors.base import Actor
 from flowalign.algorithms import policy_gradient
@@ -16,6 +16,7 @@ from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.algorithms.policy_gradient import PolicyGradient
 from flowalign.config.sections import Subsample
 from flowalign.core.subsampling import inclusion, subsample
+from flowalign.policies.base import Policy
 from flowalign.policies.settings import Role, Snapshot
 from flowalign.policies.snapshots import Snapshots
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
@@ -43,6 +44,12 @@ IDLE = {
 """what an iteration that taught nothing shows, and what would help, by metric and kind of sample"""
 
 
+def parameter_groups(policy: Policy, modules: Mapping[str, nn.Module]) -> list[dict[str, nn.Parameter]]:
+    """What is trained, by name: the policy's, and what modules beside it have."""
+    named = [(f"{name}.{key}", p) for name, module in modules.items() for key, p in module.named_parameters()]
+    return [policy.trainable(), {name: parameter for name, parameter in named if parameter.requires_grad}]
+
+
 class Learner(Optimization):
     """Moves a policy's weights by its experience, as a run's configuration says, among the other processes.
 
@@ -57,10 +64,8 @@ class Learner(Optimization):
         self.policy, self.config, self.accelerator = actor.policy, actor.config, actor.accelerator
         training = self.config.training
         self.modules = {**self.policy.companions, **algorithm.modules(self.policy)}
-        named = [(f"{name}.{key}", p) for name, m in self.modules.items() for key, p in m.named_parameters()]
-        own = {name: parameter for name, parameter in named if parameter.requires_grad}
         updates = training.iterations * training.updates_per_iteration
-        groups = [self.policy.trainable(), own]
+        groups = parameter_groups(self.policy, self.modules)
         average = training.ema_decay, training.ema_every
         half = self.config.model.dtype == "float16"
         super().__init__(groups, training.optimizer, updates, self.accelerator.device, *average, half)
@@ -183,6 +188,10 @@ class Learner(Optimization):
         assert isinstance(self.algorithm, PolicyGradient)
         clip_range, worst = self.algorithm.clip_range, max(means.values())
         if clip_range is None or worst <= clip_range / 2 or "policy/mismatch" in self._warned:
+            return
+        workers = getattr(self.config.rollout, "workers", None)
+        if workers is not None and workers.staleness:
+            # earlier weights sampled: it is what the ratios are for
             return
         self._warned.add("policy/mismatch")
         if self.accelerator.is_main_process:
