@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 
 from flowalign.actors.base import Actor
@@ -38,7 +37,7 @@ class Groups:
 
     def draw(self, iteration: int) -> Draw:
         """This process's part of an iteration's groups."""
-        count, processes = self.actor.config.training.prompts_per_iteration, self.actor.accelerator
+        count, processes = self.actor.config.training.prompts_per_iteration, self.actor.processes
         picks = self.selection.picks(self.prompts, iteration, count, self.seed)
         batch = draw_batch(
             self.prompts,
@@ -47,8 +46,8 @@ class Groups:
             self.size,
             self.seed,
             self.shares_start_noise,
-            processes.process_index,
-            processes.num_processes,
+            processes.row,
+            processes.rows,
             picks,
         )
         if self.dynamic is None and self.replay is None:
@@ -177,7 +176,7 @@ class RefilledDraw(Draw):
         stored = replay.take(len(poor), iteration, self.groups.seed)
         new = {place: sampled for place, sampled in self.current.items() if place not in poor}
         fresh = [self._stored(*sampled, float(spread[place])) for place, sampled in new.items()]
-        replay.put(gather_object(fresh))
+        replay.put(self.actor.processes.gather_objects(fresh))
         filled, left = poor[: len(stored)], poor[len(stored) :]
         self._report(filled, mean)
         for place, group in zip(filled, stored, strict=True):

@@ -263,7 +263,7 @@ class Trainer:
     def _iterate(self) -> dict[str, float]:
         training = self.config.training
         # Stateless randomness: a resumed iteration draws what the uninterrupted one would have drawn.
-        torch.manual_seed(derive_seed(training.seed, self.iteration, self.accelerator.process_index))
+        torch.manual_seed(derive_seed(training.seed, self.iteration, self.actor.processes.row))
         draw = self.groups.draw(self.iteration)
         progress = self.progress()
         self.algorithm.progress(progress)
@@ -278,7 +278,8 @@ class Trainer:
             return self.algorithm.collect(self.actor, draw)
 
         def by_itself() -> bool:
-            return self.accelerator.num_processes == 1 or (self.learner.replicated and self.actor.exchanges == begun)
+            by_copies = self.learner.replicated and self.actor.processes.columns == 1
+            return self.accelerator.num_processes == 1 or (by_copies and self.actor.exchanges == begun)
 
         with self.learner.weights(self.learner.sampling_weights), self.learner.sampling():
             experience = while_it_fits(self.config, "rollout", "batch_size", collect, by_itself)
