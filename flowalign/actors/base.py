@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from flowalign.actors.extremes import Extremes
+from flowalign.actors.processes import Processes
 from flowalign.config import BaseConfig
 from flowalign.core.advantages import zero_spread
 from flowalign.data.batches import Batch
@@ -26,6 +27,7 @@ class Actor:
     def __init__(self, config: BaseConfig, policy: Policy, reward: Reward, accelerator: Accelerator) -> None:
         self.config, self.policy, self.reward, self.accelerator = config, policy, reward, accelerator
         self.device = accelerator.device
+        self.processes = Processes(accelerator, getattr(config.model, "context_parallel", None))
         self.reward_calls = 0
         self.metrics: dict[str, float] = {}
         """what acting measured in this iteration"""
@@ -95,7 +97,11 @@ class Actor:
                 record["group"] = f"{record['group']}/{step}"
         self.reward_calls += len(samples)
         prompts = [batch.prompts[i] for i in rows]
-        scores = score(self.reward, samples, prompts, metadata)
+
+        def asked() -> Scores:
+            return score(self.reward, samples, prompts, metadata)
+
+        scores = asked() if self._alone else self.processes.once(asked)
         if self.extremes is not None and steps is None and not self._alone:
             self.extremes.offer([seen(sample) for sample in samples], prompts, metadata, scores)
         return scores
@@ -138,21 +144,28 @@ class Actor:
 
     # Other processes
 
+    def undivided(self) -> contextlib.AbstractContextManager[None]:
+        """Within it a process can use the policy's networks without those that share its samples."""
+        return contextlib.nullcontext()
+
     def gather(self, values: Tensor) -> Tensor:
         """Rows of all processes, in the order of one process."""
         if self._alone:
             return values
         self.exchanges += 1
-        return self.accelerator.gather(values.contiguous())
+        return self.processes.gather(values)
 
     def own(self, values: Tensor, rows: int) -> Tensor:
         """This process's rows of gathered values."""
-        start = self.accelerator.process_index * rows
+        start = self.processes.row * rows
         return values[start : start + rows]
 
     def maximum(self, count: int) -> int:
-        """The largest of a number over the processes."""
-        return int(self.gather(torch.tensor([count], device=self.device)).max())
+        """The largest of a number over the processes, of which a signal may have come to any."""
+        if self._alone:
+            return int(count)
+        self.exchanges += 1
+        return int(self.accelerator.gather(torch.tensor([count], device=self.device)).max())
 
     def counts(self) -> dict[str, int]:
         """`forwards` and `reward_calls` so far, of all processes, which call this together."""
@@ -175,6 +188,6 @@ class Actor:
 
     def load_state(self, tensors: dict[str, dict[str, Tensor]], rest: dict[str, Any]) -> None:
         """The inverse of `state`; each process goes on from its share of the counts."""
-        index, processes = self.accelerator.process_index, self.accelerator.num_processes
+        index, processes = self.processes.row, self.processes.rows
         counts = (rest[name] // processes + (index < rest[name] % processes) for name in ("reward_calls", "forwards"))
         self.reward_calls, self.policy.forwards = counts

@@ -1,5 +1,6 @@
 """What an algorithm for pictures and videos acts through: policy, reward, rollout settings, the other processes."""
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+from flowalign.policies.diffusion.context_parallel import TokenParts
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from rewards import Reward, Scores, spec_of
 from samplers import Trajectory, derive_seed
@@ -38,6 +40,10 @@ class DiffusionActor(Actor):
         self.search: Callable[[DiffusionActor, Batch], Tensor] | None = None
         """finds finished latents [B, ...] for a batch"""
         self._head: ValueHead | None = None
+        self._token_parts = (
+            TokenParts(policy.every_network, self.processes.mesh) if self.processes.columns > 1 else None
+        )
+        policy.family.parts = self.processes.columns
         policy.guidance_gradient = config.rollout.guidance_gradient
         if policy.guidance_gradient == "conditional" and not policy.family.negative(config.rollout.guidance):
             raise ConfigError(
@@ -250,6 +256,9 @@ class DiffusionActor(Actor):
         self._head_optimizer = torch.optim.Adam(self._head.parameters(), 1e-3)
 
     # Other processes
+
+    def undivided(self) -> contextlib.AbstractContextManager[None]:
+        return self._token_parts.joined() if self._token_parts else super().undivided()
 
     def record(self, rollout: Rollout, batch: Batch, scores: Scores, reward: Tensor) -> Record:
         """The record of all processes.

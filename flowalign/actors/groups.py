@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 
 from flowalign.actors.base import Actor
@@ -48,7 +47,7 @@ class Groups:
             workers: sample them; None: the actor does.
             picks: the prompts; default `picks`.
         """
-        processes = self.actor.accelerator
+        processes = self.actor.processes
         picks = self.picks(iteration) if picks is None else picks
         batch = draw_batch(
             self.prompts,
@@ -57,8 +56,8 @@ class Groups:
             self.size,
             self.seed,
             self.shares_start_noise,
-            processes.process_index,
-            processes.num_processes,
+            processes.row,
+            processes.rows,
             picks,
         )
         if self.dynamic is None and self.replay is None:
@@ -187,7 +186,7 @@ class RefilledDraw(Draw):
         stored = replay.take(len(poor), iteration, self.groups.seed)
         new = {place: sampled for place, sampled in self.current.items() if place not in poor}
         fresh = [self._stored(*sampled, float(spread[place])) for place, sampled in new.items()]
-        replay.put(gather_object(fresh))
+        replay.put(self.actor.processes.gather_objects(fresh))
         filled, left = poor[: len(stored)], poor[len(stored) :]
         self._report(filled, mean)
         for place, group in zip(filled, stored, strict=True):

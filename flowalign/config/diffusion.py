@@ -111,12 +111,22 @@ class Config(BaseConfig):
         sigmas = torch.cat([torch.linspace(1, 0.1, sampling.steps), torch.zeros(1)])
         return etas > 0, step_std(registry.resolve("kernels", sampling.kernel), sigmas, etas) > 0
 
+    def rows(self, processes: int) -> int:
+        shared = self.model.context_parallel
+        if processes % shared.degree:
+            raise ConfigError(
+                f"model.context_parallel: ulysses {shared.ulysses} x ring {shared.ring} processes share a sample, and "
+                f"{processes} cannot be divided by that; a multiple of {shared.degree} processes works"
+            )
+        return processes // shared.degree
+
     def check_sampling(self, groups: int, algorithm: Any) -> None:
         if self.model.base_bits is not None and self.model.lora is None:
             raise ConfigError(
                 "model.base_bits: quantised weights cannot be trained themselves; model.lora: {rank: 32} works"
             )
         self._check_texts(algorithm)
+        self._check_context_parallel()
         from samplers import check_eta
 
         kernel = registry.resolve("kernels", self.rollout.kernel)
@@ -182,10 +192,21 @@ class Config(BaseConfig):
                 f"model.text_lora: {self.algorithm.name} learns from clean samples and their kept embeddings; methods "
                 "that learn from the steps of a rollout work, flow_grpo and draft among them"
             )
+        if self.model.offload_text:
+            raise ConfigError("model.text_lora: text encoders are trained on the device; offload_text: false works")
         if self.model.lora is None and self.model.text_lora.denoiser:
             raise ConfigError("model.text_lora: the denoiser is not trained whole beside it; a model.lora works")
         if self.rollout.guidance_gradient == "conditional" or self.rollout.negative_prompt:
             raise ConfigError("model.text_lora: guidance_gradient: both and an empty negative_prompt work")
+
+    def _check_context_parallel(self) -> None:
+        """Refuse what processes that share a sample cannot do."""
+        if self.model.context_parallel.degree == 1:
+            return
+        if self.model.text_lora is not None:
+            raise ConfigError("model.context_parallel: text encoders are not trained beside it; text_lora: null works")
+        if self.rollout.overlap > 1:
+            raise ConfigError("model.context_parallel: rewards are told to all that share a sample; overlap: 1 works")
 
     def _check_weights(self, name: str | None, where: str, algorithm: Any) -> None:
         """Refuse weights that there will not be."""

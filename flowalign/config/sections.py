@@ -108,6 +108,8 @@ class Optimizer(Section):
     max_grad_norm: float = Field(1.0, gt=0)
     bits: Literal[8, 32] = 32
     """of the moments; 8 needs the extra 'bitsandbytes'"""
+    offload: bool = False
+    """the moments stay in the host's memory and visit the device, a tensor at a time, in each update"""
 
 
 class Budget(Section):
@@ -145,6 +147,8 @@ class Training(Section):
     """updates from one averaging to the next"""
     subsample: Subsample | None = None
     """learn from a random share of what an update would learn from, its gradient the whole one's on average"""
+    offload_copies: bool = False
+    """copies of the weights (snapshots and the average) stay in the host's memory while they are not used"""
     snapshots: dict[str, Snapshot] = {}
     """further copies of the weights, by name, for `rollout.weights` and `evaluation.weights`; one of the algorithm's
     own is set by its name"""
@@ -211,6 +215,8 @@ class BaseConfig(Section):
             )
         algorithm.check(self)
         training, evaluation = self.training, self.evaluation
+        if training.optimizer.offload and training.optimizer.bits == 8:
+            raise ConfigError("training.optimizer.offload: moments of 8 bits stay on the device; bits: 32 works")
         if training.ema_every > 1 and training.ema_decay is None:
             raise ConfigError("training.ema_every: there is no average; set training.ema_decay, or leave it out")
         taken = sorted({"policy", "reference", "ema", *algorithm.roles} & training.snapshots.keys())
@@ -221,13 +227,14 @@ class BaseConfig(Section):
             if snapshot.of not in copied or snapshot.of == name:
                 works = nearest(snapshot.of, [other for other in copied if other != name])
                 raise ConfigError(f"training.snapshots.{name}.of: no weights are called '{snapshot.of}'; {works}")
-        if training.prompts_per_iteration % processes:
-            up = -(-training.prompts_per_iteration // processes) * processes
+        rows = self.rows(processes)
+        if training.prompts_per_iteration % rows:
+            up = -(-training.prompts_per_iteration // rows) * rows
             raise ConfigError(
                 f"training.prompts_per_iteration: {training.prompts_per_iteration} groups cannot be split over "
-                f"{processes} processes (groups stay whole); {up} would work"
+                f"{rows} processes (groups stay whole); {up} would work"
             )
-        groups = training.prompts_per_iteration // processes
+        groups = training.prompts_per_iteration // rows
         self.check_sampling(groups, algorithm)
         workers = getattr(self.rollout, "workers", None)
         if workers is not None:
@@ -286,6 +293,10 @@ class BaseConfig(Section):
                 f"training.updates_per_iteration: the {items} {algorithm.unit} of a group cannot be split into "
                 f"{training.updates_per_iteration} equal updates"
             )
+
+    def rows(self, processes: int) -> int:
+        """How many of so many processes have groups of their own."""
+        return processes
 
     def check_sampling(self, groups: int, algorithm: Any) -> None:
         """What can be wrong with the sections that say how to sample; a process has so many groups an iteration."""

@@ -42,6 +42,11 @@ class RolloutWorkers(Section):
             )
         if getattr(config.rollout, "search", None) is not None:
             raise ConfigError("rollout.workers: a search asks for rewards, and workers have none; search: null works")
+        if config.rows(processes) != processes:
+            raise ConfigError(
+                "rollout.workers: a worker samples alone, and model.context_parallel shares each sample among "
+                "processes; one of the two works"
+            )
         if processes > 1 and "RAY_ADDRESS" not in os.environ:
             raise ConfigError(
                 f"rollout.workers: {processes} processes learn, and share a Ray that was started for them: set "

@@ -66,6 +66,20 @@ class Network(Section):
     """compute activations again in the backward pass: a third more time, a fraction of the memory"""
 
 
+class ContextParallel(Section):
+    """Processes that each have a part of every sample's tokens, ulysses * ring of them: for long videos."""
+
+    ulysses: int = Field(1, ge=1)
+    """exchange attention heads, of which each then has a part"""
+    ring: int = Field(1, ge=1)
+    """pass keys and values around; on GPUs, with an attention backend that can (`model.attention: _native_cudnn`)"""
+
+    @property
+    def degree(self) -> int:
+        """Processes that a sample is divided over."""
+        return self.ulysses * self.ring
+
+
 class Model(Network):
     kind: Literal["pictures"] = "pictures"
     config: str | None = None
@@ -77,16 +91,19 @@ class Model(Network):
     """arguments of the pipeline's prompt encoding, e.g. max_sequence_length"""
     text_lora: TextLora | None = None
     """train the text encoders too, or alone; for methods that learn from the steps of a rollout"""
-    base_bits: Literal[4, 8] | None = None
-    """of the frozen weights under a LoRA, by bitsandbytes (an extra; GPUs only)"""
+    base_bits: Literal[4, 8, "fp8"] | None = None
+    """of the frozen weights under a LoRA: 4 or 8 by bitsandbytes (GPUs only), fp8 (e4m3) by torchao; each an extra"""
     offload_vae: bool = False
-    """the VAE stays in the CPU's memory and visits the device to decode, as the text encoders always do to encode"""
+    """the VAE stays in the CPU's memory and visits the device to decode, as the text encoders do to encode"""
+    offload_text: bool = False
+    """the text encoders never come to the device: they encode in the CPU's memory, each prompt once, and slower"""
     tile_vae: bool = False
     """decode large pictures tile by tile; neighbours blend, which changes pixels a little"""
     slice_vae: bool = False
     """decode one picture at a time"""
     compile: bool = False
     """torch.compile the denoiser's repeated blocks: minutes once, then faster steps"""
+    context_parallel: ContextParallel = ContextParallel()
 
 
 class TextModel(Network):

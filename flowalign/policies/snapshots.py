@@ -17,6 +17,7 @@ class Snapshots:
         parameters: of the policy, the parts on this process.
         settings: of each copy, by its name.
         refresh: called whenever the parameters were replaced.
+        host: keep the copies in the host's memory; they are moved on the parameters' device, a tensor at a time.
     """
 
     def __init__(
@@ -24,8 +25,9 @@ class Snapshots:
         parameters: Mapping[str, nn.Parameter],
         settings: Mapping[str, Snapshot],
         refresh: Callable[[], None] = lambda: None,
+        host: bool = False,
     ) -> None:
-        self.settings, self.refresh = settings, refresh
+        self.settings, self.refresh, self.host = settings, refresh, host
         self._parameters = [parameter.data for parameter in parameters.values()]
         self.weights: dict[str, list[Tensor]] = {name: self._copied() for name in settings}
         """of each snapshot, in the order of the parameters"""
@@ -67,9 +69,12 @@ class Snapshots:
             if settings.every == event and count % settings.interval == 0:
                 decay = settings.decay_at(updates)
                 followed = self._parameters if settings.of == "policy" else self.weights[settings.of]
-                for copy, parameter in zip(self.weights[name], followed, strict=True):
-                    # lerp by 1 is not an exact copy
-                    copy.copy_(parameter) if decay == 0 else copy.lerp_(parameter, 1 - decay)
+                for copy, other, own in zip(self.weights[name], followed, self._parameters, strict=True):
+                    if decay == 0:
+                        # lerp by 1 is not an exact copy
+                        copy.copy_(other)
+                    else:
+                        copy.copy_(copy.to(own.device).lerp_(other.to(own.device), 1 - decay))
 
     @torch.no_grad()
     def reset(self, name: str) -> None:
@@ -78,7 +83,7 @@ class Snapshots:
             copy.copy_(parameter)
 
     def _copied(self) -> list[Tensor]:
-        return [parameter.clone() for parameter in self._parameters]
+        return [p.to("cpu", copy=True) if self.host else p.clone() for p in self._parameters]
 
     def _put(self, weights: list[Tensor]) -> None:
         for parameter, value in zip(self._parameters, weights, strict=True):

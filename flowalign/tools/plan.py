@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from flowalign.config import Config
@@ -24,6 +26,8 @@ from flowalign.config.sections import BaseConfig
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.base import best_device, torch_dtype
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+from flowalign.policies.diffusion.context_parallel import TokenParts, check_network
+from flowalign.policies.settings import ContextParallel
 from flowalign.tools.dry_run import small_config, small_policy
 from flowalign.tools.fake_device import DEVICE, Autocast, FakeDevice
 from flowalign.tools.published_pipelines import REWARDS, build, network, published
@@ -167,11 +171,12 @@ def plan(config: BaseConfig, gpu: str = "h100", gpus: int = 1, price: float | No
         raise ConfigError(
             "plan is of models that make pictures or videos; flowalign train CONFIG --dry-run tries texts"
         )
-    groups = config.training.prompts_per_iteration
-    if gpus > groups:
+    groups, rows = config.training.prompts_per_iteration, config.rows(gpus)
+    if rows > groups:
+        most = groups * config.model.context_parallel.degree
         raise ConfigError(
-            f"--gpus: {gpus} are more than the {groups} groups of an iteration, which stay whole; at most {groups} "
-            f"work, or training.prompts_per_iteration={gpus}"
+            f"--gpus: {gpus} are more than the {groups} groups of an iteration, which stay whole, take; at most {most} "
+            f"work, or training.prompts_per_iteration={rows}"
         )
     config.check(gpus)
     published(config.model.path)
@@ -201,6 +206,7 @@ def count(config: Config) -> Passes:
         small.training.prompts_per_iteration, small.training.micro_batch_size = 1, 64
         small.model.gradient_checkpointing = small.model.compile = False
         small.model.dtype, small.model.base_bits, small.model.lora = "float32", None, config.model.lora
+        small.model.context_parallel = ContextParallel()
         policy = small_policy(small, False, best_device())
         trainer = Trainer(small, policy, progress=False)
         passes, phase = Passes(), "rollout"
@@ -279,10 +285,11 @@ def _autocast(dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
 
 
 def measure(config: Config) -> tuple[Costs, list[str]]:
-    """Costs of the real networks, and what could not be known."""
+    """Costs of the real networks on one GPU, and what could not be known."""
     known = published(config.model.path)
     dtype = torch_dtype(config.model.dtype)
-    with FakeDevice() as device, torch.random.fork_rng(devices=[]):
+    shared = config.model.context_parallel
+    with _first_of_many(shared) as mesh, FakeDevice() as device, torch.random.fork_rng(devices=[]):
         pipeline = build(config.model.path, dtype)
         parts = {name: part for name, part in pipeline.components.items() if isinstance(part, nn.Module)}
         parameters = {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
@@ -291,6 +298,11 @@ def measure(config: Config) -> tuple[Costs, list[str]]:
         make_trainable(
             policy, config.model.model_copy(update={"gradient_checkpointing": False, "compile": False}), False
         )
+        if mesh is not None:
+            denoiser = next(iter(policy.networks.values()))
+            check_network(type(pipeline).__name__, type(denoiser), denoiser.config, config.model)
+            TokenParts(policy.every_network, mesh)
+            policy.family.parts = shared.degree
         meter = Meter(device, dtype)
         encoded = meter(lambda: _encode(policy, config))
         before = device.live
@@ -326,6 +338,19 @@ def measure(config: Config) -> tuple[Costs, list[str]]:
         encoded.peak,
     )
     return costs, notes
+
+
+@contextlib.contextmanager
+def _first_of_many(shared: ContextParallel) -> Iterator[DeviceMesh | None]:
+    """Within it this process is the first of those that share a sample; what it sends to the others goes nowhere."""
+    if shared.degree == 1:
+        yield None
+        return
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=shared.degree)
+    try:
+        yield init_device_mesh("cpu", (shared.ring, shared.ulysses), mesh_dim_names=("ring", "ulysses"))
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @dataclass
@@ -418,13 +443,14 @@ def _plan(
     config: Config, costs: Costs, passes: Passes, gpu: str, gpus: int, price: float | None, notes: list[str]
 ) -> Plan:
     training, model = config.training, config.model
-    samples = training.prompts_per_iteration * training.group_size
+    samples, shared = training.prompts_per_iteration * training.group_size, model.context_parallel.degree
+    # GPUs that share a sample have parts of its passes, and all encode and decode it
     flops = {
-        "rollout": samples * passes.rollout * costs.forward,
-        "decoding": samples * (passes.decoded + 3 * passes.differentiated) * costs.decode,
-        "rewards": samples * (passes.decoded + 3 * passes.differentiated) * costs.score,
-        "update": samples * (passes.update * costs.forward + passes.backward * costs.backward),
-        "prompts": training.prompts_per_iteration * costs.encode,
+        "rollout": shared * samples * passes.rollout * costs.forward,
+        "decoding": shared * samples * (passes.decoded + 3 * passes.differentiated) * costs.decode,
+        "rewards": samples * (passes.decoded + shared * 3 * passes.differentiated) * costs.score,
+        "update": shared * samples * (passes.update * costs.forward + passes.backward * costs.backward),
+        "prompts": 0 if model.offload_text else shared * training.prompts_per_iteration * costs.encode,
     }
     card = GPUS[gpu]
     rate = (card.single if model.dtype == "float32" else card.half) * 1e12
@@ -466,25 +492,28 @@ def memory_of(config: Config, costs: Costs, gpus: int, shards: int = 1) -> dict[
     trained = 4 * costs.trained / shards
     frozen: float = 0 if full else costs.weights - 4 * costs.trained
     if model.base_bits is not None:
-        frozen *= model.base_bits / (8 * torch_dtype(model.dtype).itemsize)
+        bits = 8 if model.base_bits == "fp8" else model.base_bits
+        frozen *= bits / (8 * torch_dtype(model.dtype).itemsize)
     copies = len(algorithm.snapshots) + len(training.snapshots) + (training.ema_decay is not None)
     reference = costs.weights * (torch_dtype(model.dtype).itemsize / 4) if full and algorithm.uses_reference else 0
     always = {
         "weights": frozen / shards + trained,
         "reference": reference / shards,
         "gradients": trained,
-        "moments": trained * 2 * training.optimizer.bits / 32,
-        "snapshots": copies * trained,
+        "moments": 0 if training.optimizer.offload else trained * 2 * training.optimizer.bits / 32,
+        "snapshots": 0 if training.offload_copies else copies * trained,
         "rewards": costs.rewards,
     }
+    # encoded elsewhere, prompts take nothing here
+    texts = {} if model.offload_text else {"text encoders": costs.text_encoders, "activations": costs.encoding}
     vae = {} if model.offload_vae else {"VAE": costs.vae}
-    samples = training.prompts_per_iteration * training.group_size // gpus
+    samples = training.prompts_per_iteration * training.group_size // config.rows(gpus)
     recorded = {"trajectories": samples * costs.trajectory}
     kept = costs.checkpointed if model.gradient_checkpointing else costs.activations
     batch = min(config.rollout.batch_size, samples)
     pictures = 1 if model.slice_vae else batch
     phases = {
-        "encoding": always | vae | {"text encoders": costs.text_encoders, "activations": costs.encoding},
+        "encoding": always | vae | texts,
         "rollout": always | vae | recorded | {"activations": batch * costs.sampling},
         "decoding": always | {"VAE": costs.vae} | recorded | {"activations": pictures * costs.decoding},
         "update": always | vae | recorded | {"activations": training.micro_batch_size * kept},
@@ -502,10 +531,13 @@ def advise(config: Config, costs: Costs, gpus: int, usable: float) -> list[str]:
     changed, shards = config.model_copy(deep=True), 1
     ways: list[tuple[str, Callable[[], object]]] = [
         ("model.offload_vae: true", lambda: setattr(changed.model, "offload_vae", True)),
+        ("model.offload_text: true", lambda: setattr(changed.model, "offload_text", True)),
+        ("training.offload_copies: true", lambda: setattr(changed.training, "offload_copies", True)),
         ("model.slice_vae: true", lambda: setattr(changed.model, "slice_vae", True)),
         ("training.micro_batch_size: 1", lambda: setattr(changed.training, "micro_batch_size", 1)),
         ("rollout.batch_size: 1", lambda: setattr(changed.rollout, "batch_size", 1)),
         ("model.gradient_checkpointing: true", lambda: setattr(changed.model, "gradient_checkpointing", True)),
+        ("training.optimizer.offload: true", lambda: setattr(changed.training.optimizer, "offload", True)),
         ("training.optimizer.bits: 8", lambda: setattr(changed.training.optimizer, "bits", 8)),
     ]
     if gpus > 1:

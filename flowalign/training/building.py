@@ -18,6 +18,7 @@ from flowalign.data import shipped
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.base import Policy
 from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.diffusion.context_parallel import check_context_parallel
 from flowalign.policies.diffusion.families import family_of
 from flowalign.policies.diffusion.storage import check_arguments, described_by, load_config
 from flowalign.policies.language.policy import LanguagePolicy
@@ -53,6 +54,7 @@ def build_policy(
     sizes = {"rollout": _sides(config.rollout), "evaluation": _sides(config.evaluation)}
     for where, sides in sizes.items():
         check_arguments(described_by(path, described), sides, where)
+    check_context_parallel(described_by(path, described), model)
     config.build_algorithm().check_pipeline(config, load_config(described_by(path, described))["_class_name"])
     policy = kind.from_pretrained(
         path,

@@ -2,12 +2,11 @@
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from accelerate import Accelerator
-from accelerate.utils import gather_object
-
+from flowalign.actors.processes import Processes
 from flowalign.data import Prompts
 from flowalign.policies.base import Policy
 from flowalign.policies.settings import SamplingSettings
@@ -91,7 +90,7 @@ def evaluate(
     sampling: SamplingSettings,
     per_prompt: int,
     seed: int,
-    accelerator: Accelerator | None = None,
+    processes: Processes | None = None,
 ) -> Evaluated:
     """Sample each prompt `per_prompt` times, and score the samples.
 
@@ -101,11 +100,11 @@ def evaluate(
     texts = [text for text in prompts.texts for _ in range(per_prompt)]
     metadata = [record for record in prompts.metadata for _ in range(per_prompt)]
     seeds = list(range(seed, seed + len(texts)))
-    process, processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
+    process, count = (processes.row, processes.rows) if processes else (0, 1)
     # a prompt's samples stay together, for rewards that look at groups
-    rows = [i for i in range(len(texts)) if i // per_prompt % processes == process]
+    rows = [i for i in range(len(texts)) if i // per_prompt % count == process]
     # every process samples as many, since a network in shards runs on all of them or on none
-    share = -(-len(prompts) // processes) * per_prompt
+    share = -(-len(prompts) // count) * per_prompt
     filled = rows + [0] * (share - len(rows))
     forwards = policy.forwards
     records = [metadata[i] for i in filled]
@@ -115,15 +114,16 @@ def evaluate(
     replies = None
     if rows:
         records = [metadata[i] | {"group": i // per_prompt, "seed": seeds[i]} for i in rows]
-        scores = score(reward, samples, [texts[i] for i in rows], records)
+        asked = partial(score, reward, samples, [texts[i] for i in rows], records)
+        scores = processes.once(asked) if processes else asked()
         replies = scores.replies
         for row, i in enumerate(rows):
             own = {name: float(values[row]) for name, values in scores.parts.items()}
             scored.append((i, float(scores.value[row]), own))
     # evaluation is not training: it does not count
     policy.forwards = forwards
-    if processes > 1:
-        scored = gather_object(scored)
+    if processes:
+        scored = processes.gather_objects(scored)
     _, value, columns = zip(*sorted(scored, key=lambda line: line[0]), strict=True)
     parts = {name: [column[name] for column in columns] for name in columns[0]}
     return Evaluated(texts, metadata, seeds, list(value), parts, [seen(own) for own in samples], rows, replies)

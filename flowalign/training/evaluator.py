@@ -63,7 +63,7 @@ class Evaluator:
         own = self.settings.rewards
         self.reward: Reward = build_reward(own, "evaluation.rewards") if own else actor.reward
         watchers = build_rewards(self.settings.panel, "evaluation.panel")
-        self.panel = Panel(self.reward, watchers, actor.reward, folder, self.accelerator.process_index)
+        self.panel = Panel(self.reward, watchers, actor.reward, folder, actor.processes.row)
         actor.policy.bind(self.panel)
         self.verdict = NOTHING_SEEN
         self.lines = MetricsFile(folder / "evaluations.jsonl")
@@ -87,7 +87,7 @@ class Evaluator:
                 settings,
                 settings.samples_per_prompt,
                 settings.seed,
-                self.accelerator,
+                self.actor.processes,
             )
         line: dict[str, Any] = {"iteration": iteration} | self.actor.judged()
         with self.learner.alone():

@@ -68,7 +68,8 @@ class Learner(Optimization):
         groups = parameter_groups(self.policy, self.modules)
         average = training.ema_decay, training.ema_every
         half = self.config.model.dtype == "float16"
-        super().__init__(groups, training.optimizer, updates, self.accelerator.device, *average, half)
+        host = training.offload_copies
+        super().__init__(groups, training.optimizer, updates, self.accelerator.device, *average, half, host)
         self.replicated = sharding is None
         """every process has the network whole, and can use it by itself"""
         self._warned: set[str] = set()
@@ -98,7 +99,8 @@ class Learner(Optimization):
         """Begin the named copies of the weights, the algorithm's and those that the configuration adds."""
         roles = dict.fromkeys(self.algorithm.roles, Snapshot(decay=1.0))
         settings = {**self.algorithm.snapshots, **roles, **self.config.training.snapshots}
-        self.snapshots = Snapshots(self.local_parameters, settings, self._refresh)
+        host = self.config.training.offload_copies
+        self.snapshots = Snapshots(self.local_parameters, settings, self._refresh, host)
         self.policy.snapshots = self.snapshots
 
     def _refresh(self) -> None:
@@ -287,14 +289,18 @@ class Learner(Optimization):
         for module in self.modules.values() if self.accelerator.num_processes > 1 else ():
             for parameter in module.parameters():
                 if parameter.grad is not None:
-                    parameter.grad = self.accelerator.reduce(parameter.grad, "mean")
+                    # of processes that share samples each has all of it, as many times as they are
+                    parameter.grad = self.accelerator.reduce(parameter.grad, "mean") / self.actor.processes.columns
 
     def _total(self, experience: Experience, items: Tensor) -> float:
-        """What the sum of the items' losses is divided by; a process's share where not all items count."""
-        counted = experience.counted(items)
+        """What the sum of the items' losses is divided by; a process's share where not all items count.
+
+        Processes that share samples each have a part of the gradient, of which the mean over processes is taken.
+        """
+        counted, columns = experience.counted(items), self.actor.processes.columns
         if counted is None:
-            return len(items)
-        return max(1.0, self.actor.gather(counted.sum()[None]).float().mean().item())
+            return len(items) / columns
+        return max(1.0, self.actor.gather(counted.sum()[None]).float().mean().item()) / columns
 
     def _with_gradient(self, experience: Experience, items: Tensor) -> Tensor:
         """Leave out items that teach nothing, such as actions of zero advantage, unless the loss has other terms.
@@ -346,7 +352,7 @@ class Learner(Optimization):
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Within it a process can use the network without the others, with averaged weights where there is an EMA."""
-        with self.averaged(), self._gathered():
+        with self.averaged(), self._gathered(), self.actor.undivided():
             yield
             self.accelerator.wait_for_everyone()
 

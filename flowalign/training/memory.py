@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flowalign.config.sections import BaseConfig, Optimizer
 from flowalign.errors import ConfigError
@@ -27,6 +27,40 @@ def check_precision(dtype: str, device: torch.device) -> None:
         )
 
 
+class HostAdamW(torch.optim.AdamW):
+    """AdamW whose moments are in the host's memory; each parameter's visit the device for its step.
+
+    Nothing is computed elsewhere, so the weights are AdamW's bit for bit. A step moves 16 bytes a parameter.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """A step of every parameter that has a gradient."""
+        groups = self.param_groups
+        for group in groups:
+            for parameter in (p for p in group["params"] if p.grad is not None):
+                self._move(parameter, parameter.device)
+                self.param_groups = [group | {"params": [parameter]}]
+                super().step()
+                self._move(parameter, torch.device("cpu"))
+        self.param_groups = groups
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """The moments of another AdamW, or of this class."""
+        super().load_state_dict(state_dict)
+        for parameter in self.state:
+            self._move(parameter, torch.device("cpu"))
+
+    def _move(self, parameter: Tensor, device: torch.device) -> None:
+        for name, value in self.state[parameter].items():
+            # the count of steps stays where AdamW has it
+            if value.dim() and value.device != device:
+                # memory that the device reads by itself
+                pinned = device.type == "cpu" and value.is_cuda
+                moved = torch.empty_like(value, device=device, pin_memory=pinned)
+                self.state[parameter][name] = moved.copy_(value)
+
+
 def make_optimizer(
     groups: Iterable[list[nn.Parameter]], settings: Optimizer, device: torch.device
 ) -> torch.optim.Optimizer:
@@ -38,6 +72,8 @@ def make_optimizer(
     parameters = [{"params": group} for group in groups]
     lr, decay = settings.learning_rate, settings.weight_decay
     common: dict[str, Any] = {"lr": lr, "betas": settings.betas, "weight_decay": decay}
+    if settings.bits == 32 and settings.offload:
+        return HostAdamW(parameters, fused=device.type == "cuda", **common)
     if settings.bits == 32:
         return torch.optim.AdamW(parameters, fused=device.type == "cuda", **common)
     try:
@@ -75,11 +111,15 @@ def while_it_fits(
 def out_of_memory(config: BaseConfig, processes: int) -> str:
     """What to lower, in order: first what costs nothing but time, last what changes the run."""
     model, training, rollout = config.model, config.training, config.rollout
+    copies = training.ema_decay is not None or training.snapshots or config.build_algorithm().snapshots
     ways = {
         "training.micro_batch_size: 1": training.micro_batch_size > 1,
         "rollout.batch_size: 1": getattr(rollout, "batch_size", 1) > 1,
         "model.gradient_checkpointing: true": not model.gradient_checkpointing,
         "model.offload_vae: true": not getattr(model, "offload_vae", True),
+        "training.optimizer.offload: true": not training.optimizer.offload,
+        "training.offload_copies: true": copies and not training.offload_copies,
+        "model.offload_text: true": not getattr(model, "offload_text", True),
         "model.tile_vae: true": not getattr(model, "tile_vae", True),
         "shards over more GPUs (configs/accelerate/fsdp2.yaml)": True,
         "training.optimizer.bits: 8": training.optimizer.bits == 32 and model.lora is None,

@@ -51,6 +51,7 @@ class Optimization:
         ema_decay: of the average of the weights; None: there is none.
         ema_every: updates from one averaging to the next.
         half: the backward pass is in float16.
+        host: the average stays in the host's memory, and visits the device to move.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Optimization:
         ema_decay: float | None = None,
         ema_every: int = 1,
         half: bool = False,
+        host: bool = False,
     ) -> None:
         self.settings, self.updates, self.ema_every = settings, updates, ema_every
         self.parameters = {name: parameter for group in groups for name, parameter in group.items()}
@@ -73,6 +75,10 @@ class Optimization:
         self.local_parameters = self.parameters
         """the part of each parameter on this process, in the same memory"""
         self.ema = EMAModel(self.local_parameters.values(), ema_decay) if ema_decay else None
+        if self.ema is not None and host:
+            self.ema.to("cpu")
+        self._visits = device if host else None
+        """where the average goes to move"""
         self.scale = LossScale() if half else None
         self.skipped = 0
         """updates in a row, up to the last one, that moved nothing since their gradients were not finite"""
@@ -143,8 +149,12 @@ class Optimization:
         """Count an update, by which the decay rises to its value, and average the weights at every `ema_every`-th."""
         if (ema.optimization_step + 1) % self.ema_every:
             ema.optimization_step += 1
-        else:
-            ema.step(self.local_parameters.values())
+            return
+        if self._visits is not None:
+            ema.to(self._visits)
+        ema.step(self.local_parameters.values())
+        if self._visits is not None:
+            ema.to("cpu")
 
     def _clip(self) -> Tensor:
         return nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm)

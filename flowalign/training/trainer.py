@@ -290,7 +290,7 @@ class Trainer:
     def _iterate(self) -> dict[str, float]:
         training = self.config.training
         # Stateless randomness: a resumed iteration draws what the uninterrupted one would have drawn.
-        torch.manual_seed(derive_seed(training.seed, self.iteration, self.accelerator.process_index))
+        torch.manual_seed(derive_seed(training.seed, self.iteration, self.actor.processes.row))
         progress = self.progress()
         self.algorithm.progress(progress)
         self.algorithm.updates = self.iteration * training.updates_per_iteration
@@ -304,7 +304,8 @@ class Trainer:
             return self.algorithm.collect(self.actor, draw)
 
         def by_itself() -> bool:
-            return self.accelerator.num_processes == 1 or (self.learner.replicated and self.actor.exchanges == begun)
+            by_copies = self.learner.replicated and self.actor.processes.columns == 1
+            return self.accelerator.num_processes == 1 or (by_copies and self.actor.exchanges == begun)
 
         with self.learner.weights(self.learner.sampling_weights), self.learner.sampling():
             if self.ahead is None:

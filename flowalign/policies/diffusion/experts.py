@@ -13,8 +13,8 @@ from flowalign.errors import ConfigError
 class Experts(nn.Module):
     """Networks of one architecture as one, which asks for each sample the network that the pipeline asked.
 
-    Processes with whole copies may ask different ones at a time (`allow_unasked`). In shards they may not: each would
-    wait for parts of the networks that others do not ask.
+    Processes with whole copies may ask different ones at a time (`allow_unasked`). In shards they would wait for parts
+    of networks that others do not ask, so there each call asks all networks (`always`).
 
     Args:
         members: the networks by their names in the pipeline, in the order of `expert`.
@@ -23,7 +23,13 @@ class Experts(nn.Module):
     def __init__(self, members: Mapping[str, Any]) -> None:
         super().__init__()
         self.members: Any = nn.ModuleDict(members)
-        self.first: Any = next(iter(members.values()))
+        self.always = False
+        """ask every network in every call: of one row, for nothing, where no sample's turn has come"""
+
+    @property
+    def first(self) -> Any:
+        """Whose configuration all have."""
+        return next(iter(self.members.values()))
 
     @property
     def config(self) -> Any:
@@ -40,10 +46,15 @@ class Experts(nn.Module):
         places, parts = [], []
         for number, member in enumerate(self.members.values()):
             rows = (expert == number).nonzero().squeeze(1).to(hidden_states.device)
+            for_nothing = self.always and not len(rows)
+            if for_nothing:
+                rows = torch.zeros(1, dtype=torch.long, device=hidden_states.device)
             if len(rows):
                 own = {name: _rows(value, rows, count) for name, value in call.items()}
-                parts.append(member(hidden_states[rows], **own)[0])
-                places.append(rows)
+                predicted = member(hidden_states[rows], **own)[0]
+                # none of its rows, but its place in the graph, so that its backward pass is walked by all
+                parts.append(predicted[:0] if for_nothing else predicted)
+                places.append(rows[:0] if for_nothing else rows)
         return (torch.cat(parts)[torch.cat(places).argsort()],)
 
     def add_adapter(self, config: Any) -> None:
@@ -78,14 +89,26 @@ def allow_unasked(network: nn.Module, accelerator: Accelerator) -> None:
         accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
 
 
-def check_shards(network: nn.Module) -> None:
-    """Refuse to put several networks in shards.
+def own_weights(weights: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """A member's weights by their names in it, from those of the whole; all where there is but one network."""
+    start = f"members.{name}."
+    own = {key.removeprefix(start): value for key, value in weights.items() if key.startswith(start)}
+    return own or dict(weights)
+
+
+def apart(network: nn.Module) -> list[nn.Module]:
+    """The networks that are called by themselves: a pipeline asks one of several, and not the whole they make."""
+    return list(network.members.values()) if isinstance(network, Experts) else [network]
+
+
+def check_zero(network: nn.Module) -> None:
+    """Refuse to give several networks to DeepSpeed.
 
     Raises:
         ConfigError: says what works.
     """
     if isinstance(network, Experts):
         raise ConfigError(
-            f"this pipeline has {len(network.members)} denoisers, which are trained in whole copies, not in shards: "
-            "launch without FSDP or DeepSpeed"
+            f"this pipeline has {len(network.members)} denoisers, of which DeepSpeed takes one; shards by "
+            "configs/accelerate/fsdp2.yaml work"
         )

@@ -20,7 +20,7 @@ from flowalign.errors import ConfigError
 from flowalign.policies.base import TRAINED, Policy, torch_dtype
 from flowalign.policies.diffusion.checks import check_replay
 from flowalign.policies.diffusion.conditions import EXTRA_INPUT, CallRecorder, Conditions, Ragged, standing_in
-from flowalign.policies.diffusion.experts import Experts
+from flowalign.policies.diffusion.experts import Experts, own_weights
 from flowalign.policies.diffusion.families import Family, family_of, to_device
 from flowalign.policies.diffusion.forward_process import CleanSamples, ForwardProcess, Noised
 from flowalign.policies.diffusion.prompts import PromptEncoder
@@ -96,7 +96,7 @@ class DiffusersPolicy(Policy[Rollout]):
         path: str | Path,
         dtype: torch.dtype | str = torch.float32,
         device: torch.device | str = "cpu",
-        base_bits: int | None = None,
+        base_bits: int | str | None = None,
         config: str | None = None,
         **settings: Any,
     ) -> Self:
@@ -104,7 +104,8 @@ class DiffusersPolicy(Policy[Rollout]):
 
         Args:
             path: a folder, a hub name, or a single file (.safetensors) of all weights or of the denoiser's.
-            base_bits: 4 or 8 loads the denoiser quantised by bitsandbytes, which needs a GPU; None as it is.
+            base_bits: 4 or 8 loads the denoiser quantised by bitsandbytes, which needs a GPU, 'fp8' by torchao; None as
+                it is.
             config: of a single file: folder or hub name of a pipeline that says what its parts are.
         """
         described = described_by(path, config)
@@ -120,7 +121,9 @@ class DiffusersPolicy(Policy[Rollout]):
             raise ConfigError(f"attention backend '{backend}' cannot be used here: {error}") from error
 
     def save_memory(self, model: Model) -> None:
-        """Take less of the device's memory for the VAE, as a model section says: offload_vae, tile_vae, slice_vae."""
+        """Take less of the device's memory, as a model section says: offload_text, offload_vae, tile_vae, slice_vae."""
+        if model.offload_text:
+            self.encoder.place = torch.device("cpu")
         vae = getattr(self.pipeline, "vae", None)
         for wanted, method in ((model.tile_vae, "enable_tiling"), (model.slice_vae, "enable_slicing")):
             if wanted and not hasattr(vae, method):
@@ -134,6 +137,13 @@ class DiffusersPolicy(Policy[Rollout]):
     def denoiser(self) -> Any:
         """The network that is trained."""
         return self.network
+
+    @property
+    def every_network(self) -> list[Any]:
+        """What the pipeline asks, and the copies that were kept of it for the reference."""
+        kept: Any = self._reference
+        copies = [] if kept is None else list(kept.members.values()) if isinstance(kept, Experts) else [kept]
+        return [*self.networks.values(), *copies]
 
     @property
     def latent_channels(self) -> int:
@@ -160,7 +170,7 @@ class DiffusersPolicy(Policy[Rollout]):
         A second transformer has a file of its own, for `load_into_transformer_2=True`.
         """
         for name, network in self.networks.items():
-            whole = network if weights is None else with_weights(network, weights, self.lora)
+            whole = network if weights is None else with_weights(network, own_weights(weights, name), self.lora)
             if self.lora:
                 save_lora(self.pipeline, self.family.denoiser, name, whole, folder, self.companions)
             else:

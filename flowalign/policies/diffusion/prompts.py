@@ -28,7 +28,7 @@ class PromptEncoder:
     """A pipeline's text encoders and a cache of what they made.
 
     Args:
-        device: where they encode; they leave it after.
+        device: where embeddings go, and the encoders to encode; they leave it after.
         options: arguments for the pipeline's prompt encoding, e.g. max_sequence_length.
     """
 
@@ -37,6 +37,8 @@ class PromptEncoder:
     ) -> None:
         self.pipeline, self.family, self.device, self.options = pipeline, family, device, options
         self.embeddings: OrderedDict[Prompt, dict[str, Tensor]] = OrderedDict()
+        self.place = device
+        """where the text encoders encode"""
         self.trained = False
         """the text encoders change, so that what they made before is old"""
 
@@ -82,7 +84,7 @@ class PromptEncoder:
         self._report_cut([text for text, *_ in missing])
         encoders = [m for n, m in self.pipeline.components.items() if n.startswith("text_encoder")]
         for encoder in encoders:
-            to_device(encoder, self.device)
+            to_device(encoder, self.place)
         for key in missing:
             text, source, *_ = key
             if source is None and self.family.encodes_images:
@@ -91,9 +93,9 @@ class PromptEncoder:
             pictures = {} if source is None else {"image": opened(source, size)[0]}
             options = self.options | pictures
             encode = self.family.encode_negative if negative else self.family.encode
-            encoded = encode(self.pipeline, [text], device=self.device, **options)
+            encoded = encode(self.pipeline, [text], device=self.place, **options)
             self.embeddings[key] = {name: value[0].cpu() for name, value in encoded.items()}
-        if self.device.type != "cpu" and not self.trained:
+        if self.place.type != "cpu" and not self.trained:
             for encoder in encoders:
                 to_device(encoder, "cpu")
         while len(self.embeddings) > max(ENCODED_PROMPTS, len(set(keys))):

@@ -8,7 +8,7 @@ from typing import Any
 
 import diffusers
 import torch
-from diffusers import DiffusionPipeline, PipelineQuantizationConfig
+from diffusers import DiffusionPipeline, PipelineQuantizationConfig, TorchAoConfig
 from diffusers.loaders.single_file_utils import (
     SingleFileComponentError,
     fetch_diffusers_config,
@@ -116,12 +116,12 @@ def load_single_file(path: str | Path, described: str | Path, dtype: torch.dtype
 
 
 def load_pipeline(
-    path: str | Path, dtype: torch.dtype, base_bits: int | None = None, **parts: Any
+    path: str | Path, dtype: torch.dtype, base_bits: int | str | None = None, **parts: Any
 ) -> DiffusionPipeline:
     """A pipeline from a folder or a hub name. Components saved as absent (SD3 without T5) stay absent.
 
     Args:
-        base_bits: 4 or 8 loads the denoiser quantised by bitsandbytes, which needs a GPU; None as it is.
+        base_bits: 4, 8 or 'fp8' loads the denoiser quantised, as `quantisation` does; None as it is.
         parts: components that are loaded already.
     """
     saved = load_config(path)
@@ -131,12 +131,18 @@ def load_pipeline(
     return DiffusionPipeline.from_pretrained(str(path), dtype=dtype, **absent, **quantised, **parts)
 
 
-def quantisation(bits: int, denoiser: str, dtype: torch.dtype) -> PipelineQuantizationConfig:
-    """How diffusers loads a denoiser in 4 (NF4) or 8 bits.
+def quantisation(bits: int | str, denoiser: str, dtype: torch.dtype) -> PipelineQuantizationConfig:
+    """How diffusers loads a denoiser in 4 (NF4) or 8 bits by bitsandbytes, or in 'fp8' (e4m3) by torchao.
 
     Raises:
-        ConfigError: without a GPU, or without bitsandbytes.
+        ConfigError: the library is not installed, or bitsandbytes has no GPU.
     """
+    if bits == "fp8":
+        if importlib.util.find_spec("torchao") is None:
+            raise ConfigError("model.base_bits: fp8 needs torchao: pip install 'flowalign[torchao]'; null works")
+        from torchao.quantization import Float8WeightOnlyConfig
+
+        return PipelineQuantizationConfig(quant_mapping={denoiser: TorchAoConfig(Float8WeightOnlyConfig())})
     if not torch.cuda.is_available():
         raise ConfigError("model.base_bits: bitsandbytes needs a GPU, and torch finds none here; null works")
     if importlib.util.find_spec("bitsandbytes") is None:

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from flowalign.config import BaseConfig
 from flowalign.errors import ConfigError
 from flowalign.policies.base import Policy, repeated_blocks
-from flowalign.policies.diffusion.experts import allow_unasked, check_shards
+from flowalign.policies.diffusion.experts import Experts, allow_unasked, apart, check_zero
 
 
 class Sharding:
@@ -54,14 +54,17 @@ class Sharding:
         Forwards then wait for each other: every process must make as many. Its parameters are new objects.
         """
         own: dict[str, Any] = {"mesh": self.mesh, "offload_policy": self.settings.cpu_offload or OffloadPolicy()}
-        for block in repeated_blocks(network):
-            fully_shard(block, reshard_after_forward=self.settings.reshard_after_forward, **own)
-        fully_shard(network, reshard_after_forward=False, **own)
+        for whole in apart(network):
+            for block in repeated_blocks(whole):
+                fully_shard(block, reshard_after_forward=self.settings.reshard_after_forward, **own)
+            fully_shard(whole, reshard_after_forward=False, **own)
+        if isinstance(network, Experts):
+            network.always = True
 
     @contextlib.contextmanager
     def gathered(self, network: nn.Module) -> Iterator[None]:
         """Within it every process has all weights and can use the network alone; all enter and leave together."""
-        parts = [module for module in network.modules() if isinstance(module, FSDPModule)]
+        parts = sharded(network)
         for part in parts:
             part.set_reshard_after_forward(False, recurse=False)
             part.unshard()
@@ -70,14 +73,18 @@ class Sharding:
         finally:
             for part in parts:
                 part.reshard()
-                again = part is not network and self.settings.reshard_after_forward
+                again = part not in apart(network) and self.settings.reshard_after_forward
                 part.set_reshard_after_forward(again, recurse=False)
 
     def reshard(self, network: nn.Module) -> None:
         """Forget whole weights that are kept between forwards: the parts they came from have changed."""
-        for module in network.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        for part in sharded(network):
+            part.reshard()
+
+
+def sharded(network: nn.Module) -> list[FSDPModule]:
+    """The modules of a network whose parameters are gathered together."""
+    return [module for module in network.modules() if isinstance(module, FSDPModule)]
 
 
 def zero_settings(device: torch.device) -> DeepSpeedPlugin | None:
@@ -120,6 +127,13 @@ def check_settings(config: BaseConfig, copies: bool) -> None:
         raise ConfigError("model.text_lora: text encoders are not put in shards; null works, or whole copies")
     if config.training.optimizer.bits == 8:
         raise ConfigError("training.optimizer.bits: moments in shards are not quantised; 32 works")
+    if config.training.optimizer.offload:
+        raise ConfigError(
+            "training.optimizer.offload: moments in shards go to the host with these, by fsdp_offload_params: true "
+            "in the launch configuration, or DeepSpeed's offload_optimizer; false works"
+        )
+    if config.training.offload_copies:
+        raise ConfigError("training.offload_copies: copies of shards are in shards, and stay; false works")
     # a language model has its weights gathered while it samples
     if config.model.kind == "pictures" and not copies and (config.data.dynamic_sampling or config.data.replay):
         raise ConfigError(
@@ -138,12 +152,15 @@ def distribute(policy: Policy, config: BaseConfig, accelerator: Accelerator) -> 
         ConfigError: the network or a setting does not go with shards, or with several processes.
     """
     zero, sharding = zero_settings(accelerator.device), Sharding.configured(accelerator.device)
+    if zero is not None and config.rows(accelerator.num_processes) < accelerator.num_processes:
+        raise ConfigError("model.context_parallel: DeepSpeed does not go with it; configs/accelerate/fsdp2.yaml works")
     if zero is None and sharding is None:
         allow_unasked(policy.network, accelerator)
         # a wrapper refuses a network of which nothing is trained
         policy.model = accelerator.prepare(policy.network) if policy.trainable() else policy.network
         return None
-    check_shards(policy.network)
+    if zero is not None:
+        check_zero(policy.network)
     check_settings(config, copies=zero is not None and zero.zero_stage == 2)
     if sharding is None:
         return zero
@@ -156,15 +173,18 @@ def distribute(policy: Policy, config: BaseConfig, accelerator: Accelerator) -> 
 @contextlib.contextmanager
 def unsynced(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
     """Within it backward passes add to this process's gradients without telling the others."""
-    if not isinstance(model, FSDPModule):
+    parts = sharded(model)
+    if not parts:
         with accelerator.no_sync(model):
             yield
         return
-    model.set_requires_gradient_sync(False)
+    for part in parts:
+        part.set_requires_gradient_sync(False, recurse=False)
     try:
         yield
     finally:
-        model.set_requires_gradient_sync(True)
+        for part in parts:
+            part.set_requires_gradient_sync(True, recurse=False)
 
 
 def whole(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:

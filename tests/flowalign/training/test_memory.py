@@ -8,11 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.settings import Snapshot
+from flowalign.policies.snapshots import Snapshots
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
+from flowalign.tools.fake_device import DEVICE, FakeDevice
+from flowalign.tools.tiny_pipelines import PIPELINES, build
 from flowalign.training import Trainer
 from flowalign.training.memory import check_precision, make_optimizer, out_of_memory
 from samplers import All, flow_sde
@@ -27,8 +32,8 @@ FEWER = [
 ]
 
 
-def trainer(folder: Path, *overrides: str) -> Trainer:
-    return small_run("tiny_sd3/flow_grpo", folder, *FEWER, *overrides)
+def trainer(folder: Path, *overrides: str, **more: Any) -> Trainer:
+    return small_run("tiny_sd3/flow_grpo", folder, *FEWER, *overrides, **more)
 
 
 def crowded(policy: DiffusersPolicy, most: int) -> None:
@@ -124,6 +129,82 @@ def test_quantised_weights_are_refused_where_they_cannot_be(tmp_path: Path) -> N
         trainer(tmp_path, "model.base_bits=4")
     with pytest.raises(ConfigError, match="model.base_bits: quantised weights cannot be trained"):
         trainer(tmp_path, "model.base_bits=4", "model.lora=null")
+
+
+def test_moments_and_copies_of_the_weights_on_the_host_change_no_number(tmp_path: Path) -> None:
+    """Of a run that is cut off and goes on, with an average and a snapshot that is neither copied nor frozen."""
+    more = ["training.ema_decay=0.9", "training.snapshots={slow: {decay: 0.5}}", "training.iterations=2"]
+    offloaded = ["training.optimizer.offload=true", "training.offload_copies=true"]
+    for name, overrides in (("device", more), ("host", more + offloaded)):
+        trainer(tmp_path / name, *overrides, "training.iterations=1", "training.checkpoint_every=1").train()
+        trainer(tmp_path / name, *overrides, "training.checkpoint_every=1", resume=True).train()
+    folders = [tmp_path / name / "run" / "checkpoints" / "checkpoint-000002" for name in ("device", "host")]
+    for part in ("trainable", "optimizer", "ema", "snapshot_slow"):
+        mine, theirs = (load_file(folder / f"{part}.safetensors") for folder in folders)
+        assert mine.keys() == theirs.keys() and mine
+        for key, value in mine.items():
+            assert torch.equal(value, theirs[key]), (part, key)
+
+
+def test_moments_and_copies_of_the_weights_are_on_the_host_between_their_uses() -> None:
+    settings = load(recipe("tiny_sd3/flow_grpo"), ["training.optimizer.offload=true"]).training.optimizer
+    kept = Snapshot(decay=0.5)
+    with FakeDevice() as device:
+        weights = {name: torch.nn.Parameter(torch.zeros(256, 256, device=DEVICE)) for name in ("a", "b")}
+        for parameter in weights.values():
+            parameter.grad = torch.zeros_like(parameter)
+        before = device.live
+        optimizer = make_optimizer([list(weights.values())], settings, DEVICE)
+        snapshots = Snapshots(weights, {"slow": kept}, host=True)
+        device.peak = device.live
+        for _ in range(2):
+            optimizer.step()
+            snapshots.follow("iteration", 1, 1)
+            with snapshots.use("slow"):
+                pass
+        moments = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
+        assert {value.device.type for value in [*moments, *snapshots.weights["slow"]]} == {"cpu"}
+        assert len(moments) == 4 and device.live == before
+        # one parameter's moments at a time, and what AdamW needs beside them
+        assert device.peak - before < 6 * 256 * 256 * 4
+    whole = make_optimizer([[torch.nn.Parameter(torch.zeros(2))]], settings.model_copy(update={"offload": False}), CUDA)
+    assert type(whole) is torch.optim.AdamW
+
+
+def test_text_encoders_that_stay_off_the_device_give_the_same_embeddings() -> None:
+    tiny = PIPELINES["sd35"]
+    plain = DiffusersPolicy(build("sd35"), "cpu", tiny.encode)
+    kept = [plain.encoder.arguments(["a red circle"], [""], 3.0)]
+    with FakeDevice() as device:
+        policy = DiffusersPolicy(build("sd35"), DEVICE, tiny.encode)
+        policy.save_memory(load(recipe("tiny_sd3/flow_grpo"), ["model.offload_text=true"]).model)
+        policy.encoder.encode(["a red circle"])
+        policy.encoder.encode([""], negative=True)
+        encoders = [m for name, m in policy.pipeline.components.items() if name.startswith("text_encoder") and m]
+        assert encoders and {p.device.type for encoder in encoders for p in encoder.parameters()} == {"cpu"}
+        moved = policy.encoder.arguments(["a red circle"], [""], 3.0)
+        assert {value.device for value in moved.values()} == {DEVICE} and not device.waits
+    for (text, *_, negative), made in policy.encoder.embeddings.items():
+        for name, value in made.items():
+            own = plain.encoder.embeddings[text, None, None, negative][name]
+            assert torch.equal(value, own)
+    assert kept[0].keys() == moved.keys()
+
+
+def test_weights_in_fp8_train_and_are_refused_without_torchao(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(
+            ConfigError, match=r"model.base_bits: fp8 needs torchao: pip install 'flowalign\[torchao\]'"
+        ):
+            trainer(tmp_path, "model.base_bits=fp8")
+    pytest.importorskip("torchao")
+    run = trainer(tmp_path, "model.base_bits=fp8", "model.dtype=bfloat16", "training.iterations=1")
+    frozen = run.policy.network.transformer_blocks[0].attn.to_q.base_layer.weight
+    assert frozen.qdata.dtype == torch.float8_e4m3fn
+    run.train()
+    metrics = run.metrics.read()[0]
+    assert metrics["policy/gradient_norm"] > 0 and (run.folder / "lora").is_dir()
 
 
 def test_8_bit_moments_go_on_after_a_checkpoint() -> None:

@@ -21,8 +21,8 @@ def family_of(pipeline_class: str) -> Family:
 
 
 def to_device(module: torch.nn.Module | None, device: torch.device | str) -> None:
-    """Move a pipeline component that may be absent, or quantised, which stays where it was loaded."""
-    if module is not None and not getattr(module, "is_quantized", False):
+    """Move a pipeline component that may be absent, or quantised by bitsandbytes, which stays where it was loaded."""
+    if module is not None and getattr(module, "quantization_method", None) != "bitsandbytes":
         module.to(device)
 
 

@@ -63,6 +63,10 @@ class Family:
     text_inputs: ClassVar[Mapping[str, str]] = {}
     """arguments of the denoiser ('added_cond_kwargs.text_embeds' in a dictionary), and the embeddings that they are;
     without them the text encoders cannot be trained"""
+    divides_tokens: ClassVar[bool] = False
+    """what diffusers makes of the family's tokens, divided over processes, was found equal to the whole"""
+    parts: int = 1
+    """processes that each sample's tokens are divided over, which padded texts are made to fit"""
     samples_sound: ClassVar[bool] = False
     """the network denoises a sound along with the pictures, and is asked of both"""
     tolerance: ClassVar[float] = 1e-4

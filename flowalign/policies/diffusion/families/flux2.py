@@ -19,6 +19,7 @@ class Flux2Latents(Tokens, Packed):
     # the second part of the network has one matrix for queries, keys, values and the MLP
     lora_targets = (*JOINT_ATTENTION, "attn.to_qkv_mlp_proj")
     images = (0, 10)
+    divides_tokens = True
 
     def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
         return call | {"image": list(images)}

@@ -19,6 +19,7 @@ class QwenImage(Packed, TrueGuidance, VideoVAE):
     """Qwen-Image (arXiv 2508.02324): guidance by two calls, rescaled to the norm of the positive one."""
 
     pipelines = ("QwenImagePipeline",)
+    divides_tokens = True
     lora_targets = JOINT_ATTENTION
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
@@ -30,13 +31,13 @@ class QwenImage(Packed, TrueGuidance, VideoVAE):
         embeds = [row["prompt_embeds"] for row in rows]
         # one token of padding more than needed: the pipeline drops a mask without any, and batches with and without
         # one cannot be joined
-        longest = max(map(len, embeds)) + 1
+        longest = -(-(max(map(len, embeds)) + 1) // self.parts) * self.parts
         embeds = [torch.cat([e, e.new_zeros(longest - len(e), e.shape[1])]) for e in embeds]
         masks = [torch.ones(len(row["prompt_embeds"]), dtype=torch.long) for row in rows]
         mask = pad_sequence(masks, batch_first=True)
         return {
             "prompt_embeds": torch.stack(embeds),
-            "prompt_embeds_mask": torch.cat([mask, mask.new_zeros(len(mask), 1)], 1),
+            "prompt_embeds_mask": torch.nn.functional.pad(mask, (0, longest - mask.shape[1])),
         }
 
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:

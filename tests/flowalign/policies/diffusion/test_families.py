@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy
-from flowalign.policies.diffusion.experts import check_shards
+from flowalign.policies.diffusion.experts import check_zero
 from flowalign.policies.diffusion.families import Family
 from flowalign.registry import MODELS, resolve
 from flowalign.tools.tiny_pipelines import PIPELINES, build
@@ -72,10 +72,10 @@ def test_a_vae_that_overflows_in_float16_decodes_in_float32() -> None:
     torch.testing.assert_close(pixels, own)
 
 
-def test_two_denoisers_are_not_put_in_shards() -> None:
-    check_shards(DiffusersPolicy(build("wan")).network)
-    with pytest.raises(ConfigError, match="2 denoisers.*whole copies"):
-        check_shards(DiffusersPolicy(build("wan22_14b")).network)
+def test_two_denoisers_are_not_given_to_deepspeed() -> None:
+    check_zero(DiffusersPolicy(build("wan")).network)
+    with pytest.raises(ConfigError, match="2 denoisers.*fsdp2.yaml work"):
+        check_zero(DiffusersPolicy(build("wan22_14b")).network)
 
 
 def test_filling_by_a_network_that_sees_no_mask_is_refused() -> None:

@@ -1,0 +1,59 @@
+"""The processes of a run: rows that sample and learn from groups of their own, and columns that share each sample."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from flowalign.policies.settings import ContextParallel
+
+T = TypeVar("T")
+
+
+class Processes:
+    """A table of processes. A row has groups of its own; its columns have the same samples and share their tokens.
+
+    Without context parallelism there is one column, and a row is a process.
+
+    Args:
+        settings: how many columns there are.
+    """
+
+    def __init__(self, accelerator: Accelerator, settings: ContextParallel | None = None) -> None:
+        self.accelerator = accelerator
+        self.settings = settings or ContextParallel()
+        self.columns = self.settings.degree
+        self.rows = accelerator.num_processes // self.columns
+        self.row, self.column = divmod(accelerator.process_index, self.columns)
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """Of rows x ring x ulysses, as diffusers asks for it; all processes make it together."""
+        shape = self.rows, self.settings.ring, self.settings.ulysses
+        return init_device_mesh(self.accelerator.device.type, shape, mesh_dim_names=("rows", "ring", "ulysses"))
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Rows [B, ...] of all processes as one process would have them."""
+        every = self.accelerator.gather(values.contiguous())
+        if self.columns == 1:
+            return every
+        return every.unflatten(0, (self.rows, self.columns, -1))[:, 0].flatten(0, 1)
+
+    def gather_objects(self, values: list[Any]) -> list[Any]:
+        """The lists of all rows as one."""
+        made: list[Any] = gather_object(values if self.column == 0 else [])
+        return made
+
+    def once(self, work: Callable[[], T]) -> T:
+        """What the row's first process makes, for the row: a judge is asked once, and all have the same answer."""
+        if self.columns == 1:
+            return work()
+        made = [work() if self.column == 0 else None]
+        group = self.mesh["ring", "ulysses"]._flatten().get_group()
+        torch.distributed.broadcast_object_list(made, src=self.row * self.columns, group=group)
+        return made[0]  # type: ignore[return-value]

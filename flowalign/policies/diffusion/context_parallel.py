@@ -1,0 +1,152 @@
+"""Several processes for one sample, each with a part of its tokens: Ulysses (arXiv 2309.14509) and ring attention
+(arXiv 2310.01889).
+
+diffusers divides the tokens where a network's `_cp_plan` says, exchanges them within attention and joins the output,
+and its exchanges have a backward pass. Every process then has the gradient of its own tokens. Parameters' are added up
+by whoever averages them over processes, the network input's here.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from diffusers.hooks.context_parallel import apply_context_parallel, remove_context_parallel
+from diffusers.models._modeling_parallel import ContextParallelConfig, ContextParallelInput, ParallelConfig
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from flowalign.errors import ConfigError
+from flowalign.policies.diffusion.families import family_of
+from flowalign.policies.diffusion.storage import load_config
+from flowalign.policies.settings import Model
+
+WHERE = "model.context_parallel"
+RINGS = ("_native_cudnn", "_native_flash", "flash", "flash_hub", "_flash_3_hub")
+"""attention backends that give the normaliser by which a ring joins its parts, and have a backward pass"""
+BACKENDS = ("native", *RINGS, "flash_varlen_hub", "_flash_3_varlen_hub")
+"""those that exchange attention heads, and have a backward pass"""
+
+
+def check_context_parallel(path: str | Path, model: Model) -> None:
+    """Refuse what a pipeline cannot divide, before its weights are read.
+
+    Args:
+        path: a folder or a hub name.
+
+    Raises:
+        ConfigError: names the setting, and what works.
+    """
+    if model.context_parallel.degree == 1:
+        return
+    saved = load_config(path)
+    denoiser = family_of(saved["_class_name"]).denoiser
+    network: Any = getattr(diffusers, saved[denoiser][1])
+    check_network(saved["_class_name"], network, network.load_config(str(path), subfolder=denoiser), model)
+
+
+def check_network(pipeline_class: str, network: Any, described: Mapping[str, Any], model: Model) -> None:
+    """As `check_context_parallel`, of a class of networks with its configuration."""
+    settings, attention = model.context_parallel, model.attention
+    if network._cp_plan is None or not family_of(pipeline_class).divides_tokens:
+        raise ConfigError(
+            f"{WHERE}: the {network.__name__} of {pipeline_class} cannot have its tokens divided; "
+            "{ulysses: 1, ring: 1} works, with shards (configs/accelerate/fsdp2.yaml) to save memory"
+        )
+    attention = attention or "native"
+    for name, degree, able in (("ulysses", settings.ulysses, BACKENDS), ("ring", settings.ring, RINGS)):
+        if degree > 1 and attention not in able:
+            raise ConfigError(f"{WHERE}.{name}: not with model.attention: {attention}; {', '.join(able)} work")
+    heads = described["num_attention_heads"]
+    if heads % settings.ulysses:
+        raise ConfigError(
+            f"{WHERE}.ulysses: {heads} attention heads cannot be divided over {settings.ulysses} processes"
+        )
+
+
+class TokenParts:
+    """Networks whose tokens are divided over the processes of a group.
+
+    Args:
+        networks: of one pipeline.
+        mesh: with the dimensions 'ring' and 'ulysses', whose processes make this together.
+    """
+
+    def __init__(self, networks: Sequence[Any], mesh: DeviceMesh) -> None:
+        self.networks = networks
+        self.group = mesh["ring", "ulysses"]._flatten().get_group()
+        self.count = torch.distributed.get_world_size(self.group)
+        own = ContextParallelConfig(mesh["ring"].size(), mesh["ulysses"].size(), mesh=mesh)
+        self.config = ParallelConfig(context_parallel_config=own)
+        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self.config.setup(rank, world, torch.device(mesh.device_type), mesh=mesh)
+        for network in networks:
+            network.register_forward_pre_hook(self._add_up_gradient, with_kwargs=True)
+            for name, plan in network._cp_plan.items():
+                if isinstance(plan, dict) and "*" not in name:
+                    network.get_submodule(name).register_forward_pre_hook(self._checks(plan), with_kwargs=True)
+        self._switch(True)
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """Within it a process can use the networks without the others."""
+        self._switch(False)
+        try:
+            yield
+        finally:
+            self._switch(True)
+
+    def _switch(self, on: bool) -> None:
+        # as diffusers' enable_parallelism does, which wants a GPU, and has no inverse
+        for network in self.networks:
+            for module in network.modules():
+                if hasattr(getattr(module, "processor", None), "_parallel_config"):
+                    module.processor._parallel_config = self.config if on else None
+            if on:
+                apply_context_parallel(network, self.config.context_parallel_config, network._cp_plan)
+            else:
+                remove_context_parallel(network, network._cp_plan)
+        self._on = on
+
+    def _add_up_gradient(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        (name, latents), *_ = inspect.signature(module.forward).bind(*args, **kwargs).arguments.items()
+        if not self._on or not latents.requires_grad:
+            return None
+        latents = AddedUp.apply(latents, self.group)
+        return ((latents, *args[1:]), kwargs) if args else (args, kwargs | {name: latents})
+
+    def _checks(self, plan: Mapping[Any, Any]) -> Callable[..., None]:
+        """A hook that refuses lengths that cannot be divided, with a line in the place of an assertion."""
+
+        def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+            for name, part in plan.items() if self._on else ():
+                value = given.get(name)
+                if not isinstance(part, ContextParallelInput) or not isinstance(value, Tensor):
+                    continue
+                length = value.shape[part.split_dim] if value.dim() == part.expected_dims else 0
+                if length % self.count:
+                    raise ConfigError(
+                        f"{WHERE}: the {length} tokens of {name} cannot be divided over {self.count} processes; "
+                        "what changes their number: rollout.height, width, num_frames, model.encode"
+                    )
+
+        return check
+
+
+class AddedUp(torch.autograd.Function):
+    """The tensor itself; its gradient is the sum over a group of processes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        gradient = gradient.contiguous().clone()
+        torch.distributed.all_reduce(gradient, group=ctx.group)
+        return gradient, None
