@@ -71,9 +71,10 @@ class Sharding:
         try:
             yield
         finally:
+            called: list[object] = list(apart(network))
             for part in parts:
                 part.reshard()
-                again = part not in apart(network) and self.settings.reshard_after_forward
+                again = part not in called and self.settings.reshard_after_forward
                 part.set_reshard_after_forward(again, recurse=False)
 
     def reshard(self, network: nn.Module) -> None:
