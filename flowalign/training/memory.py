@@ -34,7 +34,7 @@ class HostAdamW(torch.optim.AdamW):
     """
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """A step of every parameter that has a gradient."""
         groups = self.param_groups
         for group in groups:

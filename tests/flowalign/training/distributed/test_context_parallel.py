@@ -124,7 +124,7 @@ def refused(name: str, ulysses: int = 1, ring: int = 1, attention: str | None = 
 
 
 def test_what_a_pipeline_cannot_divide_is_refused_before_its_weights_are_read() -> None:
-    assert "SD3Transformer2DModel of StableDiffusion3Pipeline cannot have its tokens divided" in refused("sd3", 2)
+    assert "SD3Transformer2DModel of StableDiffusion3Pipeline cannot have its tokens divided" in refused("sd35", 2)
     # diffusers has a plan for it, whose masks do not fit the attention heads that a process has
     assert "LTXVideoTransformer3DModel of LTXPipeline cannot have its tokens divided" in refused("ltx", 2)
     assert "2 attention heads cannot be divided over 4 processes" in refused("wan", 4)
