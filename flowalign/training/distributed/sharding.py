@@ -73,7 +73,7 @@ class Sharding:
         finally:
             for part in parts:
                 part.reshard()
-                again = not any(part is whole for whole in wholes) and self.settings.reshard_after_forward
+                again = part not in wholes and self.settings.reshard_after_forward
                 part.set_reshard_after_forward(again, recurse=False)
 
     def reshard(self, network: nn.Module) -> None:

@@ -139,6 +139,7 @@ def test_what_a_pipeline_cannot_divide_is_refused_before_its_weights_are_read() 
     [
         (3, "training.seed=0", "ulysses 2 x ring 1 processes share a sample, and 3 .* multiple of 2"),
         (16, "training.prompts_per_iteration=4", "4 groups cannot be split over 8 processes .*; 8 would work"),
+        (2, "rollout.search={name: best_of_n}", "a search asks its rewards in each process"),
         (2, "rollout.overlap=2", "rewards are told to all that share a sample; overlap: 1 works"),
     ],
 )
