@@ -6,10 +6,11 @@ import logging
 import math
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
+import numpy as np
 import torch
 from PIL import Image as PIL
 from PIL.Image import Image
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 SLOW = 60.0
 """seconds after which a reward that has not answered is named on the screen, and again whenever they have doubled"""
-NEEDS = frozenset({"image", "text", "prompt", "metadata", "reference", "frames"})
+NEEDS = frozenset({"image", "text", "prompt", "metadata", "reference", "frames", "latents", "sound"})
 Kind = Literal["pointwise", "pairwise", "group", "set"]
 Metadata = Sequence[Mapping[str, Any]]
 """what is known of each sample besides its prompt"""
@@ -52,9 +53,10 @@ class Spec:
     """What a reward says of itself, in an attribute `spec`; a reward without one is as these defaults say."""
 
     needs: frozenset[str] = frozenset({"image", "prompt"})
-    """of "image", "text", "prompt", "metadata", "reference" (a picture or its file in metadata["reference"]), and
-    "frames". They say what `samples` may hold: pictures ("image"), videos as sequences of pictures ("frames"), a
-    language model's texts ("text"), or pictures and texts (both)."""
+    """of "image", "text", "prompt", "metadata", "reference" (a picture or its file in metadata["reference"]),
+    "frames", "latents" and "sound". They say what `samples` may hold: pictures ("image"), videos as sequences of
+    pictures ("frames"), a language model's texts ("text"), pictures and texts (both), what a VAE would decode
+    (`Latents`), or a video's sound (`Sound`). Who needs several of these is handed a `Sample` with all of them."""
     kind: Kind = "pointwise"
     """pointwise: each value depends on its own sample only. group: on the samples of its group (see `groups`), which
     come whole. set: on all samples of the call. pairwise: there is a `compare` instead of a call; `WinRate` makes a
@@ -77,6 +79,62 @@ class Spec:
             raise ValueError(f"a Spec's kind is one of {', '.join(get_args(Kind))}; got {self.kind!r}")
 
 
+@dataclass(frozen=True)
+class Latents:
+    """A finished sample as its model has it, before any VAE; or a batch of them."""
+
+    values: Tensor
+    """[C, H, W], or [C, F, H, W] of a video, as the denoiser knows them; of a batch [B, ...]"""
+    vae: tuple[Any, ...]
+    """class, scale and shift of the VAE that they are for; those of others have another meaning"""
+
+
+def vae_of(vae: Any) -> tuple[Any, ...]:
+    """What tells a diffusers VAE's latents from those of another."""
+    config = vae.config
+    return type(vae).__name__, config.get("scaling_factor"), config.get("shift_factor")
+
+
+@dataclass(frozen=True)
+class Sound:
+    """A sound as a sample."""
+
+    waveform: np.ndarray
+    """[T], or [C, T] of several channels, in [-1, 1]"""
+    rate: int
+    """samples a second"""
+
+    def at(self, rate: int) -> np.ndarray:
+        """[T] one channel, their mean, at another rate."""
+        from scipy.signal import resample_poly
+
+        mono = self.waveform if self.waveform.ndim == 1 else self.waveform.mean(axis=0)
+        common = math.gcd(rate, self.rate)
+        made: np.ndarray = resample_poly(mono, rate // common, self.rate // common).astype(np.float32)
+        return made
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample from several sides, for rewards that need more of it than people see."""
+
+    picture: Any = None
+    """a picture, or a video as a sequence of them; None where nobody needs it"""
+    latents: Latents | None = None
+    sound: Sound | None = None
+
+
+def seen(sample: Any) -> Any:
+    """What people see of a sample: its picture, video or text."""
+    return sample.picture if isinstance(sample, Sample) else sample
+
+
+def sides(needs: Collection[str]) -> list[str]:
+    """Which of a `Sample`'s fields a reward with these needs is handed."""
+    latents_or_sound = [side for side in ("latents", "sound") if side in needs]
+    return latents_or_sound + (["picture"] if not latents_or_sound or {"image", "frames"} & set(needs) else [])
+
+
 class Reward(Protocol):
     """A reward of pictures, videos or texts. `as_reward` makes one of any function (samples, prompts) -> floats."""
 
@@ -96,6 +154,16 @@ class DifferentiableReward(Protocol):
 
         A reward that needs "frames" gets videos [B, 3, F, H, W].
         """
+
+
+@runtime_checkable
+class LatentReward(Protocol):
+    """A reward of latents with a gradient: no VAE between it and the denoiser."""
+
+    name: str
+
+    def score_latents(self, latents: Latents, prompts: Sequence[str], metadata: Metadata) -> Scores:
+        """Scores of a batch of finished latents [B, ...]; `value` carries the gradient."""
 
 
 @runtime_checkable
@@ -249,6 +317,7 @@ def score(reward: Reward, samples: Sequence[Any], prompts: Sequence[str], metada
         RewardError: a sample lacks what the reward needs, an answer of a wrong type or number, NaN or infinity; names
             the reward and the prompt. `RewardFailed` where the reward's own code failed.
     """
+    samples = handed(reward, samples, prompts)
     _check_needs(reward, samples, prompts, metadata)
     with asking(reward, prompts):
         scores = reward(*_copies(samples, metadata, prompts))
@@ -267,6 +336,7 @@ def compare(
     Raises:
         RewardError: as `score`, and values outside [0, 1].
     """
+    first, second = (handed(reward, own, prompts) for own in (first, second))
     with asking(reward, prompts):
         both, copied, records = _copies([*first, *second], metadata, prompts)
         scores = reward.compare(both[: len(first)], both[len(first) :], copied, records)
@@ -277,6 +347,29 @@ def compare(
                 f"reward '{reward.name}' returned {value} for the prompt {prompt!r}; a comparison is worth 0 to 1"
             )
     return scores
+
+
+def handed(reward: Any, samples: Sequence[Any], prompts: Sequence[str]) -> Sequence[Any]:
+    """Of each `Sample` the one side that a reward needs; whole where it needs several, and other samples as they are.
+
+    Raises:
+        RewardError: a sample lacks a side.
+    """
+    wanted = sides(spec_of(reward).needs)
+    for sample, prompt in zip(samples, prompts, strict=True):
+        for side in wanted:
+            if isinstance(sample, Sample) and getattr(sample, side) is None:
+                raise RewardError(
+                    f"reward '{reward.name}' needs the {side} of a sample, of which the one for the prompt "
+                    f"{prompt!r} has none"
+                )
+            if side != "picture" and not isinstance(sample, Sample | Latents | Sound):
+                raise RewardError(
+                    f"reward '{reward.name}' scores {side}, but got a {type(sample).__name__} for the prompt {prompt!r}"
+                )
+    if len(wanted) > 1:
+        return samples
+    return [getattr(sample, wanted[0]) if isinstance(sample, Sample) else sample for sample in samples]
 
 
 @contextlib.contextmanager
@@ -410,7 +503,8 @@ def _check_needs(reward: Reward, samples: Sequence[Any], prompts: Sequence[str],
         if isinstance(sample, str) != ("text" in spec.needs) and not {"text", "image"} <= spec.needs:
             own, got = ("texts", "picture") if "text" in spec.needs else ("pictures", "text")
             raise RewardError(f"reward '{reward.name}' scores {own}, but got a {got} for the prompt {prompt!r}")
-        if isinstance(sample, str):
+        if isinstance(sample, str | Sample):
+            # the rewards that a whole sample is for check each its own side
             continue
         if "frames" in spec.needs and isinstance(sample, Image):
             raise RewardError(f"reward '{reward.name}' needs frames, but got a picture for the prompt {prompt!r}")

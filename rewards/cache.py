@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from PIL.Image import Image
 
-from rewards.base import Metadata, Reward, Scores, as_reward, score, spec_of
+from rewards.base import Metadata, Reward, Scores, as_reward, score, sides, spec_of
 
 
 class Cached:
@@ -26,6 +26,8 @@ class Cached:
         self.name, self.spec = self.reward.name, spec_of(self.reward)
         if self.spec.kind != "pointwise" or not self.spec.deterministic or self.spec.scheduled:
             raise ValueError(f"'{self.name}' cannot be cached: its value depends on more than the sample itself")
+        if sides(self.spec.needs) != ["picture"]:
+            raise ValueError(f"'{self.name}' cannot be cached: samples are known by their pictures, and it scores more")
         self.scores: OrderedDict[bytes, Scores] = OrderedDict()
         self.hits = self.misses = 0
 

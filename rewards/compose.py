@@ -13,6 +13,8 @@ from rewards.base import (
     END,
     DifferentiableReward,
     Kind,
+    LatentReward,
+    Latents,
     Metadata,
     Reward,
     RewardError,
@@ -75,6 +77,15 @@ class Composition(ABC):
             if not isinstance(reward, DifferentiableReward):
                 raise RewardError(f"reward '{reward.name}' in {self.name} is not differentiable")
             scores.append(reward.score_pixels(pixels, prompts, metadata))
+        return self._collect(scores, prompts, metadata)
+
+    def score_latents(self, latents: Latents, prompts: Sequence[str], metadata: Metadata) -> Scores:
+        """As `LatentReward.score_latents`; every part must score latents."""
+        scores = []
+        for reward in self.rewards:
+            if not isinstance(reward, LatentReward):
+                raise RewardError(f"reward '{reward.name}' in {self.name} scores no latents with a gradient")
+            scores.append(reward.score_latents(latents, prompts, metadata))
         return self._collect(scores, prompts, metadata)
 
     def advance(self, progress: float) -> None:

@@ -9,7 +9,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from rewards.base import Around, DifferentiableReward, Metadata, Reward, Scores, Spec, as_reward, score, spec_of
+from rewards.base import Around, DifferentiableReward, Metadata, Reward, Scores, Spec, as_reward, score, sides, spec_of
 
 
 class PerFrame(Around):
@@ -24,6 +24,8 @@ class PerFrame(Around):
     def __init__(self, reward: Reward, frames: int = 8, attenuation: float = 0.0) -> None:
         self.reward, self.frames = as_reward(reward), frames
         self.name = f"per_frame({self.reward.name})"
+        if sides(spec_of(self.reward).needs) != ["picture"]:
+            raise ValueError(f"per_frame: '{self.reward.name}' scores no pictures; name it without per_frame")
         self.weights = (-attenuation * (torch.arange(frames) - (frames - 1) / 2).abs()).softmax(0)
 
     @property

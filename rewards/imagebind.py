@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rewards.base import Metadata, RewardError, Scores, Spec
-from rewards.sound import Sound
+from rewards.base import Metadata, Scores, Sound, Spec
 from rewards.vision import load_weights, pick_device, without_prefix
 
 RATE, SECONDS, CLIPS = 16000, 2, 3
@@ -116,7 +115,7 @@ def load_imagebind(weights: str, device: str) -> tuple[Tower, Tower]:
 class ImageBind:
     """ImageBind: cosine of a sound and its prompt, in [-1, 1], the mean over three clips (arXiv 2305.05665).
 
-    Of `rewards.sound.Sound` as samples, in Python and served, as `clap`.
+    Of `rewards.Sound` as samples, as `clap`.
 
     Args:
         weights: imagebind_huge.pth of github.com/facebookresearch/ImageBind; not for commerce.
@@ -124,7 +123,7 @@ class ImageBind:
     """
 
     name = "imagebind"
-    spec = Spec(frozenset({"prompt"}))
+    spec = Spec(frozenset({"sound", "prompt"}))
 
     def __init__(self, weights: str, batch_size: int = 16, device: str = "auto") -> None:
         from transformers import ASTFeatureExtractor
@@ -137,15 +136,9 @@ class ImageBind:
         self.listen: Any = ASTFeatureExtractor(num_mel_bins=BANDS, max_length=FRAMES, do_normalize=False)
 
     @torch.no_grad()
-    def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
+    def __call__(self, samples: Sequence[Sound], prompts: Sequence[str], metadata: Metadata) -> Scores:
         import open_clip
 
-        for sample, prompt in zip(samples, prompts, strict=True):
-            if not isinstance(sample, Sound):
-                raise RewardError(
-                    f"imagebind: it scores sounds (rewards.sound.Sound), not a {type(sample).__name__}; "
-                    f"prompt {prompt!r}"
-                )
         values = []
         for i in range(0, len(samples), self.batch_size):
             rows = slice(i, i + self.batch_size)

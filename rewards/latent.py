@@ -6,7 +6,7 @@ made of both together and scores it. The published tensors go into diffusers' St
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -14,7 +14,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rewards.base import Metadata, Scores, Spec
+from rewards.base import Latents, Metadata, RewardError, Scores, Spec, vae_of
 from rewards.vision import Dtype, load_weights, pick_device, weights_file
 
 
@@ -177,10 +177,11 @@ def load_dina(weights: str, head: str, config: str, base: str, device: str, dtyp
 class DiNa:
     """DiNa-LRM: what people prefer, read from latents of Stable Diffusion 3.5 by half of its transformer (2602.11146).
 
-    Not bounded, about -10 to 10. `score_latents` scores latents as they are sampled. Pictures are encoded by the
-    pipeline's VAE first, so pictures of other models can be scored too.
+    Not bounded, about -10 to 10.
 
     Args:
+        of: "latents" scores samples as a Stable Diffusion 3 makes them, and nothing is decoded where no other reward
+            looks at pictures. "pictures" encodes them by the pipeline's VAE, so that other models' can be scored too.
         sigmas: noise levels at which latents are seen, each from 0, a clean one, to 1; several make one score.
         weights, head, config: the files of the published checkpoint: its LoRA, its head and its settings.
         pipeline: folder or hub name of the Stable Diffusion 3.5 below it.
@@ -188,10 +189,10 @@ class DiNa:
     """
 
     name = "dina"
-    spec = Spec(differentiable=True)
 
     def __init__(
         self,
+        of: Literal["pictures", "latents"] = "pictures",
         sigmas: Sequence[float] = (0.4,),
         weights: str = "liuhuohuo/DiNa-LRM-SD35M-12layers/checkpoint/backbone_lora/adapter_model.safetensors",
         head: str = "liuhuohuo/DiNa-LRM-SD35M-12layers/checkpoint/rm_head.pt",
@@ -203,33 +204,47 @@ class DiNa:
     ) -> None:
         if not sigmas or not all(0 <= sigma <= 1 for sigma in sigmas) or batch_size < 1:
             raise ValueError(f"dina: sigmas {list(sigmas)} are one or more numbers in [0, 1]; batch_size is at least 1")
+        self.of = of
         self.trunk, self.head, self.pipeline = load_dina(weights, head, config, pipeline, device, dtype)
         self.batch_size, self.device, self.dtype = batch_size, pick_device(device), getattr(torch, dtype)
         known = self.pipeline.scheduler.sigmas
         # of the levels that the transformer has learned, the nearest
         self.sigmas = [float(known[(known - sigma).abs().argmin()]) for sigma in sigmas]
 
-    def __call__(self, samples: Sequence[Image], prompts: Sequence[str], metadata: Metadata) -> Scores:
+    @property
+    def spec(self) -> Spec:
+        return Spec(frozenset({"image" if self.of == "pictures" else "latents", "prompt"}), differentiable=True)
+
+    def __call__(self, samples: Sequence[Image | Latents], prompts: Sequence[str], metadata: Metadata) -> Scores:
         values = []
-        for picture, prompt in zip(samples, prompts, strict=True):
-            pixels = self.pipeline.image_processor.preprocess(picture.convert("RGB")).to(self.device, self.dtype)
+        for sample, prompt in zip(samples, prompts, strict=True):
+            if isinstance(sample, Latents):
+                latents = Latents(sample.values[None], sample.vae)
+            else:
+                pixels = self.pipeline.image_processor.preprocess(sample.convert("RGB")).to(self.device, self.dtype)
+                latents = self._encoded(pixels)
             with torch.no_grad():
-                values.append(self.score_latents(self._encoded(pixels), [prompt]).value)
+                values.append(self.score_latents(latents, [prompt]).value)
         return Scores(torch.cat(values).cpu())
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """As `DifferentiableReward.score_pixels`, through the VAE's encoder."""
         return self.score_latents(self._encoded((2 * pixels - 1).to(self.device, self.dtype)), prompts)
 
-    def score_latents(self, latents: Tensor, prompts: Sequence[str]) -> Scores:
-        """Scores of clean latents [B, C, H, W] as the transformer knows them, with the gradient.
+    def score_latents(self, latents: Latents, prompts: Sequence[str], metadata: Metadata = ()) -> Scores:
+        """As `LatentReward.score_latents`.
 
         The noise is the same for all and always, so that a sample keeps its score.
+
+        Raises:
+            RewardError: latents of another VAE.
         """
+        if latents.vae != (own := vae_of(self.pipeline.vae)):
+            raise RewardError(f"reward 'dina': it knows latents of {own}, not of {latents.vae}; of: pictures works")
         batches = []
-        for i in range(0, len(latents), self.batch_size):
+        for i in range(0, len(latents.values), self.batch_size):
             rows = slice(i, i + self.batch_size)
-            clean = latents[rows].to(self.device, torch.float32)
+            clean = latents.values[rows].to(self.device, torch.float32)
             with torch.no_grad():
                 embeds, _, pooled, _ = self.pipeline.encode_prompt(
                     list(prompts[rows]), None, None, do_classifier_free_guidance=False, max_sequence_length=256
@@ -244,8 +259,8 @@ class DiNa:
             batches.append(self.head(levels).float())
         return Scores(torch.cat(batches))
 
-    def _encoded(self, pixels: Tensor) -> Tensor:
+    def _encoded(self, pixels: Tensor) -> Latents:
         """Latents of pixels in [-1, 1]: the mean, where the authors draw."""
         vae = self.pipeline.vae
         latents: Tensor = vae.encode(pixels).latent_dist.mode()
-        return (latents - vae.config.shift_factor) * vae.config.scaling_factor
+        return Latents((latents - vae.config.shift_factor) * vae.config.scaling_factor, vae_of(vae))

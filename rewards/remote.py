@@ -8,7 +8,7 @@ import httpx2
 import torch
 from PIL import Image
 
-from rewards.base import Metadata, RewardError, Scores, Spec
+from rewards.base import Metadata, RewardError, Scores, Spec, sides
 from rewards.http import Asker
 from rewards.wire import FILES, Encoding, encode
 
@@ -47,6 +47,8 @@ class RemoteReward:
         """What the served reward says of itself; asked once."""
         if self._spec is None:
             self._spec = self.asker.get("/version", _read_spec)
+            if sides(self._spec.needs) != ["picture"]:
+                raise RewardError(f"reward '{self.name}': {sorted(self._spec.needs)} are not sent; name it in place")
         return self._spec
 
     def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:

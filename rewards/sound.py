@@ -1,36 +1,14 @@
 """Rewards of sounds: CLAP's likeness of a sound and its prompt (arXiv 2211.06687)."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 
-from rewards.base import Metadata, RewardError, Scores, Spec
+from rewards.base import Metadata, Scores, Sound, Spec
 from rewards.vision import pick_device
-
-
-@dataclass(frozen=True)
-class Sound:
-    """A sound as a sample."""
-
-    waveform: np.ndarray
-    """[T], or [C, T] of several channels, in [-1, 1]"""
-    rate: int
-    """samples a second"""
-
-    def at(self, rate: int) -> np.ndarray:
-        """[T] one channel, their mean, at another rate."""
-        from scipy.signal import resample_poly
-
-        mono = self.waveform if self.waveform.ndim == 1 else self.waveform.mean(axis=0)
-        common = math.gcd(rate, self.rate)
-        made: np.ndarray = resample_poly(mono, rate // common, self.rate // common).astype(np.float32)
-        return made
 
 
 @cache
@@ -43,9 +21,9 @@ def load_clap(model: str, device: str) -> tuple[Any, Any]:
 
 
 class CLAP:
-    """CLAP: cosine of a sound and its prompt, in [-1, 1] (arXiv 2211.06687); of `rewards.sound.Sound` as samples.
+    """CLAP: cosine of a sound and its prompt, in [-1, 1] (arXiv 2211.06687); of `rewards.Sound` as samples.
 
-    No family that is trained here hands sounds to its rewards; in Python, and served, it scores them.
+    In training it scores the sound that LTX-2 makes along with a video.
 
     Args:
         model: folder or hub name of a CLAP of transformers. One with fusion hears more than ten seconds, others the
@@ -54,7 +32,7 @@ class CLAP:
     """
 
     name = "clap"
-    spec = Spec(frozenset({"prompt"}))
+    spec = Spec(frozenset({"sound", "prompt"}))
 
     def __init__(self, model: str = "laion/clap-htsat-unfused", batch_size: int = 16, device: str = "auto") -> None:
         if batch_size < 1:
@@ -63,12 +41,7 @@ class CLAP:
         self.batch_size = batch_size
 
     @torch.no_grad()
-    def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
-        for sample, prompt in zip(samples, prompts, strict=True):
-            if not isinstance(sample, Sound):
-                raise RewardError(
-                    f"clap: it scores sounds (rewards.sound.Sound), not a {type(sample).__name__}; prompt {prompt!r}"
-                )
+    def __call__(self, samples: Sequence[Sound], prompts: Sequence[str], metadata: Metadata) -> Scores:
         extractor, device = self.processor.feature_extractor, self.network.device
         values = []
         for i in range(0, len(samples), self.batch_size):

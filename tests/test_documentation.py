@@ -22,7 +22,7 @@ from PIL import Image
 from flowalign.cli.main import app, main
 from flowalign.cli.reward_file import read
 from flowalign.config import load, recipe
-from flowalign.gallery.votes import Pair, Votes
+from flowalign.data.votes import Pair, Votes
 from flowalign.training import Trainer
 from rewards.rules import JPEGSize
 from rewards.shapes import draw, parse

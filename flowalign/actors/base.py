@@ -15,7 +15,7 @@ from flowalign.config import BaseConfig
 from flowalign.core.advantages import zero_spread
 from flowalign.data.batches import Batch
 from flowalign.policies.base import Policy
-from rewards import Reward, Scores, WeightedSum, score, usage
+from rewards import Reward, Scores, WeightedSum, score, seen, usage
 
 
 class Actor:
@@ -56,8 +56,12 @@ class Actor:
         """A trajectory of every sample of the batch."""
         raise NotImplementedError
 
-    def decode(self, rollout: Any) -> list[Any]:
-        """The finished samples of a rollout."""
+    def decode(self, rollout: Any, shown: bool = False) -> list[Any]:
+        """The finished samples of a rollout, as the reward needs them.
+
+        Args:
+            shown: people look at them.
+        """
         raise NotImplementedError
 
     def cat(self, rollouts: Sequence[Any]) -> Any:
@@ -99,7 +103,7 @@ class Actor:
 
         scores = asked() if self._alone else self.processes.once(asked)
         if self.extremes is not None and steps is None and not self._alone:
-            self.extremes.offer(samples, prompts, metadata, scores)
+            self.extremes.offer([seen(sample) for sample in samples], prompts, metadata, scores)
         return scores
 
     def score_metrics(self, scores: Scores, group: Tensor) -> dict[str, float]:

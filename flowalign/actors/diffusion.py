@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
-from PIL.Image import Image
 from torch import Tensor
 
 from flowalign import registry
@@ -20,9 +19,9 @@ from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.context_parallel import TokenParts
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
-from rewards import Reward, Scores
+from rewards import Reward, Scores, spec_of
 from samplers import Trajectory, derive_seed
-from samplers.completion import complete, completions, fork, path, perturb
+from samplers.completion import Completions, complete, completions, fork, path, perturb
 from samplers.plans import Tree
 from samplers.tree import grow
 
@@ -164,9 +163,14 @@ class DiffusionActor(Actor):
         rollout.kernel = self.kernel
         return rollout, samples
 
-    def decode(self, rollout: Rollout) -> list[Image]:
-        """The finished pictures of a rollout."""
-        return self.policy.decode(rollout, self.config.rollout.batch_size)
+    def decode(self, rollout: Rollout, shown: bool = False) -> list[Any]:
+        size, shown = self.config.rollout.batch_size, shown or self.extremes is not None
+        return self.policy.samples(rollout, size, spec_of(self.reward).needs, shown)
+
+    def ends(self, rollout: Rollout, made: Completions, rows: slice = slice(None), shown: bool = False) -> list[Any]:
+        """The finished samples that completions of a rollout end in."""
+        whole = rollout.whole(made.latents[rows], made.samples[rows])
+        return self.policy.finished(whole, self.config.rollout.batch_size, spec_of(self.reward).needs, shown)
 
     def cat(self, rollouts: Sequence[Rollout]) -> Rollout:
         return Rollout.cat(rollouts)
@@ -212,8 +216,9 @@ class DiffusionActor(Actor):
         size = self.config.rollout.batch_size
         made = completions(self.policy.at(rollout), rollout.trajectory, count, size, order)
         extra = slice(len(rollout), None)
-        images = self.policy.decode_latents(rollout.whole(made.latents[extra], made.samples[extra]), size)
-        scores = self.score(images, batch, made.samples[extra].tolist(), made.steps[extra].tolist())
+        scores = self.score(
+            self.ends(rollout, made, extra), batch, made.samples[extra].tolist(), made.steps[extra].tolist()
+        )
         return torch.cat([final, scores.value])[made.index.cpu()]
 
     def _predicted(self, rollout: Rollout, iteration: int, final: Tensor, exact: Tensor | None) -> Tensor:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from flowalign.actors.base import Actor
 from flowalign.actors.scoring import Scoring
+from flowalign.config import BaseConfig
 from flowalign.data.batches import Batch
 from rewards import Scores
 
@@ -18,22 +19,46 @@ class Sampled(NamedTuple):
     scores: Scores
 
 
+class Made(NamedTuple):
+    """What was made of a part."""
+
+    rollout: Any
+    batch: Batch
+    """of the rollout's samples"""
+    samples: list[Any]
+    forwards: int = 0
+    """that it took in another process"""
+
+
+class Workers(Protocol):
+    """Other processes that sample with the algorithm of the run, from given weights."""
+
+    def begin(self, parts: Sequence[Batch]) -> list[Any]:
+        """Begin with these parts; a task for each."""
+
+    def result(self, task: Any) -> Made:
+        """What was made of a part, once it is there."""
+
+
 class Draw:
-    """The groups of a batch, to be sampled and scored in as many parts as `rollout.overlap` says.
+    """The groups of a batch, to be sampled and scored in parts: as many as the run's settings say (`parts_of`).
 
     Args:
         actor: whose samples they are.
         batch: whole groups.
+        workers: sample them; None: the actor does.
     """
 
-    def __init__(self, actor: Actor, batch: Batch) -> None:
-        self.actor, self.batch = actor, batch
-        self.scoring = Scoring(self.overlap > 1, actor.add_seconds)
+    def __init__(self, actor: Actor, batch: Batch, workers: Workers | None = None) -> None:
+        self.actor, self.batch, self.workers = actor, batch, workers
+        self.parts = parts_of(actor.config)
+        self.scoring = Scoring(self.parts > 1, actor.add_seconds)
+        self._begun: list[tuple[Batch, Any]] = []
         self._parts: list[tuple[Any, Batch, Future[Scores]]] = []
 
-    @property
-    def overlap(self) -> int:
-        return getattr(self.actor.config.rollout, "overlap", 1)
+    def begin(self) -> None:
+        """Let the workers begin with what `sampled` will wait for."""
+        self._begun = self._shared(self.batch)
 
     def sampled(
         self, sample: Callable[[Any, Batch], tuple[Any, Batch]], score: Callable[[Any, Sequence[Any], Batch], Scores]
@@ -45,19 +70,34 @@ class Draw:
             score: (actor, samples, batch) -> scores; may run in a thread of its own while further groups are sampled.
         """
         with self.scoring as scoring:
-            for batch in self:
-                rollout, batch = sample(self.actor, batch)
-                samples = self.actor.decode(rollout)
-                self.put(rollout, batch, scoring.submit(score, self.actor, samples, batch))
+            for part, task in self:
+                made = self._made(part, task, sample)
+                self.put(made.rollout, made.batch, scoring.submit(score, self.actor, made.samples, made.batch))
             return self.whole()
 
-    def __iter__(self) -> Iterator[Batch]:
-        """From the start, whatever was put before: an attempt that ran out of memory is made again."""
+    def _made(self, part: Batch, task: Any, sample: Callable[[Any, Batch], tuple[Any, Batch]]) -> Made:
+        if self.workers is None:
+            rollout, batch = sample(self.actor, part)
+            return Made(rollout, batch, self.actor.decode(rollout))
+        made = self.workers.result(task)
+        self.actor.policy.forwards += made.forwards
+        return made
+
+    def __iter__(self) -> Iterator[tuple[Batch, Any]]:
+        """Parts, each with the task of a worker that samples it; from the start, whatever was put before: an attempt
+        that ran out of memory is made again."""
         self._parts = []
         yield from self._split(self.batch)
 
-    def _split(self, batch: Batch) -> Iterator[Batch]:
-        for part in batch.split(min(self.overlap, len(set(batch.group)))):
+    def _shared(self, batch: Batch) -> list[tuple[Batch, Any]]:
+        """The parts of a batch, each with the task of a worker that has begun with it."""
+        parts = batch.split(min(self.parts, len(set(batch.group))))
+        tasks = [None] * len(parts) if self.workers is None else self.workers.begin(parts)
+        return list(zip(parts, tasks, strict=True))
+
+    def _split(self, batch: Batch) -> Iterator[tuple[Batch, Any]]:
+        begun, self._begun = self._begun or self._shared(batch), []
+        for part in begun:
             yield part
             for _, _, scored in self._parts:
                 if scored.done():
@@ -77,6 +117,12 @@ class Draw:
         parts = [Sampled(rollout, batch, self.scoring.result(scored)) for rollout, batch, scored in self._parts]
         self._parts = []
         return joined(self.actor, parts)
+
+
+def parts_of(config: BaseConfig) -> int:
+    """Parts that an iteration's groups are sampled in: `rollout.overlap`, and at least one for each worker."""
+    workers = getattr(config.rollout, "workers", None)
+    return max(getattr(config.rollout, "overlap", 1), workers.count if workers else 1)
 
 
 def joined(actor: Actor, parts: Sequence[Sampled]) -> Sampled:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flowalign.actors.base import Actor
-from flowalign.actors.draw import Draw, Sampled, joined
+from flowalign.actors.draw import Draw, Sampled, Workers, joined
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch, draw_batch, draw_groups
 from flowalign.selection.base import Selection
@@ -35,14 +35,24 @@ class Groups:
         settings = config.data.replay
         self.replay = Replay(settings.groups, settings.age) if settings is not None else None
 
-    def draw(self, iteration: int) -> Draw:
-        """This process's part of an iteration's groups."""
-        count, processes = self.actor.config.training.prompts_per_iteration, self.actor.processes
-        picks = self.selection.picks(self.prompts, iteration, count, self.seed)
+    def picks(self, iteration: int) -> list[int]:
+        """Numbers of the prompts of an iteration's groups, of all processes."""
+        count = self.actor.config.training.prompts_per_iteration
+        return self.selection.picks(self.prompts, iteration, count, self.seed)
+
+    def draw(self, iteration: int, workers: Workers | None = None, picks: list[int] | None = None) -> Draw:
+        """This process's part of an iteration's groups.
+
+        Args:
+            workers: sample them; None: the actor does.
+            picks: the prompts; default `picks`.
+        """
+        processes = self.actor.processes
+        picks = self.picks(iteration) if picks is None else picks
         batch = draw_batch(
             self.prompts,
             iteration,
-            count,
+            len(picks),
             self.size,
             self.seed,
             self.shares_start_noise,
@@ -51,8 +61,8 @@ class Groups:
             picks,
         )
         if self.dynamic is None and self.replay is None:
-            return Draw(self.actor, batch)
-        return RefilledDraw(self, batch, picks)
+            return Draw(self.actor, batch, workers)
+        return RefilledDraw(self, batch, picks, workers)
 
     def learn(self, batch: Batch, reward: Tensor, gain: Tensor) -> None:
         """Tell the selection how an iteration's prompts fared, over all processes.
@@ -100,13 +110,13 @@ class RefilledDraw(Draw):
         picks: number of the prompt of every place, over all processes.
     """
 
-    def __init__(self, groups: Groups, batch: Batch, picks: list[int]) -> None:
-        super().__init__(groups.actor, batch)
+    def __init__(self, groups: Groups, batch: Batch, picks: list[int], workers: Workers | None = None) -> None:
+        super().__init__(groups.actor, batch, workers)
         self.groups, self.first_picks = groups, picks
         self.current: dict[int, tuple[Sampled, int]]
         """of each place of this process its groups: what they were sampled with, and the number of its prompt there"""
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[tuple[Batch, Any]]:
         groups, dynamic, iteration = self.groups, self.groups.dynamic, self.batch.iteration
         self.picks, self.current = list(self.first_picks), {}
         yield from super().__iter__()

@@ -46,7 +46,7 @@ class LanguageActor(Actor):
             self._engine = Engine(self.policy, path, self.config.rollout.engine_memory)
         return self._engine.sample(batch.prompts, batch.noise_seeds, **arguments)
 
-    def decode(self, rollout: TextRollout) -> list[str]:
+    def decode(self, rollout: TextRollout, shown: bool = False) -> list[str]:
         """The completions as texts."""
         return self.policy.decode(rollout)
 

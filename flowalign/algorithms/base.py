@@ -60,6 +60,10 @@ class Experience:
         """[N] bool: the items that an update's mean loss is over; None where it is over all."""
         return None
 
+    def size(self, items: Tensor) -> Tensor:
+        """[N] mean sizes of the items' advantages, where there are some."""
+        raise NotImplementedError
+
 
 @dataclass
 class Seen:
@@ -97,10 +101,14 @@ class Algorithm:
     """and a group of an earlier iteration can stand in for one"""
     searches: ClassVar[bool] = False
     """it learns from finished samples alone, so that a search may have found them"""
+    takes_workers: ClassVar[bool] = False
+    """its `rollout` is all that it needs of sampling, so that other processes can do it"""
     moves_start: ClassVar[bool] = False
     """what it trains moves the start noise of a generator that stays as it is, and is asked whenever that samples"""
     has_ratios: ClassVar[bool] = False
     """it compares the policy with the one that sampled, action by action"""
+    has_advantages: ClassVar[bool] = False
+    """items have advantages, whose size tells how much they teach"""
     headline: ClassVar[str]
     """the metric that the progress bar shows"""
     unit: ClassVar[str]
@@ -191,6 +199,6 @@ class Algorithm:
     def show(self, actor: Any, batch: Batch) -> Seen:
         """Sample and score a batch for people to look at; here by a plain rollout."""
         rollout = actor.rollout(batch)
-        images = actor.decode(rollout)
+        images = actor.decode(rollout, shown=True)
         scores = actor.score(images, batch)
         return Seen(rollout, batch, images, scores, scores.value)

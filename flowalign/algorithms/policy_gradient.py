@@ -84,6 +84,9 @@ class Experience(base.Experience):
             return None
         return (self.advantage * self.weight).any(1)[items[:, 0]]
 
+    def size(self, items: Tensor) -> Tensor:
+        return (self.advantage * self.weight)[items.unbind(1)].abs().view(len(items), -1).mean(1)
+
     @property
     def fresh(self) -> Tensor:
         """[B] bool: sampled by the weights of now, not kept from an earlier iteration."""
@@ -103,6 +106,8 @@ class PolicyGradient(base.Algorithm):
     refills = True
     replays = True
     has_ratios = True
+    has_advantages = True
+    takes_workers = True
     fields: ClassVar[frozenset[str]] = frozenset({"rewards"})
     """fields of its record that an advantage may need, of those that not every rollout has"""
     dense: ClassVar[bool] = False
@@ -141,6 +146,7 @@ class PolicyGradient(base.Algorithm):
     def collect(self, actor: Any, draw: Draw) -> Experience:
         """Sample the groups drawn, decode, score, and give credit."""
         rollout, batch, scores = draw.sampled(self.rollout, self.scores)
+        rollout = self.rescored(actor, rollout)
         record = self.record(actor, rollout, batch, scores)
         advantage, penalty_weight = self.advantages(record), self.weights(actor, record)
         weight = penalty_weight * self.shares(record)
@@ -168,6 +174,10 @@ class PolicyGradient(base.Algorithm):
     def rollout(self, actor: Any, batch: Batch) -> tuple[Any, Batch]:
         """The trajectories to learn from, and the samples they are of; a group's stand side by side."""
         return actor.rollout(batch), batch
+
+    def rescored(self, actor: Any, rollout: Any) -> Any:
+        """The trajectories, with log-probabilities of the weights of now where the settings ask for them."""
+        return rollout
 
     def scores(self, actor: Any, samples: Sequence[Any], batch: Batch) -> Scores:
         """Scores of the finished samples.

@@ -34,8 +34,8 @@ def gallery(
 
 
 def _show(runs: list[Path], folder: Path, serve: bool, host: str, port: int, export: Path | None) -> None:
+    from flowalign.data.votes import Votes
     from flowalign.gallery.build import build
-    from flowalign.gallery.votes import Votes
 
     if export is not None:
         if not (folder / "votes.sqlite").is_file():

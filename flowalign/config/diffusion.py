@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from flowalign import registry
 from flowalign.config.sections import BaseConfig, Heldout, Named
+from flowalign.config.workers import RolloutWorkers
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.settings import Model, Sampling
 
@@ -46,6 +47,8 @@ class RolloutSampling(Sampling):
     default the algorithm's choice"""
     overlap: int = Field(1, ge=1)
     """parts an iteration's groups are sampled in: the rewards of one are computed while the next is sampled"""
+    workers: RolloutWorkers | None = None
+    """processes of their own that sample; default this one"""
     search: RolloutSearch | None = None
     """what finds each sample to learn from, for the reward that is trained; default plain sampling"""
 

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from flowalign import registry
 from flowalign.config.sections import BaseConfig, Heldout, Named
+from flowalign.config.workers import RolloutWorkers
 from flowalign.errors import ConfigError
 from flowalign.policies.settings import TextModel, TextSampling
 
@@ -15,6 +16,8 @@ class TextRollouts(TextSampling):
     """what samples: the model's own generate, or vLLM (extra `vllm`; with algorithm.off_policy; never run here)"""
     engine_memory: float = Field(0.3, gt=0, lt=1)
     """share of the GPU's memory for vLLM"""
+    workers: RolloutWorkers | None = None
+    """processes of their own that sample; default this one"""
 
 
 class Turns(Named):

@@ -122,6 +122,15 @@ class Budget(Section):
     """pictures scored for training"""
 
 
+class Subsample(Section):
+    """A random share of each update's items (steps of a trajectory, noised samples, texts), each weighted by 1 / p."""
+
+    share: float = Field(gt=0, lt=1)
+    """of the items that are drawn, on average"""
+    by: Literal["uniform", "advantage"] = "uniform"
+    """how an item's probability p is found: alike for all, or half alike and half by the size of its advantage"""
+
+
 class Training(Section):
     iterations: int = Field(ge=1)
     prompts_per_iteration: int = Field(ge=1)
@@ -136,6 +145,8 @@ class Training(Section):
     """of an average of the weights, which is evaluated and saved in their place"""
     ema_every: int = Field(1, ge=1)
     """updates from one averaging to the next"""
+    subsample: Subsample | None = None
+    """learn from a random share of what an update would learn from, its gradient the whole one's on average"""
     offload_copies: bool = False
     """copies of the weights (snapshots and the average) stay in the host's memory while they are not used"""
     snapshots: dict[str, Snapshot] = {}
@@ -223,7 +234,11 @@ class BaseConfig(Section):
                 f"training.prompts_per_iteration: {training.prompts_per_iteration} groups cannot be split over "
                 f"{rows} processes (groups stay whole); {up} would work"
             )
-        self.check_sampling(training.prompts_per_iteration // rows, algorithm)
+        groups = training.prompts_per_iteration // rows
+        self.check_sampling(groups, algorithm)
+        workers = getattr(self.rollout, "workers", None)
+        if workers is not None:
+            workers.check(self, algorithm, groups, processes)
         places: dict[str, Sequence[Named]] = {
             "rewards": self.rewards,
             "evaluation.rewards": evaluation.rewards or [],
@@ -252,6 +267,13 @@ class BaseConfig(Section):
             raise ConfigError(
                 f"training.old_log_prob: '{self.algorithm.name}' has no ratios of old and new probabilities; null works"
             )
+        if training.subsample is not None and getattr(algorithm, "loss_looks_at", "action") == "group":
+            raise ConfigError(
+                f"training.subsample: the loss of '{self.algorithm.name}' looks at whole groups, of which some members "
+                "would be missing; null works"
+            )
+        if training.subsample is not None and training.subsample.by == "advantage" and not algorithm.has_advantages:
+            raise ConfigError(f"training.subsample.by: '{self.algorithm.name}' has no advantages; uniform works")
         if self.evaluation.prompts is not None:
             Prompts.of(self.evaluation)
         elif evaluation.panel:

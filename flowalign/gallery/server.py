@@ -25,9 +25,10 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from flowalign.data.votes import Pair, Votes, json_lines
 from flowalign.errors import ConfigError
 from flowalign.gallery.build import Gallery, Placed, lay_out
-from flowalign.gallery.votes import Pair, Votes, commands, enough, json_lines, results
+from flowalign.gallery.votes import commands, enough, results
 from flowalign.runs.previews import FOLDER as PREVIEWS
 from flowalign.runs.samples import FOLDER as SAMPLES
 

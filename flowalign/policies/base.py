@@ -283,16 +283,25 @@ class Policy(Generic[R]):
         """The finished samples of a rollout: pictures, videos (lists of frames) or texts."""
         raise NotImplementedError
 
+    def samples(self, rollout: R, batch_size: int, needs: frozenset[str], shown: bool = True) -> list[Any]:
+        """The finished samples of a rollout, as rewards with these needs score them; here what `decode` returns.
+
+        Args:
+            shown: people look at them, whatever rewards need.
+        """
+        return self.decode(rollout, batch_size)
+
     def make(
         self,
         prompts: Sequence[str],
         seeds: Sequence[int],
         sampling: SamplingSettings,
         metadata: Sequence[Mapping[str, Any]] = (),
+        needs: frozenset[str] = frozenset(),
     ) -> list[Any]:
-        """A finished sample of every prompt."""
+        """A finished sample of every prompt; `needs` are those of the rewards that score them."""
         rollout = self.sample(prompts, seeds, metadata=metadata, **sampling.arguments())
-        return self.decode(rollout, sampling.batch_size)
+        return self.samples(rollout, sampling.batch_size, needs)
 
 
 def best_device() -> torch.device:

@@ -17,8 +17,8 @@ from PIL import Image
 from scipy.optimize import minimize
 from torch import Tensor
 
+from flowalign.data.votes import Votes
 from flowalign.errors import ConfigError
-from flowalign.gallery.votes import Votes
 from rewards.base import Metadata, Scores, Spec
 from rewards.clip import PICK_SCORE, PICK_SCORE_PROCESSOR, PickScore
 from rewards.shapes.clip import TINY_CLIP

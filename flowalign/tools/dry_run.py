@@ -211,6 +211,7 @@ def _replace(config: BaseConfig, key: str, value: Any) -> None:
 def small_policy(small: Config, full: bool, device: torch.device) -> DiffusersPolicy:
     """The configuration's pipeline, or a tiny one; the configuration then has what that can take."""
     small.rollout.overlap = 1
+    small.rollout.workers = None
     if small.rollout.num_frames is not None:
         (reward,) = small.rewards
         framed = {"name": "per_frame", "reward": {"name": reward.name, **reward.settings}, "frames": 2}

@@ -13,12 +13,13 @@ from flowalign import registry
 from flowalign.actors.base import Actor
 from flowalign.actors.diffusion import DiffusionActor
 from flowalign.actors.language import LanguageActor
-from flowalign.config import BaseConfig, Config, Model, TextConfig
+from flowalign.config import BaseConfig, Config, Model, Named, TextConfig
 from flowalign.data import shipped
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.base import Policy
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.context_parallel import check_context_parallel
+from flowalign.policies.diffusion.families import family_of
 from flowalign.policies.diffusion.storage import check_arguments, described_by, load_config
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.turns import AgentPolicy
@@ -26,7 +27,7 @@ from flowalign.policies.language.vision_language import VisionLanguagePolicy
 from flowalign.policies.settings import Network, Sampling
 from flowalign.search.sampler import SearchSampler
 from flowalign.training.memory import check_precision
-from rewards import Reward, WeightedSum, spec_of
+from rewards import Reward, Spec, WeightedSum, spec_of
 
 
 def build_policy(
@@ -109,10 +110,51 @@ def check_media(reward: Reward, kind: str) -> None:
     """Refuse rewards that look at texts where pictures are made, and the other way round."""
     for one in reward.rewards if isinstance(reward, WeightedSum) else [reward]:
         needs = spec_of(one).needs
-        texts, pictures = "text" in needs, bool(needs & {"image", "frames"})
+        texts, pictures = "text" in needs, bool(needs & {"image", "frames", "latents", "sound"})
         if (texts or pictures) and not (texts if kind == "text" else pictures):
             own, made = ("texts", "pictures") if texts else ("pictures", "texts")
             raise ConfigError(f"rewards: '{one.name}' scores {own}, and this model makes {made}")
+
+
+def check_sound(config: BaseConfig, policy: Any = None) -> None:
+    """Refuse rewards of sound, before they load, where none is made or only of the start of a group.
+
+    Args:
+        policy: in the place of the configuration's model.
+    """
+    trained, watched = (
+        [one.name for one in named if any("sound" in _needs(kind) for kind in _within(one))]
+        for named in (config.rewards, [*(config.evaluation.rewards or []), *config.evaluation.panel])
+    )
+    names = [*trained, *watched]
+    if not names:
+        return
+    if not isinstance(config, Config):
+        raise ConfigError(f"rewards: '{names[0]}' scores sound, and this model makes texts")
+    described = None if config.model.config is None else str(shipped(config.model.config))
+    made_by = (
+        type(policy.pipeline).__name__
+        if policy
+        else load_config(described_by(shipped(config.model.path), described))["_class_name"]
+    )
+    if not family_of(made_by).samples_sound:
+        raise ConfigError(f"rewards: '{names[0]}' scores sound, and {made_by} makes none; LTX2Pipeline does")
+    if trained and config.rollout.share_start_noise:
+        raise ConfigError(
+            f"rollout.share_start_noise: '{trained[0]}' scores sound, and samples that begin together share theirs; "
+            "share_start_noise: false works"
+        )
+
+
+def _within(named: Named) -> list[Any]:
+    """The classes of a reward and those inside it; of one handed over in Python nothing is known."""
+    return [] if named.name.startswith(registry.GIVEN) else registry.rewards_within(named.name, named.settings)
+
+
+def _needs(kind: Any) -> frozenset[str]:
+    """Of a class of rewards; what depends on settings, a class does not say."""
+    spec = getattr(kind, "spec", None)
+    return spec.needs if isinstance(spec, Spec) else frozenset()
 
 
 def build_actor(config: BaseConfig, policy: Any, reward: Reward, accelerator: Accelerator) -> Actor:

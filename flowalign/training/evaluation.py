@@ -11,7 +11,7 @@ from flowalign.data import Prompts
 from flowalign.policies.base import Policy
 from flowalign.policies.settings import SamplingSettings
 from flowalign.runs.files import write_atomically
-from rewards import Reward, score
+from rewards import Reward, score, seen, spec_of
 
 FOLDER = "scores"
 """in a run's folder: the scores of all samples of each evaluation"""
@@ -108,7 +108,8 @@ def evaluate(
     filled = rows + [0] * (share - len(rows))
     forwards = policy.forwards
     records = [metadata[i] for i in filled]
-    samples = policy.make([texts[i] for i in filled], [seeds[i] for i in filled], sampling, records)[: len(rows)]
+    made = policy.make([texts[i] for i in filled], [seeds[i] for i in filled], sampling, records, spec_of(reward).needs)
+    samples = made[: len(rows)]
     scored: list[tuple[int, float, dict[str, float]]] = []
     replies = None
     if rows:
@@ -125,4 +126,4 @@ def evaluate(
         scored = processes.gather_objects(scored)
     _, value, columns = zip(*sorted(scored, key=lambda line: line[0]), strict=True)
     parts = {name: [column[name] for column in columns] for name in columns[0]}
-    return Evaluated(texts, metadata, seeds, list(value), parts, samples, rows, replies)
+    return Evaluated(texts, metadata, seeds, list(value), parts, [seen(own) for own in samples], rows, replies)

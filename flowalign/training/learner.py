@@ -8,12 +8,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flowalign.actors.base import Actor
 from flowalign.algorithms import policy_gradient
 from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.algorithms.policy_gradient import PolicyGradient
+from flowalign.config.sections import Subsample
+from flowalign.core.subsampling import inclusion, subsample
+from flowalign.policies.base import Policy
 from flowalign.policies.settings import Role, Snapshot
 from flowalign.policies.snapshots import Snapshots
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
@@ -41,6 +44,12 @@ IDLE = {
 """what an iteration that taught nothing shows, and what would help, by metric and kind of sample"""
 
 
+def parameter_groups(policy: Policy, modules: Mapping[str, nn.Module]) -> list[dict[str, nn.Parameter]]:
+    """What is trained, by name: the policy's, and what modules beside it have."""
+    named = [(f"{name}.{key}", p) for name, module in modules.items() for key, p in module.named_parameters()]
+    return [policy.trainable(), {name: parameter for name, parameter in named if parameter.requires_grad}]
+
+
 class Learner(Optimization):
     """Moves a policy's weights by its experience, as a run's configuration says, among the other processes.
 
@@ -55,10 +64,8 @@ class Learner(Optimization):
         self.policy, self.config, self.accelerator = actor.policy, actor.config, actor.accelerator
         training = self.config.training
         self.modules = {**self.policy.companions, **algorithm.modules(self.policy)}
-        named = [(f"{name}.{key}", p) for name, m in self.modules.items() for key, p in m.named_parameters()]
-        own = {name: parameter for name, parameter in named if parameter.requires_grad}
         updates = training.iterations * training.updates_per_iteration
-        groups = [self.policy.trainable(), own]
+        groups = parameter_groups(self.policy, self.modules)
         average = training.ema_decay, training.ema_every
         half = self.config.model.dtype == "float16"
         host = training.offload_copies
@@ -119,7 +126,8 @@ class Learner(Optimization):
             rate = self.set_learning_rate(round(progress * self.updates) + i)
             measured = self._update_roles(experience, items)
             if updates >= self.head_start:
-                measured |= self.update(experience, items)
+                seed = derive_seed(self.config.training.seed, iteration, i, self.accelerator.process_index, 7)
+                measured |= self.update(experience, items, seed=seed)
             updates += 1
             self.snapshots.follow("update", updates, updates)
             skipped += self.skipped > 0
@@ -183,6 +191,10 @@ class Learner(Optimization):
         clip_range, worst = self.algorithm.clip_range, max(means.values())
         if clip_range is None or worst <= clip_range / 2 or "policy/mismatch" in self._warned:
             return
+        workers = getattr(self.config.rollout, "workers", None)
+        if workers is not None and workers.staleness:
+            # earlier weights sampled: it is what the ratios are for
+            return
         self._warned.add("policy/mismatch")
         if self.accelerator.is_main_process:
             logger.warning(
@@ -240,25 +252,28 @@ class Learner(Optimization):
         return measured
 
     def update(
-        self, experience: Experience, items: Tensor, losses: Callable[..., Any] | None = None
+        self, experience: Experience, items: Tensor, losses: Callable[..., Any] | None = None, seed: int | None = None
     ) -> dict[str, Tensor]:
         """One optimizer step on the mean loss of these items over all processes; means of what the loss measured.
 
         Args:
             losses: default the algorithm's.
+            seed: of the random share of the items that `training.subsample` leaves; None takes all.
         """
         total = self._total(experience, items)
-        items = self._with_gradient(experience, items)
+        items, weights = self._with_gradient(experience, items), None
+        if seed is not None and self.config.training.subsample is not None:
+            items, weights = self._subsampled(experience, items, self.config.training.subsample, seed)
         losses = partial(losses or self.algorithm.losses, self.policy, experience)
 
         def backward() -> dict[str, Tensor]:
-            return self.backward(losses, items, total, self.config.training.micro_batch_size)
+            return self.backward(losses, items, total, self.config.training.micro_batch_size, weights)
 
         alone = self.accelerator.num_processes == 1
         sums = while_it_fits(self.config, "training", "micro_batch_size", backward, lambda: alone)
         sums["policy/loss"] = sums.pop("loss")
         self._share_own_gradients()
-        means = {name: value / len(items) for name, value in sums.items()}
+        means = {name: value / (len(items) if weights is None else weights.sum()) for name, value in sums.items()}
         return means | {"policy/gradient_norm": self.step().to(self.accelerator.device)}
 
     def _clip(self) -> Tensor:
@@ -300,6 +315,17 @@ class Learner(Optimization):
         keep = max(1, self.actor.maximum(int(useful.sum())))
         # stable: the useful ones first, each part in its random order
         return items[torch.argsort(~useful, stable=True)[:keep]]
+
+    def _subsampled(
+        self, experience: Experience, items: Tensor, settings: Subsample, seed: int
+    ) -> tuple[Tensor, Tensor]:
+        """Some of the items, as many on every process, and what each counts for."""
+        size = experience.size(items) if settings.by == "advantage" else torch.ones(len(items), device=items.device)
+        probability = inclusion(size, settings.share, 0.5 if settings.by == "advantage" else 0.0)
+        weights = subsample(probability, torch.Generator().manual_seed(seed))
+        keep = max(1, self.actor.maximum(int(weights.count_nonzero())))
+        first = torch.argsort(weights == 0, stable=True)[:keep]
+        return items[first], weights[first]
 
     def weights(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Within it the policy has the weights of this name: policy, reference, ema, or a snapshot's."""

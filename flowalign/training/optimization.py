@@ -98,18 +98,26 @@ class Optimization:
         items: Tensor,
         total: float,
         micro_batch_size: int,
+        weights: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Gradients of the sum of the items' losses over `total`, in micro-batches.
+
+        Args:
+            weights: [N] of the items in every sum; default 1.
 
         Returns:
             the sums of the named values that `losses` returns, and of the losses themselves as `loss`.
         """
         self.optimizer.zero_grad()
         parts = items.split(micro_batch_size)
+        shares = [None] * len(parts) if weights is None else weights.split(micro_batch_size)
         sums: dict[str, Any] = {}
-        for i, part in enumerate(parts):
+        for i, (part, share) in enumerate(zip(parts, shares, strict=True)):
             with self._accumulated(last=i == len(parts) - 1):
                 loss, values = losses(part)
+                if share is not None:
+                    loss = loss * share
+                    values = {name: value * share for name, value in values.items()}
                 self._backpropagate(loss.sum() / total * (self.scale.value if self.scale else 1))
             for name, value in {**values, "loss": loss}.items():
                 sums[name] = sums.get(name, 0) + value.detach().sum()

@@ -23,6 +23,7 @@ from flowalign.policies.language.teacher_forcing import characters
 from flowalign.policies.rendering import renderer
 from flowalign.runs.previews import Film, Group, save_previews
 from rewards import Reward
+from rewards import seen as look
 from samplers.completion import completions
 from samplers.plans import Tree
 
@@ -63,12 +64,12 @@ def _film(actor: DiffusionActor, seen: Seen, row: int) -> Film:
     one = seen.rollout[torch.tensor([row], device=actor.device)]
     trajectory = one.trajectory
     finished = completions(actor.policy.at(one), trajectory)
-    ends = actor.policy.decode_latents(one.whole(finished.latents, finished.samples))
+    ends = actor.ends(one, finished, shown=True)
     values = actor.score(ends, seen.batch, [row] * len(ends), finished.steps.tolist()).value[finished.index.cpu()]
     return Film(
         seen.batch.prompts[row],
         seen.batch.seeds[row],
-        [ends[state] for state in finished.index[0].tolist()],
+        [look(ends[state]) for state in finished.index[0].tolist()],
         rewards=values[0].tolist(),
         dense=dense_rewards(values)[0].tolist(),
         advantages=None if seen.advantage is None else seen.advantage[row].tolist(),
@@ -92,7 +93,7 @@ def _group(seen: Seen, number: int) -> Group:
     return Group(
         seen.batch.prompts[rows[0]],
         [seen.batch.noise_seeds[row] for row in rows],
-        [seen.images[row] for row in rows],
+        [look(seen.images[row]) for row in rows],
         of(seen.reward),
         advantages=None if seen.advantage is None else of(seen.advantage.nanmean(1)),
         parts={name: of(part) for name, part in parts.items()},

@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 
 from flowalign import registry
 from flowalign.actors.base import Actor
+from flowalign.actors.draw import parts_of
 from flowalign.actors.extremes import Extremes
 from flowalign.actors.groups import Groups
 from flowalign.algorithms.base import Algorithm, Experience
@@ -39,11 +40,12 @@ from flowalign.training.building import (
     build_actor,
     build_policy,
     check_media,
+    check_sound,
     check_trackers,
     make_trainable,
 )
 from flowalign.training.distributed.heartbeat import Heartbeat
-from flowalign.training.distributed.sharding import distribute
+from flowalign.training.distributed.sharding import distribute, whole
 from flowalign.training.distributed.zero import ZeroLearner
 from flowalign.training.evaluation import FOLDER as SCORES
 from flowalign.training.evaluation import Evaluated
@@ -54,6 +56,9 @@ from flowalign.training.memory import out_of_memory, while_it_fits
 from flowalign.training.resuming import changed, check_resumable
 from flowalign.training.signals import Signals, Stopped
 from flowalign.training.tracking import show_extremes
+from flowalign.training.workers.ahead import Ahead
+from flowalign.training.workers.fleet import Fleet
+from flowalign.training.workers.worker import Weights
 from rewards import Reward, advance, as_reward, spec_of
 from samplers import derive_seed
 
@@ -105,34 +110,53 @@ class Trainer:
             checkpoint = self.checkpoints.newest() if resume else None
         if checkpoint is not None:
             check_resumable(self.checkpoints.state(checkpoint)["config"], config)
+        workers = getattr(config.rollout, "workers", None)
+        if workers is not None and policy is not None:
+            raise ConfigError(
+                "rollout.workers: they load the model themselves, and this one was handed over in Python; give its "
+                "folder or hub name as model.path"
+            )
         self.show_progress = progress and self.accelerator.is_main_process
 
         training = config.training
         # before the model, which may take minutes to load
         torch.manual_seed(training.seed)
+        check_sound(config, policy)
         reward = build_reward(config.rewards) if reward is None else as_reward(reward)
         check_media(reward, config.model.kind)
         torch.manual_seed(training.seed)
         self.algorithm: Algorithm = config.build_algorithm()
         self.algorithm.check_reward(reward, config)
+        if parts_of(config) > 1 and spec_of(reward).kind == "set":
+            key = "overlap" if workers is None else "workers"
+            raise ConfigError(
+                f"rollout.{key}: the reward '{reward.name}' looks at all pictures of an iteration at once, so they "
+                f"cannot be scored in parts; {key}: {1 if workers is None else '{count: 1}'} works"
+            )
+        # they load the model at the same time
+        self.fleet = None if workers is None else Fleet(config, workers, self.accelerator.device)
         self.policy: Policy = policy or build_policy(config, self.accelerator.device)
         sampled = getattr(config.rollout, "weights", None)
         make_trainable(self.policy, config.model, self.algorithm.uses_reference or sampled == "reference")
         sharding = distribute(self.policy, config, self.accelerator)
-        if getattr(self.config.rollout, "overlap", 1) > 1 and spec_of(reward).kind == "set":
-            raise ConfigError(
-                f"rollout.overlap: the reward '{reward.name}' looks at all pictures of an iteration at once, so they "
-                "cannot be scored in parts; overlap: 1 works"
-            )
         self.actor: Actor = build_actor(config, self.policy, reward, self.accelerator)
         self.prompts = config.data.kept(self.algorithm.read(config.data))
         selection = config.data.selection
         self.selection = registry.build("selections", selection.name, selection.settings, "data.selection")
         self.groups = Groups(self.prompts, self.selection, self.actor, self.algorithm.branches(config))
         if isinstance(sharding, DeepSpeedPlugin):
+            if workers is not None:
+                raise ConfigError(
+                    "rollout.workers: DeepSpeed keeps their weights to itself; configs/accelerate/fsdp2.yaml works"
+                )
             self.learner: Learner = ZeroLearner(self.algorithm, self.actor, sharding)
         else:
             self.learner = Learner(self.algorithm, self.actor, sharding)
+        self.ahead: Ahead | None = None
+        """of a run with workers"""
+        if self.fleet is not None and workers is not None:
+            self.fleet.actor = self.actor
+            self.ahead = Ahead(self.fleet, self.groups, workers.staleness, training.iterations)
         self.evaluator = Evaluator(self.algorithm, self.actor, self.learner, self.folder)
 
         self.iteration = 0
@@ -173,6 +197,9 @@ class Trainer:
                 f"iteration {self.iteration}: {where.filename}, line {where.lineno}, called sys.exit({error.code!r}), "
                 "which would pass for the end of the run"
             ) from error
+        finally:
+            if self.fleet is not None:
+                self.fleet.close()
         return Result(self.folder)
 
     def _train_together(self) -> None:
@@ -264,7 +291,6 @@ class Trainer:
         training = self.config.training
         # Stateless randomness: a resumed iteration draws what the uninterrupted one would have drawn.
         torch.manual_seed(derive_seed(training.seed, self.iteration, self.actor.processes.row))
-        draw = self.groups.draw(self.iteration)
         progress = self.progress()
         self.algorithm.progress(progress)
         self.algorithm.updates = self.iteration * training.updates_per_iteration
@@ -282,6 +308,10 @@ class Trainer:
             return self.accelerator.num_processes == 1 or (by_copies and self.actor.exchanges == begun)
 
         with self.learner.weights(self.learner.sampling_weights), self.learner.sampling():
+            if self.ahead is None:
+                draw = self.groups.draw(self.iteration)
+            else:
+                draw = self.ahead.next(self._weights(progress))
             experience = while_it_fits(self.config, "rollout", "batch_size", collect, by_itself)
         if self.iteration == 0:
             self.algorithm.verify(self.policy, experience)
@@ -292,7 +322,19 @@ class Trainer:
         begin = time.perf_counter()
         metrics = experience.metrics | self.learner.learn(experience, self.iteration, progress)
         metrics["seconds/update"] = time.perf_counter() - begin
+        if self.fleet is not None:
+            metrics |= self.fleet.measured()
         return metrics | self.actor.counts() | self.actor.judged()
+
+    def _weights(self, progress: float) -> Weights:
+        """What workers sample with."""
+        tensors = whole({**self.learner.parameters}, keep=True)
+        rest = {"progress": progress, "updates": self.algorithm.updates}
+        plan: Any = getattr(self.actor, "plan", None)
+        if hasattr(plan, "state_dict"):
+            rest["plan"] = plan.state_dict()
+        # as they are now, whatever the updates make of them
+        return Weights(self.iteration, {name: tensor.clone() for name, tensor in tensors.items()}, rest)
 
     def evaluate(self) -> Evaluated | None:
         """Score the held-out prompts, and append the means to evaluations.jsonl."""
@@ -345,6 +387,9 @@ class Trainer:
         replayed, groups = self.groups.state()
         tensors |= adapted | replayed
         state = {"iteration": self.iteration, "seconds": self.seconds, "actor": extra, "groups": groups} | learned
+        if self.ahead is not None:
+            sampling, state["ahead"] = self.ahead.state()
+            tensors |= sampling
         state["config"] = self.config.model_dump(mode="json")
         good = self.evaluator.verdict.last_good if self.config.evaluation.watching else None
         weights = self.learner.whole_weights() if self.policy.lora else None
@@ -379,6 +424,8 @@ class Trainer:
         self.actor.load_state(tensors, state["actor"])
         self.seconds = state["seconds"]
         self.groups.load_state(tensors, state["groups"])
+        if self.ahead is not None:
+            self.ahead.load_state(tensors, state.get("ahead", []))
         if self.accelerator.is_main_process:
             self._forget()
             changes = changed(state["config"], self.config)

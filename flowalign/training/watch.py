@@ -18,7 +18,7 @@ from PIL.Image import Image
 from safetensors.numpy import load_file, save_file
 
 from flowalign.config import Watch
-from rewards import Metadata, Reward, Scores, Spec, advance, as_reward, bind, groups, score, spec_of
+from rewards import Metadata, Reward, Scores, Spec, advance, as_reward, bind, groups, score, seen, sides, spec_of
 from rewards.compose import joined, labels
 from rewards.rules import STATISTICS, image_statistics, thumbnail, thumbnail_distances
 
@@ -60,7 +60,9 @@ class Panel:
     @property
     def spec(self) -> Spec:
         needs = frozenset[str]().union(*(spec_of(entry).needs for entry in (self.reward, *self.others.values())))
-        return Spec(needs, kind="set", deterministic=False)
+        # of latents and sounds too it looks at the pictures
+        looked_at = set() if sides(needs) == ["picture"] else {"image"}
+        return Spec(needs | looked_at, kind="set", deterministic=False)
 
     def advance(self, progress: float) -> None:
         """Tell the schedules inside how far training is, in [0, 1]."""
@@ -83,7 +85,8 @@ class Panel:
             # a text has no image statistics
             return replace(scores, parts=parts)
         # a video's are its middle frame's
-        images = [sample if isinstance(sample, Image) else sample[len(sample) // 2] for sample in samples]
+        looks = [seen(sample) for sample in samples]
+        images = [look if isinstance(look, Image) else look[len(look) // 2] for look in looks]
         rows = [image_statistics(image) for image in images]
         parts |= {f"statistics/{name}": torch.tensor([row[name] for row in rows]) for name in STATISTICS}
         twins = torch.zeros(len(images))

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from rewards import score
+from rewards import Sound, score
 from rewards.imagebind import HEADS, ImageBind, Tower, clips
-from rewards.sound import Sound
 
 ORIGINALS = Path(__file__).parent / "originals"
 SPEC = importlib.util.spec_from_file_location("originals_inputs", ORIGINALS / "inputs.py")

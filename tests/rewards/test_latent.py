@@ -1,35 +1,19 @@
 """DiNa-LRM against the authors' own code on the same weights and latents (originals/README.md), and on a small SD3."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import SD3Transformer2DModel
-from safetensors.torch import save_file
 
-from flowalign.data.files import ASSETS
-from rewards import score, spec_of
+from rewards import Latents, RewardError, score, spec_of
 from rewards.latent import DiNa, Head, Trunk, merge_lora
+from tests.rewards import published
+from tests.rewards.published import drawn, inputs, lora
 
-ORIGINALS = Path(__file__).parent / "originals"
-SPEC = importlib.util.spec_from_file_location("originals_inputs", ORIGINALS / "inputs.py")
-inputs = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(inputs)
-RECORDED = json.loads((ORIGINALS / "scores.json").read_text())
-ADAPTED = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+RECORDED = json.loads((Path(__file__).parent / "originals" / "scores.json").read_text())
 TRUNK = "backbone.base_model.model."
-
-
-def drawn(shapes):
-    return {name: torch.from_numpy(array) for name, array in inputs.weights(shapes).items()}
-
-
-def lora(trunk):
-    """Shapes of the LoRA of a trunk, by the names of its layers."""
-    layers = [name for name, module in trunk.named_modules() if name.endswith(ADAPTED) and hasattr(module, "weight")]
-    return {name: tuple(trunk.get_submodule(name).weight.shape) for name in layers}
 
 
 def given(trunk, head):
@@ -70,20 +54,7 @@ def test_gives_the_scores_of_the_original_at_one_noise_level_and_at_two():
 
 @pytest.fixture(scope="module")
 def dina(tmp_path_factory):
-    """On the shipped small Stable Diffusion 3, from files as they are published."""
-    folder, model = tmp_path_factory.mktemp("dina"), str(ASSETS / "tiny_sd3")
-    transformer = SD3Transformer2DModel.from_pretrained(model, subfolder="transformer")
-    trunk = Trunk(transformer, 2, [1, 2], [1, 2])
-    shapes = {f"base_model.model.{layer}.lora_A.weight": (4, size[1]) for layer, size in lora(trunk).items()}
-    shapes |= {f"base_model.model.{layer}.lora_B.weight": (size[0], 4) for layer, size in lora(trunk).items()}
-    save_file(drawn(shapes), folder / "adapter_model.safetensors")
-    head = Head(transformer.inner_dim, (2, 2), queries=2, heads=4)
-    torch.save(drawn({name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}), folder / "rm_head.pt")
-    settings = inputs.DINA | {"num_transformer_layers": 2, "visual_head_idx": [1, 2], "text_head_idx": [1, 2]}
-    (folder / "config.json").write_text(json.dumps({"model": settings}))
-    files = {"weights": "adapter_model.safetensors", "head": "rm_head.pt", "config": "config.json"}
-    files = {name: str(folder / file) for name, file in files.items()}
-    return DiNa(sigmas=(0.4, 0.7), **files, pipeline=model, batch_size=2, device="cpu", dtype="float32")
+    return DiNa(sigmas=(0.4, 0.7), **published.dina(tmp_path_factory.mktemp("dina")))
 
 
 def test_latents_are_scored_as_the_picture_they_are_of(dina):
@@ -103,3 +74,5 @@ def test_latents_are_scored_as_the_picture_they_are_of(dina):
     assert gradient.flatten(1).norm(dim=1).min() > 0
     swapped = score(dina, pictures[:1], prompts[1:2], [{}]).value
     assert swapped.item() != values[0].item()
+    with pytest.raises(RewardError, match=r"dina': it knows latents of .* not of \('AutoencoderKL', 0.13025, None\)"):
+        dina.score_latents(Latents(latents.values, ("AutoencoderKL", 0.13025, None)), prompts)

@@ -2,29 +2,16 @@
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from transformers import ClapConfig, ClapFeatureExtractor, ClapModel, ClapProcessor, RobertaTokenizerFast
 
-from rewards import RewardError, score
-from rewards.sound import CLAP, Sound
-
-LETTERS = [chr(c) for c in range(33, 127)] + ["\u0120"]
+from rewards import RewardError, Sound, score
+from rewards.sound import CLAP
+from tests.rewards import published
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("clap")
-    torch.manual_seed(0)
-    text = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    text |= {"intermediate_size": 32, "max_position_embeddings": 64, "projection_hidden_act": "relu"}
-    audio = {"spec_size": 64, "num_mel_bins": 32, "patch_embeds_hidden_size": 16, "hidden_size": 32, "depths": [1, 1]}
-    audio |= {"num_attention_heads": [2, 2], "window_size": 4, "num_classes": 4, "enable_fusion": False}
-    ClapModel(ClapConfig(text_config=text, audio_config=audio, projection_dim=16)).save_pretrained(folder)
-    extractor = ClapFeatureExtractor(feature_size=32, sampling_rate=48000, max_length_s=1, truncation="rand_trunc")
-    words = {word: number for number, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", *LETTERS])}
-    ClapProcessor(extractor, RobertaTokenizerFast(vocab=words, merges=[])).save_pretrained(folder)
-    return str(folder)
+    return published.clap(tmp_path_factory.mktemp("clap"))
 
 
 def tone(hertz, rate, seconds=0.5):
@@ -44,5 +31,5 @@ def test_a_sound_is_scored_as_transformers_scores_it_at_any_rate(folder):
     assert values[2].item() == pytest.approx(values[0].item(), abs=0.05)
     stereo = Sound(np.stack([tone(440, 48000)] * 2), 48000)
     assert score(reward, [stereo], prompts[:1], [{}]).value.item() == pytest.approx(values[0].item(), abs=1e-5)
-    with pytest.raises(RewardError, match="clap: it scores sounds .*, not a Image"):
+    with pytest.raises(RewardError, match="clap.* scores sound, but got a Image"):
         score(reward, [Image.new("RGB", (2, 2))], ["x"], [{}])

@@ -102,7 +102,7 @@ class AdjointMatching(base.DirectAlgorithm):
         """[N, T, ...] lean adjoints of these samples, and [N] their rewards."""
         window = Window(policy, experience.rollout, samples)
         x = window.state(window.last).requires_grad_()
-        value = experience.score(samples, policy.decode_pixels(experience.rollout.whole(x, samples))).value
+        value = experience.score(samples, experience.finished(policy, x, samples)).value
         [a] = torch.autograd.grad(-self.settings.scale * value.sum(), x)
         adjoints = [a]
         for step in range(window.last - 1, 0, -1):

@@ -15,7 +15,7 @@ from flowalign.algorithms.direct.late_step import LateStep
 from flowalign.config import Config
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
-from rewards import spec_of
+from rewards import seen, spec_of
 from samplers import derive_seed
 
 
@@ -43,7 +43,8 @@ class AgainstReference(LateStep):
         """The batch with a reference picture of each prompt in its metadata, from a start noise of its own."""
         other = [derive_seed(seed, 9) for seed in batch.seeds]
         with self.referring(actor):
-            pictures = actor.decode(actor.rollout(replace(batch, seeds=other, noise_seeds=other)))
+            rollout = actor.rollout(replace(batch, seeds=other, noise_seeds=other))
+            pictures = [seen(sample) for sample in actor.decode(rollout)]
         told = [
             record | self.told(seed) | {"reference": picture}
             for record, seed, picture in zip(batch.metadata, other, pictures, strict=True)

@@ -25,7 +25,7 @@ from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.window import Window
-from rewards import DifferentiableReward, Scores, spec_of
+from rewards import DifferentiableReward, LatentReward, Latents, Scores, spec_of
 from rewards.base import asking
 from samplers import derive_seed
 from samplers.noise import generators, normal
@@ -62,8 +62,13 @@ class Experience(base.Experience):
         """[N] numbers in [0, 1) of these samples [N], the same whenever this number is asked for."""
         return uniform([self.batch.noise_seeds[i] for i in samples.tolist()], 7, number).to(samples.device)
 
-    def score(self, samples: Tensor, pixels: Tensor, prompts: Sequence[str] | None = None) -> Scores:
-        """The reward's scores of pixels of these samples [N], with gradients.
+    def finished(self, policy: DiffusersPolicy, latents: Tensor, samples: Tensor) -> Tensor | Latents:
+        """Finished latents [N, ...] of these samples [N] as the reward scores them: pixels, or with no VAE between."""
+        whole = self.rollout.whole(latents, samples)
+        return policy.latents_of(whole) if "latents" in spec_of(self.reward).needs else policy.decode_pixels(whole)
+
+    def score(self, samples: Tensor, made: Tensor | Latents, prompts: Sequence[str] | None = None) -> Scores:
+        """The reward's scores of what `finished` made of these samples [N], with gradients.
 
         Args:
             prompts: N, in the place of the samples' own.
@@ -71,7 +76,11 @@ class Experience(base.Experience):
         rows = samples.tolist()
         prompts = [self.rollout.prompts[i] for i in rows] if prompts is None else prompts
         with asking(self.reward, prompts):
-            return self.reward.score_pixels(pixels, prompts, [self.metadata[i] for i in rows])
+            metadata = [self.metadata[i] for i in rows]
+            if isinstance(made, Latents):
+                assert isinstance(self.reward, LatentReward), "check_made has seen to it"
+                return self.reward.score_latents(made, prompts, metadata)
+            return self.reward.score_pixels(made, prompts, metadata)
 
 
 def uniform(seeds: Sequence[int], *number: int) -> Tensor:
@@ -154,8 +163,7 @@ class DirectAlgorithm(base.Algorithm):
         window = Window(policy, experience.rollout, samples, compare=held)
         latents = self.finished(window, experience)
         owners = samples.repeat(len(latents) // len(samples))
-        pixels = policy.decode_pixels(experience.rollout.whole(latents, owners))
-        scores = self.scores(experience, owners, pixels)
+        scores = self.scores(experience, owners, experience.finished(policy, latents, owners))
         loss, metrics = self.loss(scores)
         loss, metrics = (tree_map(lambda own: own.view(-1, len(samples)).mean(0), each) for each in (loss, metrics))
         if held:
@@ -163,9 +171,9 @@ class DirectAlgorithm(base.Algorithm):
             loss, metrics["policy/kl"] = loss + self.settings.kl_weight * divergence, divergence
         return loss, metrics
 
-    def scores(self, experience: Experience, samples: Tensor, pixels: Tensor) -> Scores:
-        """Scores of pixels of these samples [N], with gradients; here the reward's."""
-        return experience.score(samples, pixels)
+    def scores(self, experience: Experience, samples: Tensor, made: Tensor | Latents) -> Scores:
+        """Scores of what was made of these samples [N], with gradients; here the reward's."""
+        return experience.score(samples, made)
 
     def loss(self, scores: Scores) -> tuple[Tensor, dict[str, Tensor]]:
         """[N] losses and named [N] values for the metrics."""

@@ -26,9 +26,18 @@ def check_named(rewards: Sequence[Named]) -> None:
 
 def check_made(reward: Any) -> None:
     """As `check_named`, of a reward that is there, perhaps handed over in Python."""
+    of_latents = {}
     for one in _within(reward):
-        if not (hasattr(one, "score_pixels") and spec_of(one).differentiable):
+        of_latents[one.name] = "latents" in spec_of(one).needs
+        if not (
+            hasattr(one, "score_latents" if of_latents[one.name] else "score_pixels") and spec_of(one).differentiable
+        ):
             raise _refused(one.name)
+    if len(set(of_latents.values())) > 1:
+        raise ConfigError(
+            f"rewards: of {', '.join(of_latents)} some score latents and others pixels, which have no one gradient; "
+            "all of one kind work"
+        )
 
 
 def _within(reward: Any) -> Iterator[Any]:
@@ -43,7 +52,8 @@ def _within(reward: Any) -> Iterator[Any]:
 def _has_gradient(kind: Any) -> bool:
     """Whether a class of rewards may have gradients: where `spec` is a property, it depends on parts or settings."""
     spec = getattr(kind, "spec", Spec())
-    return hasattr(kind, "score_pixels") and (isinstance(spec, property) or spec.differentiable)
+    scores = hasattr(kind, "score_pixels") or hasattr(kind, "score_latents")
+    return scores and (isinstance(spec, property) or spec.differentiable)
 
 
 def _refused(name: str) -> ConfigError:

@@ -84,7 +84,7 @@ class HyperNoise(DirectAlgorithm):
         noise = rollout.unmoved[samples]
         delta = self.delta(Window(policy, rollout, samples), noise)
         finished = Window(policy, rollout, samples, frozen=True).walk(noise + delta, 0)
-        scores = experience.score(samples, policy.decode_pixels(rollout.whole(finished, samples)))
+        scores = experience.score(samples, experience.finished(policy, finished, samples))
         loss, metrics = self.loss(scores)
         moved = delta.square().flatten(1).mean(1)
         return loss + self.settings.move_weight * moved, metrics | {"policy/moved": moved}

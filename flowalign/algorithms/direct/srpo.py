@@ -23,7 +23,7 @@ from torch import Tensor
 from flowalign.algorithms.direct.base import DirectAlgorithm, DirectSettings, Experience
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion.window import Window
-from rewards import Scores
+from rewards import Latents, Scores
 
 
 class SRPOSettings(DirectSettings):
@@ -65,13 +65,13 @@ class SRPO(DirectAlgorithm):
         up = window.leap(window.noised(x0, noise, level + jump), level + jump, level)
         return window.recovered(torch.cat([down, up]), noise.repeat(2, *[1] * (x0.dim() - 1)), level.repeat(2))
 
-    def scores(self, experience: Experience, samples: Tensor, pixels: Tensor) -> Scores:
+    def scores(self, experience: Experience, samples: Tensor, made: Tensor | Latents) -> Scores:
         down, _ = samples.chunk(2)
         wanted, unwanted = (
             self._prefixed(own, experience, down) for own in (self.settings.wanted, self.settings.unwanted)
         )
-        praised = experience.score(samples, pixels, wanted + unwanted).value
-        blamed = experience.score(samples, pixels, unwanted + wanted).value
+        praised = experience.score(samples, made, wanted + unwanted).value
+        blamed = experience.score(samples, made, unwanted + wanted).value
         (noisy, clean), level = self.settings.steps, experience.first[down]
         noisiness = [(clean - level) / (clean - noisy), (clean - level - self.settings.jump) / (clean - noisy)]
         ranges = (self.settings.k_denoising, self.settings.k_inversion)

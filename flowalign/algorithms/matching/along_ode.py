@@ -1,15 +1,23 @@
 """Few-step generators along the ODE: their next state is diffused further, not their prediction of x0.
 
 A state x_n at level s_n is diffused to x = a x_n + b noise at a level s above, with a = (1 - s) / (1 - s_n) and
-b = sqrt(s^2 - a^2 s_n^2). The noise that x then has is mixed of the state's and the fresh one, and `fake` learns the
-velocity from the prediction of x0 to it (TDM, arXiv 2503.06674).
+b = sqrt(s^2 - a^2 s_n^2). What `fake` learns there is one of two velocities:
+
+- `prediction`, as published (TDM, arXiv 2503.06674): from the prediction of x0 to the noise that x then has, mixed of
+  the state's and the fresh one. The state's is not independent of its x0, so that this is the score of x after the
+  last step alone, where s_n = 0;
+- `state`, the velocity of the score given the state, (s noise / b - x) / (1 - s), as TDM-R1's surrogate learns it. Its
+  mean at x is the score of x after every step. Errors are weighed by (b / s)^2, since it grows as b shrinks.
 """
+
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
 from flowalign.actors.diffusion import DiffusionActor
-from flowalign.algorithms.matching.distribution import DistributionMatching, Experience
+from flowalign.algorithms.matching.distribution import DistributionMatching, DistributionSettings, Experience
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Noised
 from flowalign.policies.diffusion.forward_process import ForwardProcess
@@ -18,8 +26,16 @@ MARGIN = 0.02
 """from the level of the generator's state to those it is diffused to, before the pipeline's shift"""
 
 
+class AlongODESettings(DistributionSettings):
+    fake_learns: Literal["prediction", "state"] = "prediction"
+    """the velocity to the generator's prediction of x0, or of the score given its state; published: prediction"""
+
+
 class AlongODE(DistributionMatching):
     """Base of the methods that match the states of a trajectory."""
+
+    Settings = AlongODESettings
+    settings: AlongODESettings
 
     def drawn_levels(self, actor: DiffusionActor, batch: Batch) -> Tensor:
         """[B, L] before the pipeline's shift, above the level of the state after each step."""
@@ -51,9 +67,13 @@ class AlongODE(DistributionMatching):
         assert experience.generator is not None
         sigmas = torch.cat([experience.generator.sigmas, experience.generator.sigmas.new_zeros(1)])
         after = sigmas[state.levels + 1].view_as(noised.s)
-        noise = state.x + (1 - state.s) * (state.x - x0) / state.s
+        fresh, noise = noised.noise, state.x + (1 - state.s) * (state.x - x0) / state.s
         kept = (1 - noised.s) / (1 - after) * after
+        b = (noised.s**2 - kept**2).clamp(min=0).sqrt()
         # the noise of the state after the step, and fresh one for the rest
-        noised.noise = (kept * noise + (noised.s**2 - kept**2).clamp(min=0).sqrt() * noised.noise) / noised.s
-        noised.x0 = x0
-        return noised
+        noised = replace(noised, x0=x0, noise=(kept * noise + b * fresh) / noised.s)
+        if self.settings.fake_learns == "prediction":
+            return noised
+        x, velocity = noised.x, (noised.s * fresh / b - noised.x) / (1 - noised.s)
+        weight = noised.error_weight * (b / noised.s).view_as(noised.sigma) ** 2
+        return replace(noised, x0=x - noised.s * velocity, noise=x + (1 - noised.s) * velocity, error_weight=weight)

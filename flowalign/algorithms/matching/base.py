@@ -132,6 +132,9 @@ class Experience(base.Experience):
     def counted(self, items: Tensor) -> Tensor | None:
         return None if self.kept is None else self._any(self.kept, items)
 
+    def size(self, items: Tensor) -> Tensor:
+        return self.advantage[self.members(items)].abs().view(len(items), -1).mean(1)
+
     def _any(self, of_samples: Tensor, items: Tensor) -> Tensor:
         return of_samples[self.members(items)].view(len(items), -1).any(1)
 

@@ -38,6 +38,7 @@ class OnlineMatching(Matching):
     headline = "reward/mean"
     refills = True
     searches = True
+    takes_workers = True
     only_advantages = False
     """without an advantage a sample teaches nothing"""
     experience: ClassVar[type[Experience]] = Experience
@@ -47,14 +48,14 @@ class OnlineMatching(Matching):
         if self.settings.stochastic:
             config.build_plan()
 
-    def rollout(self, actor: DiffusionActor, batch: Batch) -> Rollout:
-        """The samples to learn from."""
+    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
+        """The samples to learn from, sampled or found by a search, and the batch they are of."""
+        return (self.sampled(actor, batch) if actor.search is None else actor.found(batch)), batch
+
+    def sampled(self, actor: DiffusionActor, batch: Batch) -> Rollout:
+        """Samples by plain sampling."""
         eta = None if self.settings.stochastic else torch.zeros(actor.config.rollout.steps)
         return actor.rollout(batch, eta)
-
-    def finished(self, actor: DiffusionActor, batch: Batch) -> Rollout:
-        """The same, or what a search finds in their place."""
-        return self.rollout(actor, batch) if actor.search is None else actor.found(batch)
 
     def score(self, actor: DiffusionActor, samples: Sequence[Any], batch: Batch) -> Scores:
         """Of the samples to learn from."""
@@ -77,12 +78,7 @@ class OnlineMatching(Matching):
         return None
 
     def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
-        with draw.scoring as scoring:
-            for batch in draw:
-                rollout = self.finished(actor, batch)
-                samples = actor.decode(rollout)
-                draw.put(rollout, batch, scoring.submit(self.score, actor, samples, batch))
-            rollout, batch, scores = draw.whole()
+        rollout, batch, scores = draw.sampled(self.rollout, self.score)
         record = actor.record_of_samples(batch, scores)
         kept, held = self.kept(record), self.held(record)
         metrics = actor.score_metrics(scores, record.group) | actor.metrics
@@ -117,7 +113,7 @@ class OnlineMatching(Matching):
         policy.verify(experience.rollout)
 
     def show(self, actor: DiffusionActor, batch: Batch) -> Seen:
-        rollout = self.rollout(actor, batch)
-        images = actor.decode(rollout)
+        rollout = self.sampled(actor, batch)
+        images = actor.decode(rollout, shown=True)
         scores = actor.score(images, batch)
         return Seen(rollout, batch, images, scores, scores.value)

@@ -35,6 +35,7 @@ class OnlineDPO(OnlineMatching):
 
     Settings = OnlineDPOSettings
     settings: OnlineDPOSettings
+    has_advantages = True
     compares = frozenset({"reference"})
     whole_groups = True
 

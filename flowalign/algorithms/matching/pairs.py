@@ -3,15 +3,23 @@
 Both of a pair are noised by the same noise to the same level.
 """
 
+from dataclasses import replace
+from os.path import isfile
+from pathlib import Path
+
+import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from flowalign.actors.diffusion import DiffusionActor
+from flowalign.actors.draw import Draw
 from flowalign.algorithms.matching import base
 from flowalign.algorithms.matching.files import FileMatching, FileSettings
 from flowalign.config import Config, Data
 from flowalign.data import Preferences, Prompts
 from flowalign.data.batches import Batch, draw_batch
+from flowalign.data.votes import Votes
 from flowalign.policies.diffusion import DiffusersPolicy
 
 
@@ -20,6 +28,11 @@ class PairSettings(FileSettings):
 
     heldout: str | None = None
     """a file of preferences whose accuracy is measured at each evaluation"""
+    votes: str | None = None
+    """a gallery's file of votes, such as runs/one/gallery/votes.sqlite, read before every iteration; not there yet, or
+    without choices, it changes nothing"""
+    votes_share: float = Field(0.5, gt=0, le=1)
+    """of an iteration's pairs that are drawn from the choices in it"""
 
 
 class PairMatching(FileMatching):
@@ -37,6 +50,36 @@ class PairMatching(FileMatching):
         super().check(config)
         if self.settings.heldout is not None:
             Preferences.read(self.settings.heldout).of_pictures()
+
+    def collect(self, actor: DiffusionActor, draw: Draw) -> base.Experience:
+        if self.settings.votes is None:
+            return super().collect(actor, draw)
+        batch, counts = self.with_votes(draw.batch, actor.config.training.seed)
+        experience = super().collect(actor, Draw(actor, batch))
+        experience.metrics |= counts
+        return experience
+
+    def with_votes(self, batch: Batch, seed: int) -> tuple[Batch, dict[str, float]]:
+        """The batch with choices of people in the place of some of its pairs, and how many there are of both."""
+        assert self.settings.votes is not None
+        file = Path(self.settings.votes)
+        choices = Votes(file).preferences() if file.is_file() else []
+        choices = [
+            line for line in choices if "medium" not in line and all(isfile(line[k]) for k in Preferences.samples)
+        ]
+        chosen = {}
+        for group in dict.fromkeys(batch.group) if choices else ():
+            draws = np.random.default_rng([seed, batch.iteration, group])
+            if draws.random() < self.settings.votes_share:
+                chosen[group] = choices[draws.integers(len(choices))]
+        lines = [chosen.get(group) for group in batch.group]
+        voted = replace(
+            batch,
+            prompts=[line["prompt"] if line else own for line, own in zip(lines, batch.prompts, strict=True)],
+            metadata=[line or own for line, own in zip(lines, batch.metadata, strict=True)],
+        )
+        share = len(chosen) / len(set(batch.group))
+        return voted, {"preference/votes": float(len(choices)), "preference/votes_share": share}
 
     def experience(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
         return self.pairs(actor, batch)

@@ -19,9 +19,10 @@ from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.matching import base
 from flowalign.algorithms.matching.files import opened
 from flowalign.algorithms.matching.pairs import PairMatching, PairSettings, gains, judged
-from flowalign.config import Data
+from flowalign.config import Config, Data
 from flowalign.data import Prompts, Targets
 from flowalign.data.batches import Batch
+from flowalign.errors import ConfigError
 from samplers import derive_seed
 
 
@@ -43,6 +44,11 @@ class RPO(PairMatching):
 
     def read(self, data: Data) -> Prompts:
         return Targets.of(data)
+
+    def check(self, config: Config) -> None:
+        if self.settings.votes is not None:
+            raise ConfigError("algorithm.votes: rpo learns from one picture a line, not from choices; dpo works")
+        super().check(config)
 
     def experience(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
         rollout = actor.rollout(batch, torch.zeros(actor.config.rollout.steps))

@@ -10,8 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from flowalign.algorithms.matching.along_ode import AlongODESettings
 from flowalign.algorithms.matching.base import Experience
-from flowalign.algorithms.matching.distribution import DistributionSettings
 from flowalign.config import Named
 from flowalign.core.divergences import velocity_mse
 from flowalign.core.losses import group_preference_loss, has_moved
@@ -20,7 +20,7 @@ from flowalign.policies.settings import Role, Snapshot
 from samplers import derive_seed
 
 
-class SurrogateSettings(DistributionSettings):
+class SurrogateSettings(AlongODESettings):
     advantage: Named = Named(name="grpo", scale="batch", clip=5.0)
     """`flowalign list advantages`, with its settings"""
     surrogate: Role = Role()

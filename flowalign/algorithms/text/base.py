@@ -146,12 +146,15 @@ class LanguageAlgorithm(PolicyGradient):
         experience.metrics["text/off_policy_weight"] = actor.gather(mean).mean().item()
 
     def rollout(self, actor: LanguageActor, batch: Batch) -> tuple[TextRollout, Batch]:
-        """A text of every sample of the batch; `sampled`, scored again where off_policy asks for it."""
-        rollout = self.sampled(actor, batch)
-        if self.settings.off_policy is not None:
-            again = rescored(actor.policy, rollout, actor.config.rollout.batch_size)
-            rollout = replace(again, sampler_log_prob=rollout.log_prob)
-        return rollout, batch
+        """A text of every sample of the batch."""
+        return self.sampled(actor, batch), batch
+
+    def rescored(self, actor: LanguageActor, rollout: TextRollout) -> TextRollout:
+        """The texts, scored again by a forward pass of the weights of now where off_policy asks for it."""
+        if self.settings.off_policy is None:
+            return rollout
+        again = rescored(actor.policy, rollout, actor.config.rollout.batch_size)
+        return replace(again, sampler_log_prob=rollout.log_prob)
 
     def sampled(self, actor: LanguageActor, batch: Batch) -> TextRollout:
         """A text of every sample of the batch."""

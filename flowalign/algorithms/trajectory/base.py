@@ -214,7 +214,7 @@ class TrajectoryAlgorithm(PolicyGradient):
     def show(self, actor: DiffusionActor, batch: Batch) -> base.Seen:
         seen = self.collect(actor, Draw(actor, batch))
         earned = seen.advantage.where(seen.rollout.mask, torch.nan)
-        pictures = actor.decode(seen.rollout)
+        pictures = actor.decode(seen.rollout, shown=True)
         return base.Seen(
             seen.rollout, seen.batch, pictures, seen.scores, seen.reward, earned, self.wins(len(seen.batch))
         )

@@ -174,6 +174,6 @@ class StepPairs(base.Algorithm):
 
     def show(self, actor: DiffusionActor, batch: Batch) -> base.Seen:
         seen = self.collect(actor, Draw(actor, batch))
-        images = actor.decode(seen.rollout)
+        images = actor.decode(seen.rollout, shown=True)
         earned = seen.preference.where(seen.rollout.mask, torch.nan)
         return base.Seen(seen.rollout, seen.batch, images, seen.scores, seen.scores.value, earned)

@@ -39,6 +39,8 @@ from flowalign.policies.diffusion.storage import (
 )
 from flowalign.policies.diffusion.text_lora import add_text_lora, encode_again
 from flowalign.policies.settings import Model, TextLora
+from rewards import Latents, Sample, sides
+from rewards.base import vae_of
 from samplers import All, Transition, ode
 from samplers.completion import VelocityAt
 from samplers.kernels import Kernel
@@ -322,7 +324,7 @@ class DiffusersPolicy(Policy[Rollout]):
         prompts = [prompt for prompt, _ in texts]
         weights = self.reference() if self.frozen else contextlib.nullcontext()
         with weights, CallRecorder(self.denoiser, dry) as recorded:
-            self._call(texts, source, seeds, steps, guidance, scheduler, call)
+            made = self._call(texts, source, seeds, steps, guidance, scheduler, call)
         self.forwards += 0 if dry else sum(recorded.rows)
         extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
         conditions = recorded.conditions(len(prompts), len(scheduler.levels) - 1, self.family.shared, extra)
@@ -337,6 +339,7 @@ class DiffusersPolicy(Policy[Rollout]):
             scheduler.kernel,
             [source] * len(prompts),
             None if extra is None else self.family.first_frames(extra[: len(prompts)]),
+            sound=made.audio if self.family.samples_sound else None,
             policy=self,
         )
 
@@ -349,8 +352,8 @@ class DiffusersPolicy(Policy[Rollout]):
         guidance: tuple[float, ...],
         scheduler: TransitionScheduler,
         call: dict[str, Any],
-    ) -> None:
-        """The pipeline's own call with another scheduler.
+    ) -> Any:
+        """What the pipeline's own call returns with another scheduler.
 
         Args:
             texts: prompts, each with its negative one.
@@ -368,7 +371,7 @@ class DiffusersPolicy(Policy[Rollout]):
         self.pipeline.scheduler = scheduler
         try:
             with self._autocast():
-                self.pipeline(
+                return self.pipeline(
                     **embeds,
                     **self.family.arguments(guidance[0]),
                     num_inference_steps=steps,
@@ -527,6 +530,46 @@ class DiffusersPolicy(Policy[Rollout]):
 
     def decode(self, rollout: Rollout, batch_size: int = 64) -> list[Image]:
         return self.decode_latents(rollout.whole(rollout.trajectory.final), batch_size)
+
+    def samples(self, rollout: Rollout, batch_size: int, needs: frozenset[str], shown: bool = True) -> list[Any]:
+        return self.finished(rollout.whole(rollout.trajectory.final), batch_size, needs, shown, rollout.sound)
+
+    def finished(
+        self, latents: Tensor, batch_size: int, needs: frozenset[str], shown: bool = False, sound: Tensor | None = None
+    ) -> list[Any]:
+        """Finished latents [B, ...] as samples for rewards with these needs: pictures, or a `rewards.Sample` each.
+
+        Args:
+            shown: decode pictures even where no reward needs them.
+            sound: [B, ...] latents of their sounds, where there are any.
+
+        Raises:
+            ConfigError: a reward needs the sound of samples that were made without.
+        """
+        wanted = sides(needs)
+        if wanted == ["picture"]:
+            return self.decode_latents(latents, batch_size)
+        made = [Sample()] * len(latents)
+        if shown or "picture" in wanted:
+            made = [Sample(picture) for picture in self.decode_latents(latents, batch_size)]
+        if "latents" in wanted:
+            whole = self.latents_of(latents.float())
+            made = [
+                replace(own, latents=replace(whole, values=row)) for own, row in zip(made, whole.values, strict=True)
+            ]
+        if "sound" in wanted:
+            if sound is None:
+                raise ConfigError(
+                    "rewards: one scores sound, and only samples that the pipeline makes from start to end have one; a "
+                    "method without branches or completions and rollout.share_start_noise: false work"
+                )
+            waves = [wave for part in sound.split(batch_size) for wave in self.family.sounds(self.pipeline, part)]
+            made = [replace(own, sound=wave) for own, wave in zip(made, waves, strict=True)]
+        return made
+
+    def latents_of(self, latents: Tensor) -> Latents:
+        """Finished latents [B, ...] for rewards that look at them."""
+        return Latents(latents, vae_of(self.pipeline.vae))
 
     @torch.no_grad()
     def decode_latents(self, latents: Tensor, batch_size: int = 64) -> list[Image]:

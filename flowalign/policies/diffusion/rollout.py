@@ -40,6 +40,8 @@ class Rollout(Rows):
     """weight of what training changed, as of `DiffusersPolicy.sample`"""
     rlg_from: int = 0
     """the first step that it holds for"""
+    sound: Tensor | None = None
+    """[B, ...] latents of the sound that the pipeline made along with it"""
     unmoved: Tensor | None = None
     """[B, ...] the start noise before the policy's `start_noise` moved it"""
     policy: Any = field(default=None, compare=False)
@@ -106,8 +108,8 @@ class Rollout(Rows):
         return mask & (torch.arange(mask.shape[1], device=mask.device) < mask.shape[1] - self.unlearned)
 
     def branch(self, trajectory: Trajectory, samples: Tensor) -> "Rollout":
-        """A rollout of other trajectories under the conditions of these samples, [N] indices."""
-        return self.take(samples, trajectory=trajectory)
+        """A rollout of other trajectories under the conditions of these samples, [N] indices; without their sound."""
+        return self.take(samples, trajectory=trajectory, sound=None)
 
     def whole(self, latents: Tensor, samples: Tensor | None = None) -> Tensor:
         """Latents [N, ...] of these samples, [N] indices and default all, with the frames that were not sampled."""

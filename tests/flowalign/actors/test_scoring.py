@@ -26,18 +26,18 @@ from tests.flowalign.small_run import small_run
 class Parts(Draw):
     """Eight parts of one sample each, without an actor."""
 
-    overlap = 8
+    parts, workers = 8, None
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.scoring = Scoring(True, lambda part, seconds: self.seconds.update({part: seconds}))
-        self._parts = []
+        self._begun, self._parts = [], []
         rows = list(range(8))
         self.batch = Batch(["a red circle"] * 8, [{}] * 8, rows, rows, rows, 0, rows)
 
     def walk(self, sample: Callable[[int], Any], score: Callable[[Any], Scores]) -> list[float]:
         with self.scoring as scoring:
-            for batch in self:
+            for batch, _ in self:
                 rollout = sample(batch.group[0])
                 self.put(rollout, batch, scoring.submit(score, rollout))
             return [float(scoring.result(scored).value) for _, _, scored in self._parts]

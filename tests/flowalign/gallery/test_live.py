@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ import pytest
 import uvicorn
 from PIL import Image
 
+from flowalign.algorithms.matching.dpo import DPO
+from flowalign.data.votes import Votes
 from flowalign.gallery.server import Shown, application
-from flowalign.gallery.votes import Votes
 from flowalign.training import Trainer
 from tests.flowalign.training.small_run import settings
 
@@ -104,6 +106,49 @@ def test_votes_reach_the_next_iteration_of_a_running_training(tmp_path: Path, se
     scores = reward(shades, [prompt] * 2, [{}] * 2)
     dark, light = (scores.value - scores.parts["model"]).tolist()
     assert dark > light
+
+
+def test_votes_are_pairs_of_the_next_iterations(tmp_path: Path, serve: Serve) -> None:
+    shades = {"light": 235, "dark": 20}
+    for name, level in shades.items():
+        Image.new("RGB", (32, 32), (level, level, level)).save(tmp_path / f"{name}.png")
+    line = {"prompt": "a red circle", "chosen": "light.png", "rejected": "dark.png", "rater": "nobody"}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(line) + "\n")
+    sampling = {"steps": 3, "sigmas": [1.0, 0.6, 0.3]}
+    evaluation = {"prompts": "shapes_heldout", "limit": 2, "samples_per_prompt": 3, "every": 1, "save_samples": 6}
+    votes = tmp_path / "run/gallery/votes.sqlite"
+    changes: dict[str, Any] = {"training.iterations": 3, "training.previews": 0, "evaluation": evaluation | sampling}
+    changes |= {"data": {"prompts": str(tmp_path / "pairs.jsonl")}, "training.prompts_per_iteration": 4}
+    changes["algorithm"] = {"name": "dpo", "votes": str(votes), "votes_share": 1.0}
+    trainer = Trainer(settings(tmp_path, **changes), progress=False)
+    judged, iterate = [], trainer._iterate
+
+    def iterated() -> dict[str, float]:
+        if trainer.iteration == 1:
+            people = threading.Thread(
+                target=lambda: judged.append(vote_for_the_darker(serve(trainer.folder), moment=1))
+            )
+            people.start()
+            people.join(60)
+        return iterate()
+
+    trainer._iterate = iterated  # type: ignore[method-assign]
+    trainer.train()
+    assert judged == [6]
+    before, *after = trainer.metrics.read()
+    assert before["preference/votes"] == before["preference/votes_share"] == 0
+    assert [(line["preference/votes"], line["preference/votes_share"]) for line in after] == [(6, 1), (6, 1)]
+    # what it learned from is what was chosen among the run's own samples
+    algorithm, drawn = trainer.algorithm, trainer.groups.draw(2).batch
+    assert isinstance(algorithm, DPO)
+    learned, _ = algorithm.with_votes(drawn, 0)
+    assert not set(learned.prompts) & set(drawn.prompts)
+    for record in learned.metadata:
+        chosen, rejected = (np.asarray(Image.open(record[key])).mean() for key in ("chosen", "rejected"))
+        assert chosen < rejected and record["chosen"].startswith(str(trainer.folder))
+    half = DPO(DPO.Settings(votes=str(votes)))
+    shares = [half.with_votes(replace(drawn, iteration=i), 0)[1]["preference/votes_share"] for i in range(200)]
+    assert 0.4 < np.mean(shares) < 0.6
 
 
 def test_an_open_page_is_laid_out_again_where_the_run_has_more(maker, run: Path, serve: Serve) -> None:

@@ -11,8 +11,9 @@ import pytest
 from scipy.stats import binomtest
 
 from flowalign.data import Preferences
+from flowalign.data.votes import VERDICTS, Pair, Votes
 from flowalign.errors import ConfigError
-from flowalign.gallery.votes import VERDICTS, Pair, Votes, agreement, results, wilson
+from flowalign.gallery.votes import agreement, results, wilson
 
 
 def pair(folder, n: int) -> Pair:

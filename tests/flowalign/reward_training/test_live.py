@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
+from flowalign.data.votes import Pair, Votes
 from flowalign.errors import ConfigError
-from flowalign.gallery.votes import Pair, Votes
 from flowalign.registry import build
 from flowalign.reward_training.live import LiveVotes
 from rewards.shapes.clip import TinyCLIP

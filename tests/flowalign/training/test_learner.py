@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from flowalign.config import Optimizer
-from flowalign.errors import FlowalignError
+from flowalign.config import Optimizer, load, recipe
+from flowalign.core.subsampling import inclusion, subsample
+from flowalign.errors import ConfigError, FlowalignError
 from flowalign.training import Trainer
 from flowalign.training.optimization import MOST_SKIPPED, Optimization
+from tests.flowalign.small_run import small_run
 from tests.flowalign.training.small_run import settings
 
 TEXT = {
@@ -201,3 +203,35 @@ def test_a_checkpoint_keeps_the_scale_of_losses(tmp_path: Path) -> None:
     learner.scale.value, learner.scale.finite = 2.0, 0
     learner.load_state(tensors, written)
     assert (learner.scale.value, learner.scale.finite) == (8.0, 3)
+
+
+@pytest.mark.parametrize("name", ["flow_grpo", "nft"])
+def test_a_subsampled_update_has_the_weighted_gradients_of_its_items(name: str, tmp_path: Path) -> None:
+    own = ["training.subsample={share: 0.4, by: advantage}", "training.group_size=4", "rollout.steps=2"]
+    own += ["rollout.sigmas=[1.0, 0.5]", "training.prompts_per_iteration=2", "training.optimizer.max_grad_norm=1e9"]
+    run = small_run(f"tiny_sd3/{name}", tmp_path, *own, "training.micro_batch_size=3", reward=brightness)
+    learner = run.learner
+    experience = run.algorithm.collect(run.actor, run.groups.draw(0))
+    taken: dict[str, torch.Tensor] = {}
+    learner.optimizer.step = lambda: taken.update({k: p.grad.clone() for k, p in learner.parameters.items()})
+
+    def gradient(items: torch.Tensor, seed: int | None = None) -> torch.Tensor:
+        learner.update(experience, items, seed=seed)
+        return torch.cat([value.flatten() for value in taken.values()])
+
+    items = experience.items
+    each = torch.stack([gradient(items[[i]]) for i in range(len(items))]) / len(items)
+    torch.testing.assert_close(each.sum(0), gradient(items), atol=1e-6, rtol=1e-4)
+    probability = inclusion(experience.size(items), 0.4, 0.5)
+    for seed in range(3):
+        weights = subsample(probability, torch.Generator().manual_seed(seed))
+        assert 0 < weights.count_nonzero() < len(items)
+        torch.testing.assert_close(weights @ each, gradient(items, seed), atol=1e-6, rtol=1e-4)
+
+
+def test_what_cannot_be_subsampled_is_refused() -> None:
+    share = ["training.subsample={share: 0.5, by: advantage}"]
+    with pytest.raises(ConfigError, match="training.subsample.by: 'raft' has no advantages; uniform works"):
+        load(recipe("tiny_sd3/raft"), share).check(1)
+    with pytest.raises(ConfigError, match="training.subsample: the loss of 'grpo' looks at whole groups"):
+        load(recipe("tiny_lm/pacs"), share).check(1)

@@ -9,6 +9,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from flowalign.errors import ConfigError, FlowalignError
+from rewards import Sound
 
 JOINT_ATTENTION: tuple[str, ...] = (
     "attn.to_q",
@@ -264,6 +265,10 @@ class Family:
         vae = pipeline.vae
         latents = latents / vae.config.scaling_factor + (vae.config.get("shift_factor") or 0.0)
         return vae.decode(latents.to(vae.dtype), return_dict=False)[0]
+
+    def sounds(self, pipeline: DiffusionPipeline, latents: Tensor) -> list[Sound]:
+        """Latents of sounds, as the pipeline returns them, to sounds."""
+        raise NotImplementedError
 
     def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
         """Decoded pixels as PIL images; a video is a list of them."""

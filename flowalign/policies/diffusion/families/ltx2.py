@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from diffusers import DiffusionPipeline
 from PIL.Image import Image
+from torch import Tensor
 
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion.families.ltx import LTX, LTXImageToVideo
+from rewards import Sound
 
 
 class LTX2(LTX):
@@ -24,6 +27,12 @@ class LTX2(LTX):
         if "num_frames" not in call:
             raise ConfigError("LTX-2 has no usual number of frames; set num_frames")
         return super().size(pipeline, call)
+
+    @torch.no_grad()
+    def sounds(self, pipeline: DiffusionPipeline, latents: Tensor) -> list[Sound]:
+        vae, vocoder = (part.to(latents.device) for part in (pipeline.audio_vae, pipeline.vocoder))
+        waves = vocoder(vae.decode(latents.to(vae.dtype), return_dict=False)[0]).float().cpu().numpy()
+        return [Sound(wave, vocoder.config.output_sampling_rate) for wave in waves]
 
     def arguments(self, guidance: float) -> dict[str, Any]:
         alike = ("guidance_scale", "audio_guidance_scale")

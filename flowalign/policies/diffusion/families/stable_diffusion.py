@@ -95,3 +95,17 @@ class SDXL(StableDiffusion):
             kept = [float(bool(prompt)) for prompt in prompts]
             return {name: [row * k for row, k in zip(rows, kept, strict=True)] for name, rows in encoded.items()}
         return encoded
+
+    def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
+        _without_overflow(pipeline.vae)
+        return super().latents(pipeline, pixels)
+
+    def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
+        _without_overflow(pipeline.vae)
+        return super().decode(pipeline, latents)
+
+
+def _without_overflow(vae: Any) -> None:
+    """Bring a VAE to float32 that overflows in float16, as the pipeline's own call does."""
+    if vae.dtype == torch.float16 and vae.config.force_upcast:
+        vae.float()

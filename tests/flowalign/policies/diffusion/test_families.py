@@ -59,6 +59,19 @@ def test_ddims_pictures_whatever_its_spacing(spacing: str, steps: int) -> None:
     torch.testing.assert_close(finished, rollout.trajectory.final, atol=1e-4, rtol=0)
 
 
+def test_a_vae_that_overflows_in_float16_decodes_in_float32() -> None:
+    """Stable Diffusion XL's, as in its pipeline's own call."""
+    pipe = build("sdxl")
+    pipe.vae.decoder.conv_in.weight.data *= 1e4
+    policy = DiffusersPolicy(pipe.to(torch.float16))
+    latents = 30 * torch.randn(1, 4, 4, 8)
+    pixels = policy.decode_pixels(latents)
+    assert pixels.isfinite().all() and pixels.std() > 0
+    assert policy.family.latents(pipe, 2 * pixels - 1).isfinite().all()
+    own = pipe.image_processor.postprocess(pipe.vae.decode(latents / pipe.vae.config.scaling_factor)[0], "pt")
+    torch.testing.assert_close(pixels, own)
+
+
 def test_two_denoisers_are_not_given_to_deepspeed() -> None:
     check_zero(DiffusersPolicy(build("wan")).network)
     with pytest.raises(ConfigError, match="2 denoisers.*fsdp2.yaml work"):

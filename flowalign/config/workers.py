@@ -1,0 +1,69 @@
+"""Rollout workers: processes of their own that sample, on Ray (docs/rollout-workers.md)."""
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+from pydantic import Field
+
+from flowalign.errors import ConfigError
+from flowalign.settings import Section
+
+
+class RolloutWorkers(Section):
+    """Processes of their own that sample (extra `ray`)."""
+
+    count: int = Field(ge=1)
+    """for each process that learns"""
+    staleness: int = Field(0, ge=0)
+    """iterations that they sample ahead, so that their weights are as many behind; 0: the numbers of a run without"""
+    gpus: float | None = Field(None, ge=0)
+    """of each, a share if it is below 1; default 1 where the run has GPUs, else 0"""
+
+    def check(self, config: Any, algorithm: Any, groups: int, processes: int) -> None:
+        """Refuse what workers cannot do, before a model loads.
+
+        Args:
+            config: the whole one.
+            groups: of a process, an iteration.
+        """
+        name = config.algorithm.name
+        if find_spec("ray") is None:
+            raise ConfigError("rollout.workers: ray is not installed; pip install 'flowalign[ray]', or leave them out")
+        if not algorithm.takes_workers:
+            raise ConfigError(
+                f"rollout.workers: '{name}' samples with gradients, or learns from given samples; flow_grpo and, for "
+                "texts, grpo work"
+            )
+        if self.count > groups:
+            raise ConfigError(
+                f"rollout.workers.count: {self.count} workers, and an iteration has {groups} groups for them, which "
+                f"stay whole; at most {groups} works"
+            )
+        if getattr(config.rollout, "search", None) is not None:
+            raise ConfigError("rollout.workers: a search asks for rewards, and workers have none; search: null works")
+        if config.rows(processes) != processes:
+            raise ConfigError(
+                "rollout.workers: a worker samples alone, and model.context_parallel shares each sample among "
+                "processes; one of the two works"
+            )
+        if processes > 1 and "RAY_ADDRESS" not in os.environ:
+            raise ConfigError(
+                f"rollout.workers: {processes} processes learn, and share a Ray that was started for them: set "
+                "RAY_ADDRESS=host:port, as scripts/slurm_ray.sh does"
+            )
+        if self.staleness:
+            self._check_staleness(config, algorithm)
+
+    def _check_staleness(self, config: Any, algorithm: Any) -> None:
+        if not algorithm.has_ratios:
+            raise ConfigError(
+                f"rollout.workers.staleness: '{config.algorithm.name}' has no ratios to earlier weights, by which "
+                "samples of theirs would be corrected; 0 works, or flow_grpo and, for texts, grpo"
+            )
+        for key in ("dynamic_sampling", "replay"):
+            if getattr(config.data, key) is not None:
+                raise ConfigError(
+                    f"data.{key}: chooses groups by what the weights of now make of them, and workers sample ahead; "
+                    "rollout.workers.staleness: 0 works"
+                )

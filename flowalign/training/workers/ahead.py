@@ -1,0 +1,91 @@
+"""Iterations whose samples workers are at before their turn comes, each with the weights of the time it was begun."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from flowalign.actors.draw import Draw, Made
+from flowalign.actors.groups import Groups
+from flowalign.data.batches import Batch
+from flowalign.training.workers.fleet import Fleet, Held, Task
+from flowalign.training.workers.worker import Weights
+
+
+class Sampling(NamedTuple):
+    """The fleet with weights to sample with: the `Workers` of a draw."""
+
+    fleet: Fleet
+    held: Held
+
+    def begin(self, parts: Sequence[Batch]) -> list[Task]:
+        return self.fleet.begin(parts, self.held)
+
+    def result(self, task: Task) -> Made:
+        return self.fleet.result(task)
+
+
+class Begun(NamedTuple):
+    """An iteration that workers are at."""
+
+    draw: Draw
+    held: Held
+    picks: list[int]
+    """numbers of the prompts of all processes"""
+
+
+class Ahead:
+    """Draws the groups of iterations, and keeps workers busy with those to come.
+
+    Iteration n is begun with the weights before iteration n - staleness (the first ones with the start weights),
+    whatever the timing: the numbers of a run are the same each time, also where workers died.
+
+    Args:
+        iterations: of the run, after which nothing is begun.
+    """
+
+    def __init__(self, fleet: Fleet, groups: Groups, staleness: int, iterations: int) -> None:
+        self.fleet, self.groups, self.staleness, self.iterations = fleet, groups, staleness, iterations
+        self.begun: deque[Begun] = deque()
+
+    def next(self, weights: Weights) -> Draw:
+        """The groups of the iteration that these weights are of; later ones begin with them."""
+        held = self.fleet.put(weights)
+        first = weights.iteration
+        last = max(first, min(first + self.staleness, self.iterations - 1))
+        for iteration in range(first + len(self.begun), last + 1):
+            self._begin(iteration, held, self.groups.picks(iteration))
+        return self.begun.popleft().draw
+
+    def _begin(self, iteration: int, held: Held, picks: list[int]) -> None:
+        draw = self.groups.draw(iteration, Sampling(self.fleet, held), picks)
+        draw.begin()
+        self.begun.append(Begun(draw, held, picks))
+
+    # For the checkpoint: what was begun is begun again, with the weights of its time
+
+    def state(self) -> tuple[dict[str, dict[str, Tensor]], list[dict[str, Any]]]:
+        """Tensors by file, and JSON."""
+        tensors, rest = {}, []
+        for draw, held, picks in self.begun:
+            weights = held.weights
+            tensors[f"sampling_{weights.iteration}"] = weights.tensors
+            rest.append(
+                {
+                    "iteration": draw.batch.iteration,
+                    "picks": picks,
+                    "weights": weights.iteration,
+                    "rest": weights.rest,
+                }
+            )
+        return tensors, rest
+
+    def load_state(self, tensors: dict[str, dict[str, Tensor]], rest: list[dict[str, Any]]) -> None:
+        """The inverse of `state`."""
+        held: dict[int, Held] = {}
+        for begun in rest:
+            number = begun["weights"]
+            if number not in held:
+                held[number] = self.fleet.put(Weights(number, tensors[f"sampling_{number}"], begun["rest"]))
+            self._begin(begun["iteration"], held[number], begun["picks"])

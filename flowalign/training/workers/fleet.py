@@ -1,0 +1,266 @@
+"""The rollout workers of a process that learns, on Ray: started, given parts of batches, replaced where they die."""
+
+import contextlib
+import importlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from flowalign.actors.base import Actor
+from flowalign.actors.draw import Made
+from flowalign.config import BaseConfig
+from flowalign.config.workers import RolloutWorkers
+from flowalign.data.batches import Batch
+from flowalign.errors import ConfigError, FlowalignError
+from flowalign.training.workers.worker import Weights, Worker, received
+
+logger = logging.getLogger(__name__)
+
+MOST_DEATHS = 3
+"""of workers at one part, after which the part is to blame"""
+PATIENCE = 5.0
+"""seconds without an answer from Ray's own processes after which they are given up"""
+
+
+class LostRay(FlowalignError):
+    """Ray's head, or its process on this machine, is gone; the command is to be given again with a new one."""
+
+    exit_code = 75
+    """EX_TEMPFAIL, as of `Stopped`"""
+
+
+@dataclass(eq=False)
+class Held:
+    """Weights in Ray's store."""
+
+    weights: Weights
+    ref: Any
+
+
+@dataclass(eq=False)
+class Task:
+    """A part of a batch that a worker samples."""
+
+    part: Batch
+    held: Held
+    ref: Any = None
+    deaths: int = 0
+    """of workers that were at it"""
+
+
+@dataclass(eq=False)
+class Place:
+    """A worker, and what it still has to do, in order."""
+
+    actor: Any
+    tasks: list[Task] = field(default_factory=list)
+    held: Held | None = None
+    """the weights that it has when it comes to the next task"""
+
+
+class Fleet:
+    """Starts workers that build the configuration's policy; one at the other end of every part that is begun.
+
+    With RAY_ADDRESS in the environment they are on that Ray; otherwise one is started here, on the GPUs that no process
+    learns on, and ends with this process.
+
+    Raises:
+        ConfigError: no Ray answers there, or it is too small.
+    """
+
+    def __init__(self, config: BaseConfig, workers: RolloutWorkers, device: torch.device) -> None:
+        self.config, self.workers = config, workers
+        self.deaths, self.seconds, self.lags = 0, 0.0, list[int]()
+        """since the last `measured`: workers that died, seconds that they sampled, iterations that weights were old"""
+        self.actor: Actor | None = None
+        """the learner's, once it is there"""
+        # without it Ray ends this process in the middle of an update, a minute after its head is gone
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
+        # what started here tells nobody
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        self.ray: Any = importlib.import_module("ray")
+        gpus = workers.gpus if workers.gpus is not None else float(device.type == "cuda")
+        self._own = not self.ray.is_initialized()
+        if self._own:
+            self._connect(device)
+        self._check_resources(gpus)
+        node = self.ray.get_runtime_context().get_node_id()
+        [own] = [entry for entry in self.ray.nodes() if entry["NodeID"] == node]
+        self._doors = {
+            "Ray's head": self.ray.get_runtime_context().gcs_address,
+            "Ray's process on this machine": f"{own['NodeManagerAddress']}:{own['NodeManagerPort']}",
+        }
+        start = self.ray.remote(Worker).options(num_cpus=1, num_gpus=gpus, scheduling_strategy="SPREAD")
+        self._start = lambda: start.remote(config.model_dump(mode="json"), os.getcwd(), torch.get_num_threads())
+        self.places = [Place(self._start()) for _ in range(workers.count)]
+
+    def _connect(self, device: torch.device) -> None:
+        address = os.environ.get("RAY_ADDRESS")
+        quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+        if address is None:
+            with _other_gpus(device):
+                self.ray.init("local", num_cpus=self.workers.count, include_dashboard=False, **quiet)
+            return
+        try:
+            self.ray.init(address, **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"rollout.workers: no Ray answers at RAY_ADDRESS={address}") from error
+
+    def _check_resources(self, gpus: float) -> None:
+        """Refuse more workers than there is room for: they would be waited for without end."""
+        there, count = self.ray.cluster_resources(), self.workers.count
+        for name, each in (("CPU", 1.0), ("GPU", gpus)):
+            if each * count > there.get(name, 0.0):
+                fit = int(there.get(name, 0.0) / each)
+                works = f"count: {fit} works" if fit else "gpus: 0 works where there are none"
+                raise ConfigError(
+                    f"rollout.workers: {count} workers take {each * count:g} {name}s, and Ray has "
+                    f"{there.get(name, 0.0):g}; {works}"
+                )
+
+    # Work
+
+    def put(self, weights: Weights) -> Held:
+        """Weights that parts may be begun with."""
+        self._check_doors()
+        return Held(weights, self.ray.put(weights))
+
+    def begin(self, parts: Sequence[Batch], held: Held) -> list[Task]:
+        """Begin with parts of a batch, each by the worker that has the fewest to do."""
+        tasks = [Task(part, held) for part in parts]
+        for task in tasks:
+            self._give(min(self.places, key=lambda place: len(place.tasks)), task)
+        return tasks
+
+    def _give(self, place: Place, task: Task) -> None:
+        # a worker does what it is asked in the order of the asking
+        if place.held is not task.held:
+            place.actor.load.remote(task.held.ref)
+            place.held = task.held
+        task.ref = place.actor.sample.remote(task.part, task.held.weights.iteration)
+        place.tasks.append(task)
+
+    def result(self, task: Task) -> Made:
+        """What was made of a part; where its worker dies, by another one.
+
+        Raises:
+            FlowalignError: it failed, killed its workers, or did not come in training.timeout; `LostRay`.
+        """
+        from ray.exceptions import RayActorError, RayTaskError
+
+        assert self.actor is not None
+        [place] = [place for place in self.places if task in place.tasks]
+        while True:
+            self._wait(task.ref)
+            try:
+                sent = self.ray.get(task.ref)
+                break
+            except RayActorError as error:
+                self._check_doors()
+                self._replace(place, " ".join(str(error).split())[:300])
+            except RayTaskError as error:
+                if isinstance(error.cause, FlowalignError):
+                    raise error.cause from None
+                if isinstance(error.cause, torch.OutOfMemoryError):
+                    raise FlowalignError(
+                        "a rollout worker's memory ran out, with rollout.batch_size 1 too; what helps: "
+                        "model.offload_vae: true, smaller pictures, a larger rollout.workers.gpus"
+                    ) from error
+                raise
+        place.tasks.remove(task)
+        self.seconds += sent.seconds
+        self.lags.append(task.part.iteration - task.held.weights.iteration)
+        return received(sent.made, self.actor)
+
+    def _wait(self, ref: Any) -> None:
+        begin = time.monotonic()
+        while not self.ray.wait([ref], timeout=1.0)[0]:
+            self._check_doors()
+            if time.monotonic() - begin > self.config.training.timeout:
+                raise FlowalignError(
+                    f"a rollout worker did not answer in training.timeout={self.config.training.timeout:g} seconds; "
+                    "--resume goes on from the run's last checkpoint"
+                )
+
+    def _replace(self, place: Place, reason: str) -> None:
+        """Another worker in the place of one that died; it redoes what was not collected."""
+        logger.warning("a rollout worker died, and another one does its groups again: %s", reason)
+        self.deaths += 1
+        first = place.tasks[0]
+        first.deaths += 1
+        if first.deaths == MOST_DEATHS:
+            numbers = sorted(set(first.part.group))
+            raise FlowalignError(
+                f"{MOST_DEATHS} rollout workers died at groups {numbers[0]} to {numbers[-1]} of iteration "
+                f"{first.part.iteration}, the last one: {reason}"
+            )
+        # one that Ray only lost sight of
+        self.ray.kill(place.actor)
+        tasks, place.tasks = place.tasks, []
+        place.actor, place.held = self._start(), None
+        for task in tasks:
+            self._give(place, task)
+
+    def _check_doors(self) -> None:
+        """Raise where Ray itself no longer answers; a worker that dies is another matter."""
+        for name, address in self._doors.items():
+            begin = time.monotonic()
+            while not _answers(address):
+                if time.monotonic() - begin > PATIENCE:
+                    self._own = False
+                    raise LostRay(
+                        f"rollout.workers: {name} at {address} is gone; with Ray started again, --resume goes on from "
+                        "the run's last checkpoint"
+                    )
+                time.sleep(0.5)
+
+    def measured(self) -> dict[str, float]:
+        """What the workers of this process did since the last time."""
+        metrics = {
+            "workers/staleness": sum(self.lags) / max(1, len(self.lags)),
+            "workers/restarts": float(self.deaths),
+            "seconds/workers": self.seconds,
+        }
+        self.deaths, self.seconds, self.lags = 0, 0.0, []
+        return metrics
+
+    def close(self) -> None:
+        """End the workers, and a Ray that was started for them."""
+        for place in self.places:
+            self.ray.kill(place.actor)
+        self.places = []
+        if self._own:
+            self.ray.shutdown()
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _other_gpus(device: torch.device) -> Any:
+    """Within it CUDA_VISIBLE_DEVICES is without the learner's GPU, where there are others."""
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = before.split(",") if before else [str(i) for i in range(torch.cuda.device_count())]
+    if device.type != "cuda" or len(names) == 1:
+        yield
+        return
+    own = device.index or 0
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(name for i, name in enumerate(names) if i != own)
+    try:
+        yield
+    finally:
+        os.environ.pop("CUDA_VISIBLE_DEVICES")
+        if before is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before

@@ -1,0 +1,141 @@
+"""Rollout workers, as real processes of Ray: the numbers of a run without them, also where one is killed."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL.Image import Image
+
+from flowalign.config import kind_of, load, recipe
+from flowalign.errors import ConfigError
+from flowalign.settings import parse
+from flowalign.training import Trainer
+from tests.flowalign.training.small_run import settings
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("tiny_sd3/flow_grpo", ["rollout.workers={count: 25}"], "25 workers, and an iteration has 24 groups"),
+        ("tiny_sd3/draft", ["rollout.workers={count: 1}"], "'draft' samples with gradients"),
+        ("tiny_sd3/nft", ["rollout.workers={count: 1, staleness: 1}"], "'nft' has no ratios to earlier weights"),
+        (
+            "tiny_lm/dapo",
+            ["rollout.workers={count: 1, staleness: 1}", "data.dynamic_sampling={}"],
+            "data.dynamic_sampling: chooses groups",
+        ),
+        ("tiny_sd3/raft", ["rollout.workers={count: 1}", "rollout.search={}"], "a search asks for rewards"),
+        ("tiny_lm/grpo", ["rollout.workers={count: 0}"], "rollout.workers.count"),
+    ],
+)
+def test_what_workers_cannot_do_is_refused_before_a_model_loads(name: str, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        load(recipe(name), overrides).check(1)
+    assert "\n" not in str(raised.value)
+
+
+def test_several_learners_want_a_ray_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ConfigError, match="2 processes learn, .* RAY_ADDRESS"):
+        load(recipe("tiny_sd3/flow_grpo"), ["rollout.workers={count: 1}"]).check(2)
+
+
+def test_a_missing_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowalign.config.workers.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"ray is not installed; pip install 'flowalign\[ray\]'"):
+        load(recipe("tiny_sd3/flow_grpo"), ["rollout.workers={count: 1}"]).check(1)
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Any]:
+    """Ray on this machine, which trainers find running."""
+    ray = pytest.importorskip("ray", reason="ray is not installed (pip install 'flowalign[ray]')")
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="CRITICAL")
+    yield ray
+    ray.shutdown()
+
+
+def process(ray: Any, trainer: Trainer, number: int = 0) -> int:
+    """Id of a worker's process."""
+    assert trainer.fleet is not None
+    ask = trainer.fleet.places[number].actor.__ray_call__.remote(lambda worker: os.getpid())
+    return int(ray.get(ask))
+
+
+def weights(trainer: Trainer) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in trainer.policy.trainable().values()]
+
+
+def measured(folder: Path) -> list[dict[str, float]]:
+    """The metrics of a run's iterations, without times and what only workers have."""
+    rows = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in row.items() if not k.startswith(("seconds/", "workers/"))} for row in rows]
+
+
+@pytest.mark.slow
+def test_a_run_whose_worker_is_killed_has_the_numbers_of_one_without_workers(started: Any, tmp_path: Path) -> None:
+    # parts that are whole network batches
+    plain = settings(tmp_path / "plain", **{"rollout.batch_size": 4, "training.iterations": 3})
+    calls: list[int] = []
+    victim: list[int] = []
+
+    def brightness(samples: Sequence[Image], prompts: Sequence[str]) -> list[float]:
+        calls.append(len(samples))
+        if len(calls) == 3 and victim:
+            # after the first part of the second iteration
+            os.kill(victim[0], signal.SIGKILL)
+        return [float(np.asarray(sample).mean()) for sample in samples]
+
+    alone = Trainer(parse(kind_of(plain), plain), reward=brightness, progress=False)
+    alone.train()
+    calls.clear()
+    shared = settings(
+        tmp_path / "shared",
+        **{"rollout.batch_size": 4, "training.iterations": 3, "rollout.workers": {"count": 2}},
+    )
+    trainer = Trainer(parse(kind_of(shared), shared), reward=brightness, progress=False)
+    victim.append(process(started, trainer))
+    trainer.train()
+    assert measured(tmp_path / "shared") == measured(tmp_path / "plain")
+    assert all(torch.equal(mine, other) for mine, other in zip(weights(trainer), weights(alone), strict=True))
+    rows = [json.loads(row) for row in (tmp_path / "shared" / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert sum(row["workers/restarts"] for row in rows) == 1
+    assert all(row["workers/staleness"] == 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_a_run_of_texts_that_samples_ahead_goes_on_bit_for_bit(started: Any, tmp_path: Path) -> None:
+    overrides = [
+        "rollout.workers={count: 1, staleness: 1}",
+        "algorithm.off_policy={level: token}",
+        "evaluation.prompts=null",
+        "training.iterations=4",
+        "training.prompts_per_iteration=4",
+        "training.checkpoint_every=2",
+        "training.optimizer.warmup_updates=0",
+        "training.optimizer.learning_rate=1e-3",
+        f"output={tmp_path}",
+        "name=run",
+    ]
+    config = load(recipe("tiny_lm/grpo"), overrides)
+    whole = Trainer(config, progress=False)
+    whole.train()
+    rows = [json.loads(row) for row in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["workers/staleness"] for row in rows] == [0, 1, 1, 1]
+    # before the weights moved there is nothing to correct
+    corrected = [row["text/off_policy_weight"] != pytest.approx(1, abs=1e-5) for row in rows]
+    assert corrected == [False, True, True, True]
+    after, before = weights(whole), measured(tmp_path)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "checkpoint-000004")
+    again = Trainer(config, progress=False, resume=True)
+    assert again.iteration == 2
+    again.train()
+    assert measured(tmp_path) == before
+    assert all(torch.equal(mine, other) for mine, other in zip(weights(again), after, strict=True))
