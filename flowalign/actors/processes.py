@@ -37,6 +37,10 @@ class Processes:
         shape = self.rows, self.settings.ring, self.settings.ulysses
         return init_device_mesh(self.accelerator.device.type, shape, mesh_dim_names=("rows", "ring", "ulysses"))
 
+    @cached_property
+    def _of_row(self) -> torch.distributed.ProcessGroup:
+        return self.mesh["ring", "ulysses"]._flatten().get_group()
+
     def gather(self, values: Tensor) -> Tensor:
         """Rows [B, ...] of all processes as one process would have them."""
         every = self.accelerator.gather(values.contiguous())
@@ -54,6 +58,5 @@ class Processes:
         if self.columns == 1:
             return work()
         made = [work() if self.column == 0 else None]
-        group = self.mesh["ring", "ulysses"]._flatten().get_group()
-        torch.distributed.broadcast_object_list(made, src=self.row * self.columns, group=group)
+        torch.distributed.broadcast_object_list(made, src=self.row * self.columns, group=self._of_row)
         return made[0]  # type: ignore[return-value]

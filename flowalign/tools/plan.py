@@ -39,6 +39,7 @@ RESERVED = 2.0
 """GiB of a GPU that the driver's context, libraries and fragments of the allocator take: an assumption"""
 FRACTIONS = (0.3, 0.5)
 """of a GPU's peak that times are given at: what eager and what well compiled training reaches, an assumption"""
+SHARED = "model.context_parallel"
 PROMPT = "a photo of three red circles on a wooden table"
 
 
@@ -116,6 +117,10 @@ class Costs:
     decoding: int
     """activations of decoding a picture"""
     encoding: int
+    shared: int = 1
+    """GPUs that a sample was divided over when this was measured"""
+    divides: tuple[int, ...] = ()
+    """numbers of GPUs that a sample's tokens can be divided over by Ulysses, as far as attention heads go"""
 
 
 @dataclass
@@ -298,8 +303,14 @@ def measure(config: Config) -> tuple[Costs, list[str]]:
         make_trainable(
             policy, config.model.model_copy(update={"gradient_checkpointing": False, "compile": False}), False
         )
+        denoiser = next(iter(policy.networks.values()))
+        divides = []
+        for ulysses in (2, 4, 8):
+            wanted = config.model.model_copy(update={"context_parallel": ContextParallel(ulysses=ulysses)})
+            with contextlib.suppress(ConfigError):
+                check_network(type(pipeline).__name__, type(denoiser), denoiser.config, wanted)
+                divides.append(ulysses)
         if mesh is not None:
-            denoiser = next(iter(policy.networks.values()))
             check_network(type(pipeline).__name__, type(denoiser), denoiser.config, config.model)
             TokenParts(policy.every_network, mesh)
             policy.family.parts = shared.degree
@@ -336,6 +347,8 @@ def measure(config: Config) -> tuple[Costs, list[str]]:
         again[1].peak - again[0].peak,
         decode.peak,
         encoded.peak,
+        shared.degree,
+        tuple(divides),
     )
     return costs, notes
 
@@ -509,12 +522,14 @@ def memory_of(config: Config, costs: Costs, gpus: int, shards: int = 1) -> dict[
     vae = {} if model.offload_vae else {"VAE": costs.vae}
     samples = training.prompts_per_iteration * training.group_size // config.rows(gpus)
     recorded = {"trajectories": samples * costs.trajectory}
-    kept = costs.checkpointed if model.gradient_checkpointing else costs.activations
+    # of another number of GPUs than was measured about as much less
+    share = costs.shared / model.context_parallel.degree
+    kept = share * (costs.checkpointed if model.gradient_checkpointing else costs.activations)
     batch = min(config.rollout.batch_size, samples)
     pictures = 1 if model.slice_vae else batch
     phases = {
         "encoding": always | vae | texts,
-        "rollout": always | vae | recorded | {"activations": batch * costs.sampling},
+        "rollout": always | vae | recorded | {"activations": batch * share * costs.sampling},
         "decoding": always | {"VAE": costs.vae} | recorded | {"activations": pictures * costs.decoding},
         "update": always | vae | recorded | {"activations": training.micro_batch_size * kept},
     }
@@ -542,6 +557,9 @@ def advise(config: Config, costs: Costs, gpus: int, usable: float) -> list[str]:
     ]
     if gpus > 1:
         ways.append((f"shards over the {gpus} GPUs (configs/accelerate/fsdp2.yaml)", lambda: None))
+        for n in (n for n in costs.divides if n > config.model.context_parallel.degree and gpus % n == 0):
+            divided = ContextParallel(ulysses=n)
+            ways.append((f"{SHARED}: {{ulysses: {n}}}", partial(setattr, changed.model, "context_parallel", divided)))
     if config.model.lora is not None:
         ways.append(("model.base_bits: 4", lambda: setattr(changed.model, "base_bits", 4)))
     for name, switch in ways:
@@ -551,7 +569,8 @@ def advise(config: Config, costs: Costs, gpus: int, usable: float) -> list[str]:
         switch()
         shards = gpus if name.startswith("shards") else shards
         if peak(changed, shards) < before:
-            taken.append(name)
+            # of several numbers of GPUs for a sample the last counts
+            taken = [way for way in taken if not (way.startswith(SHARED) and name.startswith(SHARED))] + [name]
     if peak(changed, shards) <= usable:
         return taken
     return [

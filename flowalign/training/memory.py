@@ -34,7 +34,7 @@ class HostAdamW(torch.optim.AdamW):
     """
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """A step of every parameter that has a gradient."""
         groups = self.param_groups
         for group in groups:
@@ -111,6 +111,7 @@ def while_it_fits(
 def out_of_memory(config: BaseConfig, processes: int) -> str:
     """What to lower, in order: first what costs nothing but time, last what changes the run."""
     model, training, rollout = config.model, config.training, config.rollout
+    shared = processes // config.rows(processes)
     copies = training.ema_decay is not None or training.snapshots or config.build_algorithm().snapshots
     ways = {
         "training.micro_batch_size: 1": training.micro_batch_size > 1,
@@ -122,6 +123,7 @@ def out_of_memory(config: BaseConfig, processes: int) -> str:
         "model.offload_text: true": not getattr(model, "offload_text", True),
         "model.tile_vae: true": not getattr(model, "tile_vae", True),
         "shards over more GPUs (configs/accelerate/fsdp2.yaml)": True,
+        "model.context_parallel: {ulysses: 2} (Wan, FLUX, Qwen-Image; docs/scale.md)": processes > 1 and shared == 1,
         "training.optimizer.bits: 8": training.optimizer.bits == 32 and model.lora is None,
         "model.lora: {rank: 32} in the place of all weights": model.lora is None,
         "model.base_bits: 4": model.lora is not None and getattr(model, "base_bits", 4) != 4,

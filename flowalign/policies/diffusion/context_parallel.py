@@ -112,7 +112,7 @@ class TokenParts:
         self._on = on
 
     def _add_up_gradient(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        (name, latents), *_ = inspect.signature(module.forward).bind(*args, **kwargs).arguments.items()
+        _, (name, latents), *_ = _arguments(module, args, kwargs).items()
         if not self._on or not latents.requires_grad:
             return None
         latents = AddedUp.apply(latents, self.group)
@@ -122,7 +122,7 @@ class TokenParts:
         """A hook that refuses lengths that cannot be divided, with a line in the place of an assertion."""
 
         def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+            given = _arguments(module, args, kwargs)
             for name, part in plan.items() if self._on else ():
                 value = given.get(name)
                 if not isinstance(part, ContextParallelInput) or not isinstance(value, Tensor):
@@ -135,6 +135,11 @@ class TokenParts:
                     )
 
         return check
+
+
+def _arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Of a call by their names, `self` first; something else may stand in for the module's own forward."""
+    return dict(inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments)
 
 
 class AddedUp(torch.autograd.Function):

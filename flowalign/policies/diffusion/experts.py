@@ -96,7 +96,7 @@ def own_weights(weights: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     return own or dict(weights)
 
 
-def apart(network: nn.Module) -> list[nn.Module]:
+def apart(network: nn.Module) -> list[Any]:
     """The networks that are called by themselves: a pipeline asks one of several, and not the whole they make."""
     return list(network.members.values()) if isinstance(network, Experts) else [network]
 

@@ -64,17 +64,16 @@ class Sharding:
     @contextlib.contextmanager
     def gathered(self, network: nn.Module) -> Iterator[None]:
         """Within it every process has all weights and can use the network alone; all enter and leave together."""
-        parts = sharded(network)
+        parts, wholes = sharded(network), apart(network)
         for part in parts:
             part.set_reshard_after_forward(False, recurse=False)
             part.unshard()
         try:
             yield
         finally:
-            called: list[object] = list(apart(network))
             for part in parts:
                 part.reshard()
-                again = part not in called and self.settings.reshard_after_forward
+                again = part not in wholes and self.settings.reshard_after_forward
                 part.set_reshard_after_forward(again, recurse=False)
 
     def reshard(self, network: nn.Module) -> None:

@@ -13,8 +13,9 @@ from flowalign.cli.main import main
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
 from flowalign.tools.fake_device import FakeDevice
-from flowalign.tools.plan import GIB, GPUS, Plan, memory_of, plan
+from flowalign.tools.plan import GIB, GPUS, Plan, advise, measure, memory_of, plan
 from flowalign.tools.published_pipelines import NAMES, PARTS, PIPELINES, network
+from flowalign.tools.tiny_pipelines import build
 from flowalign.training import Trainer
 
 SMALL = ["evaluation.prompts=null", "training.iterations=1", "training.prompts_per_iteration=2", "rollout.steps=4"]
@@ -138,3 +139,31 @@ def test_the_command_prints_tables_or_json(
             assert json.loads(said)["peak"] == made.peak
         else:
             assert "GiB on each h100" in said and "it fits as it is" in said
+
+
+def test_processes_that_share_a_sample_each_have_half_of_its_operations_and_activations(tmp_path: Path) -> None:
+    build("wan").save_pretrained(tmp_path / "model")
+    sizes = ["rollout.height=128", "rollout.width=128", "rollout.num_frames=9", "model.dtype=float32"]
+    given = [f"model.path={tmp_path / 'model'}", "model.encode={max_sequence_length: 20}"]
+    config = load(recipe("wan/flow_grpo"), given + sizes)
+    config.rewards = []
+    whole, _ = measure(config)
+    config.model.context_parallel.ulysses = 2
+    half, _ = measure(config)
+    assert (whole.shared, half.shared, half.divides) == (1, 2, (2,))
+    assert half.forward == pytest.approx(whole.forward / 2, rel=0.05)
+    # attention is computed again in the backward pass, and the input and the text are whole
+    assert whole.backward / 2 < half.backward < 0.75 * whole.backward
+    # without gradients the largest tensors of so small a network are its whole input and output
+    assert half.sampling < whole.sampling and half.activations < 0.75 * whole.activations
+    # a row of two processes has as many samples as one process had
+    trajectories = [memory_of(config, half, gpus)["rollout"]["trajectories"] for gpus in (2, 4)]
+    assert trajectories[0] == 2 * trajectories[1]
+    with pytest.raises(ConfigError, match="3 cannot be divided by that; a multiple of 2"):
+        config.rows(3)
+    with pytest.raises(ConfigError, match="--gpus: 128 are more than the 32 groups.*at most 64 work"):
+        plan(config, gpus=128)
+    advice = advise(config, half, 8, 0.0)
+    assert not any(way.startswith("model.context_parallel") for way in advice)
+    config.model.context_parallel.ulysses = 1
+    assert "model.context_parallel: {ulysses: 2}" in advise(config, whole, 8, 0.0)

@@ -174,37 +174,32 @@ def test_moments_and_copies_of_the_weights_are_on_the_host_between_their_uses() 
 def test_text_encoders_that_stay_off_the_device_give_the_same_embeddings() -> None:
     tiny = PIPELINES["sd35"]
     plain = DiffusersPolicy(build("sd35"), "cpu", tiny.encode)
-    kept = [plain.encoder.arguments(["a red circle"], [""], 3.0)]
-    with FakeDevice() as device:
+    made = plain.encoder.arguments(["a red circle"], [""], 3.0)
+    with FakeDevice():
         policy = DiffusersPolicy(build("sd35"), DEVICE, tiny.encode)
         policy.save_memory(load(recipe("tiny_sd3/flow_grpo"), ["model.offload_text=true"]).model)
-        policy.encoder.encode(["a red circle"])
-        policy.encoder.encode([""], negative=True)
-        encoders = [m for name, m in policy.pipeline.components.items() if name.startswith("text_encoder") and m]
-        assert encoders and {p.device.type for encoder in encoders for p in encoder.parameters()} == {"cpu"}
+        # what comes to a device that has no values could not be told apart from anything else
         moved = policy.encoder.arguments(["a red circle"], [""], 3.0)
-        assert {value.device for value in moved.values()} == {DEVICE} and not device.waits
-    for (text, *_, negative), made in policy.encoder.embeddings.items():
-        for name, value in made.items():
-            own = plain.encoder.embeddings[text, None, None, negative][name]
-            assert torch.equal(value, own)
-    assert kept[0].keys() == moved.keys()
+    assert {name: value.device for name, value in moved.items()} == dict.fromkeys(made, DEVICE)
+    assert policy.encoder.embeddings.keys() == plain.encoder.embeddings.keys()
+    for key, own in plain.encoder.embeddings.items():
+        for name, value in policy.encoder.embeddings[key].items():
+            assert torch.equal(value, own[name])
 
 
-def test_weights_in_fp8_train_and_are_refused_without_torchao(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("importlib.util.find_spec", lambda name: None)
-        with pytest.raises(
-            ConfigError, match=r"model.base_bits: fp8 needs torchao: pip install 'flowalign\[torchao\]'"
-        ):
-            trainer(tmp_path, "model.base_bits=fp8")
+def test_fp8_is_refused_without_torchao(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"model.base_bits: fp8 needs torchao: pip install 'flowalign\[torchao\]'"):
+        trainer(tmp_path, "model.base_bits=fp8")
+
+
+def test_a_lora_trains_on_weights_in_fp8(tmp_path: Path) -> None:
     pytest.importorskip("torchao")
-    run = trainer(tmp_path, "model.base_bits=fp8", "model.dtype=bfloat16", "training.iterations=1")
+    run = trainer(tmp_path, "model.base_bits=fp8", "model.dtype=bfloat16")
     frozen = run.policy.network.transformer_blocks[0].attn.to_q.base_layer.weight
     assert frozen.qdata.dtype == torch.float8_e4m3fn
     run.train()
-    metrics = run.metrics.read()[0]
-    assert metrics["policy/gradient_norm"] > 0 and (run.folder / "lora").is_dir()
+    assert run.metrics.read()[0]["policy/gradient_norm"] > 0 and (run.folder / "lora").is_dir()
 
 
 def test_8_bit_moments_go_on_after_a_checkpoint() -> None:
