@@ -18,7 +18,8 @@ from flowalign.data import shipped
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.base import Policy
 from flowalign.policies.diffusion import DiffusersPolicy
-from flowalign.policies.diffusion.storage import check_arguments, described_by, load_config
+from flowalign.policies.diffusion.caching import check_cacheable
+from flowalign.policies.diffusion.storage import check_arguments, described_by, load_config, network_class
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.turns import AgentPolicy
 from flowalign.policies.language.vision_language import VisionLanguagePolicy
@@ -52,6 +53,8 @@ def build_policy(
     sizes = {"rollout": _sides(config.rollout), "evaluation": _sides(config.evaluation)}
     for where, sides in sizes.items():
         check_arguments(described_by(path, described), sides, where)
+    if config.rollout.cache is not None:
+        check_cacheable(network_class(described_by(path, described)))
     config.build_algorithm().check_pipeline(config, load_config(described_by(path, described))["_class_name"])
     policy = kind.from_pretrained(
         path,
@@ -59,6 +62,7 @@ def build_policy(
         device,
         base_bits=model.base_bits,
         config=described,
+        embeddings=model.embeddings,
         encode_options=model.encode,
         attention=model.attention,
     )

@@ -40,6 +40,8 @@ class Rollout(Rows):
     """weight of what training changed, as of `DiffusersPolicy.sample`"""
     rlg_from: int = 0
     """the first step that it holds for"""
+    cached: bool = field(default=False, metadata=SHARED)
+    """a feature cache was on, so that a replay has other velocities than these"""
     unmoved: Tensor | None = None
     """[B, ...] the start noise before the policy's `start_noise` moved it"""
     policy: Any = field(default=None, compare=False)
