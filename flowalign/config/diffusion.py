@@ -245,6 +245,8 @@ class Config(BaseConfig):
             raise ConfigError("model.context_parallel: rewards are told to all that share a sample; overlap: 1 works")
         if self.rollout.search is not None:
             raise ConfigError("model.context_parallel: a search asks its rewards in each process; search: null works")
+        if self.rollout.cache is not None:
+            raise ConfigError("rollout.cache: processes that share a sample (context_parallel) go without; null works")
 
     def _check_weights(self, name: str | None, where: str, algorithm: Any) -> None:
         """Refuse weights that there will not be."""
