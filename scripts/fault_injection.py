@@ -6,6 +6,7 @@
     kills            a small run, killed and asked to leave at random moments until it is done, against one in peace
     prompts          files of prompts that are broken in every way thought of
     server           a reward server, with requests that would take its memory; what it took stands beside each
+    workers          runs with a rollout worker, of which it, Ray's head, Ray's other process or the learner is killed
 
 Outcomes: 'fine', 'refused' in one line, 'passed over' for the checkpoint before, and what must not be: 'WRONG' weights,
 'TRACEBACK', 'HANGS' (over a minute). Leaves with 1 where one of these came up, and lists them.
@@ -192,12 +193,16 @@ def in_a_child(config: Any, processes: int) -> int:
     return child
 
 
+APART = ("seconds", "workers/")
+"""metrics that say how a run went, not what it learned"""
+
+
 def result(folder: Path) -> dict[str, Any]:
     """The weights and moments of a run's end, and its metrics without the times."""
     newest = Checkpoints(folder / "checkpoints", 1).newest()
     assert newest is not None
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found: dict[str, Any] = {"metrics": [{k: v for k, v in r.items() if not k.startswith("seconds")} for r in lines]}
+    found: dict[str, Any] = {"metrics": [{k: v for k, v in r.items() if not k.startswith(APART)} for r in lines]}
     for path in [
         *newest.glob("*.safetensors"),
         *folder.glob("lora/*.safetensors"),
@@ -237,6 +242,46 @@ def kills(count: int, seed: int, name: str, changes: list[str], processes: int) 
                 f"round {rounds}, its end",
                 "as in peace" if same else "WRONG: other weights, metrics or files",
             )
+
+
+# Rollout workers
+
+
+def of_run(learner: int, name: str) -> int:
+    """The number of the learner's process, or of one of this name that it started."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in listed.splitlines()]
+    own = {learner}
+    while more := {int(pid) for pid, parent, _ in rows if int(parent) in own} - own:
+        own |= more
+    return next(int(pid) for pid, _, command in rows if int(pid) in own and name in command.split()[0])
+
+
+def workers(name: str, changes: list[str]) -> Iterator[tuple[str, str]]:
+    """Runs of which a process is killed once an iteration is over, and which go on where that ended them."""
+    changes = [*changes, "training.iterations=20"]
+    with tempfile.TemporaryDirectory() as scratch:
+        os.waitpid(in_a_child(small(scratch, "whole", name, changes), 1), 0)
+        expected = result(Path(scratch) / "whole")
+        for victim, process in (
+            ("worker", "ray::Worker"),
+            ("head", "gcs_server"),
+            ("raylet", "raylet"),
+            ("learner", ""),
+        ):
+            config = small(scratch, victim, name, [*changes, "rollout.workers={count: 1}"])
+            folder = Path(scratch) / str(config.name)
+            child = in_a_child(config, 1)
+            while not (folder / "metrics.jsonl").is_file():
+                time.sleep(0.01)
+            os.kill(of_run(child, process) if process else child, signal.SIGKILL)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            kind = {0: "went on", 75: "left in one line", -signal.SIGKILL: "killed"}
+            yield f"{victim}, killed", kind.get(code, f"TRACEBACK: code {code}")
+            if code != 0:
+                os.waitpid(in_a_child(config, 1), 0)
+            same = result(folder) == expected
+            yield f"{victim}, the end", "as in peace" if same else "WRONG: other weights or metrics"
 
 
 # Configurations
@@ -557,7 +602,9 @@ def read_prompts(source: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["checkpoints", "commands", "kills", "configurations", "prompts", "server"])
+    parser.add_argument(
+        "what", choices=["checkpoints", "commands", "kills", "configurations", "prompts", "server", "workers"]
+    )
     parser.add_argument(
         "--count", type=int, help="of configurations, default 1000, of commands, default 500, of kills, default 100"
     )
@@ -570,6 +617,7 @@ def main() -> None:
         "checkpoints": checkpoints,
         "prompts": prompts,
         "server": server,
+        "workers": lambda: workers(arguments.recipe, arguments.set),
         "commands": lambda: commands(arguments.count or 500, arguments.seed),
         "kills": lambda: kills(
             arguments.count or 100, arguments.seed, arguments.recipe, arguments.set, arguments.processes
@@ -580,7 +628,7 @@ def main() -> None:
     for case, result in kinds[arguments.what]():
         kind = result.partition(":")[0]
         counts[kind] += 1
-        if kind.isupper() or arguments.what == "server":
+        if kind.isupper() or arguments.what in ("server", "workers"):
             print(f"{case}: {result}", flush=True)
     print(f"{sum(counts.values())} {arguments.what}:", ", ".join(f"{n} {kind}" for kind, n in counts.most_common()))
     sys.exit(any(kind.isupper() for kind in counts))

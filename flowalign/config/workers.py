@@ -17,8 +17,8 @@ class RolloutWorkers(Section):
     """for each process that learns"""
     staleness: int = Field(0, ge=0)
     """iterations that they sample ahead, so that their weights are as many behind; 0: the numbers of a run without"""
-    gpus: float | None = Field(None, ge=0)
-    """of each, a share if it is below 1; default 1 where the run has GPUs, else 0"""
+    gpus: float | None = Field(None, ge=0, le=1)
+    """of each; below 1 several share one; default 1 where the run has GPUs, else 0"""
 
     def check(self, config: Any, algorithm: Any, groups: int, processes: int) -> None:
         """Refuse what workers cannot do, before a model loads.
@@ -60,6 +60,13 @@ class RolloutWorkers(Section):
             raise ConfigError(
                 f"rollout.workers.staleness: '{config.algorithm.name}' has no ratios to earlier weights, by which "
                 "samples of theirs would be corrected; 0 works, or flow_grpo and, for texts, grpo"
+            )
+        replayed = config.training.old_log_prob == "replayed"
+        replayed |= config.training.old_log_prob is None and algorithm.replays_old(config)
+        if replayed and getattr(algorithm.settings, "off_policy", None) is None:
+            raise ConfigError(
+                "training.old_log_prob: ratios to a replay by the weights of now would leave out that earlier ones "
+                "sampled; sampled works, or for texts algorithm.off_policy={level: token}"
             )
         for key in ("dynamic_sampling", "replay"):
             if getattr(config.data, key) is not None:

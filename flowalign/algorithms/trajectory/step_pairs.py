@@ -67,6 +67,7 @@ class StepPairs(base.Algorithm):
     headline = "reward/mean"
     unit = "steps"
     refills = True
+    takes_workers = True
     uses_reference = True
     ties_teach: ClassVar[bool] = False
 

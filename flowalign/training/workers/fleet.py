@@ -120,18 +120,22 @@ class Fleet:
 
     def _check_resources(self, count: int, gpus: float) -> None:
         """Refuse more workers than there is room for: they would be waited for without end."""
-        needed, begin = {"CPU": float(count), "GPU": count * gpus}, time.monotonic()
-        while missing := [
-            f"{amount:g} {name}s, and Ray has {there:g}"
-            for name, amount in needed.items()
-            if amount > (there := self.ray.cluster_resources().get(name, 0.0))
-        ]:
+        begin = time.monotonic()
+        while self._missing(count, gpus):
             if "RAY_ADDRESS" not in os.environ or time.monotonic() - begin > JOINING:
                 raise ConfigError(
-                    f"rollout.workers: {count} workers take {missing[0]}; a lower count works, or a lower share of a "
-                    "GPU for each (gpus)"
+                    f"rollout.workers: {count} workers take {self._missing(count, gpus)}; a lower count works, or a "
+                    "lower share of a GPU for each (gpus)"
                 )
             time.sleep(1)
+
+    def _missing(self, count: int, gpus: float) -> str:
+        """What Ray has too little of."""
+        there = self.ray.cluster_resources()
+        for name, each in (("CPU", 1.0), ("GPU", gpus)):
+            if count * each > there.get(name, 0.0):
+                return f"{count * each:g} {name}s, and Ray has {there.get(name, 0.0):g}"
+        return ""
 
     # Work
 

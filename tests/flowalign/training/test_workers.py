@@ -31,6 +31,11 @@ from tests.flowalign.training.small_run import settings
             ["rollout.workers={count: 1, staleness: 1}", "data.dynamic_sampling={}"],
             "data.dynamic_sampling: chooses groups",
         ),
+        (
+            "tiny_lm/grpo",
+            ["rollout.workers={count: 1, staleness: 1}", "model.dtype=bfloat16"],
+            "training.old_log_prob: .* off_policy",
+        ),
         ("tiny_sd3/raft", ["rollout.workers={count: 1}", "rollout.search={}"], "a search asks for rewards"),
         ("tiny_lm/grpo", ["rollout.workers={count: 0}"], "rollout.workers.count"),
     ],
