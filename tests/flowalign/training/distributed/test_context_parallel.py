@@ -70,7 +70,7 @@ def prepare(
         "training": {
             "iterations": 2,
             "prompts_per_iteration": 2,
-            "group_size": 4,
+            "group_size": 2,
             "micro_batch_size": 2,
             "checkpoint_every": 1,
             "optimizer": {"learning_rate": 1e-5 if full else 1e-3},
@@ -83,7 +83,7 @@ def prepare(
         values["algorithm"] = {"name": "draft", "last_steps": 2}
         values["rollout"] |= {"kernel": "ode"}
     if looks:
-        values["evaluation"] = sampling | {"prompts": "shapes_heldout", "limit": 3, "save_samples": 1}
+        values["evaluation"] = sampling | {"prompts": "shapes_heldout", "limit": 1, "save_samples": 1, "steps": 1}
         values["training"]["previews"] = 1
     (folder / "config.yaml").write_text(yaml.safe_dump(values))
     (folder / "launch.yaml").write_text(yaml.safe_dump(launch or {}))
