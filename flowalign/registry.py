@@ -237,6 +237,7 @@ TABLES: dict[str, dict[str, str] | str] = {
     "advantages": "flowalign.core.advantages:ADVANTAGES",
     "losses": "flowalign.core.losses:LOSSES",
     "levels": "flowalign.algorithms.matching.levels:LEVELS",
+    "caches": "flowalign.policies.diffusion.caching:CACHES",
     "selections": SELECTIONS,
     "environments": ENVIRONMENTS,
     "searches": SEARCHES,

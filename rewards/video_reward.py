@@ -13,7 +13,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from rewards.base import Metadata, RewardError, Scores, Spec
-from rewards.qwen import RESIZE, Reader, in_8_bits, resized, smart_size, without_lora
+from rewards.qwen import RESIZE, Reader, resized, smart_size, without_lora
 from rewards.vision import Dtype, load_weights, pick_device, weights_file, without_prefix
 from rewards.wording import WORDINGS, wording
 
@@ -81,20 +81,23 @@ class VideoReward:
         batches = []
         for i in range(0, len(samples), self.batch_size):
             rows = slice(i, i + self.batch_size)
-            films = []
-            for video in samples[rows]:
-                frames = [np.array(video[number].convert("RGB")) for number in self.chosen(len(video))]
-                film = torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2).float() / 255
-                films.append(in_8_bits(self._sized(film)))
             with torch.no_grad():
-                batches.append(self._scores(films, prompts[rows]))
+                batches.append(
+                    self.of_films([self.film(video).float() / 255 for video in samples[rows]], prompts[rows])
+                )
         scores = Scores.cat(batches)
         return Scores(scores.value.cpu(), {name: part.cpu() for name, part in scores.parts.items()})
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """As `DifferentiableReward.score_pixels`, of videos [B, 3, F, H, W]; frames are not rounded to 8 bits."""
         films = pixels.to(self.reader.device, torch.float32)[:, :, self.chosen(pixels.shape[2])].transpose(1, 2)
-        return self._scores([self._sized(film) for film in films], prompts)
+        return self.of_films([self._sized(film) for film in films], prompts)
+
+    def film(self, video: Sequence[Image]) -> Tensor:
+        """The frames of a video that the model sees, in its size: uint8 [F, 3, H, W]."""
+        frames = [np.array(video[number].convert("RGB")) for number in self.chosen(len(video))]
+        film = torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2).float() / 255
+        return (self._sized(film) * 255).round().clamp(0, 255).to(torch.uint8)
 
     def chosen(self, count: int) -> list[int]:
         """The frames that the model sees, of so many: an even number, spread from the first to the last."""
@@ -112,8 +115,8 @@ class VideoReward:
         most = self.settings["data_config"]["max_frame_pixels"]
         return resized(film, smart_size(height, width, RESIZE, LEAST_PIXELS, most))
 
-    def _scores(self, films: Sequence[Tensor], prompts: Sequence[str]) -> Scores:
-        """Scores of films [F, 3, H, W] of the model's sizes."""
+    def of_films(self, films: Sequence[Tensor], prompts: Sequence[str]) -> Scores:
+        """Scores of films [F, 3, H, W] in [0, 1] of the model's sizes, with the gradient."""
         texts = [self.instruction.replace("{prompt}", prompt) for prompt in prompts]
         read = self.reader([[film] for film in films], texts)
         # one output for all three tokens, or one each

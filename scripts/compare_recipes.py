@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from flowalign import registry
-from flowalign.config import Config, load, recipe
+from flowalign.config import BaseConfig, Config, load, recipe
 from flowalign.runs.files import write_atomically
 from flowalign.tools.random_models import tiny_name
 from flowalign.tools.tiny_pipelines import PIPELINES
@@ -68,7 +68,7 @@ def own_reasons(path: Path) -> dict[str, str]:
     return found
 
 
-def settings_of(config: Config) -> dict[str, Any]:
+def settings_of(config: BaseConfig) -> dict[str, Any]:
     """Every setting of a recipe by its dotted name, those included that it leaves to their defaults."""
     algorithm = config.build_algorithm()
     own = algorithm.settings.model_dump(mode="json")
@@ -79,11 +79,14 @@ def settings_of(config: Config) -> dict[str, Any]:
             given = {k: p.default for k, p in defaults.parameters.items() if p.kind is p.KEYWORD_ONLY}
             own[table] = {"name": named.name} | given | named.settings
     values = config.model_dump(mode="json") | {"algorithm": {"name": config.algorithm.name} | own}
-    plan = config.build_plan()
-    values["rollout"]["plan"] = {"name": config.rollout.plan.name} | dataclasses.asdict(plan)
+    if isinstance(config, Config):
+        plan = config.build_plan()
+        values["rollout"]["plan"] = {"name": config.rollout.plan.name} | dataclasses.asdict(plan)
+    else:
+        values["algorithm"]["aggregation"] = algorithm.aggregation
     values["rewards"] = {reward.name: reward.weight for reward in config.rewards}
     lora = values["model"]["lora"]
-    if lora is not None and lora["targets"] is None:
+    if isinstance(config, Config) and lora is not None and lora["targets"] is None:
         lora["targets"] = _usual_targets(config.model.path)
     return _dotted(values)
 

@@ -29,6 +29,8 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("leap_align", {}),
     ("leap_align", {"discount": 0.0}),
     ("r0", {}),
+    ("srpo", {"steps": (1, 4), "margin": None, "wanted": [""], "unwanted": ["no"]}),
+    ("srpo", {"steps": (1, 4), "margin": None, "wanted": [""], "unwanted": ["black triangle"]}),
 ]
 
 

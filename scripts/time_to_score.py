@@ -49,13 +49,7 @@ GROUP_SIZE, SIGMAS, ETA = 8, torch.tensor([1.0, 0.8, 0.6, 0.4, 0.2, 0.0]), 0.7
 def build(recipe: str, seed: int, folder: str, given: argparse.Namespace) -> Trainer:
     """A trainer whose learning rate stays, with what both ways have."""
     sections: dict[str, dict[str, Any]] = {
-        "evaluation": {
-            "steps": 5,
-            "order": 1,
-            "samples_per_prompt": given.pictures,
-            "save_samples": 0,
-            "limit": "null",
-        },
+        "evaluation": {"steps": 5, "order": 1, "samples_per_prompt": given.pictures, "save_samples": 0},
         "training": {"group_size": GROUP_SIZE, "seed": seed, "previews": 0, "checkpoint_every": 0},
     }
     overrides = [f"{section}.{key}={value}" for section, own in sections.items() for key, value in own.items()]
@@ -225,10 +219,8 @@ def race(seed: int, folder: str, given: argparse.Namespace) -> dict[str, Any]:
         for name, way in going:
             way.advance(given.every)
             way.curve.append((way.seconds, strict(way.policy)))
-            print(
-                f"seed {seed}, {name}: {way.iterations} iterations, {way.seconds:.0f} s, {way.curve[-1][1]:.1f}%",
-                flush=True,
-            )
+            done = f"{way.iterations} iterations, {way.seconds:.0f} s, {way.curve[-1][1]:.1f}%"
+            print(f"seed {seed}, {name}: {done}", flush=True)
     return {"seed": seed, "base": base, "target": target} | {
         name: {"seconds": way.reached(target), "iterations": way.iterations, "curve": way.curve}
         for name, way in ways.items()
@@ -252,9 +244,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--every", type=float, default=8.0, help="seconds between evaluations (%(default)s)")
     parser.add_argument("--most", type=float, default=400.0, help="seconds for a way (%(default)s)")
     parser.add_argument("--prompts", type=int, default=24, help="of an iteration of theirs (%(default)s)")
-    parser.add_argument(
-        "--batches", type=int, default=4, help="of an iteration of theirs, an even number (%(default)s)"
-    )
+    parser.add_argument("--batches", type=int, default=4, help="that they sample in, an even number (%(default)s)")
     parser.add_argument("--published-rate", type=float, default=2e-3, help="their learning rate (%(default)s)")
     parser.add_argument("--published-clip", type=float, default=1e-2, help="their clip range (%(default)s)")
     parser.add_argument("--window", type=int, help="their noisy steps, in the first half; default all but the last")
@@ -265,9 +255,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         for seed in given.seeds:
             figures.append(race(seed, folder, given))
             if given.json is not None:
-                given.json.write_text(
-                    json.dumps({"settings": vars(given) | {"json": None}, "seeds": figures}, indent=1)
-                )
+                settings = {name: value for name, value in vars(given).items() if name != "json"}
+                given.json.write_text(json.dumps({"settings": settings, "seeds": figures}, indent=1))
     for name in given.ways:
         times = [seed[name]["seconds"] for seed in figures]
         shown = ", ".join("not reached" if own is None else f"{own:.0f} s" for own in times)

@@ -17,6 +17,7 @@ from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+from flowalign.policies.diffusion.caching import caching
 from flowalign.policies.diffusion.context_parallel import TokenParts
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from rewards import Reward, Scores, spec_of
@@ -44,6 +45,12 @@ class DiffusionActor(Actor):
             TokenParts(policy.every_network, self.processes.mesh) if self.processes.columns > 1 else None
         )
         policy.family.parts = self.processes.columns
+        cache = config.rollout.cache
+        self.cache = None if cache is None else cache.part("caches", "rollout.cache")
+        """of features, in rollouts"""
+        if self.cache is not None:
+            with caching(policy, self.cache):
+                pass  # it fits the network
         policy.guidance_gradient = config.rollout.guidance_gradient
         if policy.guidance_gradient == "conditional" and not policy.family.negative(config.rollout.guidance):
             raise ConfigError(
@@ -84,6 +91,7 @@ class DiffusionActor(Actor):
                 kernel=kernel,
                 eta=eta if kept is None else eta[kept],
                 metadata=batch.metadata,
+                cache=self.cache,
                 **sampling,
             )
         rollout.unlearned = self.unlearned

@@ -86,7 +86,6 @@ def train(
 
     find_beside(config)
     settings = load(config, overrides or [])
-    settings.check(world_size())
     if dry_run:
         from flowalign.tools.dry_run import dry_run as try_out
 
@@ -94,6 +93,7 @@ def train(
         if report is not None:
             print("\n".join(report.lines()))
         return
+    settings.check(world_size())
     from flowalign.training import Trainer
 
     trainer = Trainer(settings, resume=resume)

@@ -77,7 +77,8 @@ def train_reward(
     model: Annotated[
         str | None,
         typer.Option(
-            help="CLIP, or VLM with --template, of transformers: folder, hub name or a shipped one; default PickScore."
+            help="CLIP, or VLM with --template, of transformers: folder, hub name or a shipped one; default PickScore. "
+            "'video_reward', or a folder with one, learns votes on videos."
         ),
     ] = None,
     template: Annotated[
@@ -103,13 +104,15 @@ def train_reward(
     steps: Annotated[int | None, typer.Option(min=1, help="Of that generator.")] = None,
     per_prompt: Annotated[int, typer.Option(min=2, help="Its samples of each prompt.")] = 8,
 ) -> None:
-    """Train a reward on votes: a CLIP, or a VLM as a judge, that puts the chosen picture of a pair above the other."""
+    """Train a reward on votes, to put the chosen of a pair above the other: a CLIP, a VLM as a judge, VideoReward."""
     from flowalign.data import Preferences, Prompts, shipped
     from flowalign.reward_training.judge import JudgeScorer
     from flowalign.reward_training.scorer import Scorer, split
     from flowalign.reward_training.scorer import train_reward as fit
+    from flowalign.reward_training.video import VideoScorer, files_of
     from rewards.clip import PICK_SCORE, PICK_SCORE_PROCESSOR
     from rewards.shapes.clip import TINY_CLIP, TinyCLIP
+    from rewards.video_reward import VideoReward
 
     if noisy is not None and template is not None:
         raise ConfigError("--template asks a judge, and --noisy trains a CLIP; leave one of them out")
@@ -128,7 +131,11 @@ def train_reward(
         given = {"epochs": epochs or 1, "learning_rate": learning_rate or 5e-7, "batch_size": batch_size, "seed": seed}
         _train_noisy(Scorer(path, processor), noisy, train, test, output, steps, per_prompt, given)
         return
-    scorer = Scorer(path, processor) if template is None else JudgeScorer(path, template)
+    scorer: Any
+    if model == VideoReward.name or files_of(Path(model)):
+        scorer = VideoScorer(files_of(Path(model)), processor)
+    else:
+        scorer = Scorer(path, processor) if template is None else JudgeScorer(path, template)
     report = fit(scorer, train, test, output, epochs or 3, learning_rate or 3e-6, batch_size, seed)
     print(
         f"{report['pairs']} pairs; on {report['heldout_pairs']} held-out ones the chosen picture scores higher in "
@@ -137,6 +144,9 @@ def train_reward(
     if isinstance(scorer, JudgeScorer):
         name = "vlm_pairwise" if scorer.template.pairwise else "vlm_judge"
         print(f"{{name: {name}, template: {template}, judge: {{model: {output}}}}}")
+    elif isinstance(scorer, VideoScorer):
+        own = files_of(output) | ({} if processor is None else {"base": processor})
+        print(f"rewards: [{{name: video_reward, {', '.join(f'{key}: {value}' for key, value in own.items())}}}]")
     else:
         print(f"rewards: [{{name: pick_score, model: {output}, processor: null}}]")
 

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -11,6 +12,7 @@ from flowalign.config.sections import BaseConfig, Heldout, Named
 from flowalign.config.workers import RolloutWorkers
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.settings import Model, Sampling
+from flowalign.runs.files import check_output
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +51,9 @@ class RolloutSampling(Sampling):
     """parts an iteration's groups are sampled in: the rewards of one are computed while the next is sampled"""
     workers: RolloutWorkers | None = None
     """processes of their own that sample; default this one"""
+    cache: Named | None = None
+    """of features, which rollouts keep from step to step (`flowalign list caches`); replay, completions and evaluation
+    go without"""
     search: RolloutSearch | None = None
     """what finds each sample to learn from, for the reward that is trained; default plain sampling"""
 
@@ -125,6 +130,8 @@ class Config(BaseConfig):
             raise ConfigError(
                 "model.base_bits: quantised weights cannot be trained themselves; model.lora: {rank: 32} works"
             )
+        if self.model.embeddings is not None:
+            check_output(Path(self.model.embeddings), "model.embeddings", folder=True)
         self._check_texts(algorithm)
         self._check_context_parallel()
         from samplers import check_eta
@@ -143,6 +150,8 @@ class Config(BaseConfig):
                 "rollout.share_start_noise: without noise on the way the samples of a group would all be the same; "
                 "share_start_noise: false works"
             )
+        if self.rollout.cache is not None:
+            self._check_cache(self.rollout.cache, algorithm)
         if self.rollout.search is not None:
             self._check_search(self.rollout.search, algorithm)
         if self.rollout.guidance_gradient == "conditional" and self.rollout.guidance == 1:
@@ -183,10 +192,37 @@ class Config(BaseConfig):
             raise ConfigError("rollout.overlap: a search asks for rewards while it samples; overlap: 1 works")
         registry.check("searches", search.name, search.settings, "rollout.search")
 
+    def _check_cache(self, cache: Named, algorithm: Any) -> None:
+        cache.part("caches", "rollout.cache")
+        replayed = self.training.old_log_prob == "replayed"
+        if not algorithm.searches and not (algorithm.has_ratios and replayed):
+            why, works = (
+                ("ratios compare", "training.old_log_prob: replayed works")
+                if algorithm.has_ratios
+                else ("updates compare", "nft, raft and the others that match finished samples work")
+            )
+            raise ConfigError(
+                f"rollout.cache: what a cache samples with is not what a replay computes, and {self.algorithm.name}'s "
+                f"{why} the two; {works}"
+            )
+        if self.rollout.share_start_noise:
+            raise ConfigError(
+                "rollout.cache: the members of a group with one start noise leave one trajectory outside of the "
+                "pipeline's call, where the cache is; share_start_noise: false works"
+            )
+        if self.rollout.search is not None:
+            raise ConfigError("rollout.cache: a search samples without; rollout.search: null works")
+        if self.model.compile:
+            raise ConfigError(
+                "rollout.cache: it goes on and off, and blocks are compiled once; model.compile: false works"
+            )
+
     def _check_texts(self, algorithm: Any) -> None:
         """Refuse what text encoders that are trained do not go with."""
         if self.model.text_lora is None:
             return
+        if self.model.embeddings is not None:
+            raise ConfigError("model.embeddings: with text_lora they change in every update; null works")
         if not algorithm.learns_texts:
             raise ConfigError(
                 f"model.text_lora: {self.algorithm.name} learns from clean samples and their kept embeddings; methods "
@@ -209,6 +245,8 @@ class Config(BaseConfig):
             raise ConfigError("model.context_parallel: rewards are told to all that share a sample; overlap: 1 works")
         if self.rollout.search is not None:
             raise ConfigError("model.context_parallel: a search asks its rewards in each process; search: null works")
+        if self.rollout.cache is not None:
+            raise ConfigError("rollout.cache: processes that share a sample (context_parallel) go without; null works")
 
     def _check_weights(self, name: str | None, where: str, algorithm: Any) -> None:
         """Refuse weights that there will not be."""

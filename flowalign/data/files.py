@@ -8,12 +8,25 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from flowalign.errors import ConfigError, nearest
 
 ASSETS = Path(str(resources.files("flowalign.data"))) / "assets"
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 CLIPS = (".mp4", ".webm", ".mov", ".mkv", ".gif")
+
+
+def is_clip(file: str) -> bool:
+    """Whether a file is a video; an animated WebP is one, as runs save them."""
+    ending = Path(file).suffix.lower()
+    if ending != ".webp":
+        return ending in CLIPS
+    with Image.open(file) as opened:
+        return bool(getattr(opened, "is_animated", False))
+
+
 """endings of pictures' and videos' files"""
 LONGEST = 100_000
 """characters of a prompt"""

@@ -47,7 +47,7 @@ class OneList(Section):
     split: str | None = None
     subset: str | None = None
     """of a data set"""
-    where: dict[str, list[str]] = {}
+    where: dict[str, list[str | int]] = {}
     """keep the prompts whose metadata has one of these values"""
     limit: int | None = Field(None, ge=1)
     """use this many prompts, spread evenly over the list"""
@@ -89,7 +89,7 @@ class Prompts:
     def read(
         cls,
         source: str,
-        where: Mapping[str, Sequence[str]] | None = None,
+        where: Mapping[str, Sequence[str | int]] | None = None,
         column: str = "prompt",
         split: str | None = None,
         subset: str | None = None,

@@ -89,6 +89,9 @@ class Model(Network):
     """diffusers attention backend: native (default), xformers, flash, ..."""
     encode: dict[str, Any] = {}
     """arguments of the pipeline's prompt encoding, e.g. max_sequence_length"""
+    embeddings: str | None = None
+    """folder that keeps the prompts' embeddings, for other runs and processes too; a start whose prompts are all there
+    loads no text encoder"""
     text_lora: TextLora | None = None
     """train the text encoders too, or alone; for methods that learn from the steps of a rollout"""
     base_bits: Literal[4, 8, "fp8"] | None = None

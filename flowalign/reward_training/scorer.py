@@ -114,7 +114,7 @@ def train_reward(
     seed: int = 0,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Fine-tune every weight of the model, and write it to a folder that appears when it is whole.
+    """Fine-tune what the model trains, a CLIP's every weight, and write it to a folder that appears when it is whole.
 
     Args:
         learning_rate: of AdamW, falling linearly to 0; PickScore's own is 3e-6.
@@ -129,7 +129,8 @@ def train_reward(
 
     before = model.accuracy(heldout, batch_size)
     settings: dict[str, Any] = {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size}
-    parameters, rows = dict(model.network.named_parameters()), torch.arange(len(pairs))
+    parameters = {name: own for name, own in model.network.named_parameters() if own.requires_grad}
+    rows = torch.arange(len(pairs))
     fit(parameters, losses, rows, **settings, weight_decay=0.01, progress=progress)
     report = {
         "pairs": len(pairs),

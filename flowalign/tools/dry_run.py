@@ -1,9 +1,10 @@
 """`flowalign train CONFIG --dry-run`: one rollout and one update of a recipe on random weights, timed."""
 
+import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from torch import Tensor
 from flowalign.algorithms.direct.against_reference import AgainstReference
 from flowalign.config import BaseConfig, Config, Named, TextConfig, Weighted
 from flowalign.config.loader import world_size
+from flowalign.data import PromptList
+from flowalign.errors import ConfigError
 from flowalign.policies.base import Policy, best_device
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.language.policy import LanguagePolicy
@@ -37,6 +40,8 @@ TINY_TOKENS = 16
 MEMBERS = 8
 """the most that are sampled of a group by a tiny model"""
 STAND_IN = "flowalign.tools.dry_run:StandIn"
+PROMPTS = {"pictures": "objects_train", "text": "sums_train"}
+"""shipped ones, in the place of a hub's data set that is not on this machine"""
 
 
 @dataclass
@@ -121,8 +126,8 @@ def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
     """Train for one small iteration on random weights; of several processes the main one reports.
 
     The recipe's algorithm, plan, steps, guidance, LoRA, precision and memory settings are kept; rewards are replaced,
-    and one group a process is sampled. A tiny model also replaces the pictures' sizes, cuts texts at 16 tokens, and
-    takes at most 8 members.
+    and so are prompts of the hub that are not on this machine; one group a process is sampled. A tiny model also
+    replaces the pictures' sizes, cuts texts at 16 tokens, and takes at most 8 members.
 
     Args:
         full: the recipe's own model, from its configuration files, in the place of a tiny one of its kind.
@@ -130,7 +135,9 @@ def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
     Raises:
         ConfigError: what is wrong with the recipe, or which files are missing.
     """
-    device = best_device()
+    device, lacking = best_device(), missing(config)
+    config = at_hand(config, {one.repository for one in lacking if one.part == "data set"})
+    config.check(world_size())
     with tempfile.TemporaryDirectory() as folder:
         small = small_config(config, folder, full)
         policy: Policy
@@ -166,7 +173,7 @@ def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
         {"rollout": metrics["seconds/rollout"], "update": metrics["seconds/update"], "all": whole},
         _peak_memory(device),
         torch.cuda.get_device_name() if device.type == "cuda" else device.type,
-        [f"{one.repository} for {one.needed_by}" for one in missing(config)],
+        [f"{one.repository} for {one.needed_by}" for one in lacking],
         _projected(config, small, metrics) if full else None,
     )
 
@@ -176,6 +183,25 @@ def _projected(config: BaseConfig, small: BaseConfig, metrics: Mapping[str, floa
     own, tried = (each.training.prompts_per_iteration * each.training.group_size for each in (config, small))
     seconds = metrics["seconds/rollout"] + metrics["seconds/update"]
     return seconds * own / tried * config.training.iterations
+
+
+def at_hand(config: BaseConfig, lacking: Collection[str]) -> BaseConfig:
+    """The configuration with shipped prompts in the place of data sets that this machine lacks.
+
+    Methods that learn from files or demonstrations keep theirs, since shipped lists have none.
+    """
+    config = config.model_copy(deep=True)
+    plain = {name: field.get_default(call_default_factory=True) for name, field in PromptList.model_fields.items()}
+    plain |= {"prompts": PROMPTS[config.model.kind]}
+    if any(one.prompts in lacking for one in (config.data, *config.data.also)):
+        # what chooses among them reads metadata that the others have not
+        data = config.data.model_copy(update={**plain, "selection": Named(name="shuffled"), "difficulty": None})
+        with contextlib.suppress(ConfigError):
+            config.build_algorithm().read(data)
+            config.data = data
+    if any(one.prompts in lacking for one in (config.evaluation, *config.evaluation.also)):
+        config.evaluation = config.evaluation.model_copy(update=plain)
+    return config
 
 
 def small_config(config: BaseConfig, folder: str, full: bool) -> BaseConfig:

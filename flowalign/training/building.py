@@ -18,9 +18,10 @@ from flowalign.data import shipped
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.base import Policy
 from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.diffusion.caching import check_cacheable
 from flowalign.policies.diffusion.context_parallel import check_context_parallel
 from flowalign.policies.diffusion.families import family_of
-from flowalign.policies.diffusion.storage import check_arguments, described_by, load_config
+from flowalign.policies.diffusion.storage import check_arguments, described_by, load_config, network_class
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.turns import AgentPolicy
 from flowalign.policies.language.vision_language import VisionLanguagePolicy
@@ -55,6 +56,8 @@ def build_policy(
     for where, sides in sizes.items():
         check_arguments(described_by(path, described), sides, where)
     check_context_parallel(described_by(path, described), model)
+    if config.rollout.cache is not None:
+        check_cacheable(network_class(described_by(path, described)))
     config.build_algorithm().check_pipeline(config, load_config(described_by(path, described))["_class_name"])
     policy = kind.from_pretrained(
         path,
@@ -62,6 +65,7 @@ def build_policy(
         device,
         base_bits=model.base_bits,
         config=described,
+        embeddings=model.embeddings,
         encode_options=model.encode,
         attention=model.attention,
     )

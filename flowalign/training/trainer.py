@@ -134,7 +134,9 @@ class Trainer:
                 f"cannot be scored in parts; {key}: {1 if workers is None else '{count: 1}'} works"
             )
         # they load the model at the same time
-        self.fleet = None if workers is None else Fleet(config, workers, self.accelerator.device)
+        self.fleet = (
+            None if workers is None else Fleet(config, workers, self.accelerator.device, self.accelerator.num_processes)
+        )
         self.policy: Policy = policy or build_policy(config, self.accelerator.device)
         sampled = getattr(config.rollout, "weights", None)
         make_trainable(self.policy, config.model, self.algorithm.uses_reference or sampled == "reference")

@@ -20,16 +20,36 @@ logger = logging.getLogger(__name__)
 _NEEDS = frozenset({"text", "prompt", "metadata"})
 
 
-def answers(name: str, prompts: Sequence[str], metadata: Metadata, key: str) -> list[str]:
+def answers(
+    name: str, prompts: Sequence[str], metadata: Metadata, key: str, pattern: re.Pattern[str] | None = None
+) -> list[str]:
     """The right answer of each prompt, from its metadata.
+
+    Args:
+        pattern: its first group is the answer, its last match counting; default the whole of what is there.
 
     Raises:
         RewardError: a prompt has none.
     """
+    right = []
     for prompt, record in zip(prompts, metadata, strict=True):
         if key not in record:
             raise RewardError(f"reward '{name}' needs the right answer; the prompt {prompt!r} has no '{key}'")
-    return [str(record[key]) for record in metadata]
+        answer = str(record[key]) if pattern is None else _last(pattern, str(record[key]))
+        if answer is None:
+            raise RewardError(f"reward '{name}': answer_pattern finds nothing under '{key}' of the prompt {prompt!r}")
+        right.append(answer)
+    return right
+
+
+def _compiled(pattern: str | None) -> re.Pattern[str] | None:
+    return None if pattern is None else re.compile(pattern, re.DOTALL)
+
+
+def _last(pattern: re.Pattern[str], text: str) -> str | None:
+    """The first group of the last match."""
+    found = pattern.findall(text)
+    return str(found[-1]).strip() if found else None
 
 
 class ExactMatch:
@@ -40,17 +60,24 @@ class ExactMatch:
         pattern: a regular expression whose first group is the text's answer, its last match counting; a text without
             a match is wrong. Default: the whole text.
         ignore_case: "Yes" is "yes".
+        answer_pattern: as `pattern`, of the answer in what the metadata has, such as GSM8K's '#### (\\S+)'.
     """
 
     name = "exact_match"
     spec = Spec(_NEEDS)
 
-    def __init__(self, key: str = "answer", pattern: str | None = None, ignore_case: bool = False) -> None:
-        self.key, self.pattern = key, re.compile(pattern, re.DOTALL) if pattern else None
+    def __init__(
+        self,
+        key: str = "answer",
+        pattern: str | None = None,
+        ignore_case: bool = False,
+        answer_pattern: str | None = None,
+    ) -> None:
+        self.key, self.pattern, self.answer_pattern = key, _compiled(pattern), _compiled(answer_pattern)
         self.same = str.lower if ignore_case else str
 
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
-        right = answers(self.name, prompts, metadata, self.key)
+        right = answers(self.name, prompts, metadata, self.key, self.answer_pattern)
         value = [
             float(given is not None and self.same(given) == self.same(answer.strip()))
             for given, answer in zip(map(self.given, samples), right, strict=True)
@@ -59,10 +86,7 @@ class ExactMatch:
 
     def given(self, text: str) -> str | None:
         """The answer that a text gives."""
-        if self.pattern is None:
-            return text.strip() or None
-        found = self.pattern.findall(text)
-        return str(found[-1]).strip() or None if found else None
+        return (text.strip() if self.pattern is None else _last(self.pattern, text)) or None
 
 
 class MultipleChoice:
@@ -106,20 +130,24 @@ class Maths:
         key: of the answer in the metadata, LaTeX or plain.
         timeout: seconds for one text.
         workers: texts checked at a time.
+        answer_pattern: a regular expression whose first group is the answer in what the metadata has, its last match
+            counting, such as GSM8K's '#### (\\S+)'. Default: all of it.
     """
 
     name = "maths"
     spec = Spec(_NEEDS)
 
-    def __init__(self, key: str = "answer", timeout: float = 5.0, workers: int = 2) -> None:
+    def __init__(
+        self, key: str = "answer", timeout: float = 5.0, workers: int = 2, answer_pattern: str | None = None
+    ) -> None:
         if find_spec("math_verify") is None:
             raise ImportError("maths needs math-verify; pip install 'flowalign[maths]'")
-        self.key, self.timeout = key, timeout
+        self.key, self.timeout, self.answer_pattern = key, timeout, _compiled(answer_pattern)
         self._checkers = [_Checker() for _ in range(workers)]
         self._warned: set[str] = set()
 
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
-        right = answers(self.name, prompts, metadata, self.key)
+        right = answers(self.name, prompts, metadata, self.key, self.answer_pattern)
         idle: SimpleQueue[_Checker] = SimpleQueue()
         for checker in self._checkers:
             idle.put(checker)

@@ -9,7 +9,15 @@ import torch
 from diffusers import SD3Transformer2DModel
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import ClapConfig, ClapFeatureExtractor, ClapModel, ClapProcessor, RobertaTokenizerFast
+from transformers import (
+    AutoConfig,
+    ClapConfig,
+    ClapFeatureExtractor,
+    ClapModel,
+    ClapProcessor,
+    Qwen2VLForConditionalGeneration,
+    RobertaTokenizerFast,
+)
 
 from flowalign.data.files import ASSETS
 from rewards.latent import Head, Trunk
@@ -61,3 +69,33 @@ def clap(folder: Path) -> str:
     words = {word: number for number, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", *LETTERS])}
     ClapProcessor(extractor, RobertaTokenizerFast(vocab=words, merges=[])).save_pretrained(folder)
     return str(folder)
+
+
+def video_reward(folder: Path, outputs: int = 1) -> Path:
+    """The folder of the base below a VideoReward, which is in `folder` as it is published, a LoRA on its base.
+
+    Args:
+        outputs: of the head, one for all respects or three.
+    """
+    inputs.write_qwen_folder(folder / "qwen")
+    (folder / "model_config.json").write_text(json.dumps(inputs.VIDEO))
+    config = AutoConfig.from_pretrained(folder / "qwen")
+    config.text_config.vocab_size = 256 + len(inputs.QWEN_SPECIAL) + 3
+    shapes = {"rm_head.weight": (outputs, 64)}
+    for name, tensor in Qwen2VLForConditionalGeneration(config).state_dict().items():
+        shapes[name.replace("model.visual.", "visual.").replace("model.language_model.", "model.")] = tensor.shape
+    saved = {}
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in drawn(shapes).items():
+        if "_proj.weight" in name:
+            up, down = (
+                0.1 * torch.randn(*size, generator=generator) for size in ((len(tensor), 4), (4, tensor.shape[1]))
+            )
+            layer = f"base_model.model.{name.removesuffix('.weight')}"
+            saved[f"{layer}.lora_A.default.weight"], saved[f"{layer}.lora_B.default.weight"] = down, up
+            saved[f"{layer}.base_layer.weight"] = tensor - 2 * up @ down
+        else:
+            name = name.replace("_proj.bias", "_proj.base_layer.bias")
+            saved[f"base_model.model.{name}"] = tensor
+    torch.save(saved, folder / "model.pth")
+    return folder / "qwen"

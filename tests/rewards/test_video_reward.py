@@ -1,6 +1,5 @@
 """VideoReward against the authors' own code on the same weights, videos and prompts (originals/README.md)."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -9,46 +8,19 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import AutoConfig, Qwen2VLForConditionalGeneration
 
 from rewards import RewardError, score, spec_of
 from rewards.qwen import without_lora
 from rewards.video_reward import RESPECTS, VideoReward
+from tests.rewards.published import inputs, video_reward
 
-ORIGINALS = Path(__file__).parent / "originals"
-SPEC = importlib.util.spec_from_file_location("originals_inputs", ORIGINALS / "inputs.py")
-inputs = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(inputs)
-RECORDED = json.loads((ORIGINALS / "scores.json").read_text())
+RECORDED = json.loads((Path(__file__).parent / "originals" / "scores.json").read_text())
 PROMPTS, NOTHING = inputs.PROMPTS[:2], [{}, {}]
 
 
 def reward(folder, outputs, **settings):
-    """From a checkpoint as it is published, a LoRA on its base, which together are the inputs' weights."""
-    inputs.write_qwen_folder(folder / "qwen")
-    (folder / "model_config.json").write_text(json.dumps(inputs.VIDEO))
-    config = AutoConfig.from_pretrained(folder / "qwen")
-    config.text_config.vocab_size = 256 + len(inputs.QWEN_SPECIAL) + 3
-    shapes = {"rm_head.weight": (outputs, 64)}
-    for name, tensor in Qwen2VLForConditionalGeneration(config).state_dict().items():
-        shapes[name.replace("model.visual.", "visual.").replace("model.language_model.", "model.")] = tensor.shape
-    saved = {}
-    generator = torch.Generator().manual_seed(0)
-    for name, array in inputs.weights(shapes).items():
-        tensor = torch.from_numpy(array)
-        if "_proj.weight" in name:
-            up, down = (
-                0.1 * torch.randn(*size, generator=generator) for size in ((len(array), 4), (4, array.shape[1]))
-            )
-            layer = f"base_model.model.{name.removesuffix('.weight')}"
-            saved[f"{layer}.lora_A.default.weight"], saved[f"{layer}.lora_B.default.weight"] = down, up
-            saved[f"{layer}.base_layer.weight"] = tensor - 2 * up @ down
-        else:
-            name = name.replace("_proj.bias", "_proj.base_layer.bias")
-            saved[f"base_model.model.{name}"] = tensor
-    torch.save(saved, folder / "model.pth")
-    files = {"weights": str(folder / "model.pth"), "config": str(folder / "model_config.json")}
-    files["base"] = str(folder / "qwen")
+    base = str(video_reward(folder, outputs))
+    files = {"weights": str(folder / "model.pth"), "config": str(folder / "model_config.json"), "base": base}
     return VideoReward(video_fps=inputs.VIDEO_FPS, device="cpu", dtype="float32", **files, **settings)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import PIL.Image
+import PIL.ImageSequence
 import torch
 from diffusers.utils import load_video
 from pydantic import Field
@@ -22,7 +23,7 @@ from flowalign.algorithms.matching import base
 from flowalign.config import Config, Data, Named
 from flowalign.data import Prompts, Targets
 from flowalign.data.batches import Batch
-from flowalign.data.files import CLIPS
+from flowalign.data.files import CLIPS, is_clip
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.storage import makes_videos
@@ -31,6 +32,9 @@ from samplers import derive_seed
 
 def opened(file: str) -> Any:
     """A picture, or a video as a list of its frames."""
+    if Path(file).suffix.lower() == ".webp" and is_clip(file):
+        with PIL.Image.open(file) as film:
+            return [frame.convert("RGB") for frame in PIL.ImageSequence.Iterator(film)]
     if Path(file).suffix.lower() in CLIPS:
         try:
             return [frame.convert("RGB") for frame in load_video(file)]
@@ -64,7 +68,7 @@ class FileMatching(base.Matching):
     def check_pipeline(self, config: Config, name: str) -> None:
         made, given = ("videos", "a picture") if makes_videos(name) else ("pictures", "a video")
         for file in self.read(config.data).files:
-            if (Path(file).suffix.lower() in CLIPS) != makes_videos(name):
+            if is_clip(file) != makes_videos(name):
                 raise ConfigError(f"data.prompts: {name} makes {made}, and {file} is {given}")
 
     def check(self, config: Config) -> None:

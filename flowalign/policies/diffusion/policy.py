@@ -18,8 +18,10 @@ from flowalign import registry
 from flowalign.data import Source
 from flowalign.errors import ConfigError
 from flowalign.policies.base import TRAINED, Policy, torch_dtype
+from flowalign.policies.diffusion.caching import caching
 from flowalign.policies.diffusion.checks import check_replay
 from flowalign.policies.diffusion.conditions import EXTRA_INPUT, CallRecorder, Conditions, Ragged, standing_in
+from flowalign.policies.diffusion.embeddings import EmbeddingStore
 from flowalign.policies.diffusion.experts import Experts, own_weights
 from flowalign.policies.diffusion.families import Family, family_of, to_device
 from flowalign.policies.diffusion.forward_process import CleanSamples, ForwardProcess, Noised
@@ -34,6 +36,7 @@ from flowalign.policies.diffusion.storage import (
     load_lora,
     load_pipeline,
     load_single_file,
+    load_text_encoders,
     save_lora,
     with_weights,
 )
@@ -98,6 +101,7 @@ class DiffusersPolicy(Policy[Rollout]):
         device: torch.device | str = "cpu",
         base_bits: int | str | None = None,
         config: str | None = None,
+        embeddings: str | Path | None = None,
         **settings: Any,
     ) -> Self:
         """Load a pipeline. Components saved as absent (SD3 without T5) stay absent.
@@ -107,12 +111,22 @@ class DiffusersPolicy(Policy[Rollout]):
             base_bits: 4 or 8 loads the denoiser quantised by bitsandbytes, which needs a GPU, 'fp8' by torchao; None as
                 it is.
             config: of a single file: folder or hub name of a pipeline that says what its parts are.
+            embeddings: folder that keeps those of prompts for later starts; text encoders are then loaded for the first
+                prompt that it lacks.
         """
-        described = described_by(path, config)
-        check_options(described, settings.get("encode_options") or {}, settings.get("attention"))
+        described, options = described_by(path, config), settings.get("encode_options") or {}
+        check_options(described, options, settings.get("attention"))
         if described != path:
-            return cls(load_single_file(path, described, torch_dtype(dtype)), device, **settings)
-        return cls(load_pipeline(path, torch_dtype(dtype), base_bits), device, **settings)
+            policy = cls(load_single_file(path, described, torch_dtype(dtype)), device, **settings)
+        else:
+            pipeline = load_pipeline(path, torch_dtype(dtype), base_bits, text_encoders=embeddings is None)
+            policy = cls(pipeline, device, **settings)
+        if embeddings is not None:
+            on = {"dtype": str(torch_dtype(dtype)), "device": policy.device.type, "encode": options}
+            policy.encoder.store = EmbeddingStore(embeddings, path, on)
+            if described == path:
+                policy.encoder.absent = functools.partial(load_text_encoders, path, torch_dtype(dtype))
+        return policy
 
     def _set_attention(self, backend: str) -> None:
         try:
@@ -177,6 +191,7 @@ class DiffusersPolicy(Policy[Rollout]):
                 whole.save_pretrained(Path(folder) / name)
 
     def load(self, folder: str | Path) -> None:
+        self._take_encoders()
         for name, network in self.networks.items():
             whole = Path(folder) / name
             if whole.is_dir():
@@ -196,7 +211,13 @@ class DiffusersPolicy(Policy[Rollout]):
                 # of text encoders without what was loaded
                 self.encoder.embeddings.clear()
 
+    def _take_encoders(self) -> None:
+        """Have the text encoders there, since an adapter may be theirs, and what they make is not what is stored."""
+        self.encoder.load()
+        self.encoder.store = None
+
     def read_lora(self, path: str | Path, name: str) -> None:
+        self._take_encoders()
         for own, network in self.networks.items():
             load_lora(self.pipeline, own, network, path, name)
         for part, module in self.pipeline.components.items():
@@ -232,6 +253,7 @@ class DiffusersPolicy(Policy[Rollout]):
         metadata: Sequence[Mapping[str, Any]] = (),
         rlg: float | Mapping[str, float] = 1.0,
         rlg_from: int = 0,
+        cache: Callable[[Any], Any] | None = None,
         dry: bool = False,
         **call: Any,
     ) -> Rollout:
@@ -256,6 +278,7 @@ class DiffusersPolicy(Policy[Rollout]):
                 the base, 1 the tuned model, more goes beyond it. Other weights than 1 run the network twice. Or of
                 several LoRAs, by their paths, 'trained' the policy's own; each runs the network once more.
             rlg_from: the first step that rlg holds for.
+            cache: makes a feature cache of diffusers, see `caching`; a replay differs from such a rollout.
             dry: do not run the network: every state is the start noise, and all else as in sampling.
             call: further arguments of the pipeline's call (height, width, ...).
         """
@@ -282,7 +305,8 @@ class DiffusersPolicy(Policy[Rollout]):
             scheduler = walk(self.pipeline.scheduler, self.family, size, kernel, part_eta, noise_seeds[rows], order)
             source = own[rows.start]
             texts = list(zip(prompts[rows], negative[rows], strict=True))
-            with weighing(self, rlg, lambda scheduler=scheduler: scheduler.taken >= rlg_from):  # type: ignore[misc]
+            cached = contextlib.nullcontext() if cache is None or dry else caching(self, cache, scheduler)
+            with cached, weighing(self, rlg, lambda scheduler=scheduler: scheduler.taken >= rlg_from):  # type: ignore[misc]
                 part = functools.partial(self._sample, texts, source, seeds[rows], steps, scales)
                 if self.start_noise is None or dry:
                     parts.append(part(scheduler, call, dry))
@@ -291,7 +315,7 @@ class DiffusersPolicy(Policy[Rollout]):
                 start = part(stay, call, True)
                 moved = part(scheduler, call | {"latents": self._moved(start)}, False)
                 parts.append(replace(moved, unmoved=start.trajectory.latents[:, 0]))
-        return replace(Rollout.cat(parts), rlg=rlg, rlg_from=rlg_from)
+        return replace(Rollout.cat(parts), rlg=rlg, rlg_from=rlg_from, cached=cache is not None)
 
     def _moved(self, start: Rollout) -> Tensor:
         """The latents of the pipeline's loop where `start_noise` moves the start noise to."""

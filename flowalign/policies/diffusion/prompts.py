@@ -2,7 +2,7 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from flowalign.data import Source
 from flowalign.errors import ConfigError
+from flowalign.policies.diffusion.embeddings import EmbeddingStore
 from flowalign.policies.diffusion.families import Family, to_device
 from flowalign.policies.diffusion.sources import opened
 
@@ -36,11 +37,21 @@ class PromptEncoder:
         self, pipeline: DiffusionPipeline, family: Family, device: torch.device, options: dict[str, Any]
     ) -> None:
         self.pipeline, self.family, self.device, self.options = pipeline, family, device, options
+        self.store: EmbeddingStore | None = None
+        """what was made in other runs"""
+        self.absent: Callable[[], dict[str, Any]] | None = None
+        """loads the text encoders, where the pipeline came without; None where they are there"""
         self.embeddings: OrderedDict[Prompt, dict[str, Tensor]] = OrderedDict()
         self.place = device
         """where the text encoders encode"""
         self.trained = False
         """the text encoders change, so that what they made before is old"""
+
+    def load(self) -> None:
+        """Load the text encoders, where they are not there yet."""
+        if self.absent is not None:
+            self.pipeline.register_modules(**self.absent())
+            self.absent = None
 
     def embed(self, prompts: Sequence[str], negative: bool = False) -> dict[str, Tensor]:
         """Embeddings [N, ...] of prompts by name, with gradients to the text encoders."""
@@ -75,12 +86,14 @@ class PromptEncoder:
             self.embeddings.clear()
         seen = sources if sources is not None and self.family.encodes_images else [None] * len(prompts)
         keys = [(text, source, size if source else None, negative) for text, source in zip(prompts, seen, strict=True)]
-        missing = [key for key in dict.fromkeys(keys) if key not in self.embeddings]
+        missing = [key for key in dict.fromkeys(keys) if key not in self.embeddings and not self._stored(key)]
         for key in keys:
             if key in self.embeddings:
                 self.embeddings.move_to_end(key)
         if not missing:
+            self._forget(len(set(keys)))
             return keys
+        self.load()
         self._report_cut([text for text, *_ in missing])
         encoders = [m for n, m in self.pipeline.components.items() if n.startswith("text_encoder")]
         for encoder in encoders:
@@ -94,13 +107,30 @@ class PromptEncoder:
             options = self.options | pictures
             encode = self.family.encode_negative if negative else self.family.encode
             encoded = encode(self.pipeline, [text], device=self.place, **options)
-            self.embeddings[key] = {name: value[0].cpu() for name, value in encoded.items()}
+            # laid out as they are read from a file, or products with them would differ in their last bits
+            self.embeddings[key] = {name: value[0].cpu().contiguous() for name, value in encoded.items()}
+            if self.store is not None and source is None and not self.trained:
+                self.store.write(text, negative, self.embeddings[key])
         if self.place.type != "cpu" and not self.trained:
             for encoder in encoders:
                 to_device(encoder, "cpu")
-        while len(self.embeddings) > max(ENCODED_PROMPTS, len(set(keys))):
-            self.embeddings.popitem(last=False)
+        self._forget(len(set(keys)))
         return keys
+
+    def _stored(self, key: Prompt) -> bool:
+        """Whether the embeddings were made before, in which case they are now in the cache."""
+        text, source, _, negative = key
+        if self.store is None or source is not None or self.trained:
+            return False
+        embeddings = self.store.read(text, negative)
+        if embeddings is not None:
+            self.embeddings[key] = embeddings
+        return embeddings is not None
+
+    def _forget(self, least: int) -> None:
+        """Keep the newest embeddings, at least so many."""
+        while len(self.embeddings) > max(ENCODED_PROMPTS, least):
+            self.embeddings.popitem(last=False)
 
     def _report_cut(self, prompts: Sequence[str]) -> None:
         for name, limit in self.family.token_limits(self.pipeline, **self.options).items():

@@ -42,6 +42,8 @@ class Rollout(Rows):
     """the first step that it holds for"""
     sound: Tensor | None = None
     """[B, ...] latents of the sound that the pipeline made along with it"""
+    cached: bool = field(default=False, metadata=SHARED)
+    """a feature cache was on, so that a replay has other velocities than these"""
     unmoved: Tensor | None = None
     """[B, ...] the start noise before the policy's `start_noise` moved it"""
     policy: Any = field(default=None, compare=False)

@@ -60,6 +60,11 @@ class TransitionScheduler:
         return 0 if self.recorder is None else len(self.recorder.velocities)
 
     @property
+    def level(self) -> float:
+        """The noise level of the state that the network is asked of."""
+        return float(self.levels[self.taken])
+
+    @property
     def levels(self) -> Tensor:
         """[T + 1] noise levels, ending in 0."""
         return self.family.sigmas(self.walked)

@@ -1,5 +1,6 @@
 """Pipelines and adapters as diffusers writes and reads them."""
 
+import importlib
 import importlib.util
 import inspect
 from collections.abc import Iterable, Mapping
@@ -63,6 +64,13 @@ def check_arguments(path: str | Path, names: Iterable[str], where: str) -> None:
             raise ConfigError(f"{where}.{argument}: {name} has no {argument}; leave it out")
 
 
+def network_class(path: str | Path) -> type:
+    """Of the denoiser of a pipeline in a folder or of a hub name."""
+    saved = load_config(path)
+    kind: type = getattr(diffusers, saved[family_of(saved["_class_name"]).denoiser][1])
+    return kind
+
+
 def makes_videos(pipeline_class: str) -> bool:
     """Whether what a class of pipelines makes are videos."""
     pipeline = getattr(diffusers, pipeline_class, None)
@@ -116,19 +124,40 @@ def load_single_file(path: str | Path, described: str | Path, dtype: torch.dtype
 
 
 def load_pipeline(
-    path: str | Path, dtype: torch.dtype, base_bits: int | str | None = None, **parts: Any
+    path: str | Path,
+    dtype: torch.dtype,
+    base_bits: int | str | None = None,
+    text_encoders: bool = True,
+    **parts: Any,
 ) -> DiffusionPipeline:
     """A pipeline from a folder or a hub name. Components saved as absent (SD3 without T5) stay absent.
 
     Args:
         base_bits: 4, 8 or 'fp8' loads the denoiser quantised, as `quantisation` does; None as it is.
+        text_encoders: load them; `load_text_encoders` does it later.
         parts: components that are loaded already.
     """
     saved = load_config(path)
+    if not text_encoders:
+        parts |= dict.fromkeys(_text_encoders(saved))
     absent = {name: None for name, entry in saved.items() if entry == [None, None]}
     denoiser = family_of(saved["_class_name"]).denoiser
     quantised = {} if base_bits is None else {"quantization_config": quantisation(base_bits, denoiser, dtype)}
     return DiffusionPipeline.from_pretrained(str(path), dtype=dtype, **absent, **quantised, **parts)
+
+
+def load_text_encoders(path: str | Path, dtype: torch.dtype) -> dict[str, Any]:
+    """The text encoders of a pipeline in a folder or of a hub name, by their names in it."""
+    loaded = {}
+    for part, (library, name) in _text_encoders(load_config(path)).items():
+        kind = getattr(importlib.import_module(library), name)
+        loaded[part] = kind.from_pretrained(str(path), subfolder=part, dtype=dtype).requires_grad_(False).eval()
+    return loaded
+
+
+def _text_encoders(saved: dict[str, Any]) -> dict[str, Any]:
+    """Library and class of each that model_index.json names."""
+    return {name: own for name, own in saved.items() if name.startswith("text_encoder") and own != [None, None]}
 
 
 def quantisation(bits: int | str, denoiser: str, dtype: torch.dtype) -> PipelineQuantizationConfig:

@@ -26,6 +26,8 @@ MOST_DEATHS = 3
 """of workers at one part, after which the part is to blame"""
 PATIENCE = 5.0
 """seconds without an answer from Ray's own processes after which they are given up"""
+JOINING = 60.0
+"""seconds that the machines of a Ray that was started elsewhere may take to join it"""
 
 
 class LostRay(FlowalignError):
@@ -70,11 +72,15 @@ class Fleet:
     With RAY_ADDRESS in the environment they are on that Ray; otherwise one is started here, on the GPUs that no process
     learns on, and ends with this process.
 
+    Args:
+        device: of the learner.
+        processes: that learn, each with a fleet on the same Ray.
+
     Raises:
         ConfigError: no Ray answers there, or it is too small.
     """
 
-    def __init__(self, config: BaseConfig, workers: RolloutWorkers, device: torch.device) -> None:
+    def __init__(self, config: BaseConfig, workers: RolloutWorkers, device: torch.device, processes: int = 1) -> None:
         self.config, self.workers = config, workers
         self.deaths, self.seconds, self.lags = 0, 0.0, list[int]()
         """since the last `measured`: workers that died, seconds that they sampled, iterations that weights were old"""
@@ -89,7 +95,7 @@ class Fleet:
         self._own = not self.ray.is_initialized()
         if self._own:
             self._connect(device)
-        self._check_resources(gpus)
+        self._check_resources(workers.count * processes, gpus)
         node = self.ray.get_runtime_context().get_node_id()
         [own] = [entry for entry in self.ray.nodes() if entry["NodeID"] == node]
         self._doors = {
@@ -112,17 +118,20 @@ class Fleet:
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(f"rollout.workers: no Ray answers at RAY_ADDRESS={address}") from error
 
-    def _check_resources(self, gpus: float) -> None:
+    def _check_resources(self, count: int, gpus: float) -> None:
         """Refuse more workers than there is room for: they would be waited for without end."""
-        there, count = self.ray.cluster_resources(), self.workers.count
-        for name, each in (("CPU", 1.0), ("GPU", gpus)):
-            if each * count > there.get(name, 0.0):
-                fit = int(there.get(name, 0.0) / each)
-                works = f"count: {fit} works" if fit else "gpus: 0 works where there are none"
+        needed, begin = {"CPU": float(count), "GPU": count * gpus}, time.monotonic()
+        while missing := [
+            f"{amount:g} {name}s, and Ray has {there:g}"
+            for name, amount in needed.items()
+            if amount > (there := self.ray.cluster_resources().get(name, 0.0))
+        ]:
+            if "RAY_ADDRESS" not in os.environ or time.monotonic() - begin > JOINING:
                 raise ConfigError(
-                    f"rollout.workers: {count} workers take {each * count:g} {name}s, and Ray has "
-                    f"{there.get(name, 0.0):g}; {works}"
+                    f"rollout.workers: {count} workers take {missing[0]}; a lower count works, or a lower share of a "
+                    "GPU for each (gpus)"
                 )
+            time.sleep(1)
 
     # Work
 

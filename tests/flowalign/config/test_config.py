@@ -33,10 +33,13 @@ def test_every_recipe_is_valid(path: Path, tmp_path: Path) -> None:
     line = {key: "own.jsonl" for key in ("prompt", "chosen", "rejected", "image", "target")}
     line |= {"regions": []}
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(line | {"label": label}) + "\n" for label in (True, False)))
-    files = load(path).data.prompts.endswith(".jsonl")
-    own = [f"data.prompts={tmp_path / 'own.jsonl'}"] if files else []
+    data = load(path).data
+    here = str(tmp_path / "own.jsonl")
+    own = [f"data.prompts={here}"] if data.prompts.endswith(".jsonl") else []
+    if Path(data.prompts).parent.name:
+        own = [f"{section}={{prompts: {here}, column: prompt}}" for section in ("data", "evaluation")]
     own += (
-        [f"evaluation.prompts={tmp_path / 'own.jsonl'}"] if path.stem.startswith(("judge", "flow_grpo_geneval")) else []
+        [f"evaluation.prompts={here}"] if path.stem.startswith(("judge", "flow_grpo_geneval")) else []
     )
     load(path, own).check(processes=1)
 

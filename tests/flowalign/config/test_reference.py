@@ -49,7 +49,7 @@ def test_every_key_is_there_with_its_default(text: bool) -> None:
 def test_a_section_is_shown_and_a_wrong_one_refused(capsys: pytest.CaptureFixture[str]) -> None:
     told = shown(capsys, "config", "training.optimizer")
     assert "training.optimizer.learning_rate: 0.0003    # number" in told
-    assert len(told.splitlines()) == 7
+    assert len(told.splitlines()) == 8
     assert "did you mean 'rollout'?" in shown(capsys, "config", "rolout")
     assert "max_new_tokens" in shown(capsys, "config", "rollout", "--text")
 

@@ -15,7 +15,7 @@ from flowalign.cli.main import main
 from flowalign.config import load, recipe
 from flowalign.data import ASSETS
 from flowalign.errors import ConfigError
-from flowalign.tools.dry_run import dry_run
+from flowalign.tools.dry_run import at_hand, dry_run
 from flowalign.tools.random_models import FAMILIES, byte_tokenizer, random_pipeline, tiny_name
 from flowalign.tools.tiny_pipelines import PIPELINES
 
@@ -28,6 +28,8 @@ RECIPES = sorted(
     if path.parent.name not in ("tiny_vlm", "qwen_vl", "accelerate") and path.stem not in FILES
 )
 TEXTS = [name for name in RECIPES if name.startswith(("tiny_lm/", "qwen/"))]
+# the same methods as in tiny_lm; a test of its own tries qwen/dr_grpo
+LIKE_TINY = [f"qwen/{name}" for name in ("cispo", "dapo", "dr_grpo", "grpo", "gspo", "reinforce_pp", "remax", "rloo")]
 # what differs between the tiny pipelines' families is in their conformance suite: one recipe of each model folder, and
 # each algorithm on the shipped model; and of step pairs the one whose threshold depends on DDPM's noise
 DDPM = ("sd15/ddpo", "sd15/lpo", "sd15/texforce")
@@ -36,7 +38,7 @@ ALIKE = ("tiny_sd3/draft_mass", "tiny_sd3/pisces")
 TRIED = [name for name in RECIPES if name.startswith("tiny_sd3/") or name.endswith("/flow_grpo") or name in DDPM]
 TRIED = [name for name in TRIED if name not in ALIKE]
 # asks single rewards, of which a dry run has none; moves packed noise
-TRIED += [*TEXTS, "sd3/gardo", "flux/hypernoise"]
+TRIED += [*(name for name in TEXTS if name not in LIKE_TINY), "sd3/gardo", "flux/hypernoise"]
 
 
 @pytest.mark.parametrize("name", TRIED)
@@ -47,6 +49,19 @@ def test_a_recipe_runs_dry(name: str) -> None:
     assert report.trained > 0 and 0 < report.parameters < 5e6
     assert min(report.seconds.values()) > 0 and report.peak_memory > 1e7
     assert report.samples >= 2
+
+
+def test_recipes_of_published_size_are_valid_whatever_is_on_this_machine() -> None:
+    for config in (load(recipe(name)) for name in LIKE_TINY):
+        lists = (config.data, *config.data.also, config.evaluation, *config.evaluation.also)
+        at_hand(config, {str(one.prompts) for one in lists}).check(processes=1)
+
+
+def test_prompts_of_the_hub_are_missing_and_stood_in_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", str(recipe("qwen/dr_grpo")), "--dry-run"])
+    assert stopped.value.code == 0
+    assert "not on this machine: nlile/hendrycks-MATH-benchmark for data.prompts" in capsys.readouterr().out
 
 
 def test_two_processes_try_a_recipe_out_and_one_reports(tmp_path: Path) -> None:

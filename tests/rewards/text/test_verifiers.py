@@ -26,6 +26,17 @@ def test_a_prompt_without_an_answer_says_so() -> None:
         score(ExactMatch(), ["2"], ["1+1="], [{}])
 
 
+def test_the_right_answer_is_found_within_a_solution(maths: Maths) -> None:
+    solutions = ["48 / 2 = <<48/2=24>>24 clips.\n#### 1,072", "none: #### 5\n#### -3"]
+    reward = ExactMatch(pattern=r"#### (-?[\d.,]+)", answer_pattern=r"#### (\S+)")
+    assert values(reward, ["#### 1,072", "so 5"], solutions) == [1, 0]
+    loose = Maths(timeout=60, workers=1, answer_pattern=r"#### (\S+)")
+    loose._checkers = maths._checkers  # its process is running
+    assert values(loose, ["it is 1072", "#### -3"], solutions) == [1, 1]
+    with pytest.raises(RewardError, match="answer_pattern finds nothing under 'answer' of the prompt '\\?'"):
+        values(reward, ["72"], ["72"])
+
+
 def test_pictures_and_texts_are_not_mixed_up() -> None:
     from PIL.Image import new
 

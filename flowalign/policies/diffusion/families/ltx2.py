@@ -23,6 +23,11 @@ class LTX2(LTX):
     samples_sound = True
     lora_targets = tuple(f"{part}.{name}" for part in ("attn1", "attn2") for name in LTX.lora_targets)
 
+    def check(self, pipeline: DiffusionPipeline) -> None:
+        super().check(pipeline)
+        # the encoding leaves it so, and the pipeline's call reads it, also where nothing was encoded before
+        pipeline.tokenizer.padding_side = "left"
+
     def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, ...]:
         if "num_frames" not in call:
             raise ConfigError("LTX-2 has no usual number of frames; set num_frames")
