@@ -38,9 +38,7 @@ def test_every_recipe_is_valid(path: Path, tmp_path: Path) -> None:
     own = [f"data.prompts={here}"] if data.prompts.endswith(".jsonl") else []
     if Path(data.prompts).parent.name:
         own = [f"{section}={{prompts: {here}, column: prompt}}" for section in ("data", "evaluation")]
-    own += (
-        [f"evaluation.prompts={here}"] if path.stem.startswith(("judge", "flow_grpo_geneval")) else []
-    )
+    own += [f"evaluation.prompts={here}"] if path.stem.startswith(("judge", "flow_grpo_geneval")) else []
     load(path, own).check(processes=1)
 
 

@@ -1,6 +1,7 @@
 """The plan of a run against what is measured on a CPU, and its figures and errors."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,11 @@ def test_processes_that_share_a_sample_each_have_half_of_its_operations_and_acti
         config.rows(3)
     with pytest.raises(ConfigError, match="--gpus: 128 are more than the 32 groups.*at most 64 work"):
         plan(config, gpus=128)
-    advice = advise(config, half, 8, 0.0)
-    assert not any(way.startswith("model.context_parallel") for way in advice)
-    config.model.context_parallel.ulysses = 1
-    assert "model.context_parallel: {ulysses: 2}" in advise(config, whole, 8, 0.0)
+    # advised where activations are what is too much, and only for more GPUs than share a sample already
+    most = {"activations": 2**40, "checkpointed": 2**40, "sampling": 2**40}
+    wanted = {
+        divided: advise(config, replace(half, divides=divided, **most), 8, 300.0) for divided in ((2,), (2, 4, 8))
+    }
+    assert not any(way.startswith("model.context_parallel") for way in wanted[2,])
+    # a TiB on two GPUs is half of that on four
+    assert wanted[2, 4, 8][-1] == "model.context_parallel: {ulysses: 8}"
