@@ -103,6 +103,7 @@ REWARDS = {
     "image_reward": "rewards.image_reward:ImageReward",
     "pisces": "rewards.transport:PISCES",
     "relations": "rewards.relations:RelationsReward",
+    "spelling": "rewards.spelling:SpellingReward",
     "ocr": "rewards.rules:OCR",
     "jpeg_size": "rewards.rules:JPEGSize",
     "image_statistic": "rewards.rules:ImageStatistic",

@@ -79,6 +79,8 @@ class Calibrated(Referenced):
     Its quantile among the start model's scores for the prompt, a tie being half a win: in [0, 1] and uniform for the
     start model, whatever the reward's scale. With `exponent` t it is sign(t) exp(t quantile): where the best of several
     samples will be taken (t > 0) what counts is to reach the top, where the worst counts (t < 0) to leave the bottom.
+    The paper's abstract says as much: calibrate, then transform for best-of-n and for jailbreaking. The formula is from
+    memory, its text was not at hand.
 
     Args:
         reward: to be calibrated; its gradient does not survive.
@@ -114,7 +116,8 @@ class LogSigmoidSum(Referenced):
         weights: one each; default 1.
         scales: what each reward's gap to its reference is divided by; default 1.
         reference: the reference score of samples whose metadata has none.
-        quantile: of several reference scores of a prompt, this one is the reference (the paper's is the 0.85).
+        quantile: of several reference scores of a prompt, this one is the reference. Public code of this reward takes
+            the 0.85 too, of a normal distribution with their mean and deviation; the paper's text was not at hand.
         key: as of `BoundedCentred`.
     """
 

@@ -55,6 +55,7 @@ class T2ICompBench(Suite):
     """
 
     name = "t2i_compbench"
+    version = 2  # 1 showed BLIP-VQA 384 pixels
     pictures = 10
     headline = ATTRIBUTES
 
@@ -188,22 +189,22 @@ def owl(name: str, device: str, threshold: float = 0.1) -> Callable[[Image, Sequ
     return detect
 
 
-def blip_vqa(name: str, device: str) -> Callable[[Image, str], float]:
+def blip_vqa(name: str, device: str, side: int = 480) -> Callable[[Image, str], float]:
     """P(yes) / (P(yes) + P(no)) as the first word of BLIP's answer to a question about a picture.
 
-    Pictures have the side that the model has in transformers, 384 pixels; the authors' have 480.
+    Args:
+        side: pixels; 480 as the authors'. transformers' weights know the places of 384, which are interpolated.
     """
     from transformers import AutoTokenizer, BlipForQuestionAnswering
 
     place = pick_device(device)
     network: Any = BlipForQuestionAnswering.from_pretrained(name).to(place).eval().requires_grad_(False)
     tokenizer = AutoTokenizer.from_pretrained(name)
-    side = network.config.vision_config.image_size
     preprocess = Preprocess((side, side), fit="squash")
 
     @torch.no_grad()
     def ask(image: Image, question: str) -> float:
-        seen = network.vision_model(preprocess.images([image]).to(place))[0]
+        seen = network.vision_model(preprocess.images([image]).to(place), interpolate_pos_encoding=True)[0]
         plain = re.sub(r"[.!\"()*#:;~]", "", question.lower())
         asked = tokenizer(plain, truncation=True, max_length=35, return_tensors="pt").to(place)
         asked.input_ids[:, 0] = ENCODE

@@ -203,11 +203,12 @@ def test_blip_is_asked_as_transformers_generates(tmp_path):
         words[i] = word
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
-    pixels = Preprocess((32, 32), fit="squash").images([NOISE])
+    pixels = Preprocess((48, 48), fit="squash").images([NOISE])
     tokens = torch.tensor([[30523, 7, 8, 9, 102]])
-    made = network.generate(tokens, pixels, torch.ones_like(tokens), max_new_tokens=1, output_logits=True, **DETAILED)
+    mask, options = torch.ones_like(tokens), {"interpolate_pos_encoding": True, "max_new_tokens": 1, **DETAILED}
+    made = network.generate(tokens, pixels, mask, output_logits=True, **options)
     expected = made.logits[0][0, [2748, 2053]].softmax(-1)[0].item()
-    sure = t2i_compbench.blip_vqa(str(tmp_path), "cpu")(NOISE, 'A "bench"?')
+    sure = t2i_compbench.blip_vqa(str(tmp_path), "cpu", side=48)(NOISE, 'A "bench"?')
     assert sure == pytest.approx(expected, rel=1e-5) and sure != pytest.approx(0.5, abs=1e-4)
 
 
