@@ -4,6 +4,7 @@ Their functions and the lines of Flow-Factory's loops are run as they stand ther
 """
 
 import __future__
+
 import ast
 import json
 import math
