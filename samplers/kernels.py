@@ -38,6 +38,8 @@ class Traits:
     """1 where eta is the share of the noise that a step replaces"""
     log_prob: Callable[[Tensor, Tensor, Tensor], Tensor] = gaussian_log_prob
     """of (value, mean, std)"""
+    learned: bool = False
+    """a network decides on the noise, not the levels and eta alone"""
 
 
 def declares(traits: Traits) -> Callable[[Kernel], Kernel]:
@@ -192,6 +194,25 @@ def step_std(kernel: Kernel, sigmas: Tensor, eta: Tensor) -> Tensor:
     """
     zero = torch.zeros_like(eta)
     return kernel(zero, zero, sigmas[:-1].expand_as(eta), sigmas[1:].expand_as(eta), eta)[1]
+
+
+def step_spread(kernel: Kernel, sigmas: Tensor, eta: Tensor) -> Tensor:
+    """Standard deviation after each step over what the next level says; 1 where a step keeps the ODE's marginals.
+
+    Of clean samples and noise of standard deviation 1, walked with their own velocity, so that no network is asked. A
+    step's size makes it a little more than 1, and at the last one, which should leave no noise, more than that.
+
+    Args:
+        sigmas: [T + 1].
+        eta: [T].
+
+    Returns:
+        [T]. Not for `LearnedNoise`.
+    """
+    s, s_next, one = sigmas[:-1], sigmas[1:], torch.ones_like(eta)
+    of_clean, std = kernel(1 - s, -one, s, s_next, eta)
+    of_noise, _ = kernel(s, one, s, s_next, eta)
+    return torch.sqrt((of_clean**2 + of_noise**2 + std**2) / ((1 - s_next) ** 2 + s_next**2))
 
 
 @dataclass

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from samplers.kernels import Kernel
+from samplers.kernels import Kernel, Traits, declares
 
 FREQUENCIES = 8
 """octaves of the sinusoidal features of sigma"""
@@ -33,6 +33,8 @@ class LearnedNoise(nn.Module):
         hold: share of training during which the upper bound stays, in [0, 1).
         decay: share of high - low that the upper bound loses after that, in [0, 1]; 0 keeps it.
     """
+
+    traits = Traits(learned=True)
 
     def __init__(
         self,
@@ -94,6 +96,7 @@ class LearnedNoise(nn.Module):
     def kernel(self, condition: Tensor) -> Kernel:
         """The kernel for B samples with these conditions, [B, condition_size]."""
 
+        @declares(Traits(learned=True))
         def learned(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
             return self(x, v, sigma, sigma_next, eta, condition)
 

@@ -29,6 +29,7 @@ from samplers import (
     flow_sde,
     linear_sde,
     ode,
+    step_spread,
     step_std,
     transition,
     v_from_epsilon,
@@ -207,6 +208,30 @@ def test_flow_sde_is_finite_on_the_schedules_of_published_checkpoints(families: 
     assert stds.max() < 1.5 and stds[0] == pytest.approx(0.7, rel=0.05)
     _, variance = gaussian_moments(flow_sde, sigmas, 0.7)[-1]
     assert variance.sqrt() < 0.9
+
+
+ETAS = {"flow_sde": 0.9, "dance_sde": 0.7, "linear_sde": 0.983, "cps": 1.0, "cps_published": 1.0, "ode": 1.0}
+
+
+@pytest.mark.parametrize("steps", [5, 10, 50])
+def test_steps_keep_the_spread_of_their_levels_with_every_kernel_and_schedule(steps: int) -> None:
+    """Below what is refused before training; with the old rule of flow_sde, far above it."""
+
+    def exact(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
+        finite = torch.where(sigma == 1, sigma_next, sigma)
+        return dance_sde(x, v, sigma, sigma_next, eta * (sigma / (1 - finite)).sqrt())
+
+    for families, scheduler in PUBLISHED.items():
+        mu = {"mu": scheduler.config.max_shift} if isinstance(scheduler, FlowMatchEulerDiscreteScheduler) else {}
+        scheduler.set_timesteps(steps, **mu)
+        sigmas = scheduler.sigmas.double()
+        for name, eta in ETAS.items():
+            spread = step_spread(KERNELS[name], sigmas, torch.full_like(sigmas[:-1], eta))[:-1]
+            assert spread.min() > 0.99 and spread.max() < 2.2, (families, name)
+            if name.startswith(("cps", "ode")):
+                torch.testing.assert_close(spread, torch.ones_like(spread))
+        old = step_spread(exact, sigmas, torch.full_like(sigmas[:-1], 0.7))[0]
+        assert (old > 3) == families.startswith(("sana", "wan")), (families, old)
 
 
 def test_the_marginals_test_notices_noise_without_the_drift_that_goes_with_it() -> None:

@@ -15,8 +15,10 @@ from flowalign.data import ASSETS
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.families import family_of
-from samplers import All, Window, flow_sde, ode
+from flowalign.tools.tiny_pipelines import PIPELINES, build
+from samplers import All, Window, dance_sde, flow_sde, ode
 from samplers.completion import fork
+from samplers.kernels import Kernel
 
 TINY = ASSETS / "tiny_sd3"
 PROMPTS = ["a red circle", "two blue squares", "a red circle", "a green triangle above a blue circle"]
@@ -181,13 +183,36 @@ def test_ratio_moves_with_the_weights(tiny_policy: Make) -> None:
 def test_noise_that_leaves_the_samples_is_refused(policy: DiffusersPolicy) -> None:
     """Replay reproduces it, with ratio 1; the pictures are noise all the same."""
 
-    def loud(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
-        return ode(x, v, sigma, sigma_next, eta)[0], 20 * eta
+    def loud_end(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
+        mean, std = ode(x, v, sigma, sigma_next, eta)
+        return mean, torch.where(sigma_next == 0, 20 * eta, std)
 
-    with pytest.raises(FlowalignError, match=r"StableDiffusion3Pipeline away.*standard deviation of .*smaller rollout"):
-        policy.verify(roll(policy, kernel=loud))
+    noisy = roll(policy, kernel=loud_end, eta=torch.ones(4))
+    with pytest.raises(FlowalignError, match=r"StableDiffusion3Pipeline away.*finished latents have.*smaller rollout"):
+        policy.verify(noisy)
     rollout, forwards = roll(policy), policy.forwards
     assert policy.verify(rollout) < 1e-5 and policy.forwards == forwards
+
+
+def test_a_step_that_leaves_the_schedule_is_refused_though_the_network_brings_it_back() -> None:
+    """As flow_sde's first one on Sana's own schedule did, from 0.99975, when it tested for a level of 1 itself."""
+
+    def exact(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
+        finite = torch.where(sigma == 1, sigma_next, sigma)
+        return dance_sde(x, v, sigma, sigma_next, eta * (sigma / (1 - finite)).sqrt())
+
+    sana = DiffusersPolicy(build("sana"))
+
+    def walked(kernel: Kernel, eta: float) -> Rollout:
+        etas = All().etas(20, eta, 0, 0)
+        return sana.sample(PROMPTS[:2], SEEDS[:2], steps=20, kernel=kernel, eta=etas, **PIPELINES["sana"].call)
+
+    rollout = walked(exact, 0.7)
+    # the check of finished latents, five times, lets it pass
+    assert rollout.trajectory.final.std() < 5 * walked(flow_sde, 0.0).trajectory.final.std()
+    with pytest.raises(FlowalignError, match=r"after step 1 of 20 a state has a standard deviation of 1\d times what"):
+        sana.verify(rollout)
+    assert sana.verify(walked(flow_sde, 0.7)) < sana.family.tolerance
 
 
 def test_bfloat16_keeps_latents_in_float32_and_ratios_close_to_one(tiny_policy: Make) -> None:
