@@ -5,8 +5,9 @@
 The target is fixed before training: the strict pass of the base on held-out counting prompts, and --points above it.
 Both ways have the same start weights and adapter, prompts in the same order, reward, group size, noise levels and
 evaluation (the same pictures' prompts and start noises, Euler's rule, 5 steps), and take turns of --every seconds of
-processor time in one process, until both are there or have had --most. The time of a way is that of its iterations
-alone, read off a line between its evaluations before and after the target; evaluations cost neither anything.
+processor time in one process, until both are there or have had --most, over which their learning rates fall to 0. The
+time of a way is that of its iterations alone, read off a line between its evaluations before and after the target;
+evaluations cost neither anything.
 
 - **flow_grpo's own loop**: written here after reading yifan123/flow_grpo (train_sd3.py, sd3_pipeline_with_logprob.py,
   sd3_sde_with_logprob.py): prompts encoded with every batch, noise at every step but the last, a start noise of each
@@ -25,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -47,13 +49,13 @@ GROUP_SIZE, SIGMAS, ETA = 8, torch.tensor([1.0, 0.8, 0.6, 0.4, 0.2, 0.0]), 0.7
 
 
 def build(recipe: str, seed: int, folder: str, given: argparse.Namespace) -> Trainer:
-    """A trainer whose learning rate stays, with what both ways have."""
+    """A trainer with what both ways have."""
     sections: dict[str, dict[str, Any]] = {
         "evaluation": {"steps": 5, "order": 1, "samples_per_prompt": given.pictures, "save_samples": 0},
         "training": {"group_size": GROUP_SIZE, "seed": seed, "previews": 0, "checkpoint_every": 0},
     }
     overrides = [f"{section}.{key}={value}" for section, own in sections.items() for key, value in own.items()]
-    overrides += ["evaluation.where={category: [counting]}", "training.optimizer.schedule=constant"]
+    overrides += ["evaluation.where={category: [counting]}", "training.optimizer.schedule=linear"]
     own = given.set if recipe == given.recipe else []
     name = f"name={recipe}{seed}"
     return Trainer(load(RECIPES / f"{recipe}.yaml", [*overrides, *own, f"output={folder}", name]), progress=False)
@@ -72,8 +74,7 @@ class Published:
         self.transformer = self.pipeline.transformer
         self.prompts, self.reward, self.given = prompts.texts, reward, given
         self.trained = [p for p in self.transformer.parameters() if p.requires_grad]
-        rate = given.published_rate
-        self.optimizer = torch.optim.AdamW(self.trained, lr=rate, betas=(0.9, 0.99), weight_decay=1e-4)
+        self.optimizer = torch.optim.AdamW(self.trained, betas=(0.9, 0.99), weight_decay=1e-4)
         self.draws = Generator()
 
     @torch.no_grad()
@@ -131,10 +132,16 @@ class Published:
         columns = {"tokens": tokens, "pooled": pooled, "states": torch.stack(states, 1)}
         return columns | {"log_prob": torch.stack(log_probs, 1), "reward": rewards}
 
-    def iterate(self, iteration: int, seed: int) -> None:
-        """An epoch of theirs: sampling in batches, advantages, and two updates."""
-        given, noisy = self.given, self.noisy()
+    def iterate(self, iteration: int, seed: int, done: float) -> None:
+        """An epoch of theirs: sampling in batches, advantages, and two updates.
+
+        Args:
+            done: share of the training that came before.
+        """
+        given = self.given
         self.draws.manual_seed(1000 * seed + iteration)
+        noisy = self.noisy()
+        self.optimizer.param_groups[0]["lr"] = given.published_rate * max(0.0, 1 - done)
         groups = shuffled(len(self.prompts), iteration * given.prompts, given.prompts, seed)
         texts = [self.prompts[i] for i in groups for _ in range(GROUP_SIZE)]
         size = len(texts) // given.batches
@@ -168,7 +175,10 @@ class Way:
     """One of the two, as far as it has come."""
 
     policy: DiffusersPolicy
-    iterate: Callable[[int], Any]
+    iterate: Callable[[int, float], Any]
+    """of its number, and the share of the training that came before"""
+    most: float
+    """seconds that the training takes, if it does not get there"""
     iterations: int = 0
     seconds: float = 0.0
     """of processor time, in iterations"""
@@ -180,7 +190,7 @@ class Way:
         end = self.seconds + seconds
         while self.seconds < end:
             begin = time.process_time()
-            self.iterate(self.iterations)
+            self.iterate(self.iterations, self.seconds / self.most)
             self.seconds += time.process_time() - begin
             self.iterations += 1
 
@@ -200,9 +210,9 @@ def race(seed: int, folder: str, given: argparse.Namespace) -> dict[str, Any]:
         reward, settings = trainer.actor.reward, trainer.config.evaluation
         if name == "published":
             published = Published(trainer.policy, trainer.prompts, reward, given)
-            ways[name] = Way(trainer.policy, lambda iteration, own=published: own.iterate(iteration, seed))
+            ways[name] = Way(trainer.policy, partial(published.iterate, seed=seed), given.most[0])
         else:
-            ways[name] = Way(trainer.policy, lambda iteration, own=trainer: one_iteration(own, iteration))
+            ways[name] = Way(trainer.policy, partial(one_iteration, trainer), given.most[1])
     heldout = Prompts.of(settings)
 
     def strict(policy: DiffusersPolicy) -> float:
@@ -214,7 +224,7 @@ def race(seed: int, folder: str, given: argparse.Namespace) -> dict[str, Any]:
     for way in ways.values():
         way.curve.append((0.0, base))
     while going := [
-        (name, way) for name, way in ways.items() if way.reached(target) is None and way.seconds < given.most
+        (name, way) for name, way in ways.items() if way.reached(target) is None and way.seconds < way.most
     ]:
         for name, way in going:
             way.advance(given.every)
@@ -227,9 +237,11 @@ def race(seed: int, folder: str, given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def one_iteration(trainer: Trainer, iteration: int) -> None:
+def one_iteration(trainer: Trainer, iteration: int, done: float) -> None:
     """Of flowalign's trainer, without what stands around it."""
     trainer.iteration = iteration
+    # read for the learning rate
+    trainer.progress = lambda: done  # type: ignore[method-assign]
     trainer._iterate()
 
 
@@ -242,7 +254,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--ways", nargs="+", default=["published", "flowalign"], choices=["published", "flowalign"])
     parser.add_argument("--pictures", type=int, default=15, help="of each of the 20 held-out prompts (%(default)s)")
     parser.add_argument("--every", type=float, default=8.0, help="seconds between evaluations (%(default)s)")
-    parser.add_argument("--most", type=float, default=400.0, help="seconds for a way (%(default)s)")
+    parser.add_argument(
+        "--most",
+        type=float,
+        nargs=2,
+        default=[300.0, 60.0],
+        help="seconds for flow_grpo's loop and for ours %(default)s",
+    )
     parser.add_argument("--prompts", type=int, default=24, help="of an iteration of theirs (%(default)s)")
     parser.add_argument("--batches", type=int, default=4, help="that they sample in, an even number (%(default)s)")
     parser.add_argument("--published-rate", type=float, default=2e-3, help="their learning rate (%(default)s)")

@@ -25,8 +25,9 @@ class LTX2(LTX):
 
     def check(self, pipeline: DiffusionPipeline) -> None:
         super().check(pipeline)
-        # the encoding leaves it so, and the pipeline's call reads it, also where nothing was encoded before
-        pipeline.tokenizer.padding_side = "left"
+        if pipeline.tokenizer is not None:
+            # the encoding leaves it so, and the pipeline's call reads it, also where nothing was encoded before
+            pipeline.tokenizer.padding_side = "left"
 
     def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, ...]:
         if "num_frames" not in call:
