@@ -201,3 +201,10 @@ def test_lists_follow_one_another_each_with_its_metadata(tmp_path: Path) -> None
     read = Prompts.of(listed)
     assert read.texts == ["a", "b", "c", "e", "f"]
     assert [record["task"] for record in read.metadata] == ["x", "x", "y", "y", "own"] and read.metadata[4]["k"] == 1
+
+
+def test_where_takes_numbers_too(tmp_path: Path) -> None:
+    file = tmp_path / "levels.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"p{level}", "level": level}) + "\n" for level in (1, 3, 5, "3")))
+    kept = Prompts.of(PromptList.model_validate({"prompts": str(file), "where": {"level": [3, 5]}}))
+    assert kept.texts == ["p3", "p5"] and [record["level"] for record in kept.metadata] == [3, 5]
