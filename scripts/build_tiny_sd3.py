@@ -22,7 +22,7 @@ import math
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -98,12 +98,25 @@ def build(
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
 
-    pipe = new_pipeline()
-    train_vae(pipe.vae, vae_steps, rng)
-    requests, latents = latent_bank(pipe.vae, bank, rng)
-    train_transformer(pipe, requests, latents, steps, rng)
+    pipe = new_pipeline(Counter(word for request in all_requests() for word in request.prompt.split()))
+    train_vae(pipe.vae, vae_steps, lambda count: drawn(sample_requests(train_requests(), count, rng), rng))
+    requests = sample_requests(train_requests(), bank, rng, CATEGORY_WEIGHTS)
+    latents = encoded(pipe.vae, (drawn(requests[start : start + 64], rng) for start in range(0, bank, 64)))
+    train_transformer(pipe, [request.prompt for request in requests], latents, steps, rng)
 
     write_prompts(prompts_out)
+    write(
+        pipe,
+        out,
+        lambda folder: measure(folder, eval_images, seed),
+        lambda quality: model_card(quality, f"--seed {seed} --vae-steps {vae_steps} --steps {steps}"),
+    )
+
+
+def write(
+    pipe: StableDiffusion3Pipeline, out: Path, measured: Callable[[Path], dict], card: Callable[[dict], str]
+) -> None:
+    """Save a pipeline in float16 with its quality.json and README.md, and put the folder in the place of `out`."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as folder:
         new, old = Path(folder, "new"), Path(folder, "old")
@@ -112,9 +125,9 @@ def build(
             # transformers loads in the dtype written here, diffusers in float32: a plain from_pretrained would mix them
             path = new / encoder / "config.json"
             path.write_text(path.read_text().replace('"dtype": "float16"', '"dtype": "float32"'))
-        quality = measure(new, eval_images, seed)
+        quality = measured(new)
         (new / "quality.json").write_text(json.dumps(quality, indent=2) + "\n")
-        (new / "README.md").write_text(model_card(quality, f"--seed {seed} --vae-steps {vae_steps} --steps {steps}"))
+        (new / "README.md").write_text(card(quality))
         if out.exists():
             out.rename(old)
         new.rename(out)
@@ -122,9 +135,20 @@ def build(
     print(f"wrote {out} ({megabytes:.1f} MB)", flush=True)
 
 
-def new_pipeline() -> StableDiffusion3Pipeline:
-    """An untrained pipeline: VAE 32x32 pixels to 8x8x4 latents, MMDiT, two text encoders, no T5."""
-    tokenizer = new_tokenizer()
+def new_pipeline(
+    words: Counter[str],
+    vae_channels: tuple[int, int, int] = (32, 48, 64),
+    latent_channels: int = 4,
+    layers: int = 6,
+    heads: int = 4,
+) -> StableDiffusion3Pipeline:
+    """An untrained pipeline: VAE 32x32 pixels to 8x8 latents, MMDiT, two text encoders, no T5.
+
+    Args:
+        words: with their frequencies; each is one token.
+        heads: of the MMDiT, 32 wide each.
+    """
+    tokenizer = new_tokenizer(words)
     text_config = CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=WIDTH,
@@ -140,8 +164,8 @@ def new_pipeline() -> StableDiffusion3Pipeline:
     vae = AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3,
-        block_out_channels=(32, 48, 64),
-        latent_channels=4,
+        block_out_channels=vae_channels,
+        latent_channels=latent_channels,
         norm_num_groups=8,
         sample_size=32,
         use_quant_conv=False,
@@ -150,13 +174,13 @@ def new_pipeline() -> StableDiffusion3Pipeline:
     transformer = SD3Transformer2DModel(
         sample_size=8,
         patch_size=2,
-        in_channels=4,
-        out_channels=4,
-        num_layers=6,
-        num_attention_heads=4,
+        in_channels=latent_channels,
+        out_channels=latent_channels,
+        num_layers=layers,
+        num_attention_heads=heads,
         attention_head_dim=32,
         joint_attention_dim=2 * WIDTH,
-        caption_projection_dim=4 * 32,
+        caption_projection_dim=heads * 32,
         pooled_projection_dim=2 * WIDTH,
         pos_embed_max_size=4,
         qk_norm="rms_norm",
@@ -173,7 +197,7 @@ def new_pipeline() -> StableDiffusion3Pipeline:
         text_encoder=CLIPTextModelWithProjection(text_config),
         tokenizer=tokenizer,
         text_encoder_2=CLIPTextModelWithProjection(text_config),
-        tokenizer_2=new_tokenizer(),
+        tokenizer_2=new_tokenizer(words),
         text_encoder_3=None,
         tokenizer_3=None,
     )
@@ -181,10 +205,9 @@ def new_pipeline() -> StableDiffusion3Pipeline:
     return pipe
 
 
-def new_tokenizer() -> CLIPTokenizer:
-    """A CLIP tokenizer whose merges are learnt from the grammar: each of its words is one token."""
+def new_tokenizer(words: Counter[str]) -> CLIPTokenizer:
+    """A CLIP tokenizer whose merges are learnt from `words`: each is one token, other words are spelt in bytes."""
     alphabet = sorted(ByteLevel.alphabet())
-    words = Counter(word for request in all_requests() for word in request.prompt.split())
     merges = learn_merges(words)
     tokens = [*alphabet, *(f"{byte}</w>" for byte in alphabet), *(a + b for a, b in merges)]
     tokens += ["<|startoftext|>", "<|endoftext|>"]
@@ -211,39 +234,39 @@ def learn_merges(words: Counter[str]) -> list[tuple[str, str]]:
                     tokens[i : i + 2] = ["".join(best)]
 
 
-def train_vae(vae: AutoencoderKL, steps: int, rng: np.random.Generator, batch: int = 16) -> None:
+def train_vae(vae: AutoencoderKL, steps: int, draw_some: Callable[[int], NDArray[np.uint8]], batch: int = 16) -> None:
     """Train by reconstruction and a light KL term, then set the latents' scale and shift."""
     vae.train()
     optimizer, schedule = new_optimizer(vae.parameters(), steps, peak=2e-3)
     for step in progress("vae", steps):
-        pictures = to_tensor(drawn(sample_requests(train_requests(), batch, rng), rng))
+        pictures = to_tensor(draw_some(batch))
         posterior = vae.encode(pictures).latent_dist
         reconstruction = F.mse_loss(vae.decode(posterior.sample()).sample, pictures)
         loss = reconstruction + 1e-5 * posterior.kl().mean() / posterior.mean[0].numel()
         update(loss, vae.parameters(), optimizer, schedule)
         step.report(f"{psnr(reconstruction.item()):.1f} dB")
     vae.eval()
-    pictures = to_tensor(drawn(sample_requests(train_requests(), 512, rng), rng))
+    pictures = to_tensor(draw_some(512))
     with torch.no_grad():
         latents = vae.encode(pictures).latent_dist.mode()
     vae.register_to_config(scaling_factor=1 / latents.std().item(), shift_factor=latents.mean().item())
 
 
 @torch.no_grad()
-def latent_bank(vae: AutoencoderKL, count: int, rng: np.random.Generator) -> tuple[list[Request], Tensor]:
-    """Draw pictures of train requests and encode them: the requests and their latents [count, 4, 8, 8]."""
-    requests = sample_requests(train_requests(), count, rng, CATEGORY_WEIGHTS)
+def encoded(vae: AutoencoderKL, batches: Iterable[NDArray[np.uint8]]) -> Tensor:
+    """The latents [count, channels, 8, 8] of batches of pictures."""
     latents = []
-    for start in range(0, count, 64):
-        posterior = vae.encode(to_tensor(drawn(requests[start : start + 64], rng))).latent_dist
+    for pictures in batches:
+        posterior = vae.encode(to_tensor(pictures)).latent_dist
         latents.append((posterior.mode() - vae.config.shift_factor) * vae.config.scaling_factor)
-    print(f"bank: {count} latents, std {torch.cat(latents).std():.3f}", flush=True)
-    return requests, torch.cat(latents)
+    bank = torch.cat(latents)
+    print(f"bank: {len(bank)} latents, std {bank.std():.3f}", flush=True)
+    return bank
 
 
 def train_transformer(
     pipe: StableDiffusion3Pipeline,
-    requests: Sequence[Request],
+    captions: Sequence[str],
     latents: Tensor,
     steps: int,
     rng: np.random.Generator,
@@ -261,8 +284,8 @@ def train_transformer(
     for step in progress("transformer", steps):
         zero_tokens = 256 if step.index % 32 == 31 else int(rng.integers(1, 33)) if step.index % 8 == 7 else 0
         size = batch // 4 if zero_tokens == 256 else batch
-        chosen = rng.integers(len(requests), size=size)
-        prompts = ["" if rng.random() < CAPTION_DROPOUT else requests[i].prompt for i in chosen]
+        chosen = rng.integers(len(captions), size=size)
+        prompts = ["" if rng.random() < CAPTION_DROPOUT else captions[i] for i in chosen]
         embeds, _, pooled, _ = pipe.encode_prompt(
             prompts, None, None, do_classifier_free_guidance=False, max_sequence_length=zero_tokens
         )
