@@ -142,6 +142,7 @@ def test_the_command_prints_tables_or_json(
             assert "GiB on each h100" in said and "it fits as it is" in said
 
 
+@pytest.mark.slow
 def test_processes_that_share_a_sample_each_have_half_of_its_operations_and_activations(tmp_path: Path) -> None:
     build("wan").save_pretrained(tmp_path / "model")
     sizes = ["rollout.height=128", "rollout.width=128", "rollout.num_frames=9", "model.dtype=float32"]

@@ -54,7 +54,7 @@ def prepare(
     if not model.is_dir():
         build(name).save_pretrained(model)
     # a CPU's matrix products depend, in their last bits, on the batch: every process samples group by group
-    sampling = {"steps": 2, "guidance": 2.0, "batch_size": 2} | tiny.call
+    sampling = {"steps": 2, "guidance": 2.0, "batch_size": 4} | tiny.call
     brightness = {"name": "recording:brightness"}
     video = "num_frames" in tiny.call
     values: dict[str, Any] = {
@@ -71,7 +71,7 @@ def prepare(
         "training": {
             "iterations": 2,
             "prompts_per_iteration": 2,
-            "group_size": 2,
+            "group_size": 4,
             "micro_batch_size": 2,
             "checkpoint_every": 1,
             "optimizer": {"learning_rate": 1e-5 if full else 1e-3},
