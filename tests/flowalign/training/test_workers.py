@@ -34,7 +34,7 @@ from tests.flowalign.training.small_run import settings
         (
             "tiny_lm/grpo",
             ["rollout.workers={count: 1, staleness: 1}", "model.dtype=bfloat16"],
-            "training.old_log_prob: .* off_policy",
+            "training.old_log_prob: .* algorithm.off_policy",
         ),
         ("tiny_sd3/raft", ["rollout.workers={count: 1}", "rollout.search={}"], "a search asks for rewards"),
         ("tiny_lm/grpo", ["rollout.workers={count: 0}"], "rollout.workers.count"),
