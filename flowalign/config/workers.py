@@ -32,8 +32,8 @@ class RolloutWorkers(Section):
             raise ConfigError("rollout.workers: ray is not installed; pip install 'flowalign[ray]', or leave them out")
         if not algorithm.takes_workers:
             raise ConfigError(
-                f"rollout.workers: '{name}' samples with gradients, or learns from given samples; flow_grpo and, for "
-                "texts, grpo work"
+                f"rollout.workers: '{name}' cannot learn from samples of other processes: it takes gradients through "
+                "them, learns their noise, or is given them; flow_grpo and, for texts, grpo work"
             )
         if self.count > groups:
             raise ConfigError(

@@ -37,6 +37,8 @@ class ReinFlow(TrajectoryAlgorithm):
     Settings = ReinFlowSettings
     settings: ReinFlowSettings
     noise = "own"
+    # the kernel of a rollout is the network that learns
+    takes_workers = False
     network: LearnedNoise
 
     def modules(self, policy: DiffusersPolicy) -> Mapping[str, nn.Module]:

@@ -24,7 +24,7 @@ from tests.flowalign.training.small_run import settings
     ("name", "overrides", "message"),
     [
         ("tiny_sd3/flow_grpo", ["rollout.workers={count: 25}"], "25 workers, and an iteration has 24 groups"),
-        ("tiny_sd3/draft", ["rollout.workers={count: 1}"], "'draft' samples with gradients"),
+        ("tiny_sd3/draft", ["rollout.workers={count: 1}"], "'draft' cannot learn from samples of other processes"),
         ("tiny_sd3/nft", ["rollout.workers={count: 1, staleness: 1}"], "'nft' has no ratios to earlier weights"),
         (
             "tiny_lm/dapo",
@@ -34,7 +34,7 @@ from tests.flowalign.training.small_run import settings
         (
             "tiny_lm/grpo",
             ["rollout.workers={count: 1, staleness: 1}", "model.dtype=bfloat16"],
-            "training.old_log_prob: .* off_policy",
+            "training.old_log_prob: .* algorithm.off_policy",
         ),
         ("tiny_sd3/raft", ["rollout.workers={count: 1}", "rollout.search={}"], "a search asks for rewards"),
         ("tiny_lm/grpo", ["rollout.workers={count: 0}"], "rollout.workers.count"),
