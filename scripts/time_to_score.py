@@ -15,7 +15,7 @@ evaluations cost neither anything.
   each, two updates an iteration. Without KL and EMA, which would cost it time. --window 2 is its Flow-GRPO-Fast.
 - **flowalign**: a recipe (--recipe) with --set overrides.
 
-Settings of both were chosen on seed 100.
+Choose settings of both on seeds from 100 on.
 """
 
 import argparse
