@@ -273,7 +273,9 @@ class Learner(Optimization):
         sums = while_it_fits(self.config, "training", "micro_batch_size", backward, lambda: alone)
         sums["policy/loss"] = sums.pop("loss")
         self._share_own_gradients()
-        means = {name: value / (len(items) if weights is None else weights.sum()) for name, value in sums.items()}
+        # a process may have none of its own
+        count = len(items) if weights is None else weights.sum().clamp(min=1)
+        means = {name: value / count for name, value in sums.items()}
         return means | {"policy/gradient_norm": self.step().to(self.accelerator.device)}
 
     def _clip(self) -> Tensor:

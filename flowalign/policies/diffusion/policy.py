@@ -191,7 +191,8 @@ class DiffusersPolicy(Policy[Rollout]):
                 whole.save_pretrained(Path(folder) / name)
 
     def load(self, folder: str | Path) -> None:
-        self._take_encoders()
+        # an adapter may be theirs
+        self.encoder.load()
         for name, network in self.networks.items():
             whole = Path(folder) / name
             if whole.is_dir():
@@ -210,14 +211,11 @@ class DiffusersPolicy(Policy[Rollout]):
                 self.lora = True
                 # of text encoders without what was loaded
                 self.encoder.embeddings.clear()
-
-    def _take_encoders(self) -> None:
-        """Have the text encoders there, since an adapter may be theirs, and what they make is not what is stored."""
-        self.encoder.load()
-        self.encoder.store = None
+                if any(TRAINED in getattr(part, "peft_config", {}) for part in self.encoder.parts):
+                    self.encoder.store = None
 
     def read_lora(self, path: str | Path, name: str) -> None:
-        self._take_encoders()
+        self.encoder.load()
         for own, network in self.networks.items():
             load_lora(self.pipeline, own, network, path, name)
         for part, module in self.pipeline.components.items():

@@ -47,6 +47,11 @@ class PromptEncoder:
         self.trained = False
         """the text encoders change, so that what they made before is old"""
 
+    @property
+    def parts(self) -> list[Any]:
+        """The text encoders, None for those that the pipeline came without."""
+        return [part for name, part in self.pipeline.components.items() if name.startswith("text_encoder")]
+
     def load(self) -> None:
         """Load the text encoders, where they are not there yet."""
         if self.absent is not None:
@@ -95,7 +100,7 @@ class PromptEncoder:
             return keys
         self.load()
         self._report_cut([text for text, *_ in missing])
-        encoders = [m for n, m in self.pipeline.components.items() if n.startswith("text_encoder")]
+        encoders = self.parts
         for encoder in encoders:
             to_device(encoder, self.place)
         for key in missing:
