@@ -132,7 +132,7 @@ class Published:
         columns = {"tokens": tokens, "pooled": pooled, "states": torch.stack(states, 1)}
         return columns | {"log_prob": torch.stack(log_probs, 1), "reward": rewards}
 
-    def iterate(self, iteration: int, seed: int, done: float) -> None:
+    def iterate(self, iteration: int, done: float, seed: int) -> None:
         """An epoch of theirs: sampling in batches, advantages, and two updates.
 
         Args:
