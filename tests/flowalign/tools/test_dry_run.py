@@ -99,7 +99,8 @@ def test_a_judges_recipe_runs_dry_on_questions_of_pictures(name: str, tmp_path: 
     pairs = [(0, 1, "first"), (3, 2, "second")]
     lines = [{"prompt": "redder?", "image": [f"{a}.png", f"{b}.png"], "answer": right} for a, b, right in pairs]
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    report = dry_run(load(recipe(name), [f"data.prompts={tmp_path / 'questions.jsonl'}"]))
+    own = [f"{section}.prompts={tmp_path / 'questions.jsonl'}" for section in ("data", "evaluation")]
+    report = dry_run(load(recipe(name), own))
     assert report.trained > 0 and report.samples >= 4 and "tokens" in report.length
 
 
