@@ -81,9 +81,6 @@ def outcome(work: Callable[[], str]) -> str:
         signal.alarm(0)
 
 
-# Checkpoints
-
-
 def damages(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Ways to damage a file, by name."""
     whole = path.read_bytes()
@@ -166,9 +163,6 @@ def checkpoints() -> Iterator[tuple[str, str]]:
                 shutil.copytree(stored, kept)
 
 
-# Kills
-
-
 def in_a_child(config: Any, processes: int) -> int:
     """The number of a process that trains as configured, going on where it can; the first of its group."""
     if processes > 1:
@@ -244,9 +238,6 @@ def kills(count: int, seed: int, name: str, changes: list[str], processes: int) 
             )
 
 
-# Rollout workers
-
-
 def of_run(learner: int, name: str) -> int:
     """The number of the learner's process, or of one of this name that it started."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
@@ -283,8 +274,6 @@ def workers(name: str, changes: list[str]) -> Iterator[tuple[str, str]]:
             same = result(folder) == expected
             yield f"{victim}, the end", "as in peace" if same else "WRONG: other weights or metrics"
 
-
-# Configurations
 
 VALUES: list[Any] = [
     None, True, "", "x", "x" * 10_000, "a\0b", "a\nb", "../..", "/dev/zero", "rewards.base:score", "\ud800",
@@ -368,9 +357,6 @@ def configurations(count: int, seed: int) -> Iterator[tuple[str, str]]:
             yield f"seed {seed}, number {number}", outcome(read)
 
 
-# Prompts
-
-
 def prompts() -> Iterator[tuple[str, str]]:
     """Files in every format, each broken in its own way."""
     lines = {
@@ -400,8 +386,6 @@ def prompts() -> Iterator[tuple[str, str]]:
         for source in ("/dev/zero", "/dev/stdin", "", "x" * 5000, "a\0b", "\ud800", "/", "~"):
             yield repr(source[:20]), outcome(partial(read_prompts, source))
 
-
-# Commands
 
 COMMANDS = """
 list rewards clip_score
@@ -497,8 +481,6 @@ def commands(count: int, seed: int) -> Iterator[tuple[str, str]]:
             os.chdir(scratch)
         shutil.rmtree(f"{scratch}.kept")
 
-
-# A server
 
 GIGABYTE = 2**30
 """more than a server with its default `memory` may take for one request"""

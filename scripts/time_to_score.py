@@ -6,7 +6,7 @@ The target is fixed before training: the strict pass of the base on held-out cou
 Both ways have the same start weights and adapter, prompts in the same order, reward, group size, noise levels and
 evaluation (the same pictures' prompts and start noises, Euler's rule, 5 steps), and take turns of --every seconds of
 processor time in one process, until both are there or have had --most, over which their learning rates fall to 0. The
-time of a way is that of its iterations alone, read off a line between its evaluations before and after the target;
+time of a way counts its iterations alone, and is read off a line between its evaluations before and after the target;
 evaluations cost neither anything.
 
 - **flow_grpo's own loop**: written here after reading yifan123/flow_grpo (train_sd3.py, sd3_pipeline_with_logprob.py,

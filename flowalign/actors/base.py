@@ -50,8 +50,6 @@ class Actor:
             self._alone = False
             self.policy.forwards, self.reward_calls, self.metrics = kept
 
-    # Samples
-
     def rollout(self, batch: Batch) -> Any:
         """A trajectory of every sample of the batch."""
         raise NotImplementedError
@@ -71,8 +69,6 @@ class Actor:
     def restore(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> Any:
         """The rollout of the batch's samples of which `packed` made these."""
         raise NotImplementedError
-
-    # Scores
 
     def metadata(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
         """What rewards are told of samples of these rows: the prompt's metadata, the group, the start noise's seed."""
@@ -141,8 +137,6 @@ class Actor:
     def advantage_weight(self, scores: Scores) -> Tensor | None:
         """[B] of all processes: by which the scores weigh the advantages; None where they do not."""
         return None if scores.weight is None else self.gather(scores.weight.to(self.device))
-
-    # Other processes
 
     def undivided(self) -> contextlib.AbstractContextManager[None]:
         """Within it a process can use the policy's networks without those that share its samples."""

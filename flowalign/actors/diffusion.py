@@ -58,8 +58,6 @@ class DiffusionActor(Actor):
                 f"{policy.family.guidance}, without an unconditional branch; leave it out"
             )
 
-    # Rollouts
-
     def etas(self, batch: Batch) -> Tensor:
         """[T] noise levels of this iteration's plan."""
         settings = self.config.rollout
@@ -262,8 +260,6 @@ class DiffusionActor(Actor):
             torch.manual_seed(self.config.training.seed)
             self._head = ValueHead(channels, condition_size).to(self.device)
         self._head_optimizer = torch.optim.Adam(self._head.parameters(), 1e-3)
-
-    # Other processes
 
     def undivided(self) -> contextlib.AbstractContextManager[None]:
         return self._token_parts.joined() if self._token_parts else super().undivided()

@@ -81,8 +81,6 @@ class Groups:
         means = [column.new_zeros(len(numbers)).index_add(0, index, column) / count for column in columns]
         self.selection.learn(numbers.tolist(), self.prompts, *(mean.tolist() for mean in means))
 
-    # For the checkpoint
-
     def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         """Tensors by file, and JSON."""
         rest: dict[str, Any] = {"selection": self.selection.state_dict()}

@@ -55,9 +55,6 @@ def run_demo(
     console.print(f"before and after: {page.resolve()}", soft_wrap=True)
 
 
-# Pictures
-
-
 @dataclass
 class Measured:
     """Held-out scores: of the categories that are trained on, and of the others."""
@@ -132,9 +129,6 @@ def _print_pictures(console: Console, run: dict[str, Any]) -> None:
         rows.append([label, str(before["samples"]), *_gain(before["strict"], after["strict"]), *soft])
     names = ("prompts", "pictures", "strict before", "strict after", "gain", "soft before", "soft after")
     _print(console, f"Held-out prompts, seed {run['seed']}, {run['seconds']:.0f} s", names, rows)
-
-
-# Texts
 
 
 def _train_on_sums(trainer: Trainer) -> dict[str, Any]:

@@ -134,8 +134,6 @@ class Engine:
         other.found, other.limits = self.found, self.limits
         return other
 
-    # What can be afforded
-
     def fits(self, velocities: int, calls: int) -> bool:
         """Whether the rest of the budget pays for so many velocities of single states and samples scored."""
         forwards, scored = self.limits
@@ -161,8 +159,6 @@ class Engine:
             middle = (low + high) // 2
             low, high = (middle, high) if self.fits(*cost(middle)) else (low, middle)
         return low if wanted is None else min(low, wanted)
-
-    # Moving
 
     def start(self, count: int) -> Particles:
         """The next `count` start noises."""
@@ -256,8 +252,6 @@ class Engine:
     @staticmethod
     def _each(values: Tensor, like: Tensor) -> Tensor:
         return values.view(-1, *[1] * (like.dim() - 1))
-
-    # Scores
 
     @torch.no_grad()
     def score(self, p: Particles, x0: Tensor | None = None, reward: Reward | None = None) -> Particles:

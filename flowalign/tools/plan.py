@@ -189,9 +189,6 @@ def plan(config: BaseConfig, gpu: str = "h100", gpus: int = 1, price: float | No
     return _plan(config, costs, count(config), gpu, gpus, price, notes)
 
 
-# How often a sample goes through the network
-
-
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[None]:
     """Within it nothing is said of the tiny pipeline's own limits, such as its short tokenizers."""
@@ -264,9 +261,6 @@ def count(config: Config) -> Passes:
         trainer._iterate()
         samples = small.training.prompts_per_iteration * small.training.group_size
     return Passes(**{name: value / samples for name, value in vars(passes).items()})
-
-
-# What a pass costs
 
 
 class PlannedPolicy(DiffusersPolicy):
@@ -447,9 +441,6 @@ def _named(rewards: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             each = {"name": each} if isinstance(each, str) else each
             outer = {key: value for key, value in own.items() if key == "frames" and isinstance(value, int)}
             yield from _named([outer | each])
-
-
-# What follows
 
 
 def _plan(

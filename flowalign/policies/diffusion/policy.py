@@ -164,8 +164,6 @@ class DiffusersPolicy(Policy[Rollout]):
         """C of the latents."""
         return self.family.channels(self.denoiser)
 
-    # What is trained
-
     @property
     def lora_targets(self) -> list[str]:
         return list(self.family.lora_targets)
@@ -228,8 +226,6 @@ class DiffusersPolicy(Policy[Rollout]):
     def prompt_vectors(self, prompts: Sequence[str], sources: Sequence[Source | None] | None = None) -> Tensor:
         """[B, D] one vector a prompt: the mean over its tokens of the text embedding."""
         return self.encoder.vectors(prompts, sources)
-
-    # Rollout and replay
 
     @torch.no_grad()
     def sample(
@@ -519,8 +515,6 @@ class DiffusersPolicy(Policy[Rollout]):
     def verify(self, rollout: Rollout) -> float:
         """See `check_replay`."""
         return check_replay(self, rollout)
-
-    # The forward process
 
     def clean(self, prompts: Sequence[str], x0: Tensor, seeds: Sequence[int], **settings: Any) -> CleanSamples:
         """Clean latents, to be noised to levels: see `ForwardProcess.of`."""

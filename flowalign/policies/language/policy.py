@@ -118,8 +118,6 @@ class LanguagePolicy(Policy[TextRollout]):
         """Tokens that no text may have."""
         return []
 
-    # Rollout and replay
-
     def encode(self, prompts: Sequence[str], room: int) -> tuple[Tensor, Tensor]:
         """Token ids [B, P], padded on the left, and their mask.
 

@@ -137,8 +137,6 @@ class Fleet:
                 return f"{count * each:g} {name}s, and Ray has {there.get(name, 0.0):g}"
         return ""
 
-    # Work
-
     def put(self, weights: Weights) -> Held:
         """Weights that parts may be begun with."""
         self._check_doors()

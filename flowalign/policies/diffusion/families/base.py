@@ -115,8 +115,6 @@ class Family:
                 works = f"{below} or {below + step}" if below > more else str(below + step)
                 raise ConfigError(f"{type(pipeline).__name__} cannot make {name} {size}; {works} would work")
 
-    # Prompts and guidance
-
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         """Prompt embeddings.
 
@@ -156,8 +154,6 @@ class Family:
         unconditional, conditional = outputs[0].chunk(2)
         return unconditional + guidance * (conditional - unconditional)
 
-    # Pictures that samples are made from
-
     def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call that makes `count` samples from the same pictures, which have its size."""
         pictures = {"image": images[0]} if mask is None else {"image": images[0], "mask_image": mask}
@@ -178,8 +174,6 @@ class Family:
     def first_frames(self, extra: Any) -> Tensor | None:
         """[B, C, F, H, W] the first frames of the latents, where they are not sampled."""
         return None
-
-    # Latents
 
     def channels(self, denoiser: Any) -> int:
         """C of the latents."""
@@ -208,8 +202,6 @@ class Family:
     def predicted(self, output: Tensor, count: int) -> Tensor:
         """What the network's output, cut on its second axis, says of the latents, which are `count` long there."""
         return output[:, :count]
-
-    # The schedule
 
     def scheduler(self, own: Any) -> Any:
         """The scheduler whose schedule a rollout walks."""
@@ -251,8 +243,6 @@ class Family:
         It is another one only where a scheduler's steps do not end where the next ones begin.
         """
         return velocity
-
-    # Pictures
 
     def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
         """Pictures [B, 3, H, W] in [-1, 1] to latents, the mean of the VAE's posterior: the inverse of `decode`."""

@@ -30,7 +30,7 @@ def test_every_model_is_documented_and_conforms(name: str, tested: set[str]) -> 
     assert family.pipelines and set(family.pipelines) <= tested
     rows = [line for line in DOCS.read_text().splitlines() if f"| `{name}` |" in line]
     assert len(rows) == 1 and all(f"`{pipeline}`" in rows[0] for pipeline in family.pipelines)
-    # guidance that a class does not name itself is that of the table
+    # guidance that a class does not name itself stands in the table
     assert family.guidance.split(" in one call")[0].split(" a step")[0] in rows[0]
 
 
