@@ -38,7 +38,6 @@ ALLOWED = {
 THEIRS = {
     "chroma",
     "hunyuan_image",
-    "hunyuan_image_distilled",
     "hunyuan_video15",
     "lumina2",
     "wan22_14b",
@@ -47,7 +46,11 @@ THEIRS = {
 FAST = ["sd35", "sd15", "wan"]
 SHAPED_BY_VALUES = {"qwen_image21", "cogview4", "kandinsky5_image", "kandinsky5_video"}
 """whose network's shapes, or which call a sample belongs to, depend on values that are not there"""
-FAMILIES = sorted(name for name, tiny in PIPELINES.items() if not tiny.images and name not in SHAPED_BY_VALUES)
+VARIANTS = {"hunyuan_image_distilled", "sd2_v", "sdxl_v", "wan22_5b"}
+"""with the pipeline and networks of another one"""
+FAMILIES = sorted(
+    name for name, tiny in PIPELINES.items() if not tiny.images and name not in SHAPED_BY_VALUES | VARIANTS
+)
 STEPS = 4
 
 
