@@ -126,7 +126,7 @@ class Learner(Optimization):
             rate = self.set_learning_rate(round(progress * self.updates) + i)
             measured = self._update_roles(experience, items)
             if updates >= self.head_start:
-                seed = derive_seed(self.config.training.seed, iteration, i, self.accelerator.process_index, 7)
+                seed = derive_seed(self.config.training.seed, iteration, i, self.actor.processes.row, 7)
                 measured |= self.update(experience, items, seed=seed)
             updates += 1
             self.snapshots.follow("update", updates, updates)

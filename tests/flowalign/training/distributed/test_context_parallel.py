@@ -79,6 +79,9 @@ def prepare(
         "output": str(folder),
         "name": "run",
     }
+    if full:
+        # drawn alike by those that share a sample
+        values["training"]["subsample"] = {"share": 0.5}
     if direct:
         values["rewards"] = [{"name": "per_frame", "reward": {"name": "tiny_clip"}, "frames": 2}]
         values["algorithm"] = {"name": "draft", "last_steps": 2}
