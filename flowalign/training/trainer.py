@@ -133,6 +133,11 @@ class Trainer:
                 f"rollout.{key}: the reward '{reward.name}' looks at all pictures of an iteration at once, so they "
                 f"cannot be scored in parts; {key}: {1 if workers is None else '{count: 1}'} works"
             )
+        if workers is not None and spec_of(reward).needs & {"latents", "sound"}:
+            raise ConfigError(
+                f"rollout.workers: they send pictures, videos and texts, and the reward '{reward.name}' needs "
+                f"{' and '.join(sorted(spec_of(reward).needs & {'latents', 'sound'}))}; without workers it works"
+            )
         # they load the model at the same time
         self.fleet = (
             None if workers is None else Fleet(config, workers, self.accelerator.device, self.accelerator.num_processes)

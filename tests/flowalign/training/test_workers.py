@@ -17,6 +17,7 @@ from flowalign.config import kind_of, load, recipe
 from flowalign.errors import ConfigError
 from flowalign.settings import parse
 from flowalign.training import Trainer
+from rewards.base import FunctionReward, Spec
 from tests.flowalign.training.small_run import settings
 
 
@@ -50,6 +51,14 @@ def test_several_learners_want_a_ray_of_their_own(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(ConfigError, match="2 processes learn, .* RAY_ADDRESS"):
         load(recipe("tiny_sd3/flow_grpo"), ["rollout.workers={count: 1}"]).check(2)
+
+
+def test_rewards_of_latents_are_refused_before_a_worker_starts(tmp_path: Path) -> None:
+    config = load(recipe("tiny_sd3/flow_grpo"), ["rollout.workers={count: 1}", f"output={tmp_path}", "name=run"])
+    reward = FunctionReward(lambda samples, prompts: [0.0] * len(samples))
+    reward.name, reward.spec = "of_latents", Spec(frozenset({"latents"}))
+    with pytest.raises(ConfigError, match="'of_latents' needs latents; without workers it works"):
+        Trainer(config, reward=reward, progress=False)
 
 
 def test_a_missing_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
