@@ -179,6 +179,7 @@ SEARCHES = {
 SUITES = {
     "shapes": "flowalign.bench.worlds:Shapes",
     "relations": "flowalign.bench.worlds:Relations",
+    "spelling": "flowalign.bench.worlds:Spelling",
     "geneval": "flowalign.bench.geneval:GenEval",
     "ocr": "flowalign.bench.ocr:Words",
     "geneval2": "flowalign.bench.geneval2:GenEval2",

@@ -1,13 +1,13 @@
-"""Processor time until the shipped tiny SD3 passes held-out prompts more often: flow_grpo's own loop, and flowalign.
+"""Processor time until a shipped tiny model passes held-out prompts more often: flow_grpo's own loop, and flowalign.
 
     OMP_NUM_THREADS=1 python scripts/time_to_score.py --json figures.json
 
-The target is fixed before training: the strict pass of the base on held-out counting prompts, and --points above it.
-Both ways have the same start weights and adapter, prompts in the same order, reward, group size, noise levels and
-evaluation (the same pictures' prompts and start noises, Euler's rule, 5 steps), and take turns of --every seconds of
-processor time in one process, until both are there or have had --most, over which their learning rates fall to 0. The
-time of a way counts its iterations alone, and is read off a line between its evaluations before and after the target;
-evaluations cost neither anything.
+The target is fixed before training: the strict pass of the base on held-out prompts, and --points above it.
+Both ways have the same start weights and adapter, prompts in the same order, reward, noise levels and evaluation (the
+same pictures' prompts and start noises, Euler's rule, 5 steps), and take turns of --every seconds of processor time in
+one process, until both are there or have had --most, over which their learning rates fall to 0. The time of a way
+counts its iterations alone, and is read off a line between its evaluations before and after the target; evaluations
+cost neither anything.
 
 - **flow_grpo's own loop**: written here after reading yifan123/flow_grpo (train_sd3.py, sd3_pipeline_with_logprob.py,
   sd3_sde_with_logprob.py): prompts encoded with every batch, noise at every step but the last, a start noise of each
@@ -15,7 +15,7 @@ evaluations cost neither anything.
   each, two updates an iteration. Without KL and EMA, which would cost it time. --window 2 is its Flow-GRPO-Fast.
 - **flowalign**: a recipe (--recipe) with --set overrides.
 
-Choose settings of both on seeds from 100 on.
+`--world spelling` races on the words of `tiny_speller`. Choose settings of both on seeds from 100 on.
 """
 
 import argparse
@@ -40,6 +40,7 @@ from flowalign.config import load
 from flowalign.data import Prompts
 from flowalign.data.batches import shuffled
 from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.tools.league import WORLDS
 from flowalign.training import Trainer
 from flowalign.training.evaluation import evaluate
 from rewards import Reward
@@ -52,10 +53,10 @@ def build(recipe: str, seed: int, folder: str, given: argparse.Namespace) -> Tra
     """A trainer with what both ways have."""
     sections: dict[str, dict[str, Any]] = {
         "evaluation": {"steps": 5, "order": 1, "samples_per_prompt": given.pictures, "save_samples": 0},
-        "training": {"group_size": given.group_size, "seed": seed, "previews": 0, "checkpoint_every": 0},
+        "training": {"seed": seed, "previews": 0, "checkpoint_every": 0},
     }
     overrides = [f"{section}.{key}={value}" for section, own in sections.items() for key, value in own.items()]
-    overrides += ["evaluation.where={category: [counting]}", "training.optimizer.schedule=linear"]
+    overrides += ["evaluation.where={category: [counting]}", "training.optimizer.schedule=linear", *WORLDS[given.world]]
     own = given.set if recipe == given.recipe else []
     name = f"name={recipe}{seed}"
     return Trainer(load(RECIPES / f"{recipe}.yaml", [*overrides, *own, f"output={folder}", name]), progress=False)
@@ -249,10 +250,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="online_dpo", help="of configs/tiny_sd3, for flowalign (%(default)s)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the recipe")
+    parser.add_argument("--world", default="shapes", choices=WORLDS, help="prompts, reward and model (%(default)s)")
     parser.add_argument("--points", type=float, default=6.0, help="of strict pass above the base (%(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--ways", nargs="+", default=["published", "flowalign"], choices=["published", "flowalign"])
-    parser.add_argument("--pictures", type=int, default=15, help="of each of the 20 held-out prompts (%(default)s)")
+    parser.add_argument("--pictures", type=int, default=15, help="of each held-out prompt (%(default)s)")
     parser.add_argument("--every", type=float, default=8.0, help="seconds between evaluations (%(default)s)")
     parser.add_argument(
         "--most",
@@ -261,8 +263,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         default=[300.0, 60.0],
         help="seconds for flow_grpo's loop and for ours %(default)s",
     )
-    parser.add_argument("--group-size", type=int, default=4, help="samples of a prompt, for both (%(default)s)")
-    parser.add_argument("--prompts", type=int, default=48, help="of an iteration of theirs (%(default)s)")
+    parser.add_argument("--group-size", type=int, default=8, help="samples of a prompt, theirs (%(default)s)")
+    parser.add_argument("--prompts", type=int, default=24, help="of an iteration of theirs (%(default)s)")
     parser.add_argument("--batches", type=int, default=4, help="that they sample in, an even number (%(default)s)")
     parser.add_argument("--published-rate", type=float, default=2e-3, help="their learning rate (%(default)s)")
     parser.add_argument("--published-clip", type=float, default=1e-2, help="their clip range (%(default)s)")

@@ -18,9 +18,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,6 +35,10 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Each test starts from the same global seeds, whichever tests ran before it."""
+    # here, so that the process that hands out the files hands them out at once
+    import numpy as np
+    import torch
+
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)

@@ -93,7 +93,7 @@ class Algorithm:
     """of the samples that it learns from"""
     learns_texts: ClassVar[bool] = True
     """text encoders can be trained by it: its losses ask for velocities of a rollout's states"""
-    shards: ClassVar[bool] = True
+    shards: bool = True
     """its network may be in shards"""
     refills: ClassVar[bool] = False
     """it samples what it draws, group by group: groups can be replaced"""

@@ -1,13 +1,14 @@
 """The embedded worlds: tiny prompts with an exact checker each, so that a benchmark runs anywhere."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from flowalign.bench.base import SampleScores, Suite, columns
 from flowalign.data import Prompts
-from rewards import Metadata
+from rewards import Metadata, Reward
 from rewards.relations import RelationsReward
 from rewards.shapes.reward import ShapesReward
+from rewards.spelling import SpellingReward
 
 
 class Shapes(Suite):
@@ -26,15 +27,33 @@ class Shapes(Suite):
         ]
 
 
-class Relations(Suite):
+class OneKind(Suite):
+    """A world whose requests are all of one kind: the share of pictures that its checker passes."""
+
+    headline = ("strict",)
+    checker: ClassVar[Callable[[], Reward]]
+    parts: ClassVar[tuple[str, ...]]
+    """of the checker, that are shown"""
+
+    def prompts(self) -> Prompts:
+        return Prompts.read(f"{self.name}_heldout")
+
+    def score(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> list[SampleScores]:
+        rows = columns(type(self).checker(), samples, prompts, metadata)
+        return [{name: row[name] for name in self.parts} for row in rows]
+
+
+class Relations(OneKind):
     """The relations world: its held-out prompts, its checker; the share of pictures that are right."""
 
     name = "relations"
-    headline = ("strict",)
+    checker = RelationsReward
+    parts = ("strict", "soft", "placed")
 
-    def prompts(self) -> Prompts:
-        return Prompts.read("relations_heldout")
 
-    def score(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> list[SampleScores]:
-        rows = columns(RelationsReward(), samples, prompts, metadata)
-        return [{name: row[name] for name in ("strict", "soft", "placed")} for row in rows]
+class Spelling(OneKind):
+    """The spelling world: words that no model was trained on; the share of pictures in which the word can be read."""
+
+    name = "spelling"
+    checker = SpellingReward
+    parts = ("strict", "soft")

@@ -129,7 +129,10 @@ def league(
     pictures: Annotated[int, typer.Option(min=1, help="Pictures a held-out prompt.")] = 20,
     set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value for all of them.")] = None,
     world: Annotated[
-        str, typer.Option(help="shapes: as configured; relations: all on the prompts and the reward of that world.")
+        str,
+        typer.Option(
+            help="shapes: as configured; relations, spelling: all on that world's prompts and reward, and its model."
+        ),
     ] = "shapes",
     first_seed: Annotated[int, typer.Option(min=0, help="Tune on other seeds than those you report.")] = 0,
 ) -> None:

@@ -41,6 +41,8 @@ ANSWERED_BY_VALUES = frozenset(
 INDEXING = frozenset({aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_})
 KNOWN, LARGEST_KNOWN = "known_values", 2**16
 """attribute of a storage for the values in it that follow from the host's, and the most elements that one has"""
+SHAPED = frozenset({aten.new_zeros, aten.new_ones, aten.new_full, aten.zeros_like, aten.ones_like, aten.full_like})
+"""which take a tensor for its shape"""
 OWN = ("samplers", "rewards", "flowalign", "diffusers", "transformers", "peft")
 """packages whose lines a place is told by"""
 
@@ -161,8 +163,8 @@ class FakeDevice(TorchDispatchMode):
         if not results:
             return
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        known = all(not _is_there(one) or _known(one) is not None for one in tensors)
-        if not known or any(one.is_floating_point() or one.numel() > LARGEST_KNOWN for one in results):
+        known = func.overloadpacket in SHAPED or all(not _is_there(one) or _known(one) is not None for one in tensors)
+        if not known or not all(map(_worth_knowing, results)):
             for one in results:
                 # what was written over with something unknown is so too
                 vars(one.untyped_storage()).pop(KNOWN, None)
@@ -171,7 +173,7 @@ class FakeDevice(TorchDispatchMode):
         own = kwargs | ({"device": "cpu"} if "device" in kwargs else {})
         for one, value in zip(tree_leaves(made), tree_leaves(func(*args, **own)), strict=True):
             if isinstance(one, FakeTensor):
-                vars(one.untyped_storage()).setdefault(KNOWN, {})[_place(one)] = value
+                _know(one, value)
 
     def _count(self, made: Any) -> None:
         for value in tree_leaves(made):
@@ -208,13 +210,24 @@ def _known(value: Tensor) -> Tensor | None:
     return found
 
 
+def _know(there: Tensor, value: Tensor) -> None:
+    vars(there.untyped_storage()).setdefault(KNOWN, {})[_place(there)] = value
+
+
+def _worth_knowing(value: Tensor) -> bool:
+    return not value.is_floating_point() and not value.is_complex() and value.numel() <= LARGEST_KNOWN
+
+
 def _place(value: Tensor) -> tuple[Any, ...]:
     return value.storage_offset(), tuple(value.shape), tuple(value.stride()), value.dtype
 
 
 def _placed(value: Tensor) -> Tensor:
-    """A tensor on the device in the place of one with values."""
-    return value.to(DEVICE, non_blocking=True)
+    """A tensor on the device in the place of one with values, which the host was told."""
+    there = value.to(DEVICE, non_blocking=True)
+    if _worth_knowing(value):
+        _know(there, value)
+    return there
 
 
 def scaled_dot_product_attention(

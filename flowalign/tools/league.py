@@ -1,5 +1,6 @@
 """`flowalign league`: train several configurations under one budget and compare them over seeds."""
 
+import itertools
 import json
 import logging
 import statistics
@@ -39,8 +40,12 @@ WORLDS = {
         *("data.prompts=relations_train", "data.where={}", "evaluation.prompts=relations_heldout"),
         *("evaluation.where={}", "rewards=[{name: relations}]"),
     ),
+    "spelling": (
+        *("model.path=tiny_speller", "data.prompts=spelling_train", "data.where={}"),
+        *("evaluation.prompts=spelling_heldout", "evaluation.where={}", "rewards=[{name: spelling}]"),
+    ),
 }
-"""what every configuration is trained on in its place: prompts and a reward of another kind"""
+"""what every configuration is trained on in its place: prompts, a reward of another kind, and the words' own model"""
 RESAMPLES = 2000
 COLUMNS = ("rank", "strict", "soft", "panel", "diversity", "kl", "forwards", "reward_calls", "seconds", "iterations")
 
@@ -178,16 +183,20 @@ def run_league(
     }
     for config in loaded.values():
         config.check(processes=1)
+    if len({json.dumps(scored(config)) for config in loaded.values()}) > 1:
+        logger.warning("judged by different rewards, not to be compared; --set evaluation.rewards=... is for all")
     panel_reward = as_reward(registry.build("rewards", panel, {}, "--panel")) if panel else None
+    known = output / "base.json"
+    bases: dict[str, dict[str, Any]] = json.loads(known.read_text(encoding="utf-8")) if known.is_file() else {}
     results: dict[str, list[dict[str, Any]]] = {}
     for (name, _), config in loaded.items():
         done = output / str(config.name) / "league.json"
         if not done.is_file():
             trainer = Trainer(config, resume=(done.parent / "checkpoints").is_dir())
-            base = output / "base.json"
-            if not base.is_file():
+            if judged(config) not in bases:
+                bases[judged(config)] = judge(trainer, panel_reward, pictures)
                 output.mkdir(parents=True, exist_ok=True)
-                write_atomically(base, json.dumps(judge(trainer, panel_reward, pictures)))
+                write_atomically(known, json.dumps(bases))
             trainer.train()
             figures: dict[str, Any] = {
                 "forwards": trainer.policy.forwards,
@@ -197,7 +206,18 @@ def run_league(
             figures |= judge(trainer, panel_reward, pictures)
             write_atomically(done, json.dumps(figures))
         results.setdefault(name, []).append(json.loads(done.read_text(encoding="utf-8")))
-    results = {"base": [json.loads((output / "base.json").read_text(encoding="utf-8"))], **results}
+    # the start weights are worth something else by another solver, with other steps or under guidance
+    first_with: dict[str, str] = {}
+    for (name, _), config in loaded.items():
+        first_with.setdefault(judged(config), name)
+    if missing := first_with.keys() - bases.keys():
+        name = first_with[missing.pop()]
+        raise ConfigError(
+            f"{known}: nothing of the start weights as {name} is judged; begin the league in a new --output"
+        )
+    alike = len(first_with) == 1
+    start = {"base" if alike else f"base, as {name}": [bases[by]] for by, name in first_with.items()}
+    results = start | results
     write_atomically(output / "league.json", json.dumps({"budget": vars(budget), "results": results}, indent=2))
     _rank(results)
     _plot(results, output / "league.png")
@@ -205,6 +225,19 @@ def run_league(
     write_atomically(output / "league.md", table)
     print(table)
     return output / "league.md"
+
+
+def judged(config: Any) -> str:
+    """How a configuration's pictures are sampled and scored; configurations alike in it have one base."""
+    settings = config.evaluation
+    assert isinstance(settings, Evaluation), "a league is of pictures"
+    prompts = {name: getattr(settings, name) for name in ("prompts", "where", "limit")}
+    return json.dumps({"model": config.model.path} | settings.arguments() | prompts | {"rewards": scored(config)})
+
+
+def scored(config: Any) -> list[dict[str, Any]]:
+    """The rewards that judge a configuration, but those without weight."""
+    return [own.model_dump() for own in config.evaluation.rewards or config.rewards if own.weight]
 
 
 def _rank(results: dict[str, list[dict[str, Any]]]) -> None:
@@ -216,6 +249,11 @@ def _rank(results: dict[str, list[dict[str, Any]]]) -> None:
         found = ranks({name: [row["by_prompt"] for row in rows] for name, rows in results.items()})
         for name, (low, high) in found.items():
             results[name][0]["rank"] = f"{low}" if low == high else f"{low}–{high}"
+
+
+def is_base(name: str) -> bool:
+    """Whether a row of the table is of the start weights."""
+    return name == "base" or name.startswith("base, as ")
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
@@ -251,11 +289,13 @@ def _plot(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
     """Held-out score of each algorithm, mean and spread over seeds, with the base as a line; strict, if all have it."""
     strict = all("strict" in row for rows in results.values() for row in rows)
     score, label = ("strict", "held-out strict pass") if strict else ("reward", "held-out reward")
-    names = [name for name in reversed(_ordered(results)) if name != "base"]
+    names = [name for name in reversed(_ordered(results)) if not is_base(name)]
     stats = [spread([row[score] for row in results[name]]) for name in names]
     figure, axis = pyplot.subplots(figsize=(7, 0.4 * len(names) + 1.2), layout="constrained")
     axis.barh(names, [mean for mean, _ in stats], xerr=[deviation for _, deviation in stats], color="#5b8db8")
-    axis.axvline(results["base"][0][score], color="#c0392b", linestyle="--", label="base")
+    bases = [name for name in results if is_base(name)]
+    for base, style in zip(bases, itertools.cycle(("--", ":", "-.")), strict=False):
+        axis.axvline(results[base][0][score], color="#c0392b", linestyle=style, label=base)
     axis.set_xlabel(label)
     axis.legend()
     partial = path.with_suffix(".partial.png")

@@ -17,6 +17,7 @@ from flowalign.algorithms.policy_gradient import PolicyGradient
 from flowalign.config.sections import Subsample
 from flowalign.core.subsampling import inclusion, subsample
 from flowalign.policies.base import Policy
+from flowalign.policies.diffusion.experts import drop_unasked
 from flowalign.policies.settings import Role, Snapshot
 from flowalign.policies.snapshots import Snapshots
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
@@ -79,15 +80,15 @@ class Learner(Optimization):
         )
         """that are evaluated and saved"""
         self._keep_snapshots()
-        self.role_optimizers = {name: self._role_optimizer(role) for name, role in algorithm.roles.items()}
+        self.role_optimizers = {name: self._role_optimizer(role, groups) for name, role in algorithm.roles.items()}
         self.head_start = max((role.alone for role in algorithm.roles.values()), default=0)
         """updates at the start that are the other sets of weights' alone"""
 
-    def _role_optimizer(self, role: Role) -> torch.optim.Optimizer:
-        """Of another set of weights, which are put into the policy's parameters to be moved."""
+    def _role_optimizer(self, role: Role, groups: Sequence[dict[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        """Of another set of weights, which are put into the parameters to be moved."""
         own = {"learning_rate": role.learning_rate, "betas": role.betas}
         settings = self.settings.model_copy(update={key: value for key, value in own.items() if value is not None})
-        return make_optimizer([list(self.policy.trainable().values())], settings, self.accelerator.device)
+        return make_optimizer([list(group.values()) for group in groups if group], settings, self.accelerator.device)
 
     @property
     def sampling_weights(self) -> str:
@@ -273,6 +274,7 @@ class Learner(Optimization):
         sums = while_it_fits(self.config, "training", "micro_batch_size", backward, lambda: alone)
         sums["policy/loss"] = sums.pop("loss")
         self._share_own_gradients()
+        drop_unasked(self.policy.network)
         # a process may have none of its own
         count = len(items) if weights is None else weights.sum().clamp(min=1)
         means = {name: value / count for name, value in sums.items()}

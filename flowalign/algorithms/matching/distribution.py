@@ -115,7 +115,12 @@ class DistributionMatching(OnlineMatching):
         assert isinstance(experience, Experience) and experience.generator is not None
         state = experience.states(items)
         x0 = state.clean(policy.velocity_of(experience.generator, state).float())
-        noised = self.diffused(experience, items, state, x0.detach())
+        return self.distilled(policy, experience, self.diffused(experience, items, state, x0.detach()), x0)
+
+    def distilled(
+        self, policy: DiffusersPolicy, experience: Experience, noised: Noised, x0: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """[N] losses of what the generator predicts, [N, ...], which is asked about where it is noised."""
         with torch.no_grad():
             with policy.snapshot("fake"):
                 fake = noised.clean(policy.velocity_of(experience.clean, noised).float())

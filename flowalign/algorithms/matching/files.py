@@ -55,6 +55,28 @@ class FileSettings(base.MatchingSettings):
     """share of the samples that are learned without their prompt, for classifier-free guidance"""
 
 
+def check_files(prompts: Prompts, name: str) -> None:
+    """Refuse pictures where a pipeline of this class makes videos, or the other way round."""
+    made, given = ("videos", "a picture") if makes_videos(name) else ("pictures", "a video")
+    for file in prompts.files:
+        if is_clip(file) != makes_videos(name):
+            raise ConfigError(f"data.prompts: {name} makes {made}, and {file} is {given}")
+
+
+def size(actor: DiffusionActor) -> dict[str, Any]:
+    """Of the samples, and of a batch, as arguments of the policy's methods."""
+    sampling = actor.config.rollout.arguments()
+    return {name: sampling[name] for name in ("height", "width", "num_frames", "batch_size") if name in sampling}
+
+
+def latents(actor: DiffusionActor, batch: Batch, key: str) -> Tensor:
+    """[B, ...] latents of the files under a key of the metadata, brought to the size of the rollout."""
+    files = [record[key] for record in batch.metadata]
+    distinct = list(dict.fromkeys(files))
+    encoded = actor.policy.encode([opened(file) for file in distinct], **size(actor))
+    return encoded[[distinct.index(file) for file in files]]
+
+
 class FileMatching(base.Matching):
     """Base of the methods that learn from files."""
 
@@ -66,10 +88,7 @@ class FileMatching(base.Matching):
         return self.data.of(data)
 
     def check_pipeline(self, config: Config, name: str) -> None:
-        made, given = ("videos", "a picture") if makes_videos(name) else ("pictures", "a video")
-        for file in self.read(config.data).files:
-            if is_clip(file) != makes_videos(name):
-                raise ConfigError(f"data.prompts: {name} makes {made}, and {file} is {given}")
+        check_files(self.read(config.data), name)
 
     def check(self, config: Config) -> None:
         if "count" in self.settings.levels.settings:
@@ -81,19 +100,6 @@ class FileMatching(base.Matching):
 
     def items(self, config: Config) -> int:
         return config.training.group_size
-
-    def latents(self, actor: DiffusionActor, batch: Batch, key: str) -> Tensor:
-        """[B, ...] latents of the files under a key of the metadata, brought to the size of the rollout."""
-        files = [record[key] for record in batch.metadata]
-        distinct = list(dict.fromkeys(files))
-        encoded = actor.policy.encode([opened(file) for file in distinct], **self.size(actor))
-        return encoded[[distinct.index(file) for file in files]]
-
-    @staticmethod
-    def size(actor: DiffusionActor) -> dict[str, Any]:
-        """Of the samples, and of a batch, as arguments of the policy's methods."""
-        sampling = actor.config.rollout.arguments()
-        return {name: sampling[name] for name in ("height", "width", "num_frames", "batch_size") if name in sampling}
 
     def learned(self, actor: DiffusionActor, batch: Batch, x0: Sequence[Tensor]) -> base.Experience:
         """Clean samples to learn from, one or several of each row of the batch, which share its noise and level.
@@ -136,7 +142,7 @@ class FileMatching(base.Matching):
         if draw.batch.iteration == 0:
             few = draw.batch[:4]
             experience.rollout = actor.policy.sample(
-                few.prompts, few.seeds, steps=2, metadata=few.metadata, **self.size(actor)
+                few.prompts, few.seeds, steps=2, metadata=few.metadata, **size(actor)
             )
         return experience
 

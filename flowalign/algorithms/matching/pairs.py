@@ -15,7 +15,7 @@ from torch import Tensor
 from flowalign.actors.diffusion import DiffusionActor
 from flowalign.actors.draw import Draw
 from flowalign.algorithms.matching import base
-from flowalign.algorithms.matching.files import FileMatching, FileSettings
+from flowalign.algorithms.matching.files import FileMatching, FileSettings, latents
 from flowalign.config import Config, Data
 from flowalign.data import Preferences, Prompts
 from flowalign.data.batches import Batch, draw_batch
@@ -86,7 +86,7 @@ class PairMatching(FileMatching):
 
     def pairs(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
         """The pictures of these preferences, the chosen ones first, each at a level."""
-        return self.learned(actor, batch, [self.latents(actor, batch, key) for key in Preferences.samples])
+        return self.learned(actor, batch, [latents(actor, batch, key) for key in Preferences.samples])
 
     def losses(
         self, policy: DiffusersPolicy, experience: base.Experience, items: Tensor

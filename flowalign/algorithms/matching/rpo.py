@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.matching import base
-from flowalign.algorithms.matching.files import opened
+from flowalign.algorithms.matching.files import latents, opened
 from flowalign.algorithms.matching.pairs import PairMatching, PairSettings, gains, judged
 from flowalign.config import Config, Data
 from flowalign.data import Prompts, Targets
@@ -55,7 +55,7 @@ class RPO(PairMatching):
         scores = actor.score(actor.decode(rollout), batch)
         own = actor.score([opened(record["target"]) for record in batch.metadata], batch)
         sampled = rollout.whole(rollout.trajectory.final)
-        experience = self.learned(actor, batch, [self.latents(actor, batch, "target"), sampled])
+        experience = self.learned(actor, batch, [latents(actor, batch, "target"), sampled])
         experience.noise_seeds[len(batch) :] = [derive_seed(seed, 9) for seed in batch.noise_seeds]
         generators = [Generator().manual_seed(derive_seed(seed, 10)) for seed in batch.noise_seeds]
         draws = torch.stack([torch.rand((), generator=generator) for generator in generators])

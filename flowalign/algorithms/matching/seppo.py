@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.matching import base
+from flowalign.algorithms.matching.files import latents
 from flowalign.algorithms.matching.pairs import PairMatching, PairSettings, judged
 from flowalign.config import Data
 from flowalign.core.losses import preference_loss
@@ -54,7 +55,7 @@ class SePPO(PairMatching):
     def experience(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
         rollout = actor.rollout(batch, torch.zeros(actor.config.rollout.steps))
         sampled = rollout.whole(rollout.trajectory.final)
-        return self.learned(actor, batch, [self.latents(actor, batch, "target"), sampled])
+        return self.learned(actor, batch, [latents(actor, batch, "target"), sampled])
 
     def loss(self, points: base.Points) -> tuple[Tensor, dict[str, Tensor]]:
         chosen, sampled = (points.error_old - points.error).chunk(2)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.matching import base
-from flowalign.algorithms.matching.files import FileSettings
+from flowalign.algorithms.matching.files import FileSettings, latents
 from flowalign.algorithms.matching.targets import TargetMatching
 from flowalign.data import Judged
 from flowalign.data.batches import Batch
@@ -47,7 +47,7 @@ class SRUM(TargetMatching):
         made = super().experience(actor, batch)
         x0 = made.clean.x0
         rewards = torch.stack([reward_map(record, *x0.shape[-2:]) for record in batch.metadata])
-        anchors = self.latents(actor, batch, "anchor")
+        anchors = latents(actor, batch, "anchor")
         return Experience(
             **vars(made), rewards=rewards.view(len(x0), *[1] * (x0.dim() - 3), *x0.shape[-2:]).to(x0), anchors=anchors
         )

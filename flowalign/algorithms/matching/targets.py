@@ -2,7 +2,7 @@
 
 from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.matching import base
-from flowalign.algorithms.matching.files import FileMatching
+from flowalign.algorithms.matching.files import FileMatching, latents
 from flowalign.data.batches import Batch
 
 
@@ -12,4 +12,4 @@ class TargetMatching(FileMatching):
     headline = "matching/error"
 
     def experience(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
-        return self.learned(actor, batch, [self.latents(actor, batch, "target")])
+        return self.learned(actor, batch, [latents(actor, batch, "target")])

@@ -142,9 +142,10 @@ class Ragged:
 
     def split(self, samples: Tensor) -> Iterator[tuple[Conditions, Tensor, Tensor]]:
         """For each part among [N] samples: it, the samples' rows [M] in it, and their places [M] among the N."""
-        owner = self.owner[samples]
-        for number in owner.unique().tolist():
-            places = (owner == number).nonzero().squeeze(1)
+        owners = self.owner[samples].tolist()
+        for number in sorted(set(owners)):
+            own = torch.tensor([place for place, owner in enumerate(owners) if owner == number])
+            places = own.to(samples.device, non_blocking=True)
             yield self.parts[number], self.row[samples[places]], places
 
 

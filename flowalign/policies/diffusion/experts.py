@@ -25,6 +25,8 @@ class Experts(nn.Module):
         self.members: Any = nn.ModuleDict(members)
         self.always = False
         """ask every network in every call: of one row, for nothing, where no sample's turn has come"""
+        self.asked: set[int] = set()
+        """numbers of those that gradients of samples went to since `drop_unasked`"""
 
     @property
     def first(self) -> Any:
@@ -47,6 +49,8 @@ class Experts(nn.Module):
         for number, member in enumerate(self.members.values()):
             rows = (expert == number).nonzero().squeeze(1).to(hidden_states.device)
             for_nothing = self.always and not len(rows)
+            if len(rows) and torch.is_grad_enabled():
+                self.asked.add(number)
             if for_nothing:
                 rows = torch.zeros(1, dtype=torch.long, device=hidden_states.device)
             if len(rows):
@@ -87,6 +91,24 @@ def allow_unasked(network: nn.Module, accelerator: Accelerator) -> None:
     """Let a process's last micro-batch ask some of the networks: the others count with what came before, or as zero."""
     if isinstance(network, Experts):
         accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
+
+
+def drop_unasked(network: nn.Module) -> None:
+    """Take zeros for gradients from the networks that no process asked for a sample, where each call asks all of them.
+
+    Adam would else move their weights by decay and momentum, which whole copies leave alone. All processes call it.
+    """
+    if not isinstance(network, Experts) or not network.always:
+        return
+    members = list(network.members.values())
+    asked = torch.tensor([float(number in network.asked) for number in range(len(members))])
+    network.asked.clear()
+    if torch.distributed.is_initialized():
+        asked = asked.to(next(network.parameters()).device)
+        torch.distributed.all_reduce(asked)
+    for member, times in zip(members, asked.tolist(), strict=True):
+        if not times:
+            member.zero_grad()
 
 
 def own_weights(weights: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -532,6 +533,18 @@ class DiffusersPolicy(Policy[Rollout]):
         """
         x = noised.x if x is None else x
         return self._velocity(x, noised.sigma, clean.conditions, noised.samples, noised.levels, clean.guidance)
+
+    def features_of(self, clean: CleanSamples, noised: Noised) -> Tensor:
+        """[N, tokens, D] what the block in the denoiser's middle makes of noised samples, without guidance."""
+        block, made = operator.attrgetter(self.family.middle)(self.denoiser), []
+        block = block[len(block) // 2] if isinstance(block, nn.ModuleList) else block
+        hook = block.register_forward_hook(lambda _, inputs, output: made.append(output))
+        try:
+            self.velocity_of(clean, noised)
+        finally:
+            hook.remove()
+        features = made[0][-1] if isinstance(made[0], tuple) else made[0]
+        return features.flatten(2).transpose(1, 2) if features.dim() == 4 else features
 
     def decode_pixels(self, latents: Tensor) -> Tensor:
         """Finished latents [B, ...] to pictures [B, 3, H, W], or videos [B, 3, F, H, W], in [0, 1] with gradients.

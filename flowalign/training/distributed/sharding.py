@@ -120,8 +120,8 @@ def check_settings(config: BaseConfig, copies: bool) -> None:
         raise ConfigError("model.base_bits: quantised weights are not put in shards; null works, or whole copies")
     if not config.build_algorithm().shards:
         raise ConfigError(
-            f"algorithm: {config.algorithm.name} asks its network with and without the adapter for one gradient, and "
-            "one in shards cannot do that; whole copies work (configs/accelerate/multi_gpu.yaml)"
+            f"algorithm: {config.algorithm.name} asks its network with other weights for one gradient, and one in "
+            "shards cannot do that; whole copies work (configs/accelerate/multi_gpu.yaml)"
         )
     if getattr(config.model, "text_lora", None) is not None:
         raise ConfigError("model.text_lora: text encoders are not put in shards; null works, or whole copies")

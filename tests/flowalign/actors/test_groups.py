@@ -1,9 +1,6 @@
 """Which groups an iteration learns from: those without spread are drawn again, or replayed from earlier iterations."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +16,8 @@ from flowalign.errors import ConfigError
 from flowalign.runs.metrics import MetricsFile
 from flowalign.training import Trainer
 from tests.flowalign.small_run import SMALL, small_run
+from tests.flowalign.training.processes import together
 
-RUN_PROCESSES = Path(__file__).parents[1] / "training" / "run_processes.py"
 DYNAMIC = "data.dynamic_sampling={rounds: 4}"
 REPLAY = "data.replay={groups: 6, age: 3}"
 
@@ -196,8 +193,7 @@ def test_two_processes_draw_replay_and_learn_as_one(tmp_path: Path) -> None:
     (tmp_path / "two" / "launch.yaml").write_text("{}")
     config = load(recipe("tiny_lm/grpo"), [*settings, f"output={tmp_path / 'two'}"])
     (tmp_path / "two" / "config.yaml").write_text(config.dump())
-    command = [sys.executable, str(RUN_PROCESSES), "2", str(tmp_path / "two")]
-    subprocess.run(command, env=os.environ | {"ACCELERATE_USE_CPU": "true"}, check=True, capture_output=True)
+    together(2, tmp_path / "two")
     one, two = (tmp_path / name / "run" for name in ("one", "two"))
     mine, theirs = (MetricsFile(run / "metrics.jsonl").read() for run in (two, one))
     assert sum(record["groups/replayed"] for record in theirs) > 0

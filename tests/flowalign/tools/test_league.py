@@ -9,7 +9,7 @@ from PIL import Image
 
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
-from flowalign.tools.league import WORLDS, Budget, _plot, _rank, diversity, ranks, run_league
+from flowalign.tools.league import WORLDS, Budget, _plot, _rank, diversity, judged, ranks, run_league
 from flowalign.training.evaluation import Evaluated
 
 SMALL = [
@@ -51,6 +51,29 @@ def test_every_run_uses_up_the_same_budget_and_none_is_done_twice(tmp_path: Path
     (tmp_path / "demo-seed6" / "league.json").unlink()
     assert league(tmp_path).read_text() == text
     assert {path: path.read_bytes() for path in done} == done
+    # as a league of an earlier version has it
+    (tmp_path / "base.json").write_text(json.dumps(results["base"][0]))
+    with pytest.raises(ConfigError, match="base.json: nothing of the start weights as demo is judged"):
+        league(tmp_path)
+
+
+def test_each_way_of_judging_has_its_own_base(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """nft's recipe samples by a solver of second order, the demo's by Euler's rule."""
+    configs = [recipe("tiny_sd3/demo"), recipe("tiny_sd3/nft")]
+    table = run_league(configs, 1, Budget.parse("forwards=50"), tmp_path, None, SMALL, 2).read_text()
+    results = json.loads((tmp_path / "league.json").read_text())["results"]
+    assert set(results) == {"base, as demo", "base, as nft", "demo", "nft"}
+    assert all(results[name][0]["kl"] == 0 and f"| {name} | " in table for name in ("base, as demo", "base, as nft"))
+    assert results["base, as demo"][0]["diversity"] != results["base, as nft"][0]["diversity"]
+    assert set(json.loads((tmp_path / "base.json").read_text())) == {judged(load(path, SMALL)) for path in configs}
+    assert "different rewards" not in caplog.text
+    # the same solver and another reward: no base of these two is its own
+    other = tmp_path / "other.yaml"
+    other.write_text(f"extends: {configs[0]}\nrewards: [{{name: jpeg_size}}]\n")
+    run_league([configs[0], other], 1, Budget.parse("forwards=50"), tmp_path, None, SMALL, 2)
+    assert "judged by different rewards" in caplog.text
+    results = json.loads((tmp_path / "league.json").read_text())["results"]
+    assert results["base, as demo"][0]["reward"] > 0 > results["base, as other"][0]["reward"]
 
 
 def test_ranks_have_intervals_over_prompts_and_seeds() -> None:
@@ -77,6 +100,9 @@ def test_another_world_has_its_own_prompts_and_reward() -> None:
     config = load(recipe("tiny_sd3/demo"), [*WORLDS["relations"]])
     assert [entry.name for entry in config.rewards] == ["relations"]
     assert config.data.where == {} and config.evaluation.prompts == "relations_heldout"
+    config.check(processes=1)
+    config = load(recipe("tiny_sd3/demo"), [*WORLDS["spelling"]])
+    assert config.model.path == "tiny_speller" and config.evaluation.prompts == "spelling_heldout"
     config.check(processes=1)
     with pytest.raises(ConfigError, match="did you mean 'relations'"):
         run_league(CONFIGS, 1, Budget.parse("forwards=10"), Path("nowhere"), None, [], 1, "relation")

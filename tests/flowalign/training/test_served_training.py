@@ -1,9 +1,6 @@
 """Training on a served reward while its server is killed: nothing is lost, and the result is the undisturbed one."""
 
-import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,6 +13,7 @@ from safetensors.torch import load_file
 from flowalign.config import load
 from flowalign.training import Trainer
 from rewards import RewardError
+from tests.flowalign.training.processes import FORKS, run_script
 
 ROOT = Path(__file__).parents[3]
 ITERATIONS = 3
@@ -32,8 +30,8 @@ class Server:
 
     def start(self) -> None:
         script = ROOT / "tests" / "rewards" / "served_reward.py"
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen([sys.executable, str(script), str(self.port)], env=environment)
+        self.process = FORKS.Process(target=run_script, args=(script, str(self.port)))
+        self.process.start()
 
     def wait(self) -> None:
         """Until it listens."""
@@ -45,7 +43,7 @@ class Server:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.join()
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """The training loop: the same weights however it is interrupted or spread, and results that plain diffusers loads."""
 
-import contextlib
 import json
 import math
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +27,7 @@ from flowalign.runs.checkpoint import Checkpoints
 from flowalign.training import Trainer, signals
 from flowalign.training.signals import Stopped
 from rewards import RewardError
+from tests.flowalign.training.processes import FORKS, go_on, together
 from tests.flowalign.training.small_run import settings
 
 
@@ -378,19 +377,13 @@ def test_a_group_without_spread_teaches_nothing(tmp_path: Path) -> None:
 # Real processes
 
 
-def command(folder: Path, *launch: str, **changes: Any) -> tuple[list[str], dict[str, str]]:
-    """The command of a run in a process of its own, and its environment."""
-    folder.mkdir(parents=True, exist_ok=True)
+def prepare(folder: Path, **changes: Any) -> Path:
+    """A folder with the configuration of a run that processes other than this one can read."""
+    folder.mkdir()
     values = settings(folder, **{"rewards": [{"name": "recording:brightness"}], **changes})
     (folder / "config.yaml").write_text(yaml.safe_dump(values))
-    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(paths),
-        "OMP_NUM_THREADS": "1",
-        "ACCELERATE_USE_CPU": "true",
-        "FLOWALIGN_ADVANTAGES": str(folder / "advantages"),
-    }
-    return [sys.executable, "-m", *launch, "flowalign", "train", str(folder / "config.yaml")], environment
+    (folder / "launch.yaml").write_text(yaml.safe_dump({"FLOWALIGN_ADVANTAGES": str(folder / "advantages")}))
+    return folder
 
 
 def lines(file: Path) -> int:
@@ -403,28 +396,22 @@ def test_a_run_killed_at_any_moment_and_resumed_ends_with_the_same_weights(
 ) -> None:
     changes = {"training.iterations": 12, "training.ema_decay": 0.9}
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    command(tmp_path / "whole", **changes)
-    Trainer(load(tmp_path / "whole" / "config.yaml"), progress=False).train()
-    _, environment = command(tmp_path / "killed", **changes)
-    script = [sys.executable, str(Path(__file__).parent / "train_forks.py"), str(tmp_path / "killed" / "config.yaml")]
+    go_on(prepare(tmp_path / "whole", **changes))
+    killed = prepare(tmp_path / "killed", **changes)
     metrics = tmp_path / "killed" / "run" / "metrics.jsonl"
     generator = random.Random(time.time_ns())  # other moments every time
     done = 0
-    with subprocess.Popen(script, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forks:
-        assert forks.stdin is not None and forks.stdout is not None
-        for kill in (True, True, True, False):
-            print(file=forks.stdin, flush=True)
-            child = int(forks.stdout.readline())
-            # a child that has finished is not there any more
-            while kill and Path(f"/proc/{child}").exists() and (lines(metrics) <= done):
-                time.sleep(0.01)
-            if kill:
-                time.sleep(generator.uniform(0, 1))
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
-            done = lines(metrics)
-            assert int(forks.stdout.readline()) in ((-signal.SIGKILL, 0) if kill else (0,))
-        forks.stdin.close()
+    for kill in (True, True, True, False):
+        child = FORKS.Process(target=go_on, args=(killed,))
+        child.start()
+        while kill and child.is_alive() and lines(metrics) <= done:
+            time.sleep(0.01)
+        if kill:
+            time.sleep(generator.uniform(0, 1))
+            child.kill()
+        child.join()
+        done = lines(metrics)
+        assert child.exitcode in ((-signal.SIGKILL, 0) if kill else (0,))
     for name in ("trainable", "optimizer", "ema"):
         mine, theirs = weights(tmp_path / "killed", 12, name), weights(tmp_path / "whole", 12, name)
         assert all(torch.equal(mine[key], theirs[key]) for key in theirs), name
@@ -437,14 +424,10 @@ def test_two_processes_give_the_advantages_and_weights_of_one(tmp_path: Path, mo
     changes = {"algorithm.name": "recording:RecordingFlowGRPO", "training.iterations": 2, **WITH_EVALUATION}
     # previews, which the main process alone makes, would be recorded as well
     changes |= {"training.prompts_per_iteration": 4, "training.checkpoint_every": 0, "training.previews": 0}
-    # `--cpu --num_processes 2` starts one process (accelerate 1.15); this starts two, here on the CPU
-    launch = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0", "-m"]
-    line, environment = command(tmp_path / "two", *launch, **changes)
-    subprocess.run(line, env=environment, check=True, capture_output=True)
-    _, environment = command(tmp_path / "one", **changes)
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    monkeypatch.setenv("FLOWALIGN_ADVANTAGES", environment["FLOWALIGN_ADVANTAGES"])
-    Trainer(load(tmp_path / "one" / "config.yaml"), progress=False).train()
+    together(2, prepare(tmp_path / "two", **changes))
+    monkeypatch.setenv("FLOWALIGN_ADVANTAGES", str(tmp_path / "one" / "advantages"))
+    go_on(prepare(tmp_path / "one", **changes))
     one = torch.load(tmp_path / "one" / "advantages.0", weights_only=True)
     for rank in (0, 1):
         two = torch.load(tmp_path / "two" / f"advantages.{rank}", weights_only=True)

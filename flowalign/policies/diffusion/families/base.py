@@ -63,6 +63,9 @@ class Family:
     text_inputs: ClassVar[Mapping[str, str]] = {}
     """arguments of the denoiser ('added_cond_kwargs.text_embeds' in a dictionary), and the embeddings that they are;
     without them the text encoders cannot be trained"""
+    middle: ClassVar[str] = ""
+    """the denoiser's block, or list of blocks, in whose middle features of samples are found, the last output of
+    several; empty: they are not looked for"""
     divides_tokens: ClassVar[bool] = False
     """what diffusers makes of the family's tokens, divided over processes, was found equal to the whole"""
     parts: int = 1
@@ -179,6 +182,10 @@ class Family:
         """C of the latents."""
         config = denoiser.config
         return int(config.get("out_channels") or config.in_channels)
+
+    def width(self, denoiser: Any) -> int:
+        """D of the features in its middle."""
+        return int(denoiser.config.num_attention_heads * denoiser.config.attention_head_dim)
 
     def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, ...]:
         """H, W, or F, H, W, of the latents that the pipeline's call with these arguments makes.

@@ -15,6 +15,7 @@ class Flux(Packed, DistilledGuidance):
     """FLUX.1 dev and schnell; schnell ignores the guidance scale."""
 
     pipelines = ("FluxPipeline",)
+    middle = "transformer_blocks"
     divides_tokens = True
     lora_targets = JOINT_ATTENTION
     text_inputs = {"encoder_hidden_states": "prompt_embeds", "pooled_projections": "pooled_prompt_embeds"}

@@ -29,6 +29,9 @@ class Kandinsky5(TrueGuidance):
     tolerance = 1e-3
     unpadded = True
 
+    def check(self, pipeline: DiffusionPipeline) -> None:
+        pipeline.transformer.time_embeddings.register_forward_pre_hook(_frequencies_there)
+
     def channels(self, denoiser: Any) -> int:
         return int(denoiser.config.in_visual_dim)
 
@@ -93,6 +96,7 @@ class Kandinsky5ImageToVideo(Kandinsky5Video):
     """channels of the latents"""
 
     def check(self, pipeline: DiffusionPipeline) -> None:
+        super().check(pipeline)
         self.sampled = self.channels(pipeline.transformer)
 
     def check_size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> None:
@@ -118,3 +122,8 @@ class Kandinsky5ImageToVideo(Kandinsky5Video):
         # each by itself: the statistics of the later frames are taken over a whole batch
         even = [pipeline.normalize_first_frame(self.pack(video)) for video in latents.split(1)]
         return super().decode(pipeline, self.unpack(torch.cat(even), ()))
+
+
+def _frequencies_there(module: Any, inputs: tuple[Tensor]) -> None:
+    """Put an embedding's frequencies where the times are; diffusers leaves them on the host, and sends them anew."""
+    module.freqs = module.freqs.to(inputs[0].device, non_blocking=True)

@@ -19,6 +19,7 @@ class QwenImage(Packed, TrueGuidance, VideoVAE):
     """Qwen-Image (arXiv 2508.02324): guidance by two calls, rescaled to the norm of the positive one."""
 
     pipelines = ("QwenImagePipeline",)
+    middle = "transformer_blocks"
     divides_tokens = True
     lora_targets = JOINT_ATTENTION
 

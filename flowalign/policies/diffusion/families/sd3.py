@@ -13,6 +13,7 @@ class SD3(Family):
 
     pipelines = ("StableDiffusion3Pipeline",)
     lora_targets = JOINT_ATTENTION
+    middle = "transformer_blocks"
     text_inputs = {"encoder_hidden_states": "prompt_embeds", "pooled_projections": "pooled_prompt_embeds"}
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:

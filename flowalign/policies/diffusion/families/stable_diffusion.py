@@ -22,6 +22,7 @@ class StableDiffusion(Family):
     pipelines = ("StableDiffusionPipeline",)
     denoiser = "unet"
     lora_targets = ATTENTION
+    middle = "mid_block"
     text_inputs = {"encoder_hidden_states": "prompt_embeds"}
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
@@ -29,6 +30,9 @@ class StableDiffusion(Family):
             list(prompts), num_images_per_prompt=1, do_classifier_free_guidance=False, **options
         )
         return {"prompt_embeds": embeds}
+
+    def width(self, denoiser: Any) -> int:
+        return int(denoiser.config.block_out_channels[-1])
 
     def scheduler(self, own: Any) -> Any:
         return DDIMScheduler.from_config(own.config, clip_sample=False, set_alpha_to_one=True)

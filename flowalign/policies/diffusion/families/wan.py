@@ -16,6 +16,7 @@ class Wan(TrueGuidance, VideoVAE):
     """Wan 2.1 and 2.2 text to video (arXiv 2503.20314); both transformers of Wan 2.2 14B, of high and low noise."""
 
     pipelines = ("WanPipeline",)
+    middle = "blocks"
     divides_tokens = True
     lora_targets = ATTENTION
 

@@ -1,9 +1,6 @@
 """Two denoisers of one trajectory on several processes: which of them a process asks differs from step to step."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +10,10 @@ import yaml
 from safetensors.torch import load_file
 
 from flowalign.config import load
+from flowalign.policies.diffusion.experts import Experts, drop_unasked
 from flowalign.tools.tiny_pipelines import PIPELINES, build
 from flowalign.training import Trainer
+from tests.flowalign.training.processes import together
 
 HERE = Path(__file__).parents[2] / "training"
 
@@ -26,7 +25,7 @@ def named_by_dotted_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepare(folder: Path, steps: dict[str, Any]) -> Path:
-    """A folder with a small run of Wan 2.2 14B, and what `run_processes.py` reads."""
+    """A folder with a small run of Wan 2.2 14B, and what `together` reads."""
     tiny = PIPELINES["wan22_14b"]
     build("wan22_14b").save_pretrained(folder / "model")
     prompts = [{"prompt": text} for text in ("a red circle", "two blue squares")]
@@ -57,6 +56,30 @@ def trained(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "run" / "checkpoints" / "checkpoint-000002" / "trainable.safetensors")
 
 
+def test_what_was_asked_for_nothing_has_no_gradient() -> None:
+    """Zeros would have Adam move it, by momentum and decay, as one process does not."""
+    linear = [torch.nn.Linear(3, 3) for _ in range(2)]
+    network = Experts({"high": Answering(linear[0]), "low": Answering(linear[1])})
+    network.always = True
+    for number in (0, 1):
+        network.zero_grad()
+        network(torch.ones(2, 3), torch.full((2,), number))[0].sum().backward()
+        assert linear[number].weight.grad.any() and not linear[1 - number].weight.grad.any()
+        drop_unasked(network)
+        assert linear[number].weight.grad.any() and linear[1 - number].weight.grad is None
+
+
+class Answering(torch.nn.Module):
+    """A network that answers as diffusers' do."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self.network(hidden_states),)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_processes_that_ask_different_networks_train_as_one(tmp_path: Path) -> None:
@@ -66,13 +89,7 @@ def test_processes_that_ask_different_networks_train_as_one(tmp_path: Path) -> N
     for name, steps in cases.items():
         Trainer(load(prepare(tmp_path / name, steps) / "config.yaml"), progress=False).train()
     two = [prepare(tmp_path / f"{name}2", steps) for name, steps in cases.items()]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "OMP_NUM_THREADS": "1",
-        "ACCELERATE_USE_CPU": "true",
-    }
-    command = [sys.executable, str(HERE / "run_processes.py"), "2", *map(str, two)]
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=600)
+    together(2, *two)
     for name in cases:
         one, other = trained(tmp_path / name), trained(tmp_path / f"{name}2")
         # LoRA's second factor starts at zero

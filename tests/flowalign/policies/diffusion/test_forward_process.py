@@ -1,5 +1,6 @@
 """Clean samples on the forward process, for every model family on a tiny random pipeline of its real class."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,3 +95,18 @@ def test_the_error_of_a_ddpm_is_its_own_predictions(kind: str) -> None:
         error = noised.error(policy.velocity_of(clean, noised))
     wanted = noised.noise if kind == "sd15" else kept.sqrt() * noised.noise - (1 - kept).sqrt() * x0
     torch.testing.assert_close(error, (made - wanted).square().flatten(1).mean(1), rtol=1e-4, atol=1e-5)
+
+
+def test_features_from_the_middle_depend_on_every_sample_alone(policy: DiffusersPolicy, tiny: Tiny) -> None:
+    if not policy.family.middle or policy.family.unpadded or len(policy.networks) > 1:
+        pytest.skip("no features are looked for")
+    rollout = roll(policy, tiny, guidance=1.0)
+    final, records = rollout.trajectory.final, [{"image": own.images, "mask": own.mask} for own in tiny.sources or ()]
+    clean = policy.clean(PROMPTS, final, SEEDS, steps=STEPS, metadata=records, **tiny.call)
+    rows = torch.arange(len(final))
+    x0 = final.float().requires_grad_()
+    at = replace(clean.noised(rows, rows % STEPS, SEEDS), x0=x0)
+    features = policy.features_of(clean, at)
+    assert features.shape == (len(final), features.shape[1], policy.family.width(policy.denoiser))
+    (gradient,) = torch.autograd.grad(features[1].square().sum(), x0)
+    assert gradient[1].abs().max() > 0 and not gradient[[0, 2]].any()

@@ -15,7 +15,8 @@ from flowalign.policies.diffusion.context_parallel import BACKENDS, check_contex
 from flowalign.policies.diffusion.families import family_of
 from flowalign.policies.settings import ContextParallel, Model
 from flowalign.tools.tiny_pipelines import PIPELINES, build
-from tests.flowalign.training.distributed.test_processes import FSDP, alone, named_by_dotted_path, saved, together
+from tests.flowalign.training.distributed.test_processes import FSDP, alone, named_by_dotted_path, saved
+from tests.flowalign.training.processes import together
 
 __all__ = ["named_by_dotted_path"]
 
@@ -74,7 +75,8 @@ def prepare(
             "group_size": 4,
             "micro_batch_size": 2,
             "checkpoint_every": 1,
-            "optimizer": {"learning_rate": 1e-5 if full else 1e-3},
+            # of which the network that no sample asked for must see nothing
+            "optimizer": {"learning_rate": 1e-5 if full else 1e-3, "weight_decay": 0.1},
         },
         "output": str(folder),
         "name": "run",

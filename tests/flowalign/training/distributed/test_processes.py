@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
-from flowalign.training import Trainer
 from flowalign.training.distributed.sharding import Sharding, check_settings, zero_settings
 from rewards.shapes import draw, parse
+from tests.flowalign.training.processes import Launch, go_on, together
 from tests.flowalign.training.small_run import settings
 
 HERE = Path(__file__).parents[1]
@@ -98,6 +98,17 @@ TEXTS = RUNS["draft"] | {
     "model.text_lora": {"rank": 2, "encoders": ["text_encoder", "text_encoder_2"]},
     "rollout.guidance": 2.0,
 }
+# a discriminator, which moves with weights that are not the policy's
+GAN = QUICK | {
+    "algorithm": {
+        "name": "dmd2",
+        "levels": {"count": 2},
+        "gan": {"real": "teacher", "steps": 2, "weight": 100.0, "fake_weight": 1.0},
+        "fake": {"alone": 0, "learning_rate": 5e-3},
+    }
+}
+COPIES = {"texts": TEXTS, "gan": GAN}
+"""not in shards"""
 CROWDED = QUICK | {
     "algorithm": {"name": "recording:CrowdedFlowGRPO", "loss": {"clip_range": 0.01}},
     "rollout.batch_size": 16,
@@ -111,6 +122,9 @@ CLOSE = 0.002
 """share of an iteration's movement; 0.00008 at most was seen, 0.47 of a head that every process trained for itself"""
 CLOSE_ZERO = 0.01
 """with DeepSpeed, which rounds more, by at most 0.0035, most of it in a few hundred weights of tiny gradients"""
+TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+# `--cpu --num_processes 2` starts one process (accelerate 1.15); this starts two, here on the CPU
+ACCELERATE = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"]
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
     "OMP_NUM_THREADS": "1",
@@ -153,15 +167,8 @@ def preferences(folder: Path) -> Path:
 
 def alone(folder: Path) -> Path:
     """Train, or go on, in this process."""
-    Trainer(load(folder / "config.yaml"), resume=True, progress=False).train()
+    go_on(folder)
     return folder
-
-
-def together(processes: int, *folders: Path) -> str:
-    """Train, or go on, one folder after the other on several processes; returns what they told on stderr."""
-    command = [sys.executable, str(HERE / "run_processes.py"), str(processes), *map(str, folders)]
-    run = subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, timeout=900, text=True)
-    return run.stderr
 
 
 def after_one_iteration(folder: Path, copy: Path, launch: dict[str, str] | None = None) -> Path:
@@ -183,9 +190,9 @@ def state_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "run" / "checkpoints" / "checkpoint-000002" / "state.json").read_text())
 
 
-def apart(folder: Path, other: Path) -> float:
+def apart(folder: Path, other: Path, name: str = "trainable") -> float:
     """How far the weights of two runs are apart, as a share of how far the second iteration moved them."""
-    mine, theirs, before = saved(folder), saved(other), saved(other, iteration=1)
+    mine, theirs, before = saved(folder, name), saved(other, name), saved(other, name, iteration=1)
     assert mine.keys() == theirs.keys()
     moved = torch.cat([(theirs[name] - before[name]).flatten() for name in theirs])
     between = torch.cat([(mine[name] - theirs[name]).flatten() for name in theirs])
@@ -196,18 +203,23 @@ def apart(folder: Path, other: Path) -> float:
 def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Every run on one process."""
     folder = tmp_path_factory.mktemp("one")
-    return {name: alone(prepare(folder / name, **changes)) for name, changes in (RUNS | {"texts": TEXTS}).items()}
+    return {name: alone(prepare(folder / name, **changes)) for name, changes in (RUNS | COPIES).items()}
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def late(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    """A run that mostly waits, while the runs of `two` work."""
+    return Launch(2, prepare(tmp_path_factory.mktemp("late") / "late", **LATE))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory, late: Launch) -> dict[str, Path]:
     """'way run' on two processes."""
     folder = tmp_path_factory.mktemp("two")
     made = {f"shards {name}": prepare(folder / name, FSDP, **changes) for name, changes in RUNS.items()}
     made["copies lora"] = prepare(folder / "copies")
-    made["copies texts"] = prepare(folder / "texts", **TEXTS)
+    made |= {f"copies {name}": prepare(folder / name, **changes) for name, changes in COPIES.items()}
     made["copies, crowded lora"] = prepare(folder / "crowded", **CROWDED)
-    made["late"] = prepare(folder / "late", **LATE)
     (folder / "stderr").write_text(together(2, *made.values()))
     return made
 
@@ -230,9 +242,18 @@ def four(tmp_path_factory: pytest.TempPathFactory, one: dict[str, Path], two: di
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("label", ["copies lora", "copies texts", *(f"shards {name}" for name in RUNS)])
+@pytest.mark.parametrize(
+    "label", ["copies lora", *(f"copies {name}" for name in COPIES), *(f"shards {name}" for name in RUNS)]
+)
 def test_two_processes_give_the_run_of_one(one: dict[str, Path], two: dict[str, Path], label: str) -> None:
     assert apart(two[label], one[label.split()[-1]]) < CLOSE
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_discriminator_learns_from_all_processes(one: dict[str, Path], two: dict[str, Path]) -> None:
+    assert any(key.startswith("discriminator") for key in saved(one["gan"], "snapshot_fake"))
+    assert apart(two["copies gan"], one["gan"], "snapshot_fake") < CLOSE
 
 
 @pytest.mark.slow
@@ -249,8 +270,8 @@ def test_a_process_whose_memory_runs_out_in_a_rollout_halves_its_batches_alone(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_a_process_that_is_alive_and_late_is_named_while_the_others_wait(two: dict[str, Path]) -> None:
-    told = (two["late"].parent / "stderr").read_text()
+def test_a_process_that_is_alive_and_late_is_named_while_the_others_wait(late: Launch) -> None:
+    told = late.finish()
     assert re.search(
         rf"all others have waited 2\d s for process 1 \({os.uname().nodename}, pid \d+\), which is alive; it is at: "
         r"iteration 0, sampling and scoring, recording.py:\d+ late_brightness",
@@ -361,28 +382,33 @@ def check_export(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("blow", "launch"), [(signal.SIGKILL, ACCELERATE), (signal.SIGSTOP, TORCHRUN)], ids=["dead", "hung"]
+)
 def test_a_dead_or_hung_process_ends_the_run_with_its_name_and_the_run_resumes(
-    tmp_path: Path, blow: signal.Signals
+    tmp_path: Path, blow: signal.Signals, launch: list[str]
 ) -> None:
     long = {"training.iterations": 10_000, "training.patience": 6, "evaluation": {}, "training.previews": 0}
     folder = prepare(tmp_path / "run", **long)
-    config = str(folder / "config.yaml")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    run = subprocess.Popen(
-        [*launch, "-m", "flowalign", "train", config], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
-    )
+    line = [sys.executable, "-m", *launch, "-m", "flowalign", "train", str(folder / "config.yaml")]
+    run = subprocess.Popen(line, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     metrics = folder / "run" / "metrics.jsonl"
     while not (metrics.exists() and len(metrics.read_text().splitlines()) > 1):
         assert run.poll() is None, run.stderr.read()
         time.sleep(0.1)
     children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
     workers = {rank_of(int(child)): int(child) for child in children}
+    assert yaml.safe_load((folder / "run" / "versions.yaml").read_text())["processes"] == 2
     os.kill(workers["1"], blow)
     begin = time.monotonic()
-    _, told = run.communicate(timeout=120)
+    told = ""
+    for line in run.stderr:
+        told += line
+        # the launcher waits 30 seconds for an answer to its signal before it kills; a stopped process never answers
+        if blow == signal.SIGSTOP and f"process {workers['1']} closing signal SIGTERM" in line:
+            os.kill(workers["1"], signal.SIGKILL)
+    assert run.wait() != 0
     assert time.monotonic() - begin < 60
-    assert run.returncode != 0
     if blow == signal.SIGSTOP:
         assert f"process 1 ({os.uname().nodename}, pid {workers['1']}) has given no sign of life for 6 s" in told
     else:

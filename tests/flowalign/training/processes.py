@@ -1,0 +1,84 @@
+"""Runs of a few seconds in other processes of this machine's CPU, forked from a server that has imported everything.
+
+To import torch and diffusers takes ten seconds; the server does it once for all files of a test process.
+"""
+
+import multiprocessing
+import os
+import runpy
+import socket
+import sys
+from pathlib import Path
+
+import torch
+import yaml
+from accelerate.state import AcceleratorState, PartialState
+
+from flowalign.config import load
+from flowalign.training import Trainer
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload([__name__, "tests.flowalign.training.warm"])
+
+
+def go_on(folder: Path) -> None:
+    """Train, or go on, in this process."""
+    torch.set_num_threads(1)
+    Trainer(load(folder / "config.yaml"), resume=True, progress=False).train()
+
+
+def run_script(script: Path, *words: str) -> None:
+    """As `python script words`."""
+    sys.argv = [str(script), *words]
+    runpy.run_path(str(script), run_name="__main__")
+
+
+class Launch:
+    """Processes that work on one folder after the other, of which one with a checkpoint is gone on with.
+
+    Each folder has a `config.yaml`, and in `launch.yaml` environment variables as a launcher would set them.
+    """
+
+    def __init__(self, processes: int, *folders: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._told = folders[0] / "told.txt"
+        self._told.write_text("")
+        begin = torch.multiprocessing.start_processes
+        arguments = (processes, port, folders, self._told)
+        self._running = begin(_work, arguments, nprocs=processes, join=False, start_method="forkserver")
+
+    def finish(self) -> str:
+        """Wait for them; returns what they printed, and raises what one of them raised."""
+        while not self._running.join():
+            pass
+        return self._told.read_text()
+
+
+def together(processes: int, *folders: Path) -> str:
+    """Train, or go on, one folder after the other on several processes; returns what they printed."""
+    return Launch(processes, *folders).finish()
+
+
+def _work(rank: int, processes: int, port: int, folders: tuple[Path, ...], told: Path) -> None:
+    with open(told, "a") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "ACCELERATE_USE_CPU": "true",
+    }
+    for folder in folders:
+        environment = yaml.safe_load((folder / "launch.yaml").read_text())
+        os.environ |= environment
+        go_on(folder)
+        for name in environment:
+            del os.environ[name]
+        AcceleratorState._reset_state()
+        PartialState._reset_state()
+    torch.distributed.destroy_process_group()
