@@ -122,9 +122,12 @@ def league(
     configs: Annotated[list[Path], typer.Argument(help="Two or more YAML configurations.")],
     budget: Annotated[str, typer.Option(help="Of every run: seconds=60, forwards=100000 or reward_calls=5000.")],
     seeds: Annotated[int, typer.Option(min=1, help="Train each this many times.")] = 3,
-    output: Annotated[Path, typer.Option(help="Folder of the league; an interrupted one goes on.")] = Path(
-        "runs/league"
-    ),
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the league; an interrupted one goes on.", show_default="runs/league, runs/league-WORLD"
+        ),
+    ] = None,
     panel: Annotated[str | None, typer.Option(help="A reward that nobody trains on, to judge by too.")] = None,
     pictures: Annotated[int, typer.Option(min=1, help="Pictures a held-out prompt.")] = 20,
     set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value for all of them.")] = None,
@@ -139,6 +142,7 @@ def league(
     """Train configurations under one budget and print how they compare."""
     from flowalign.tools.league import Budget, run_league
 
+    output = output or Path("runs/league" if world == "shapes" else f"runs/league-{world}")
     table = run_league(configs, seeds, Budget.parse(budget), output, panel, set_ or [], pictures, world, first_seed)
     print(f"table: {table}")
 

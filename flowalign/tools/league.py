@@ -22,8 +22,10 @@ from flowalign.data import Prompts
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.runs.files import write_atomically
+from flowalign.runs.reading import read_yaml
 from flowalign.training import Trainer
 from flowalign.training.evaluation import Evaluated, evaluate
+from flowalign.training.resuming import changed
 from rewards import Reward, as_reward, score
 from samplers import KERNELS, All
 
@@ -183,6 +185,7 @@ def run_league(
     }
     for config in loaded.values():
         config.check(processes=1)
+        check_same(config)
     if len({json.dumps(scored(config)) for config in loaded.values()}) > 1:
         logger.warning("judged by different rewards, not to be compared; --set evaluation.rewards=... is for all")
     panel_reward = as_reward(registry.build("rewards", panel, {}, "--panel")) if panel else None
@@ -225,6 +228,13 @@ def run_league(
     write_atomically(output / "league.md", table)
     print(table)
     return output / "league.md"
+
+
+def check_same(config: Any) -> None:
+    """Refuse a run of the folder that was trained with other settings: it would stand in the table as this one."""
+    run = Path(config.output) / str(config.name)
+    if (run / "config.yaml").is_file() and (different := changed(read_yaml(run / "config.yaml"), config)):
+        raise ConfigError(f"{run} was trained with other settings ({different[0]}); begin the league in a new --output")
 
 
 def judged(config: Any) -> str:

@@ -51,6 +51,11 @@ def test_every_run_uses_up_the_same_budget_and_none_is_done_twice(tmp_path: Path
     (tmp_path / "demo-seed6" / "league.json").unlink()
     assert league(tmp_path).read_text() == text
     assert {path: path.read_bytes() for path in done} == done
+    # figures of other settings would stand in the table as this league's
+    with pytest.raises(ConfigError, match=r"demo-seed5 was trained with other settings \(.*group_size: 4 -> 6\)"):
+        run_league(
+            CONFIGS, 2, Budget.parse("forwards=150"), tmp_path, None, [*SMALL, "training.group_size=6"], 1, first_seed=5
+        )
     # as a league of an earlier version has it
     (tmp_path / "base.json").write_text(json.dumps(results["base"][0]))
     with pytest.raises(ConfigError, match="base.json: nothing of the start weights as demo is judged"):
