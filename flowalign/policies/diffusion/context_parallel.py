@@ -15,7 +15,9 @@ from typing import Any
 import diffusers
 import torch
 from diffusers.hooks.context_parallel import apply_context_parallel, remove_context_parallel
+from diffusers.models import attention_dispatch
 from diffusers.models._modeling_parallel import ContextParallelConfig, ContextParallelInput, ParallelConfig
+from diffusers.models.attention_dispatch import TemplatedRingAttention
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -79,6 +81,8 @@ class TokenParts:
         self.networks = networks
         self.group = mesh["ring", "ulysses"]._flatten().get_group()
         self.count = torch.distributed.get_world_size(self.group)
+        if mesh["ring"].size() > 1:
+            attention_dispatch.TemplatedRingAttention = Ring
         own = ContextParallelConfig(mesh["ring"].size(), mesh["ulysses"].size(), mesh=mesh)
         self.config = ParallelConfig(context_parallel_config=own)
         rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -140,6 +144,47 @@ class TokenParts:
 def _arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Of a call by their names, `self` first; something else may stand in for the module's own forward."""
     return dict(inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments)
+
+
+class Ring(TemplatedRingAttention):
+    """diffusers' ring attention with another backward pass.
+
+    Of diffusers 0.42's own, what was saved is read once a process, which torch refuses where activations are computed
+    again (gradient checkpointing); and among more than two processes the gradients of keys and values are added up for
+    the wrong ones.
+    """
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *rest: Any) -> Any:
+        settings, saved = ctx._parallel_config.context_parallel_config, ReadOnce(ctx)
+        group, count = settings._ring_mesh.get_group(), settings.ring_degree
+        dtype = torch.float32 if settings.convert_to_fp32 else gradient.dtype
+        query, key, value, *_ = saved.saved_tensors
+        own = torch.stack([key, value])
+        everyones = own.new_empty(count, *own.shape)
+        torch.distributed.all_gather_into_tensor(everyones, own[None], group=group)
+        of_query, of_everyones = torch.zeros_like(query, dtype=dtype), torch.empty_like(everyones, dtype=dtype)
+        for (key, value), of_pair in zip(everyones, of_everyones, strict=True):
+            parts = ctx.backward_op(
+                saved, gradient, query=query, key=key, value=value, out=ctx.ring_out, lse=ctx.ring_lse
+            )
+            of_query += parts[0]
+            of_pair[0], of_pair[1] = parts[1:3]
+        of_own = torch.empty_like(own, dtype=dtype)
+        torch.distributed.reduce_scatter_tensor(of_own[None], of_everyones, group=group)
+        # of forward's ten further arguments there are none
+        return of_query.to(gradient.dtype), *of_own.to(gradient.dtype), *[None] * 9
+
+
+class ReadOnce:
+    """What a function's forward pass left for its backward pass."""
+
+    def __init__(self, ctx: Any) -> None:
+        self.ctx = ctx
+        self.saved_tensors = ctx.saved_tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ctx, name)
 
 
 class AddedUp(torch.autograd.Function):
