@@ -23,7 +23,7 @@ from tests.flowalign.small_run import small_run
 # recorded by core/originals/record_pairs.py, as README.md there says
 THEIRS = json.loads((Path(__file__).parents[2] / "core" / "originals" / "step_pairs.json").read_text())
 GIVEN = {name: torch.tensor(values, dtype=torch.float64) for name, values in THEIRS["inputs"].items()}
-SMALL = ("training.prompts_per_iteration=2", "training.group_size=4")
+SMALL = ("training.prompts_per_iteration=2", "training.group_size=4", "rollout.plan={name: all}")
 
 
 def close(made: torch.Tensor, expected: Any) -> None:
@@ -236,7 +236,7 @@ def test_prdp_learns_from_neighbours_whole_trajectories(tmp_path: Path) -> None:
         ("prdp", "training.group_size=5", "training.group_size: prdp compares .* two by two; 6 works"),
         ("spo", "algorithm.start=4", "algorithm.start: no step from 4 on draws noise .* at most 3 works"),
         ("spo", "algorithm.threshold=1.5", "algorithm.threshold"),
-        ("d3po", "rollout.kernel=ode", "adds no noise at step 0"),
+        ("d3po", "rollout.kernel=ode", "adds no noise at step 1"),
         ("d3po", "algorithm.advantage={name: grpo}", "algorithm.advantage: unknown key"),
         ("d3po", "training.old_log_prob=replayed", "training.old_log_prob: 'd3po' has no ratios"),
     ],
