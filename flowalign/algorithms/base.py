@@ -192,8 +192,13 @@ class Algorithm:
         """The experience for the update of this number, from 0, of another set of weights; with noise of its own."""
         return experience
 
+    @property
+    def measures(self) -> bool:
+        """Whether an evaluation has further figures of its own."""
+        return False
+
     def measure(self, actor: Any) -> dict[str, float]:
-        """Further figures of an evaluation; called on the main process alone."""
+        """Those figures; called on the main process alone."""
         return {}
 
     def show(self, actor: Any, batch: Batch) -> Seen:

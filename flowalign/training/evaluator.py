@@ -90,10 +90,12 @@ class Evaluator:
                 self.actor.processes,
             )
         line: dict[str, Any] = {"iteration": iteration} | self.actor.judged()
-        with self.learner.alone():
-            if self.accelerator.is_main_process:
-                line |= self.algorithm.measure(self.actor)
-                if self.config.training.previews:
+        if self.algorithm.measures or self.config.training.previews:
+            # whole weights on every process, where they are in shards
+            with self.learner.alone():
+                if self.accelerator.is_main_process and self.algorithm.measures:
+                    line |= self.algorithm.measure(self.actor)
+                if self.accelerator.is_main_process and self.config.training.previews:
                     preview(self.actor, self.algorithm, prompts, self.folder, iteration)
         if self.accelerator.is_main_process:
             for label, row in result.means(by="category").items():

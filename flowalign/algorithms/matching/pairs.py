@@ -102,11 +102,14 @@ class PairMatching(FileMatching):
         """[N] losses of pairs, of which the chosen ones are the first half of the points, and named [N] values."""
         raise NotImplementedError
 
+    @property
+    def measures(self) -> bool:
+        return self.settings.heldout is not None
+
     @torch.no_grad()
     def measure(self, actor: DiffusionActor) -> dict[str, float]:
         """Share of the held-out pairs whose chosen picture has the higher implicit reward, a tie counting half."""
-        if self.settings.heldout is None:
-            return {}
+        assert self.settings.heldout is not None
         pairs, levels = Preferences.read(self.settings.heldout), actor.config.training.group_size
         batch = draw_batch(pairs, 0, len(pairs), levels, actor.config.evaluation.seed, False)
         whole_pairs = max(1, actor.config.rollout.batch_size // levels) * levels

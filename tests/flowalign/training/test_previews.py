@@ -92,3 +92,15 @@ def test_an_estimator_that_learns_does_not_learn_from_previews(tmp_path: Path) -
     run = trainer("dense_grpo", tmp_path, estimator)
     films, _ = previewed(run)
     assert run.actor._head is None and films[0]["rewards"]
+
+
+@pytest.mark.parametrize(("previews", "gathered"), [(0, 0), (1, 1)])
+def test_an_evaluation_gathers_whole_weights_for_previews_alone(
+    tmp_path: Path, previews: int, gathered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_out = ["evaluation.prompts=shapes_heldout", "evaluation.limit=1", "evaluation.samples_per_prompt=1"]
+    run = small_run("tiny_sd3/flow_grpo", tmp_path, *held_out, f"training.previews={previews}")
+    alone, times = run.learner._gathered, []
+    monkeypatch.setattr(run.learner, "_gathered", lambda: times.append(1) or alone())
+    assert run.evaluator.run(0, 0.0) is not None
+    assert len(times) == gathered
