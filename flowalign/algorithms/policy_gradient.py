@@ -18,11 +18,22 @@ from flowalign.actors.draw import Draw
 from flowalign.algorithms import base
 from flowalign.config import Named
 from flowalign.core.losses import LOOKS_AT, LooksAt
+from flowalign.core.off_policy import Level, Rule, correction
 from flowalign.core.record import Record, masked_mean
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.base import Policy
 from rewards import Scores
+
+
+class OffPolicy(base.AlgorithmSettings):
+    """See `core.off_policy.correction`; costs a forward pass of every action."""
+
+    level: Level = "token"
+    """'token': of each action, be it a token or a denoising step"""
+    rule: Rule = "truncate"
+    largest: float = Field(2.0, gt=0)
+    smallest: float = Field(0.0, ge=0)
 
 
 class PolicyGradientSettings(base.AlgorithmSettings):
@@ -34,6 +45,10 @@ class PolicyGradientSettings(base.AlgorithmSettings):
     """`flowalign list losses`, with its settings"""
     kl_weight: float = Field(0.0, ge=0)
     """of the divergence from the start weights"""
+
+    off_policy: OffPolicy | None = None
+    """weigh actions by how probable the weights of now find them, over how probable the weights or the engine that
+    sampled did; ratios then refer to the weights of now"""
 
     moved: ClassVar[dict[str, str]] = {
         "clip_range": "loss: {clip_range: ...}",
@@ -135,6 +150,10 @@ class PolicyGradient(base.Algorithm):
                 f"shows it one {self.piece} at a time; ppo works"
             )
 
+    def check(self, config: Any) -> None:
+        if self.settings.off_policy is not None and (config.data.dynamic_sampling or config.data.replay):
+            raise ConfigError("algorithm.off_policy: weighs one rollout; data.dynamic_sampling and replay go without")
+
     @property
     def uses_reference(self) -> bool:
         return self.settings.kl_weight > 0
@@ -146,7 +165,9 @@ class PolicyGradient(base.Algorithm):
     def collect(self, actor: Any, draw: Draw) -> Experience:
         """Sample the groups drawn, decode, score, and give credit."""
         rollout, batch, scores = draw.sampled(self.rollout, self.scores)
-        rollout = self.rescored(actor, rollout)
+        sampler_log_prob, off_policy = rollout.log_prob, self.settings.off_policy
+        if off_policy is not None:
+            rollout = self.rescored(actor, rollout)
         record = self.record(actor, rollout, batch, scores)
         advantage, penalty_weight = self.advantages(record), self.weights(actor, record)
         weight = penalty_weight * self.shares(record)
@@ -157,7 +178,7 @@ class PolicyGradient(base.Algorithm):
             return actor.own(values, len(batch))
 
         length = rollout.mask.shape[1]
-        return Experience(
+        experience = Experience(
             batch,
             metrics,
             self.items_of(rollout),
@@ -170,14 +191,20 @@ class PolicyGradient(base.Algorithm):
             own(penalty_weight)[:, :length],
             all_teach=self.loss_looks_at == "group",
         )
+        if off_policy is not None:
+            ratio = correction(rollout.log_prob, sampler_log_prob, rollout.mask, **off_policy.model_dump())
+            experience.weight = experience.weight * ratio
+            mean = masked_mean(ratio.expand_as(rollout.mask), rollout.mask)
+            metrics["policy/off_policy_weight"] = actor.gather(mean).mean().item()
+        return experience
 
     def rollout(self, actor: Any, batch: Batch) -> tuple[Any, Batch]:
         """The trajectories to learn from, and the samples they are of; a group's stand side by side."""
         return actor.rollout(batch), batch
 
     def rescored(self, actor: Any, rollout: Any) -> Any:
-        """The trajectories, with log-probabilities of the weights of now where the settings ask for them."""
-        return rollout
+        """The trajectories, with log-probabilities of the weights of now."""
+        raise NotImplementedError
 
     def scores(self, actor: Any, samples: Sequence[Any], batch: Batch) -> Scores:
         """Scores of the finished samples.

@@ -66,7 +66,7 @@ class RolloutWorkers(Section):
         if replayed and getattr(algorithm.settings, "off_policy", None) is None:
             raise ConfigError(
                 "training.old_log_prob: ratios to a replay by the weights of now would leave out that earlier ones "
-                "sampled; sampled works, or for texts algorithm.off_policy={level: token}"
+                "sampled; sampled works, or algorithm.off_policy={level: token}"
             )
         for key in ("dynamic_sampling", "replay"):
             if getattr(config.data, key) is not None:

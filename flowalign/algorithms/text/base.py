@@ -7,7 +7,6 @@ engine of other numerics drew. A method that adds to this, a teacher or demonstr
 own file.
 """
 
-from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import torch
@@ -24,7 +23,6 @@ from flowalign.core.aggregation import Aggregation, action_weights
 from flowalign.core.divergences import KLEstimate, sampled_kl
 from flowalign.core.entropy import entropy_modulated, uncertain, unlikeliness
 from flowalign.core.losses import LooksAt
-from flowalign.core.off_policy import Level, Rule, correction
 from flowalign.core.record import Actions, Record, masked_mean, masked_sum
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch
@@ -41,15 +39,6 @@ class Modulation(base.AlgorithmSettings):
     sharpness: float = Field(1.0, ge=0)
     clarity: float = Field(0.05, ge=0)
     clarity_sharpness: float = Field(1.0, ge=0)
-
-
-class OffPolicy(base.AlgorithmSettings):
-    """See `core.off_policy.correction`; costs a forward pass of every text."""
-
-    level: Level = "token"
-    rule: Rule = "truncate"
-    largest: float = Field(2.0, gt=0)
-    smallest: float = Field(0.0, ge=0)
 
 
 class LanguageSettings(PolicyGradientSettings):
@@ -69,8 +58,6 @@ class LanguageSettings(PolicyGradientSettings):
     """learn from this share of the tokens, the most uncertain ones"""
     empg: Modulation | None = None
     """modulate advantages by entropy (arXiv 2509.09265)"""
-    off_policy: OffPolicy | None = None
-    """weigh tokens by how probable a forward pass finds them, over how probable sampling did"""
 
 
 class LanguageAlgorithm(PolicyGradient):
@@ -93,6 +80,7 @@ class LanguageAlgorithm(PolicyGradient):
         return prompts
 
     def check(self, config: TextConfig) -> None:
+        super().check(config)
         if config.environment is not None and not self.takes_turns:
             raise ConfigError(
                 f"algorithm: '{config.algorithm.name}' learns from demonstrations, which are texts without turns; with "
@@ -106,8 +94,6 @@ class LanguageAlgorithm(PolicyGradient):
                         f"algorithm.advantage: '{self.settings.advantage.name}' takes a mean off every step's reward, "
                         f"so that the bound in rewards.{i} no longer holds; process_returns works"
                     )
-        if self.settings.off_policy is not None and (config.data.dynamic_sampling or config.data.replay):
-            raise ConfigError("algorithm.off_policy: weighs one rollout; data.dynamic_sampling and replay go without")
         if config.rollout.engine == "vllm" and self.settings.off_policy is None:
             raise ConfigError(
                 "rollout.engine: vllm's log-probabilities are not a forward pass's; "
@@ -129,32 +115,14 @@ class LanguageAlgorithm(PolicyGradient):
         return config.training.group_size
 
     def collect(self, actor: LanguageActor, draw: Draw) -> Experience:
-        experience = super().collect(actor, draw)
-        if self.settings.off_policy is not None:
-            self._correct(actor, experience)
-        return self.augmented(actor, experience)
-
-    def _correct(self, actor: LanguageActor, experience: Experience) -> None:
-        """Weigh tokens that were drawn by other numerics than their log-probabilities are of."""
-        assert self.settings.off_policy is not None
-        rollout = experience.rollout
-        weight = correction(
-            rollout.log_prob, rollout.sampler_log_prob, rollout.mask, **self.settings.off_policy.model_dump()
-        )
-        experience.weight = experience.weight * weight
-        mean = masked_mean(weight.expand_as(rollout.mask), rollout.mask)
-        experience.metrics["text/off_policy_weight"] = actor.gather(mean).mean().item()
+        return self.augmented(actor, super().collect(actor, draw))
 
     def rollout(self, actor: LanguageActor, batch: Batch) -> tuple[TextRollout, Batch]:
         """A text of every sample of the batch."""
         return self.sampled(actor, batch), batch
 
     def rescored(self, actor: LanguageActor, rollout: TextRollout) -> TextRollout:
-        """The texts, scored again by a forward pass of the weights of now where off_policy asks for it."""
-        if self.settings.off_policy is None:
-            return rollout
-        again = rescored(actor.policy, rollout, actor.config.rollout.batch_size)
-        return replace(again, sampler_log_prob=rollout.log_prob)
+        return rescored(actor.policy, rollout, actor.config.rollout.batch_size)
 
     def sampled(self, actor: LanguageActor, batch: Batch) -> TextRollout:
         """A text of every sample of the batch."""

@@ -53,8 +53,7 @@ class Imitating(language.LanguageAlgorithm):
     def augmented(self, actor: LanguageActor, experience: Experience) -> Experience:
         examples = self.examples(actor, experience)
         rows = len(experience.rollout)
-        own = replace(experience.rollout, sampler_log_prob=None)
-        rollout = TextRollout.cat([own, examples.rollout])
+        rollout = TextRollout.cat([experience.rollout, examples.rollout])
         items = len(rollout)
         counted = examples.rollout.mask & examples.counts[:, None]
         # the mean over the tokens of all processes, whose losses the trainer averages

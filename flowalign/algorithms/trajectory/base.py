@@ -119,6 +119,7 @@ class TrajectoryAlgorithm(PolicyGradient):
     """the kind of plan that it needs, and an example"""
 
     def check(self, config: Config) -> None:
+        super().check(config)
         plan, rollout = config.build_plan(), config.rollout
         if self.plan is not None and not isinstance(plan, self.plan[0]):
             raise ConfigError(
@@ -127,6 +128,11 @@ class TrajectoryAlgorithm(PolicyGradient):
             )
         if self.noise == "kernel":
             check_noise(config)
+        if self.settings.off_policy is not None and self.noise == "own":
+            raise ConfigError(
+                f"algorithm.off_policy: steps are scored again by the kernel's density, and {config.algorithm.name} "
+                "learns its noise; null works"
+            )
         if self.settings.ratio == "guard" and self.noise == "own":
             raise ConfigError(
                 f"algorithm.ratio: GRPO-Guard's corrects Gaussians of fixed width, and {config.algorithm.name} learns "
@@ -151,6 +157,18 @@ class TrajectoryAlgorithm(PolicyGradient):
 
     def items(self, config: Config) -> int:
         return config.training.group_size * len(learned_steps(config))
+
+    def rescored(self, actor: DiffusionActor, rollout: Rollout) -> Rollout:
+        """The trajectories, with velocities and log-probabilities of the weights of now at the stochastic steps."""
+        trajectory, kernel = rollout.trajectory, rollout.kernel
+        again = replace(trajectory, velocity=trajectory.velocity.clone(), log_prob=trajectory.log_prob.clone())
+        for items in rollout.mask.nonzero().split(actor.config.rollout.batch_size):
+            samples, steps = items.unbind(1)
+            with torch.no_grad():
+                velocity = actor.policy.velocity(rollout, samples, steps)
+            again.velocity[samples, steps] = velocity.float()
+            again.log_prob[samples, steps] = again.score(kernel, velocity, samples, steps).log_prob
+        return replace(rollout, trajectory=again)
 
     def record(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Record:
         record = super().record(actor, rollout, batch, scores)
@@ -266,7 +284,7 @@ class TrajectoryAlgorithm(PolicyGradient):
         return Steps(
             transition.log_prob,
             rollout.trajectory.log_prob[samples, steps],
-            experience.advantage[samples, steps],
+            (experience.advantage * experience.weight)[samples, steps],
             rollout.mask[samples, steps],
             experience.group[samples],
             experience.reward[samples],

@@ -50,6 +50,8 @@ class DSRL(PolicyGradient):
     network: StartNoise
 
     def check(self, config: Config) -> None:
+        if self.settings.off_policy is not None:
+            raise ConfigError("algorithm.off_policy: dsrl's only action is its start noise; null works")
         if config.noise()[1].any():
             raise ConfigError(
                 "rollout.kernel: dsrl learns which start noise is good, and step noise hides it; ode works"

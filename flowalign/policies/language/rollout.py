@@ -60,8 +60,6 @@ class TextRollout(Rows):
     all that was sampled is one turn"""
     episodes: list[list[TurnTaken]] = field(default_factory=list)
     """[B] the turns of each row; empty without an environment"""
-    sampler_log_prob: Tensor | None = None
-    """[B, T] when they were sampled, where `log_prob` is of a forward pass afterwards"""
 
     def __post_init__(self) -> None:
         if self.turn.numel() == 0:
@@ -103,5 +101,4 @@ class TextRollout(Rows):
             log_prob=pad(self.log_prob, right),
             entropy=pad(self.entropy, right),
             turn=pad(self.turn, right, value=-1),
-            sampler_log_prob=None if self.sampler_log_prob is None else pad(self.sampler_log_prob, right),
         )

@@ -144,7 +144,7 @@ def test_a_run_of_texts_that_samples_ahead_goes_on_bit_for_bit(started: Any, tmp
     rows = [json.loads(row) for row in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["workers/staleness"] for row in rows] == [0, 1, 1, 1]
     # before the weights moved there is nothing to correct
-    corrected = [row["text/off_policy_weight"] != pytest.approx(1, abs=1e-5) for row in rows]
+    corrected = [row["policy/off_policy_weight"] != pytest.approx(1, abs=1e-5) for row in rows]
     assert corrected == [False, True, True, True]
     after, before = weights(whole), measured(tmp_path)
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "checkpoint-000004")

@@ -336,7 +336,7 @@ def test_off_policy_weights_are_forward_over_sampling(level: str, rule: str, tmp
             weight[row, t] = min(ratio, 1.05) if rule == "truncate" else ratio * (ratio <= 1.05)
     expected = grpo_loss(run, experience.rollout, experience.scores.value, weight)
     assert loss_of(run, experience).item() == pytest.approx(expected, abs=1e-5)
-    assert 0 < experience.metrics["text/off_policy_weight"] < 1.05
+    assert 0 < experience.metrics["policy/off_policy_weight"] < 1.05
 
 
 def test_gigpo_compares_tokens_that_come_after_the_same(tmp_path: Path) -> None:

@@ -43,6 +43,19 @@ def test_reinflow_has_noise_of_its_own() -> None:
     config.check(processes=1)
 
 
+@pytest.mark.parametrize(
+    ("name", "override", "says"),
+    [
+        ("reinflow", "training.seed=0", "reinflow learns its noise; null works"),
+        ("dsrl", "training.seed=0", "dsrl's only action is its start noise; null works"),
+        ("flow_grpo", "data.dynamic_sampling={}", "weighs one rollout; data.dynamic_sampling and replay go without"),
+    ],
+)
+def test_off_policy_weights_are_of_one_rollout_of_steps(name: str, override: str, says: str) -> None:
+    message = refusal(f"tiny_sd3/{name}", "algorithm.off_policy={level: token}", override)
+    assert message.startswith("algorithm.off_policy: ") and message.endswith(says)
+
+
 @pytest.mark.parametrize("name", ["flow_grpo", "nft"])
 def test_a_group_of_one_start_noise_and_nothing_else_is_refused(name: str) -> None:
     """By its kernel, or since the method samples along the ODE."""

@@ -1,10 +1,13 @@
-"""GRPO-Guard's ratio and a share of the steps, which any method of the family may take."""
+"""GRPO-Guard's ratio, a share of the steps and off-policy weights, which any method of the family may take."""
 
+import math
 from pathlib import Path
 
+import pytest
 import torch
 
 from flowalign.actors.draw import Draw
+from flowalign.data.batches import draw_batch
 from tests.flowalign.small_run import small_run
 
 
@@ -36,3 +39,42 @@ def test_the_guarded_loss_is_the_one_that_its_authors_write_out(tmp_path: Path) 
     expected = torch.maximum(plain, clipped) / dt + 0.1 * metrics["policy/kl"]
     assert (ratio - 1).abs().max() > 1e-6
     torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("level", "rule"), [("token", "truncate"), ("sequence", "mask")])
+def test_steps_that_earlier_weights_drew_are_weighed_and_ratios_refer_to_the_weights_of_now(
+    level: str, rule: str, tmp_path: Path
+) -> None:
+    largest = 1.002
+    settings = f"algorithm.off_policy={{level: {level}, rule: {rule}, largest: {largest}}}"
+    run = small_run("tiny_sd3/flow_grpo", tmp_path, settings, "algorithm.kl_weight=0")
+    batch = draw_batch(run.prompts, 0, 4, 4, 0, share_start_noise=False)
+    earlier = run.actor.rollout(batch)
+    recorded = earlier.log_prob.clone()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weights in run.learner.parameters.values():
+            weights += 0.02 * torch.randn_like(weights)
+    run.actor.rollout = lambda _: earlier
+    experience = run.algorithm.collect(run.actor, Draw(run.actor, batch))
+    assert torch.equal(earlier.log_prob, recorded)
+    samples, steps = earlier.mask.nonzero().unbind(1)
+    now = torch.zeros_like(recorded)
+    with torch.no_grad():
+        for i in range(len(batch)):
+            own = samples == i
+            now[i, steps[own]] = run.policy.score(earlier, samples[own], steps[own]).log_prob
+    torch.testing.assert_close(experience.rollout.log_prob, now, atol=1e-6, rtol=0)
+    weight = torch.zeros_like(now)
+    for i, step in earlier.mask.nonzero().tolist():
+        at = [step] if level == "token" else earlier.mask[i].nonzero().flatten().tolist()
+        ratio = math.prod(math.exp(now[i, j] - recorded[i, j]) for j in at)
+        weight[i, step] = min(ratio, largest) if rule == "truncate" else ratio * (ratio <= largest)
+    drawn = weight[earlier.mask]
+    assert drawn.max() > drawn.min() and (drawn.max() == pytest.approx(largest) or not drawn.all())
+    losses, values = run.algorithm.losses(run.policy, experience, experience.items)
+    expected = -(experience.advantage * weight)[samples, steps]
+    torch.testing.assert_close(losses.detach(), expected, atol=1e-4, rtol=1e-4)
+    assert (values["policy/ratio"] - 1).abs().max() < 1e-5
+    row = (weight * earlier.mask).sum(1) / earlier.mask.sum(1)
+    assert experience.metrics["policy/off_policy_weight"] == pytest.approx(row.mean().item(), abs=1e-5)
