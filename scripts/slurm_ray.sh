@@ -18,6 +18,9 @@ hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 first=${hosts%%$'\n'*} port=$((20000 + SLURM_JOB_ID % 20000))
 export RAY_ADDRESS=$first:$port MASTER_ADDR=$first MASTER_PORT=$((port + 1)) WORLD_SIZE=$gpus
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
+# by which Ray 2.60 and later lets others in; earlier ones know neither
+export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token}
+ray get-auth-token --generate >/dev/null 2>&1 || true
 # the run is told to leave, and needs its workers until its iteration is over
 ray='trap "" USR1 TERM; exec ray start --block --disable-usage-stats "$@"'
 srun --overlap --nodes 1 --ntasks 1 --nodelist "$first" bash -c "$ray" ray --head --port "$port" --num-gpus 0 &

@@ -58,6 +58,7 @@ def test_a_run_that_leaves_with_a_checkpoint_is_put_back_into_the_queue(
 def test_the_head_of_ray_has_no_gpus_and_the_other_nodes_give_all(tmp_path: Path) -> None:
     submitted("slurm_ray.sh", tmp_path, 0)
     assert sorted((tmp_path / "ray.txt").read_text().splitlines()) == [
+        "ray get-auth-token --generate",
         "ray start --block --disable-usage-stats --address node1:20007 --num-gpus 2",
         "ray start --block --disable-usage-stats --head --port 20007 --num-gpus 0",
         "ray status --address node1:20007",

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,10 @@ PATIENCE = 5.0
 """seconds without an answer from Ray's own processes after which they are given up"""
 JOINING = 60.0
 """seconds that the machines of a Ray that was started elsewhere may take to join it"""
+
+
+TOKEN = Path.home() / ".ray" / "auth_token"
+"""by which `ray start` of Ray 2.60 and later lets others in"""
 
 
 class LostRay(FlowalignError):
@@ -90,6 +95,9 @@ class Fleet:
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
         # what started here tells nobody
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if "RAY_ADDRESS" in os.environ and TOKEN.is_file():
+            # a Ray that asks for none does not mind
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
         self.ray: Any = importlib.import_module("ray")
         gpus = workers.gpus if workers.gpus is not None else float(device.type == "cuda")
         self._own = not self.ray.is_initialized()
@@ -116,7 +124,9 @@ class Fleet:
         try:
             self.ray.init(address, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"rollout.workers: no Ray answers at RAY_ADDRESS={address}") from error
+            raise ConfigError(
+                f"rollout.workers: no Ray answers at RAY_ADDRESS={address}, or it asks for a token that is not in {TOKEN}"
+            ) from error
 
     def _check_resources(self, count: int, gpus: float) -> None:
         """Refuse more workers than there is room for: they would be waited for without end."""

@@ -125,7 +125,9 @@ class Worker:
 
 def received(sent: bytes, actor: Actor) -> Made:
     """What a worker sent, for the learner's actor."""
-    made = Made(*torch.load(io.BytesIO(sent), map_location=actor.device, weights_only=False))
+    # accelerate's 'cpu:0' of several processes is no place that a file can be read to
+    device = actor.device if actor.device.type != "cpu" else "cpu"
+    made = Made(*torch.load(io.BytesIO(sent), map_location=device, weights_only=False))
     if isinstance(made.rollout, Rollout):
         made.rollout.policy = actor.policy
     return made

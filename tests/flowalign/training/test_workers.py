@@ -4,6 +4,9 @@ import json
 import os
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL.Image import Image
+from safetensors.torch import load_file
 
 from flowalign.config import kind_of, load, recipe
 from flowalign.errors import ConfigError
 from flowalign.settings import parse
 from flowalign.training import Trainer
 from rewards.base import FunctionReward, Spec
+from tests.flowalign.training.processes import together
 from tests.flowalign.training.small_run import settings
 
 
@@ -122,6 +128,44 @@ def test_a_run_whose_worker_is_killed_has_the_numbers_of_one_without_workers(sta
     rows = [json.loads(row) for row in (tmp_path / "shared" / "run" / "metrics.jsonl").read_text().splitlines()]
     assert sum(row["workers/restarts"] for row in rows) == 1
     assert all(row["workers/staleness"] == 0 for row in rows)
+
+
+@pytest.fixture
+def cluster() -> Iterator[str]:
+    """The address of a Ray that `ray start` began, to which others bring its user's token."""
+    pytest.importorskip("ray", reason="ray is not installed (pip install 'flowalign[ray]')")
+    with socket.socket() as one, socket.socket() as other:
+        ports = []
+        for free in (one, other):
+            free.bind(("127.0.0.1", 0))
+            ports.append(free.getsockname()[1])
+    words = ["--block", "--head", f"--port={ports[0]}", f"--ray-client-server-port={ports[1]}"]
+    words += ["--num-cpus=2", "--num-gpus=0"]
+    program = [sys.executable, "-m", "ray.scripts.scripts", "start", *words, "--include-dashboard=false"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as head:
+        assert head.stdout is not None
+        assert any("Ray runtime started" in line for line in head.stdout)
+        yield f"127.0.0.1:{ports[0]}"
+        head.terminate()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_learners_with_a_worker_each_have_the_numbers_of_two_without(cluster: str, tmp_path: Path) -> None:
+    own = {"rollout.batch_size": 4, "training.iterations": 2}
+    plain = settings(tmp_path / "plain", **own)
+    shared = settings(tmp_path / "shared", **own, **{"rollout.workers": {"count": 1}})
+    for values, environment in ((plain, {}), (shared, {"RAY_ADDRESS": cluster})):
+        folder = Path(values["output"])
+        folder.mkdir()
+        (folder / "config.yaml").write_text(yaml.safe_dump(values))
+        (folder / "launch.yaml").write_text(yaml.safe_dump(environment))
+        together(2, folder)
+    assert measured(tmp_path / "shared") == measured(tmp_path / "plain")
+    made, expected = (
+        load_file(tmp_path / name / "run/lora/pytorch_lora_weights.safetensors") for name in ("shared", "plain")
+    )
+    assert made.keys() == expected.keys() and all(torch.equal(made[name], expected[name]) for name in made)
 
 
 @pytest.mark.slow
