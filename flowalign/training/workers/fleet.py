@@ -125,7 +125,7 @@ class Fleet:
             self.ray.init(address, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"rollout.workers: no Ray answers at RAY_ADDRESS={address}, or it asks for a token that is not in {TOKEN}"
+                f"rollout.workers: no Ray answers at RAY_ADDRESS={address}, or it wants a token that is not in {TOKEN}"
             ) from error
 
     def _check_resources(self, count: int, gpus: float) -> None:
