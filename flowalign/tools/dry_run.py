@@ -125,9 +125,9 @@ def _fresh(text: str) -> float:
 def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
     """Train for one small iteration on random weights; of several processes the main one reports.
 
-    The recipe's algorithm, plan, steps, guidance, LoRA, precision and memory settings are kept; rewards are replaced,
-    and so are prompts of the hub that are not on this machine; one group a process is sampled. A tiny model also
-    replaces the pictures' sizes, cuts texts at 16 tokens, and takes at most 8 members.
+    The recipe's algorithm, plan, steps, guidance, LoRA, precision and memory settings are kept; rewards and
+    teachers are replaced, and so are prompts of the hub that are not on this machine; one group a process is
+    sampled. A tiny model also replaces the pictures' sizes, cuts texts at 16 tokens, and takes at most 8 members.
 
     Args:
         full: the recipe's own model, from its configuration files, in the place of a tiny one of its kind.
@@ -147,6 +147,9 @@ def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
         else:
             assert isinstance(small, Config)
             policy = small_policy(small, full, device)
+            if any(teacher.get("path") for teacher in small.algorithm.settings.get("teachers", [])):
+                policy.pipeline.save_pretrained(f"{folder}/teacher")
+                _replace(small, "teachers", _taught_by(f"{folder}/teacher", small.algorithm.settings["teachers"]))
             model, length = type(policy.pipeline).__name__, f"{small.rollout.steps} steps"
         _replace(small, "judge", {"name": STAND_IN})
         if "teacher" in small.algorithm.settings:
@@ -170,7 +173,7 @@ def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
         sum(p.numel() for p in trainer.learner.parameters.values()),
         small.training.group_size * small.training.prompts_per_iteration,
         length,
-        {"rollout": metrics["seconds/rollout"], "update": metrics["seconds/update"], "all": whole},
+        {"rollout": metrics.get("seconds/rollout", 0.0), "update": metrics["seconds/update"], "all": whole},
         _peak_memory(device),
         torch.cuda.get_device_name() if device.type == "cuda" else device.type,
         [f"{one.repository} for {one.needed_by}" for one in lacking],
@@ -181,7 +184,7 @@ def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
 def _projected(config: BaseConfig, small: BaseConfig, metrics: Mapping[str, float]) -> float:
     """Seconds of all iterations: the small one's, times how many more groups and members they have."""
     own, tried = (each.training.prompts_per_iteration * each.training.group_size for each in (config, small))
-    seconds = metrics["seconds/rollout"] + metrics["seconds/update"]
+    seconds = metrics.get("seconds/rollout", 0.0) + metrics["seconds/update"]
     return seconds * own / tried * config.training.iterations
 
 
@@ -232,6 +235,12 @@ def _replace(config: BaseConfig, key: str, value: Any) -> None:
     """Give the algorithm another value of a setting that it has."""
     if key in config.algorithm.settings:
         config.algorithm = Named.model_validate(config.algorithm.model_dump() | {key: value})
+
+
+def _taught_by(folder: str, teachers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Teachers with the pipeline in this folder in the place of theirs, where they have one of their own."""
+    own = {"path": folder, "lora": None}
+    return [dict(teacher) | (own if teacher.get("path") else {}) for teacher in teachers]
 
 
 def small_policy(small: Config, full: bool, device: torch.device) -> DiffusersPolicy:

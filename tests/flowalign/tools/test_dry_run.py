@@ -19,7 +19,7 @@ from flowalign.tools.dry_run import at_hand, dry_run
 from flowalign.tools.random_models import FAMILIES, byte_tokenizer, random_pipeline, tiny_name
 from flowalign.tools.tiny_pipelines import PIPELINES
 
-FILES = ("dpo", "sdpo", "mapo", "inpo", "rpo", "seppo", "kto", "sft", "soar", "srum")
+FILES = ("dpo", "sdpo", "mapo", "inpo", "rpo", "seppo", "kto", "sft", "soar", "srum", "dpo_offline")
 """recipes of methods that learn from files"""
 RECIPES = sorted(
     f"{path.parent.name}/{path.stem}"
@@ -37,8 +37,8 @@ DDPM = ("sd15/ddpo", "sd15/lpo", "sd15/texforce")
 ALIKE = ("tiny_sd3/draft_mass", "tiny_sd3/pisces")
 TRIED = [name for name in RECIPES if name.startswith("tiny_sd3/") or name.endswith("/flow_grpo") or name in DDPM]
 TRIED = [name for name in TRIED if name not in ALIKE]
-# asks single rewards, of which a dry run has none; moves packed noise
-TRIED += [*(name for name in TEXTS if name not in LIKE_TINY), "sd3/gardo", "flux/hypernoise"]
+# asks single rewards, of which a dry run has none; moves packed noise; has a teacher of its own
+TRIED += [*(name for name in TEXTS if name not in LIKE_TINY), "sd3/gardo", "flux/hypernoise", "sd3/opd"]
 
 
 @pytest.mark.parametrize("name", TRIED)
@@ -49,6 +49,15 @@ def test_a_recipe_runs_dry(name: str) -> None:
     assert report.trained > 0 and 0 < report.parameters < 5e6
     assert min(report.seconds.values()) > 0 and report.peak_memory > 1e7
     assert report.samples >= 2
+
+
+def test_a_recipe_that_learns_from_files_runs_dry_without_a_rollout(tmp_path: Path) -> None:
+    for i in range(2):
+        Image.new("RGB", (64, 64), (200 * i, 0, 0)).save(tmp_path / f"{i}.png")
+    lines = [{"prompt": f"red {i}", "chosen": "1.png", "rejected": "0.png"} for i in range(4)]
+    (tmp_path / "votes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = dry_run(load(recipe("sd3/dpo_offline"), [f"data.prompts={tmp_path / 'votes.jsonl'}"]))
+    assert report.trained > 0 and report.seconds["rollout"] == 0 < report.seconds["update"]
 
 
 def test_recipes_of_published_size_are_valid_whatever_is_on_this_machine() -> None:
