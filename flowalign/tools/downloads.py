@@ -49,11 +49,16 @@ class Download:
 
 
 def downloads(config: BaseConfig) -> list[Download]:
-    """Everything of the hub that a configuration names, each once: the model, rewards and their panel, prompts."""
+    """Everything of the hub that a configuration names, each once: model, teachers, rewards and their panel, prompts."""
     model = config.model
     found = [_repository("model.path", model.path, "pipeline" if isinstance(config, Config) else "network")]
     found.append(_repository("model.config", getattr(model, "config", None), "pipeline"))
     found.append(_repository("model.lora.path", None if model.lora is None else model.lora.path, "network"))
+    learned = config.algorithm.settings
+    found.append(_repository("algorithm.teacher", learned.get("teacher"), "network"))
+    for teacher in learned.get("teachers", []):
+        found.append(_repository("algorithm.teachers", teacher.get("path"), "pipeline"))
+        found.append(_repository("algorithm.teachers", teacher.get("lora"), "network"))
     places: dict[str, Sequence[Named]] = {
         "rewards": config.rewards,
         "evaluation.rewards": config.evaluation.rewards or [],

@@ -61,6 +61,13 @@ def test_a_recipe_names_its_model_its_rewards_and_its_panel(cache: Path) -> None
     assert ("Qwen/Qwen2.5-VL-7B-Instruct", "network") in named("sd3/flow_grpo", f"rewards={judge}")
 
 
+def test_teachers_are_named(cache: Path) -> None:
+    several = "algorithm.teachers=[{path: owner/teacher, lora: owner/its-lora}, {guidance: 3}]"
+    teachers = [("owner/teacher", "pipeline"), ("owner/its-lora", "network")]
+    assert named("tiny_sd3/opd", several) == teachers
+    assert named("tiny_lm/kdrl", "algorithm.teacher=owner/teacher") == [("owner/teacher", "network")]
+
+
 def test_rewards_name_their_weights_their_base_and_their_pipeline(cache: Path) -> None:
     dina = "liuhuohuo/DiNa-LRM-SD35M-12layers"
     chosen = "rewards=[{name: video_reward}, {name: dina}, {name: clip_t5}, {name: edit_reward}, {name: deqa}]"
