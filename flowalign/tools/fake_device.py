@@ -22,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 DEVICE = torch.device("meta")
 """its name; the autograd engine walks backward on it without a driver, which it does not on 'cuda'"""
+TORCH_TENSOR = torch.tensor
 TORCH_ATTENTION = torch.nn.functional.scaled_dot_product_attention
 aten = torch.ops.aten
 ANSWERED_BY_VALUES = frozenset(
@@ -93,6 +94,7 @@ class FakeDevice(TorchDispatchMode):
         self._patches: list[Any] = [
             # which takes 'meta' for weights that were not loaded
             mock.patch.object(DiffusionPipeline, "device", DEVICE),
+            mock.patch.object(torch, "tensor", tensor),
             mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", scaled_dot_product_attention),
         ]
         for patch in self._patches:
@@ -228,6 +230,12 @@ def _placed(value: Tensor) -> Tensor:
     if _worth_knowing(value):
         _know(there, value)
     return there
+
+
+def tensor(data: Any, *, device: Any = None, **settings: Any) -> Tensor:
+    """As torch's, which forgets the values of what it makes on a device of this name."""
+    made: Tensor = TORCH_TENSOR(data, **settings)
+    return made if device is None else made.to(device, non_blocking=True)
 
 
 def scaled_dot_product_attention(

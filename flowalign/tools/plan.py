@@ -7,30 +7,38 @@ without hardware (`FakeDevice`), tells what one pass costs in operations and mem
 
 import contextlib
 import gc
+import json
 import logging
 import math
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import PIL.Image
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
-from flowalign.config import Config
+from flowalign.config import Config, Named
 from flowalign.config.sections import BaseConfig
+from flowalign.data import PromptList, Source
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.base import best_device, torch_dtype
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.context_parallel import TokenParts, check_network
+from flowalign.policies.diffusion.families import Family, family_of
+from flowalign.policies.diffusion.sources import opened
 from flowalign.policies.settings import ContextParallel
 from flowalign.tools.dry_run import small_config, small_policy
 from flowalign.tools.fake_device import DEVICE, Autocast, FakeDevice
 from flowalign.tools.published_pipelines import REWARDS, build, network, published
+from flowalign.tools.random_models import tiny_name
+from flowalign.tools.tiny_pipelines import PIPELINES
 from flowalign.training import Trainer
 from flowalign.training.building import make_trainable
 
@@ -97,6 +105,8 @@ class Costs:
     """the denoiser as it is loaded, LoRA included"""
     text_encoders: int
     vae: int
+    conditioning: int
+    """the image encoder and the connectors of text and network"""
     rewards: int
     trajectory: int
     """a recorded trajectory with its prompt's embeddings"""
@@ -104,7 +114,9 @@ class Costs:
     backward: float
     """recomputation by gradient checkpointing included, where it is on"""
     encode: float
-    """a prompt"""
+    """a prompt, with its pictures where the text encoder sees them"""
+    sources: tuple[float, float]
+    """the pictures of a call of the pipeline, which its VAE and image encoder see: of one sample, and of each more"""
     decode: float
     score: float
     """a picture, by the rewards whose networks are known"""
@@ -117,6 +129,8 @@ class Costs:
     decoding: int
     """activations of decoding a picture"""
     encoding: int
+    preparing: tuple[int, int]
+    """activations before the first step of a call, as `sources`"""
     shared: int = 1
     """GPUs that a sample was divided over when this was measured"""
     divides: tuple[int, ...] = ()
@@ -183,10 +197,36 @@ def plan(config: BaseConfig, gpu: str = "h100", gpus: int = 1, price: float | No
             f"--gpus: {gpus} are more than the {groups} groups of an iteration, which stay whole, take; at most {most} "
             f"work, or training.prompts_per_iteration={rows}"
         )
-    config.check(gpus)
     published(config.model.path)
-    costs, notes = measure(config)
-    return _plan(config, costs, count(config), gpu, gpus, price, notes)
+    with _with_pictures(config) as config:
+        config.check(gpus)
+        costs, notes = measure(config)
+        return _plan(config, costs, count(config), gpu, gpus, price, notes)
+
+
+@contextlib.contextmanager
+def _with_pictures(config: Config) -> Iterator[Config]:
+    """Within it a recipe that makes samples from pictures has black ones, since its own need not be there yet."""
+    with tempfile.TemporaryDirectory() as folder:
+        pictures = _pictures(family_of(PIPELINES[tiny_name(config.model.path)].pipeline), folder)
+        if not pictures:
+            yield config
+            return
+        file = Path(folder) / "prompts.jsonl"
+        file.write_text(json.dumps({"prompt": PROMPT, **pictures}), encoding="utf-8")
+        plain = {name: field.get_default(call_default_factory=True) for name, field in PromptList.model_fields.items()}
+        plain |= {"prompts": str(file)}
+        # what chooses among a recipe's prompts reads metadata that these have not
+        data = config.data.model_copy(update={**plain, "selection": Named(name="shuffled"), "difficulty": None})
+        yield config.model_copy(update={"data": data, "evaluation": config.evaluation.model_copy(update=plain)})
+
+
+def _pictures(family: Family, folder: str) -> dict[str, Any]:
+    """A prompt's metadata with as few pictures as a family makes samples from; {} where it needs none."""
+    name = str(Path(folder) / "picture.png")
+    PIL.Image.new("RGB", (64, 64)).save(name)
+    images = {"image": [name] * family.images[0]} if family.images[0] else {}
+    return images | ({"mask": name} if family.takes_mask else {})
 
 
 @contextlib.contextmanager
@@ -288,7 +328,12 @@ def measure(config: Config) -> tuple[Costs, list[str]]:
     known = published(config.model.path)
     dtype = torch_dtype(config.model.dtype)
     shared = config.model.context_parallel
-    with _first_of_many(shared) as mesh, FakeDevice() as device, torch.random.fork_rng(devices=[]):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _first_of_many(shared) as mesh,
+        FakeDevice() as device,
+        torch.random.fork_rng(devices=[]),
+    ):
         pipeline = build(config.model.path, dtype)
         parts = {name: part for name, part in pipeline.components.items() if isinstance(part, nn.Module)}
         parameters = {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
@@ -309,9 +354,16 @@ def measure(config: Config) -> tuple[Costs, list[str]]:
             TokenParts(policy.every_network, mesh)
             policy.family.parts = shared.degree
         meter = Meter(device, dtype)
-        encoded = meter(lambda: _encode(policy, config))
-        before = device.live
-        rollout = _start(policy, config, known.call if known else {})
+        settings = (known.call if known else {}) | config.rollout.arguments() | {"batch_size": 2}
+        pictures = _pictures(policy.family, folder)
+        source = Source.of(pictures) if policy.family.encodes_images else None
+        size = None if source is None else (settings["width"], settings["height"])
+        encoded = meter(lambda: _encode(policy, config, source, size))
+        start = partial(_start, policy, config, settings, pictures)
+        prepared = [meter(lambda: start(1), grad=False)]
+        before, started = device.live, []
+        prepared.append(meter(lambda: started.append(start(2)), grad=False))
+        [rollout] = started
         trajectory = (device.live - before) // 2
         forward = meter(lambda: policy.velocity(rollout, *_pairs(1)), grad=False)
         for parameter in policy.trainable().values():
@@ -328,12 +380,14 @@ def measure(config: Config) -> tuple[Costs, list[str]]:
         sum(p.numel() for p in policy.trainable().values()),
         sum(_size(part) for part in policy.networks.values()),
         sum(_size(part) for name, part in parts.items() if name.startswith("text_encoder")),
-        sum(_size(part) for name, part in parts.items() if name in ("vae", "image_encoder", "connectors")),
+        _size(parts["vae"]),
+        sum(_size(part) for name, part in parts.items() if name in ("image_encoder", "connectors")),
         reward_bytes,
         trajectory,
         forward.flops / branches,
         (whole[0].flops - forward.flops) / branches,
         encoded.flops,
+        (prepared[0].flops, prepared[1].flops - prepared[0].flops),
         decode.flops,
         score,
         forward.peak,
@@ -341,6 +395,7 @@ def measure(config: Config) -> tuple[Costs, list[str]]:
         again[1].peak - again[0].peak,
         decode.peak,
         encoded.peak,
+        (prepared[0].peak, prepared[1].peak - prepared[0].peak),
         shared.degree,
         tuple(divides),
     )
@@ -387,22 +442,32 @@ def _size(module: nn.Module) -> int:
 
 
 @torch.no_grad()
-def _encode(policy: DiffusersPolicy, config: Config) -> None:
-    """Put the embeddings of a prompt, and of the empty one where guidance asks for it, into the policy's cache."""
+def _encode(policy: DiffusersPolicy, config: Config, source: Source | None, size: tuple[int, int] | None) -> None:
+    """Put the embeddings of a prompt, and of the empty one where guidance asks for it, into the policy's cache.
+
+    Args:
+        source: pictures that the text encoder sees, brought to this size.
+    """
     family, encoder = policy.family, policy.encoder
+    options = encoder.options | ({} if source is None else {"image": opened(source, size)[0]})
     made = {("x", False): family.encode}
     if family.negative(config.rollout.guidance):
         made["", True] = family.encode_negative
     for (text, negative), encode in made.items():
-        rows = encode(policy.pipeline, [PROMPT if text else ""], device=DEVICE, **encoder.options)
-        encoder.embeddings[text, None, None, negative] = {name: value[0] for name, value in rows.items()}
+        rows = encode(policy.pipeline, [PROMPT if text else ""], device=DEVICE, **options)
+        encoder.embeddings[text, source, size, negative] = {name: value[0] for name, value in rows.items()}
 
 
-def _start(policy: DiffusersPolicy, config: Config, usual: dict[str, Any]) -> Rollout:
-    """Two samples at the recipe's size, without the network."""
+def _start(
+    policy: DiffusersPolicy, config: Config, settings: dict[str, Any], pictures: dict[str, Any], count: int
+) -> Rollout:
+    """So many samples at the recipe's size, without the network."""
     sampling = config.rollout
-    settings = usual | {k: v for k, v in sampling.arguments().items() if k not in ("rlg", "order", "negative_prompt")}
-    return policy.sample("x", n=2, eta=sampling.eta, kernel=sampling.kernel, dry=True, **settings)
+    settings = {key: value for key, value in settings.items() if key not in ("rlg", "order", "negative_prompt")}
+    metadata = [pictures] * count if pictures else []
+    return policy.sample(
+        "x", n=count, eta=sampling.eta, kernel=sampling.kernel, metadata=metadata, dry=True, **settings
+    )
 
 
 def _pairs(count: int) -> tuple[Tensor, Tensor]:
@@ -455,6 +520,7 @@ def _plan(
         "rewards": samples * (passes.decoded + shared * 3 * passes.differentiated) * costs.score,
         "update": shared * samples * (passes.update * costs.forward + passes.backward * costs.backward),
         "prompts": 0 if model.offload_text else shared * training.prompts_per_iteration * costs.encode,
+        "sources": shared * training.prompts_per_iteration * _of_group(config, costs.sources),
     }
     card = GPUS[gpu]
     rate = (card.single if model.dtype == "float32" else card.half) * 1e12
@@ -477,11 +543,26 @@ def _plan(
         hours,
         usable,
         max(0, math.floor((usable - fixed["update"]) * GIB / kept)),
-        max(0, math.floor((usable - fixed["rollout"]) * GIB / costs.sampling)),
+        _largest_rollout(costs, (usable - fixed["rollout"]) * GIB),
         advise(config, costs, gpus, usable),
         notes,
         {} if price is None else {share: value * price for share, value in hours.items()},
     )
+
+
+def _of_group(config: Config, sources: tuple[float, float]) -> float:
+    """Operations on the pictures of a prompt, in all calls that make its samples."""
+    first, more = sources
+    samples = config.training.group_size
+    calls = math.ceil(samples / config.rollout.batch_size)
+    return calls * first + (samples - calls) * more
+
+
+def _largest_rollout(costs: Costs, free: float) -> int:
+    """Samples of a call that fit into so many bytes."""
+    first, more = costs.preparing
+    prepared = math.inf if not more else 1 + (free - first) / more
+    return max(0, math.floor(min(free / costs.sampling, prepared))) if free > first else 0
 
 
 def memory_of(config: Config, costs: Costs, gpus: int, shards: int = 1) -> dict[str, dict[str, float]]:
@@ -507,6 +588,7 @@ def memory_of(config: Config, costs: Costs, gpus: int, shards: int = 1) -> dict[
         "moments": 0 if training.optimizer.offload else trained * 2 * training.optimizer.bits / 32,
         "snapshots": 0 if training.offload_copies else copies * trained,
         "rewards": costs.rewards,
+        "conditioning": costs.conditioning,
     }
     # encoded elsewhere, prompts take nothing here
     texts = {} if model.offload_text else {"text encoders": costs.text_encoders, "activations": costs.encoding}
@@ -518,9 +600,11 @@ def memory_of(config: Config, costs: Costs, gpus: int, shards: int = 1) -> dict[
     kept = share * (costs.checkpointed if model.gradient_checkpointing else costs.activations)
     batch = min(config.rollout.batch_size, samples)
     pictures = 1 if model.slice_vae else batch
+    first, more = costs.preparing
+    sampling = max(batch * share * costs.sampling, first + (batch - 1) * more)
     phases = {
         "encoding": always | vae | texts,
-        "rollout": always | vae | recorded | {"activations": batch * share * costs.sampling},
+        "rollout": always | vae | recorded | {"activations": sampling},
         "decoding": always | {"VAE": costs.vae} | recorded | {"activations": pictures * costs.decoding},
         "update": always | vae | recorded | {"activations": training.micro_batch_size * kept},
     }

@@ -58,7 +58,9 @@ def build(path: str, dtype: torch.dtype) -> DiffusionPipeline:
 
 def network(name: str, device: torch.device = DEVICE) -> Any:
     """A part by its name; networks are made on this device, default the fake one."""
-    kind = PARTS[name].get("class") or PARTS[PARTS[name]["like"]]["class"]
-    on_host = kind.endswith(("tokenizer", "Scheduler", "Guidance"))
+    described = PARTS[name]
+    while "class" not in described:
+        described = PARTS[described["like"]]
+    on_host = described["class"].endswith(("tokenizer", "Scheduler", "Guidance", "Processor"))
     with contextlib.nullcontext() if on_host else device:
         return part(name, PARTS)

@@ -23,17 +23,31 @@ SMALL = ["evaluation.prompts=null", "training.iterations=1", "training.prompts_p
 SMALL += ["training.group_size=4", "training.updates_per_iteration=1", "rollout.guidance=3", "name=run"]
 SMALL += ["rollout.sigmas=null", "rollout.share_start_noise=false"]
 BILLIONS = {
+    "sd15": 0.860,
+    "sd15_inpaint": 0.860,
+    "sdxl": 2.567,
+    "sdxl_inpaint": 2.567,
     "sd35_medium": 2.24,  # and 0.23 of positions, which are no parameters
     "sd35_large": 8.06,
     "flux_dev": 11.9,
+    "flux_schnell": 11.9,
+    "flux_kontext": 11.9,
+    "flux_fill": 11.9,
     "flux2_klein_4b": 3.9,
     "flux2_klein_9b": 9.1,
     "flux2_dev": 32.2,
     "qwen_image": 20.4,
+    "qwen_image_edit_2511": 20.4,
     "z_image": 6.15,
     "wan_1_3b": 1.42,
     "wan_14b": 14.3,
+    "wan21_i2v_14b": 16.4,
+    "wan22_i2v_14b": 14.3,
     "wan22_5b": 5.0,
+    "cogview4": 6.37,
+    "kandinsky5_lite_video": 2.0,
+    "kandinsky5_lite_image": 6.0,
+    "kandinsky5_lite_edit": 6.0,
     "hunyuan_video15": 8.3,
     "ltx2": 18.9,
 }
@@ -108,11 +122,26 @@ def test_networks_of_published_sizes_have_their_parameters() -> None:
             count = sum(parameter.numel() for parameter in network(name).parameters())
             assert count / 1e9 == pytest.approx(billions, rel=0.03), name
     assert set(NAMES.values()) == PIPELINES.keys()
-    assert {described.components["transformer"] for described in PIPELINES.values()} == BILLIONS.keys()
+    every = [described.components for described in PIPELINES.values()]
+    assert {parts.get("transformer", parts.get("unet")) for parts in every} == BILLIONS.keys()
     for name, part in PARTS.items():
         assert (
             "source" in part or part.get("like") or part["class"] in ("tokenizer", "diffusers.ClassifierFreeGuidance")
         ), name
+
+
+def test_pictures_that_samples_are_made_from_count(tmp_path: Path) -> None:
+    build("wan_i2v").save_pretrained(tmp_path / "model")
+    given = [f"model.path={tmp_path / 'model'}", "model.encode={max_sequence_length: 20}", "model.dtype=float32"]
+    sizes = ["rollout.height=64", "rollout.width=64", "rollout.steps=5", "training.prompts_per_iteration=2"]
+    config: Any = load(recipe("wan/flow_grpo_fast_i2v"), [*given, *sizes, "training.group_size=6"])
+    # whose prompts, with their pictures, are not there
+    made = plan(config)
+    first, more = made.costs.sources
+    # the image encoder sees a picture once a call, the VAE once a sample
+    assert 0 < more < first and made.flops["sources"] == pytest.approx(2 * (2 * first + 4 * more))
+    assert made.memory["encoding"]["conditioning"] * GIB == made.costs.conditioning > 0
+    assert made.passes.update > 0 and made.largest_rollout_batch > 0
 
 
 def test_bad_input_is_one_line(config: Any) -> None:
