@@ -49,7 +49,7 @@ class Download:
 
 
 def downloads(config: BaseConfig) -> list[Download]:
-    """Everything of the hub that a configuration names, each once: model, teachers, rewards and their panel, prompts."""
+    """What a configuration takes from the hub, each once: model, teachers, rewards and their panel, prompts."""
     model = config.model
     found = [_repository("model.path", model.path, "pipeline" if isinstance(config, Config) else "network")]
     found.append(_repository("model.config", getattr(model, "config", None), "pipeline"))
