@@ -234,7 +234,7 @@ def test_prdp_learns_from_neighbours_whole_trajectories(tmp_path: Path) -> None:
     ("name", "override", "says"),
     [
         ("prdp", "training.group_size=5", "training.group_size: prdp compares .* two by two; 6 works"),
-        ("spo", "algorithm.start=4", "algorithm.start: no step from 4 on draws noise .* at most 3 works"),
+        ("spo", "algorithm.start=4", "algorithm.start: no step from 4 on draws noise .* at most 2 works"),
         ("spo", "algorithm.threshold=1.5", "algorithm.threshold"),
         ("d3po", "rollout.kernel=ode", "adds no noise at step 1"),
         ("d3po", "algorithm.advantage={name: grpo}", "algorithm.advantage: unknown key"),
