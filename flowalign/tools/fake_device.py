@@ -234,8 +234,9 @@ def _placed(value: Tensor) -> Tensor:
 
 def tensor(data: Any, *, device: Any = None, **settings: Any) -> Tensor:
     """As torch's, which forgets the values of what it makes on a device of this name."""
-    made: Tensor = TORCH_TENSOR(data, **settings)
-    return made if device is None else made.to(device, non_blocking=True)
+    there = device is not None and torch.device(device).type == DEVICE.type
+    made: Tensor = TORCH_TENSOR(tree_map_only(Tensor, _on_host, data) if there else data, **settings)
+    return made.to(device, non_blocking=True) if device is not None else made
 
 
 def scaled_dot_product_attention(
