@@ -87,6 +87,8 @@ class FakeDevice(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __enter__(self) -> Self:
+        # torch remembers which functions make tensors from its first use on, and must not remember the one below
+        torch.utils._device._device_constructors()
         # torch.tensor(..., device=...) else makes the values there without asking the mode
         self._lifted = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)
