@@ -194,11 +194,11 @@ class Algorithm:
 
     @property
     def measures(self) -> bool:
-        """Whether an evaluation has further figures of its own."""
+        """Whether `measure` adds figures to an evaluation."""
         return False
 
     def measure(self, actor: Any) -> dict[str, float]:
-        """Those figures; called on the main process alone."""
+        """Further figures of an evaluation; called on the main process alone."""
         return {}
 
     def show(self, actor: Any, batch: Batch) -> Seen:

@@ -185,7 +185,7 @@ def run_league(
     }
     for config in loaded.values():
         config.check(processes=1)
-        check_same(config)
+        check_same(config, pictures, panel)
     if len({json.dumps(scored(config)) for config in loaded.values()}) > 1:
         logger.warning("judged by different rewards, not to be compared; --set evaluation.rewards=... is for all")
     panel_reward = as_reward(registry.build("rewards", panel, {}, "--panel")) if panel else None
@@ -206,7 +206,7 @@ def run_league(
                 "reward_calls": trainer.actor.reward_calls,
             }
             figures |= {"seconds": trainer.seconds, "iterations": trainer.iteration}
-            figures |= judge(trainer, panel_reward, pictures)
+            figures |= judge(trainer, panel_reward, pictures) | {"judged_with": [pictures, panel]}
             write_atomically(done, json.dumps(figures))
         results.setdefault(name, []).append(json.loads(done.read_text(encoding="utf-8")))
     # the start weights are worth something else by another solver, with other steps or under guidance
@@ -230,11 +230,16 @@ def run_league(
     return output / "league.md"
 
 
-def check_same(config: Any) -> None:
-    """Refuse a run of the folder that was trained with other settings: it would stand in the table as this one."""
-    run = Path(config.output) / str(config.name)
+def check_same(config: Any, pictures: int, panel: str | None) -> None:
+    """Refuse a run of the folder that was trained or judged otherwise: it would stand in the table as this one."""
+    run, asked = Path(config.output) / str(config.name), [pictures, panel]
     if (run / "config.yaml").is_file() and (different := changed(read_yaml(run / "config.yaml"), config)):
         raise ConfigError(f"{run} was trained with other settings ({different[0]}); begin the league in a new --output")
+    done = run / "league.json"
+    if done.is_file() and (had := json.loads(done.read_text(encoding="utf-8")).get("judged_with", asked)) != asked:
+        raise ConfigError(
+            f"{run} was judged with --pictures {had[0]} and --panel {had[1]}; the same ones, or a new --output, work"
+        )
 
 
 def judged(config: Any) -> str:

@@ -172,7 +172,7 @@ class Ring(TemplatedRingAttention):
             of_pair[0], of_pair[1] = parts[1:3]
         of_own = torch.empty_like(own, dtype=dtype)
         torch.distributed.reduce_scatter_tensor(of_own[None], of_everyones, group=group)
-        # of forward's ten further arguments there are none
+        # forward's nine further arguments have no gradients
         return of_query.to(gradient.dtype), *of_own.to(gradient.dtype), *[None] * 9
 
 

@@ -29,8 +29,6 @@ PATIENCE = 5.0
 """seconds without an answer from Ray's own processes after which they are given up"""
 JOINING = 60.0
 """seconds that the machines of a Ray that was started elsewhere may take to join it"""
-
-
 TOKEN = Path.home() / ".ray" / "auth_token"
 """by which `ray start` of Ray 2.60 and later lets others in"""
 
