@@ -133,6 +133,11 @@ class TrajectoryAlgorithm(PolicyGradient):
                 f"algorithm.off_policy: steps are scored again by the kernel's density, and {config.algorithm.name} "
                 "learns its noise; null works"
             )
+        if self.settings.off_policy is not None and rollout.weights not in (None, "policy"):
+            raise ConfigError(
+                f"rollout.weights: '{rollout.weights}' would sample the steps and score them again, so that "
+                "algorithm.off_policy weighs nothing; one of the two works"
+            )
         if self.settings.ratio == "guard" and self.noise == "own":
             raise ConfigError(
                 f"algorithm.ratio: GRPO-Guard's corrects Gaussians of fixed width, and {config.algorithm.name} learns "

@@ -43,6 +43,11 @@ def test_reinflow_has_noise_of_its_own() -> None:
     config.check(processes=1)
 
 
+def test_off_policy_weights_are_of_the_weights_of_now_over_the_sampling_ones() -> None:
+    own = "training.snapshots={old: {decay: 0.5}}", "rollout.weights=old", "algorithm.off_policy={level: token}"
+    assert "'old' would sample the steps and score them again" in refusal("tiny_sd3/flow_grpo", *own)
+
+
 @pytest.mark.parametrize(
     ("name", "override", "says"),
     [
