@@ -17,11 +17,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from flowalign import gallery
-    from flowalign.api import Run, compare, find, load, reward, train
+    from flowalign.app import gallery
+    from flowalign.app.api import Run, compare, find, load, reward, train
     from flowalign.policies.diffusion import DiffusersPolicy, Rollout
-    from flowalign.tools.league import run_league as league
     from flowalign.training import Trainer
+    from flowalign.training.league import run_league as league
 
 __all__ = [
     "DiffusersPolicy",
@@ -41,15 +41,15 @@ PLACES = {
     "DiffusersPolicy": "flowalign.policies.diffusion:DiffusersPolicy",
     "Rollout": "flowalign.policies.diffusion:Rollout",
     "Trainer": "flowalign.training:Trainer",
-    "league": "flowalign.tools.league:run_league",
-    **{name: f"flowalign.api:{name}" for name in ("Run", "compare", "find", "load", "reward", "train")},
+    "league": "flowalign.training.league:run_league",
+    **{name: f"flowalign.app.api:{name}" for name in ("Run", "compare", "find", "load", "reward", "train")},
 }
 """what is loaded when it is first used, so that `import flowalign` is quick"""
 
 
 def __getattr__(name: str) -> Any:
     if name == "gallery":
-        return importlib.import_module("flowalign.gallery")
+        return importlib.import_module("flowalign.app.gallery")
     if name not in PLACES:
         raise AttributeError(f"module 'flowalign' has no attribute '{name}'")
     module, _, attribute = PLACES[name].partition(":")

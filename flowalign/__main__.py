@@ -1,6 +1,6 @@
 """`python -m flowalign`, and `accelerate launch -m flowalign`."""
 
-from flowalign.cli.main import main
+from flowalign.app.cli.main import main
 
 if __name__ == "__main__":
     main()

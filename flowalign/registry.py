@@ -158,11 +158,11 @@ REWARDS = {
     "votes": "flowalign.reward_training.live:LiveVotes",
 }
 SELECTIONS = {
-    "shuffled": "flowalign.selection.shuffled:Shuffled",
-    "together": "flowalign.selection.together:Together",
-    "shares": "flowalign.selection.shares:Shares",
-    "mopps": "flowalign.selection.mopps:MoPPS",
-    "sec": "flowalign.selection.sec:SEC",
+    "shuffled": "flowalign.data.selection.shuffled:Shuffled",
+    "together": "flowalign.data.selection.together:Together",
+    "shares": "flowalign.data.selection.shares:Shares",
+    "mopps": "flowalign.data.selection.mopps:MoPPS",
+    "sec": "flowalign.data.selection.sec:SEC",
 }
 SEARCHES = {
     "best_of_n": "flowalign.search.best_of_n:BestOfN",
@@ -177,21 +177,21 @@ SEARCHES = {
     "chain": "flowalign.search.chain:Chain",
 }
 SUITES = {
-    "shapes": "flowalign.bench.worlds:Shapes",
-    "relations": "flowalign.bench.worlds:Relations",
-    "spelling": "flowalign.bench.worlds:Spelling",
-    "geneval": "flowalign.bench.geneval:GenEval",
-    "ocr": "flowalign.bench.ocr:Words",
-    "geneval2": "flowalign.bench.geneval2:GenEval2",
-    "dpg": "flowalign.bench.dpg:DPGBench",
-    "t2i_compbench": "flowalign.bench.t2i_compbench:T2ICompBench",
-    "unigenbench": "flowalign.bench.unigenbench:UniGenBench",
-    "drawbench": "flowalign.bench.preference:DrawBench",
-    "parti": "flowalign.bench.preference:PartiPrompts",
-    "dreambench": "flowalign.bench.dreambench:DreamBench",
-    "vbench": "flowalign.bench.vbench:VBench",
+    "shapes": "flowalign.evaluation.benchmarks.worlds:Shapes",
+    "relations": "flowalign.evaluation.benchmarks.worlds:Relations",
+    "spelling": "flowalign.evaluation.benchmarks.worlds:Spelling",
+    "geneval": "flowalign.evaluation.benchmarks.geneval:GenEval",
+    "ocr": "flowalign.evaluation.benchmarks.ocr:Words",
+    "geneval2": "flowalign.evaluation.benchmarks.geneval2:GenEval2",
+    "dpg": "flowalign.evaluation.benchmarks.dpg:DPGBench",
+    "t2i_compbench": "flowalign.evaluation.benchmarks.t2i_compbench:T2ICompBench",
+    "unigenbench": "flowalign.evaluation.benchmarks.unigenbench:UniGenBench",
+    "drawbench": "flowalign.evaluation.benchmarks.preference:DrawBench",
+    "parti": "flowalign.evaluation.benchmarks.preference:PartiPrompts",
+    "dreambench": "flowalign.evaluation.benchmarks.dreambench:DreamBench",
+    "vbench": "flowalign.evaluation.benchmarks.vbench:VBench",
 }
-ENVIRONMENTS = {"higher_lower": "flowalign.environments.higher_lower:HigherLower"}
+ENVIRONMENTS = {"higher_lower": "flowalign.policies.environments.higher_lower:HigherLower"}
 MODELS = {
     "sd3": "flowalign.policies.diffusion.families.sd3:SD3",
     "sd3_inpaint": "flowalign.policies.diffusion.families.inpaint:SD3Inpaint",

@@ -47,12 +47,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from flowalign.actors.draw import Draw
 from flowalign.config import Config, load, recipe
 from flowalign.data import ASSETS
 from flowalign.data.batches import draw_batch
 from flowalign.errors import FlowalignError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+from flowalign.rollouts.draw import Draw
 from flowalign.runs.files import write_atomically
 from flowalign.training import Trainer
 from flowalign.training.building import build_policy

@@ -41,12 +41,12 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from flowalign.actors.draw import Draw
 from flowalign.data.batches import draw_batch
+from flowalign.planning import published_pipelines, tiny_pipelines
+from flowalign.planning.random_models import default_dtype
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+from flowalign.rollouts.draw import Draw
 from flowalign.runs.files import write_atomically
-from flowalign.tools import published_pipelines, tiny_pipelines
-from flowalign.tools.random_models import default_dtype
 from flowalign.training import Trainer
 
 
@@ -55,9 +55,9 @@ class Size:
     """A model at its published size, and a tiny pipeline of the same class for a test on a CPU."""
 
     published: str
-    """in flowalign/tools/published_pipelines.json"""
+    """in flowalign/planning/published_pipelines.json"""
     tiny: str
-    """in flowalign/tools/tiny_pipelines.json"""
+    """in flowalign/planning/tiny_pipelines.json"""
     encoded: dict[str, tuple[int, ...]]
     """shapes of a prompt's embeddings"""
     call: dict[str, int]

@@ -38,10 +38,10 @@ import yaml
 from PIL import Image
 
 from flowalign import registry
-from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
 from flowalign.data.batches import draw_batch
 from flowalign.errors import FlowalignError
+from flowalign.rollouts.draw import Draw
 from flowalign.runs.files import write_atomically
 from flowalign.training import Trainer
 from rewards import FunctionReward, RewardError

@@ -20,9 +20,9 @@ import yaml
 
 from flowalign import registry
 from flowalign.config import BaseConfig, Config, load, recipe
+from flowalign.planning.random_models import tiny_name
+from flowalign.planning.tiny_pipelines import PIPELINES
 from flowalign.runs.files import write_atomically
-from flowalign.tools.random_models import tiny_name
-from flowalign.tools.tiny_pipelines import PIPELINES
 
 PAGE = Path(__file__).parents[1] / "docs" / "recipes.md"
 START = "<!-- from here on written by scripts/compare_recipes.py --write -->\n"

@@ -43,7 +43,7 @@ from PIL import Image
 from safetensors.numpy import save
 from safetensors.torch import load_file, save_file
 
-from flowalign.cli.main import main as flowalign
+from flowalign.app.cli.main import main as flowalign
 from flowalign.config import load, recipe
 from flowalign.data import Prompts
 from flowalign.errors import FlowalignError

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flowalign import registry
-from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
 from flowalign.data.batches import draw_batch
+from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 
 METHODS: list[tuple[str, dict[str, Any]]] = [

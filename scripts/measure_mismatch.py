@@ -23,9 +23,9 @@ from torch import Tensor
 
 from flowalign.data import ASSETS
 from flowalign.errors import FlowalignError
+from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.runs.files import write_atomically
-from flowalign.tools.tiny_pipelines import PIPELINES, build
 from samplers import flow_sde
 
 DTYPES = ("float32", "bfloat16", "float16")

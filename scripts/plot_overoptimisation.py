@@ -19,7 +19,7 @@ import matplotlib
 
 from flowalign.errors import FlowalignError
 from flowalign.runs.metrics import MetricsFile
-from flowalign.tools.league import spread
+from flowalign.training.league import spread
 
 matplotlib.use("Agg")
 from matplotlib import pyplot

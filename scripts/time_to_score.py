@@ -39,10 +39,10 @@ from torch import Generator, Tensor
 from flowalign.config import load
 from flowalign.data import Prompts
 from flowalign.data.batches import shuffled
+from flowalign.evaluation.scores import evaluate
 from flowalign.policies.diffusion import DiffusersPolicy
-from flowalign.tools.league import WORLDS
 from flowalign.training import Trainer
-from flowalign.training.evaluation import evaluate
+from flowalign.training.league import WORLDS
 from rewards import Reward
 
 RECIPES = Path(__file__).parents[1] / "configs" / "tiny_sd3"

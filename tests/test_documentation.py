@@ -19,8 +19,8 @@ import yaml
 from accelerate.commands.launch import launch_command_parser
 from PIL import Image
 
-from flowalign.cli.main import app, main
-from flowalign.cli.reward_file import read
+from flowalign.app.cli.main import app, main
+from flowalign.app.cli.reward_file import read
 from flowalign.config import load, recipe
 from flowalign.data.votes import Pair, Votes
 from flowalign.training import Trainer

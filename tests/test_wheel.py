@@ -44,7 +44,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 DEMO = """
 import flowalign
-from flowalign.cli import demo, main
+from flowalign.app.cli import demo, main
 from flowalign.config import load
 load("tiny_sd3/flow_grpo").check(processes=1)
 print(flowalign.__file__)

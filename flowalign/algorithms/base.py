@@ -13,12 +13,12 @@ from PIL.Image import Image
 from pydantic import ValidationInfo, field_validator
 from torch import Tensor, nn
 
-from flowalign.actors.draw import Draw
 from flowalign.config import Data, Named
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
 from flowalign.policies.settings import Role, Snapshot
+from flowalign.rollouts.draw import Draw
 from flowalign.settings import Section
 from rewards import Scores
 

@@ -14,7 +14,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.actors.draw import Draw
 from flowalign.algorithms import base
 from flowalign.config import Named
 from flowalign.core.losses import LOOKS_AT, LooksAt
@@ -23,6 +22,7 @@ from flowalign.core.record import Record, masked_mean
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.base import Policy
+from flowalign.rollouts.draw import Draw
 from rewards import Scores
 
 

@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from flowalign import registry
 from flowalign.data import Difficulty, PromptList, Prompts
+from flowalign.data.selection.settings import DynamicSampling, ReplaySettings
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.settings import Network, SamplingSettings, Snapshot
 from flowalign.runs.files import check_output
-from flowalign.selection.settings import DynamicSampling, ReplaySettings
 from flowalign.settings import Section, not_finite, parse
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -43,7 +43,7 @@ class Weighted(Named):
 
 
 class Watch(Section):
-    """When evaluations end a run: as they look like reward hacking, or stopped rising; `flowalign.training.watch`."""
+    """When evaluations end a run: as they look like reward hacking, or stopped rising; `flowalign.evaluation.watch`."""
 
     deviations: float = Field(2.0, ge=0)
     """a change must be this many standard errors"""

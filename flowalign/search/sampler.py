@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.config.diffusion import RolloutSearch
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
+from flowalign.rollouts.diffusion import DiffusionActor
 from flowalign.search.engine import Budget, Engine
 from flowalign.search.run import build_methods, check_reward, check_steps
 from samplers import derive_seed

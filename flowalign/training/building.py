@@ -10,9 +10,6 @@ from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType
 
 from flowalign import registry
-from flowalign.actors.base import Actor
-from flowalign.actors.diffusion import DiffusionActor
-from flowalign.actors.language import LanguageActor
 from flowalign.config import BaseConfig, Config, Model, Named, TextConfig
 from flowalign.data import shipped
 from flowalign.errors import ConfigError, nearest
@@ -26,6 +23,9 @@ from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.turns import AgentPolicy
 from flowalign.policies.language.vision_language import VisionLanguagePolicy
 from flowalign.policies.settings import Network, Sampling
+from flowalign.rollouts.base import Actor
+from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.language import LanguageActor
 from flowalign.search.sampler import SearchSampler
 from flowalign.training.memory import check_precision
 from rewards import Reward, Spec, WeightedSum, spec_of

@@ -6,19 +6,19 @@ from typing import Any
 
 import torch
 
-from flowalign.actors.base import Actor
 from flowalign.algorithms.base import Algorithm
 from flowalign.config.rewards import build_reward, build_rewards
 from flowalign.config.sections import Watch
 from flowalign.data import Prompts
+from flowalign.evaluation.comparison import Comparison
+from flowalign.evaluation.scores import Evaluated, evaluate, scores_of
+from flowalign.evaluation.watch import NOTHING_SEEN, Panel, diagnose, watched
+from flowalign.rollouts.base import Actor
 from flowalign.runs.metrics import MetricsFile
 from flowalign.runs.samples import save_samples
-from flowalign.training.comparison import Comparison
-from flowalign.training.evaluation import Evaluated, evaluate, scores_of
 from flowalign.training.learner import Learner
 from flowalign.training.previews import preview, shown
 from flowalign.training.tracking import show
-from flowalign.training.watch import NOTHING_SEEN, Panel, diagnose, watched
 from rewards import Reward, advance
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowalign.actors.base import Actor
 from flowalign.algorithms import policy_gradient
 from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.algorithms.policy_gradient import PolicyGradient
@@ -20,6 +19,7 @@ from flowalign.policies.base import Policy
 from flowalign.policies.diffusion.experts import drop_unasked
 from flowalign.policies.settings import Role, Snapshot
 from flowalign.policies.snapshots import Snapshots
+from flowalign.rollouts.base import Actor
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from flowalign.training.distributed.sharding import Sharding, like, restore, unsynced, whole
 from flowalign.training.memory import make_optimizer, while_it_fits

@@ -8,10 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowalign.actors.base import Actor
-from flowalign.actors.diffusion import DiffusionActor
-from flowalign.actors.draw import Draw
-from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.base import Algorithm, Seen
 from flowalign.core.credit import dense_rewards, turning_points
 from flowalign.core.record import masked_mean
@@ -21,6 +17,10 @@ from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import characters
 from flowalign.policies.rendering import renderer
+from flowalign.rollouts.base import Actor
+from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.language import LanguageActor
 from flowalign.runs.previews import Film, Group, save_previews
 from rewards import Reward
 from rewards import seen as look

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from PIL import Image, ImageDraw
 
-from flowalign.actors.extremes import Extremes
+from flowalign.rollouts.extremes import Extremes
 from flowalign.runs.samples import MILLISECONDS, Picture, Sample
 
 SIDE = 512

@@ -18,16 +18,18 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from flowalign import registry
-from flowalign.actors.base import Actor
-from flowalign.actors.draw import parts_of
-from flowalign.actors.extremes import Extremes
-from flowalign.actors.groups import Groups
 from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.config import kind_of
 from flowalign.config.rewards import build_reward
 from flowalign.config.sections import BaseConfig
 from flowalign.errors import ConfigError, FlowalignError
+from flowalign.evaluation.scores import FOLDER as SCORES
+from flowalign.evaluation.scores import Evaluated
 from flowalign.policies.base import Policy
+from flowalign.rollouts.base import Actor
+from flowalign.rollouts.draw import parts_of
+from flowalign.rollouts.extremes import Extremes
+from flowalign.rollouts.groups import Groups
 from flowalign.runs import previews, samples
 from flowalign.runs.checkpoint import Checkpoints
 from flowalign.runs.environment import flat, record_environment
@@ -47,8 +49,6 @@ from flowalign.training.building import (
 from flowalign.training.distributed.heartbeat import Heartbeat
 from flowalign.training.distributed.sharding import distribute, whole
 from flowalign.training.distributed.zero import ZeroLearner
-from flowalign.training.evaluation import FOLDER as SCORES
-from flowalign.training.evaluation import Evaluated
 from flowalign.training.evaluator import Evaluator
 from flowalign.training.given import recorded
 from flowalign.training.learner import Learner

@@ -14,7 +14,7 @@ LIGHT = HEAVY.replace("'torch'", "'torch', 'numpy', 'yaml'")
 COMMAND = """
 import sys
 from pathlib import Path
-from flowalign.cli.main import main
+from flowalign.app.cli.main import main
 try:
     main(sys.argv[1:])
 finally:
@@ -61,7 +61,7 @@ def test_what_needs_no_configuration_loads_no_library_for_it(option: str) -> Non
     assert last_line(COMMAND + LIGHT, option) == ""
 
 
-@pytest.mark.parametrize("module", ["flowalign", "flowalign.cli.main", "flowalign.__main__"])
+@pytest.mark.parametrize("module", ["flowalign", "flowalign.app.cli.main", "flowalign.__main__"])
 def test_waiting_threads_sleep_unless_the_user_says_otherwise(module: str) -> None:
     shown = f"import os, {module}; print(os.environ['OMP_WAIT_POLICY'])"
     assert last_line(shown) == "PASSIVE"

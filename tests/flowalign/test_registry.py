@@ -9,7 +9,7 @@ import yaml
 from PIL import Image
 
 from flowalign import registry
-from flowalign.cli.reward_file import Serving
+from flowalign.app.cli.reward_file import Serving
 from flowalign.config import Evaluation, RolloutSampling, Weighted, load, parse, recipe
 from flowalign.config.rewards import build_reward
 from flowalign.errors import ConfigError

@@ -7,14 +7,14 @@ a local vision-language model under the template reward_dance_reference.
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from flowalign.actors.diffusion import DiffusionActor
-from flowalign.actors.draw import Draw
 from flowalign.algorithms.base import Seen
 from flowalign.algorithms.direct.base import Experience
 from flowalign.algorithms.direct.late_step import LateStep
 from flowalign.config import Config
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
+from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.draw import Draw
 from rewards import seen, spec_of
 from samplers import derive_seed
 

@@ -16,8 +16,6 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from flowalign.actors.diffusion import DiffusionActor
-from flowalign.actors.draw import Draw
 from flowalign.algorithms import base
 from flowalign.algorithms.direct.differentiable import check_made, check_named
 from flowalign.config import Config
@@ -25,6 +23,8 @@ from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.window import Window
+from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.draw import Draw
 from rewards import DifferentiableReward, LatentReward, Latents, Scores, spec_of
 from rewards.base import asking
 from samplers import derive_seed

@@ -12,11 +12,11 @@ from typing import Any
 
 from pydantic import Field
 
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.direct.against_reference import AgainstReference
 from flowalign.algorithms.direct.base import uniform
 from flowalign.algorithms.direct.late_step import LateStepSettings
 from flowalign.policies.settings import Snapshot
+from flowalign.rollouts.diffusion import DiffusionActor
 
 
 class OneRewardSettings(LateStepSettings):

@@ -9,8 +9,8 @@ After the abstract, for want of code: which picture the reference is, is ours.
 
 from typing import Any
 
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.direct.against_reference import AgainstReference
+from flowalign.rollouts.diffusion import DiffusionActor
 
 
 class RewardDanceReFL(AgainstReference):

@@ -16,11 +16,11 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.matching.distribution import DistributionMatching, DistributionSettings, Experience
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Noised
 from flowalign.policies.diffusion.forward_process import ForwardProcess
+from flowalign.rollouts.diffusion import DiffusionActor
 
 MARGIN = 0.02
 """from the level of the generator's state to those it is diffused to, before the pipeline's shift"""

@@ -13,13 +13,13 @@ import torch
 from pydantic import Field
 from torch import Generator, Tensor
 
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms import base
 from flowalign.config import Config, Named
 from flowalign.core.divergences import velocity_mse
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised, Rollout
+from flowalign.rollouts.diffusion import DiffusionActor
 from rewards import Scores
 from samplers import derive_seed
 

@@ -13,8 +13,6 @@ import torch
 from pydantic import Field
 from torch import Generator, Tensor
 
-from flowalign.actors.diffusion import DiffusionActor
-from flowalign.actors.draw import Draw
 from flowalign.algorithms.matching import base
 from flowalign.algorithms.matching.online import OnlineMatching, OnlineSettings
 from flowalign.config import Named
@@ -23,6 +21,8 @@ from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised
 from flowalign.policies.settings import Role
+from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.draw import Draw
 from samplers import derive_seed
 
 

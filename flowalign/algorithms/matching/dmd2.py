@@ -13,8 +13,6 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from flowalign.actors.diffusion import DiffusionActor
-from flowalign.actors.draw import Draw
 from flowalign.algorithms.matching import base, distribution
 from flowalign.algorithms.matching.adversarial import Discriminator, Experience, Gan, passing, telling_apart
 from flowalign.algorithms.matching.distribution import DistributionMatching, DistributionSettings
@@ -25,6 +23,8 @@ from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Noised
 from flowalign.policies.diffusion.families import family_of
+from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.draw import Draw
 from samplers import derive_seed
 
 

@@ -15,7 +15,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.matching.base import Points
 from flowalign.algorithms.matching.online import OnlineMatching, OnlineSettings
 from flowalign.config import Config, Named
@@ -24,6 +23,7 @@ from flowalign.core.losses import preference_loss
 from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
+from flowalign.rollouts.diffusion import DiffusionActor
 from rewards import Scores, SetReward, spec_of
 from rewards import score as scored
 

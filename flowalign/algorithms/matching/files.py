@@ -17,8 +17,6 @@ from diffusers.utils import load_video
 from pydantic import Field
 from torch import Generator, Tensor
 
-from flowalign.actors.diffusion import DiffusionActor
-from flowalign.actors.draw import Draw
 from flowalign.algorithms.matching import base
 from flowalign.config import Config, Data, Named
 from flowalign.data import Prompts, Targets
@@ -27,6 +25,8 @@ from flowalign.data.files import CLIPS, is_clip
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.storage import makes_videos
+from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.draw import Draw
 from samplers import derive_seed
 
 

@@ -13,13 +13,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.matching import base
 from flowalign.algorithms.matching.pairs import PairMatching, PairSettings, gains, judged
 from flowalign.config import Named
 from flowalign.core.losses import preference_loss
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy
+from flowalign.rollouts.diffusion import DiffusionActor
 
 
 class InPOSettings(PairSettings):

@@ -15,13 +15,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.matching import base
 from flowalign.algorithms.matching.files import FileSettings
 from flowalign.algorithms.matching.targets import TargetMatching
 from flowalign.config import Data
 from flowalign.data import Labels
 from flowalign.data.batches import Batch
+from flowalign.rollouts.diffusion import DiffusionActor
 
 
 class KTOSettings(FileSettings):

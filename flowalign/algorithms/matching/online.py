@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from flowalign.actors.diffusion import DiffusionActor
-from flowalign.actors.draw import Draw
 from flowalign.algorithms.base import AlgorithmSettings, Seen
 from flowalign.algorithms.matching.base import Experience, Matching, MatchingSettings
 from flowalign.config import Config
 from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.draw import Draw
 from rewards import Scores
 
 

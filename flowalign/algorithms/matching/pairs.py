@@ -12,8 +12,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.actors.diffusion import DiffusionActor
-from flowalign.actors.draw import Draw
 from flowalign.algorithms.matching import base
 from flowalign.algorithms.matching.files import FileMatching, FileSettings, latents
 from flowalign.config import Config, Data
@@ -21,6 +19,8 @@ from flowalign.data import Preferences, Prompts
 from flowalign.data.batches import Batch, draw_batch
 from flowalign.data.votes import Votes
 from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.draw import Draw
 
 
 class PairSettings(FileSettings):

@@ -15,7 +15,6 @@ from pydantic import Field
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.matching import base
 from flowalign.algorithms.matching.files import latents, opened
 from flowalign.algorithms.matching.pairs import PairMatching, PairSettings, gains, judged
@@ -23,6 +22,7 @@ from flowalign.config import Config, Data
 from flowalign.data import Prompts, Targets
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
+from flowalign.rollouts.diffusion import DiffusionActor
 from samplers import derive_seed
 
 

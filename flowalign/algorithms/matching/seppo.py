@@ -14,7 +14,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.matching import base
 from flowalign.algorithms.matching.files import latents
 from flowalign.algorithms.matching.pairs import PairMatching, PairSettings, judged
@@ -23,6 +22,7 @@ from flowalign.core.losses import preference_loss
 from flowalign.data import Prompts, Targets
 from flowalign.data.batches import Batch
 from flowalign.policies.settings import Snapshot
+from flowalign.rollouts.diffusion import DiffusionActor
 
 
 class SePPOSettings(PairSettings):

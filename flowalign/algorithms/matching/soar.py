@@ -12,7 +12,6 @@ import torch
 from pydantic import Field
 from torch import Generator, Tensor
 
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.matching import base
 from flowalign.algorithms.matching.files import FileSettings
 from flowalign.algorithms.matching.levels import EDGE
@@ -21,6 +20,7 @@ from flowalign.config import Config, Named
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.rollouts.diffusion import DiffusionActor
 from samplers import derive_seed
 
 

@@ -14,13 +14,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.matching import base
 from flowalign.algorithms.matching.files import FileSettings, latents
 from flowalign.algorithms.matching.targets import TargetMatching
 from flowalign.data import Judged
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.rollouts.diffusion import DiffusionActor
 
 
 class SRUMSettings(FileSettings):

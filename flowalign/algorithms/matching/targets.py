@@ -1,9 +1,9 @@
 """Matching on one picture or video for each prompt."""
 
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.matching import base
 from flowalign.algorithms.matching.files import FileMatching, latents
 from flowalign.data.batches import Batch
+from flowalign.rollouts.diffusion import DiffusionActor
 
 
 class TargetMatching(FileMatching):

@@ -14,8 +14,6 @@ import torch
 from pydantic import Field
 from torch import Generator, Tensor
 
-from flowalign.actors.diffusion import DiffusionActor
-from flowalign.actors.draw import Draw
 from flowalign.algorithms.matching import base, distribution
 from flowalign.algorithms.matching.along_ode import AlongODE
 from flowalign.algorithms.matching.distribution import towards
@@ -23,6 +21,8 @@ from flowalign.algorithms.matching.surrogate import Judged, SurrogateSettings
 from flowalign.core.record import Record
 from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised
 from flowalign.policies.settings import Role, Snapshot
+from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.draw import Draw
 from samplers import derive_seed
 
 

@@ -13,7 +13,6 @@ the texts on average.
 import torch
 from pydantic import Field
 
-from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import first_rows
@@ -21,6 +20,7 @@ from flowalign.algorithms.text.imitating import Examples, Imitating
 from flowalign.core.entropy import regulating_temperature
 from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.teacher_forcing import rescored
+from flowalign.rollouts.language import LanguageActor
 
 LEAST = 0.05
 """advantage of a text that is imitated"""

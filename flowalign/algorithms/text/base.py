@@ -14,8 +14,6 @@ from pydantic import Field
 from torch import Tensor
 
 from flowalign import registry
-from flowalign.actors.draw import Draw
-from flowalign.actors.language import LanguageActor
 from flowalign.algorithms import base
 from flowalign.algorithms.policy_gradient import Experience, PolicyGradient, PolicyGradientSettings
 from flowalign.config import Data, Named, TextConfig
@@ -30,6 +28,8 @@ from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import rescored
+from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.language import LanguageActor
 from rewards import Scores
 
 

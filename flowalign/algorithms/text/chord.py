@@ -14,7 +14,6 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, first_rows
@@ -22,6 +21,7 @@ from flowalign.algorithms.text.imitating import Examples, Imitating
 from flowalign.core.imitation import imitation_share
 from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.teacher_forcing import scored
+from flowalign.rollouts.language import LanguageActor
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

@@ -9,12 +9,12 @@ the advantage of the rewards, which the authors do without. Loss: GRPO's.
 import torch
 from pydantic import Field
 
-from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.core.imitation import distillation_advantage
 from flowalign.core.record import masked_mean
 from flowalign.policies.language.teacher import Teacher
+from flowalign.rollouts.language import LanguageActor
 
 
 class GOPDSettings(language.LanguageSettings):

@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import first_rows
@@ -19,6 +18,7 @@ from flowalign.config import TextConfig
 from flowalign.core.imitation import imitation_loss
 from flowalign.core.record import Actions
 from flowalign.policies.language.rollout import TextRollout
+from flowalign.rollouts.language import LanguageActor
 
 
 @dataclass

@@ -12,7 +12,6 @@ there the mean over the texts that it is left for, here over all; masking groups
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.core.divergences import KLEstimate
@@ -20,6 +19,7 @@ from flowalign.core.imitation import annealed, distillation_loss
 from flowalign.core.record import Actions
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.teacher import Teacher
+from flowalign.rollouts.language import LanguageActor
 
 
 class KDRLSettings(language.LanguageSettings):

@@ -16,7 +16,6 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, last_members
@@ -24,6 +23,7 @@ from flowalign.core.imitation import prefix_share, uncertain_prefix
 from flowalign.data.batches import Batch
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import continued
+from flowalign.rollouts.language import LanguageActor
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

@@ -7,7 +7,6 @@ there are enough; here the demonstration is in the data's metadata and learned i
 
 from pydantic import Field
 
-from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, first_rows
@@ -15,6 +14,7 @@ from flowalign.algorithms.text.imitating import Examples, Imitating
 from flowalign.core.imitation import needs_demonstration
 from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.teacher_forcing import scored
+from flowalign.rollouts.language import LanguageActor
 
 
 class ReLIFTSettings(language.LanguageSettings):

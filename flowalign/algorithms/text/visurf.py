@@ -9,7 +9,6 @@ coming on top; the paper's two controls of forms and thoughts in demonstrations 
 import torch
 from torch import Tensor
 
-from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, last_members
 from flowalign.core.imitation import demonstrated_reward
@@ -18,6 +17,7 @@ from flowalign.data.batches import Batch
 from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import scored
+from flowalign.rollouts.language import LanguageActor
 
 
 class ViSurfSettings(language.LanguageSettings):

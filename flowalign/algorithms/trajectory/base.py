@@ -16,8 +16,6 @@ from pydantic import Field
 from torch import Tensor
 
 from flowalign import registry
-from flowalign.actors.diffusion import DiffusionActor
-from flowalign.actors.draw import Draw
 from flowalign.algorithms import base
 from flowalign.algorithms.policy_gradient import Experience, PolicyGradient, PolicyGradientSettings
 from flowalign.config import Config, Named
@@ -27,6 +25,8 @@ from flowalign.core.record import Actions, Record
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.draw import Draw
 from rewards import Scores
 from samplers import Transition
 from samplers.kernels import gaussian_log_prob, traits_of

@@ -17,8 +17,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.actors.diffusion import DiffusionActor
-from flowalign.actors.draw import Draw
 from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
@@ -28,6 +26,8 @@ from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import Rollout
+from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.draw import Draw
 from flowalign.settings import Section
 from rewards import Scores
 from samplers.plans import Tree

@@ -2,10 +2,10 @@
 
 import torch
 
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.config import Config
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
+from flowalign.rollouts.diffusion import DiffusionActor
 from samplers import derive_seed
 from samplers.plans import Single
 

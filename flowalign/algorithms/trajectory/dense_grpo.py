@@ -10,13 +10,13 @@ Departure: no authors' code is published; the calibrated plan says where it leav
 
 from torch import Tensor
 
-from flowalign.actors.dense import Estimator
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.core.credit import dense_rewards
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
+from flowalign.rollouts.dense import Estimator
+from flowalign.rollouts.diffusion import DiffusionActor
 from rewards import Scores
 
 

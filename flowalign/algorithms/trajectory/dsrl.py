@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.policy_gradient import Experience, PolicyGradient, PolicyGradientSettings
 from flowalign.config import Config, Named
 from flowalign.core.divergences import standard_normal_kl
@@ -26,6 +25,7 @@ from flowalign.core.record import Actions, Record
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+from flowalign.rollouts.diffusion import DiffusionActor
 from rewards import Scores
 from samplers.kernels import gaussian_log_prob
 from samplers.start import StartNoise

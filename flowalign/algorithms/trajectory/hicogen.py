@@ -9,12 +9,12 @@ Departure: no code is published and the level weights are not given; they are 1 
 
 from torch import Tensor
 
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.core.credit import hierarchical
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
+from flowalign.rollouts.diffusion import DiffusionActor
 from rewards import RewardError, Scores
 from samplers import Decay
 

@@ -11,13 +11,13 @@ until an iteration trains nothing. Flash keeps steps of the configured schedule,
 
 from pydantic import Field
 
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.config import Config, Named
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import Rollout
+from flowalign.rollouts.diffusion import DiffusionActor
 from samplers import Window
 from samplers.completion import path
 

@@ -16,7 +16,6 @@ from pydantic import Field
 from torch import Tensor
 
 from flowalign import registry
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.config import Config
@@ -24,6 +23,7 @@ from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import Rollout
+from flowalign.rollouts.diffusion import DiffusionActor
 from rewards import UNPARSED, PairwiseReward, Scores
 from rewards.pairwise import Games, Schedule, as_judge, compare
 

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 from torch import Tensor, nn
 
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import Steps, TrajectoryAlgorithm
 from flowalign.core.divergences import gaussian_entropy
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+from flowalign.rollouts.diffusion import DiffusionActor
 from samplers.kernels import Kernel
 from samplers.learned import LearnedNoise
 

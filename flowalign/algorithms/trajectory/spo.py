@@ -19,8 +19,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.actors.dense import Estimator
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import step_pairs
 from flowalign.algorithms.trajectory.base import learned_steps
 from flowalign.algorithms.trajectory.step_pairs import Experience, StepPairs
@@ -28,6 +26,8 @@ from flowalign.config import Config
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+from flowalign.rollouts.dense import Estimator
+from flowalign.rollouts.diffusion import DiffusionActor
 from rewards import Scores
 from samplers import step_std
 from samplers.tree import side_branches

@@ -13,8 +13,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.actors.diffusion import DiffusionActor
-from flowalign.actors.draw import Draw
 from flowalign.algorithms import base
 from flowalign.algorithms.trajectory.base import check_noise, learned_steps
 from flowalign.config import Config
@@ -23,6 +21,8 @@ from flowalign.core.losses import step_preference_loss
 from flowalign.core.record import masked_mean
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.draw import Draw
 from rewards import Scores
 
 

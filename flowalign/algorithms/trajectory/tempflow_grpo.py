@@ -8,13 +8,13 @@ over the steps; the divergence is not weighted.
 
 from torch import Tensor
 
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory.base import Steps, TrajectoryAlgorithm
 from flowalign.algorithms.trajectory.branching import SINGLE, branch_everywhere, places
 from flowalign.config import Config
 from flowalign.core.losses import noise_weight
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
+from flowalign.rollouts.diffusion import DiffusionActor
 from samplers import step_std
 
 

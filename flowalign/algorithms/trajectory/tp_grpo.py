@@ -10,13 +10,13 @@ Departure: R_0 completes the trajectory's own start noise; the released code dra
 
 from torch import Tensor
 
-from flowalign.actors.dense import Estimator
-from flowalign.actors.diffusion import DiffusionActor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.core.credit import TurningPointVariant, turning_point_rewards
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
+from flowalign.rollouts.dense import Estimator
+from flowalign.rollouts.diffusion import DiffusionActor
 from rewards import Scores
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowalign.environments import Answer, Environment
 from flowalign.errors import ConfigError, FlowalignError
+from flowalign.policies.environments import Answer, Environment
 from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout, TurnTaken, right_padded

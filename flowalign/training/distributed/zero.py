@@ -14,9 +14,9 @@ from accelerate import DeepSpeedPlugin
 from diffusers.training_utils import EMAModel
 from torch import Tensor, nn
 
-from flowalign.actors.base import Actor
 from flowalign.algorithms.base import Algorithm
 from flowalign.errors import ConfigError, FlowalignError
+from flowalign.rollouts.base import Actor
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from flowalign.training.learner import Learner
 

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from flowalign.actors.draw import Draw, Made
-from flowalign.actors.groups import Groups
 from flowalign.data.batches import Batch
+from flowalign.rollouts.draw import Draw, Made
+from flowalign.rollouts.groups import Groups
 from flowalign.training.workers.fleet import Fleet, Held, Task
 from flowalign.training.workers.worker import Weights
 

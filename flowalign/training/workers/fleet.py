@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from flowalign.actors.base import Actor
-from flowalign.actors.draw import Made
 from flowalign.config import BaseConfig
 from flowalign.config.workers import RolloutWorkers
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError, FlowalignError
+from flowalign.rollouts.base import Actor
+from flowalign.rollouts.draw import Made
 from flowalign.training.workers.worker import Weights, Worker, received
 
 logger = logging.getLogger(__name__)

@@ -13,11 +13,11 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from flowalign.actors.base import Actor
-from flowalign.actors.draw import Made
 from flowalign.config import BaseConfig, kind_of
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
+from flowalign.rollouts.base import Actor
+from flowalign.rollouts.draw import Made
 from flowalign.settings import parse
 from flowalign.training.building import build_actor, build_policy, make_trainable
 from flowalign.training.distributed.sharding import restore

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from flowalign.cli.main import main
+from flowalign.app.cli.main import main
 from flowalign.config import load, recipe
 from flowalign.config.loader import recipes
 from flowalign.config.reference import keys, markdown, schema

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flowalign.cli.main import main
+from flowalign.app.cli.main import main
 from flowalign.data import Prompts
 from flowalign.data.geneval import CLASSES, TASKS, _record, asked, generate, parse_shares, possible
 from flowalign.errors import ConfigError

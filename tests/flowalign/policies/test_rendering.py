@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
+from flowalign.app.gallery.runs import read_run
 from flowalign.config import load, recipe
 from flowalign.config.rewards import build_rewards
 from flowalign.data import ASSETS, Prompts
 from flowalign.data.batches import draw_batch
-from flowalign.gallery.runs import read_run
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.rendering import Rendered, renderer
 from flowalign.training import Trainer

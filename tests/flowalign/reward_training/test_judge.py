@@ -14,8 +14,8 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from flowalign.cli.judges import cold_start, pair_questions, rejection_sampling
-from flowalign.cli.rewards import train_reward
+from flowalign.app.cli.judges import cold_start, pair_questions, rejection_sampling
+from flowalign.app.cli.rewards import train_reward
 from flowalign.config import load, recipe
 from flowalign.data import ASSETS, Preferences, Prompts
 from flowalign.errors import ConfigError

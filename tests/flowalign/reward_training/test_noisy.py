@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 import flowalign as fa
-from flowalign.cli.rewards import train_reward
+from flowalign.app.cli.rewards import train_reward
 from flowalign.errors import ConfigError
 from flowalign.reward_training.noisy import agreement
 from flowalign.search.noisy import NoisyReward

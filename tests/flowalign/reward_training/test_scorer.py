@@ -10,7 +10,7 @@ import typer
 from PIL import Image, ImageEnhance
 from typer.testing import CliRunner
 
-from flowalign.cli.rewards import train_reward
+from flowalign.app.cli.rewards import train_reward
 from flowalign.data import ASSETS, Preferences
 from flowalign.errors import ConfigError
 from flowalign.reward_training.scorer import Scorer, split

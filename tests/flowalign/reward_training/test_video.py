@@ -11,7 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from flowalign.algorithms.matching.files import opened
-from flowalign.cli.rewards import train_reward
+from flowalign.app.cli.rewards import train_reward
 from flowalign.data import Preferences
 from flowalign.errors import ConfigError
 from flowalign.reward_training.scorer import split

@@ -3,8 +3,8 @@ import json
 import numpy as np
 from PIL import Image
 
-from flowalign.gallery import Film, Group, Limits, save_previews
-from flowalign.gallery.runs import read_run
+from flowalign.app.gallery import Film, Group, Limits, save_previews
+from flowalign.app.gallery.runs import read_run
 
 
 def noise(side: int, seed: int) -> Image.Image:

@@ -10,10 +10,10 @@ from PIL.Image import Image
 
 import flowalign as fa
 from flowalign.errors import ConfigError
+from flowalign.planning import tiny_pipelines
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.search import chain
 from flowalign.search.chain import Chain, split
-from flowalign.tools import tiny_pipelines
 from rewards import Scores
 from rewards.shapes.reward import ShapesReward
 

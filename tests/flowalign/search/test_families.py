@@ -10,10 +10,10 @@ from PIL import Image
 
 import flowalign as fa
 from flowalign.data import Prompts
+from flowalign.planning import tiny_pipelines
 from flowalign.policies.settings import Sampling
 from flowalign.search import Budget, Found
 from flowalign.search.run import build_methods, search
-from flowalign.tools import tiny_pipelines
 from rewards import Scores, Spec
 
 METHODS = ["best_of_n", "ttsnap", "evosearch", "beam", "fk_steering"]

@@ -11,16 +11,16 @@ import torch
 from torch.autograd import grad
 
 import flowalign as fa
-from flowalign.cli.main import main
+from flowalign.app.cli.main import main
 from flowalign.config import load, recipe
 from flowalign.data import Preferences, Prompts
 from flowalign.errors import ConfigError
+from flowalign.evaluation.scores import evaluate
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.rlg import weighed
 from flowalign.policies.settings import Sampling
 from flowalign.search import Engine
 from flowalign.search.store import Store
-from flowalign.training.evaluation import evaluate
 from rewards.rules import JPEGSize
 from rewards.shapes.clip import TinyCLIP
 

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError, FlowalignError
+from flowalign.planning.fake_device import DEVICE, FakeDevice
+from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.settings import Snapshot
 from flowalign.policies.snapshots import Snapshots
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
-from flowalign.tools.fake_device import DEVICE, FakeDevice
-from flowalign.tools.tiny_pipelines import PIPELINES, build
 from flowalign.training import Trainer
 from flowalign.training.memory import check_precision, make_optimizer, out_of_memory
 from samplers import All, flow_sde

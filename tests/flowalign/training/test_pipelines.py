@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from flowalign.app.gallery.runs import read_run
 from flowalign.errors import ConfigError
-from flowalign.gallery.runs import read_run
-from flowalign.tools.tiny_pipelines import PIPELINES, build
+from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.training import Trainer
 from rewards.base import Scores, source_images
 from rewards.frames import PerFrame

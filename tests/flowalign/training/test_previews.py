@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from flowalign.actors.draw import Draw
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
+from flowalign.app.gallery.runs import read_run
 from flowalign.core.advantages import group_advantage
 from flowalign.data.batches import draw_batch
-from flowalign.gallery.runs import read_run
 from flowalign.registry import ALGORITHMS, resolve
+from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 from flowalign.training.previews import preview
 from tests.flowalign.small_run import small_run

@@ -19,7 +19,7 @@ import yaml
 from diffusers import StableDiffusion3Pipeline
 from safetensors.torch import load_file
 
-from flowalign.cli.launch import load_for_sampling
+from flowalign.app.cli.launch import load_for_sampling
 from flowalign.config import load
 from flowalign.data import ASSETS
 from flowalign.errors import ConfigError, FlowalignError

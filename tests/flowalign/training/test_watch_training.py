@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from flowalign.app.gallery.runs import read_run
 from flowalign.config import Watch, load, recipe
 from flowalign.errors import ConfigError
-from flowalign.gallery.runs import read_run
+from flowalign.evaluation.watch import diagnose
 from flowalign.training import Trainer
-from flowalign.training.watch import diagnose
 
 HACKABLE = "[{name: image_statistic, statistic: saturation}]"
 HONEST = "[{name: shapes}]"

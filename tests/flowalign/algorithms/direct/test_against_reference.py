@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowalign.actors.draw import Draw
 from flowalign.algorithms.direct.one_reward import OneReward
 from flowalign.algorithms.direct.reward_dance_refl import RewardDanceReFL
 from flowalign.config import load, recipe
 from flowalign.config.rewards import build_reward
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
+from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 from tests.flowalign.small_run import small_run
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from flowalign import registry
-from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
 from flowalign.data import ASSETS
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion.storage import load_pipeline
 from flowalign.policies.diffusion.window import Window
+from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 from rewards import Scores, Spec
 from rewards.frames import PerFrame

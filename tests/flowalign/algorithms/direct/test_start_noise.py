@@ -5,12 +5,12 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from flowalign.actors.draw import Draw
-from flowalign.cli.launch import load_for_sampling
+from flowalign.app.cli.launch import load_for_sampling
 from flowalign.config import load, recipe
 from flowalign.core.divergences import standard_normal_kl
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
+from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 from samplers.start import StartNoise
 from tests.flowalign.algorithms.direct.test_direct import Red

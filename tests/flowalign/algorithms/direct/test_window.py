@@ -8,9 +8,9 @@ import torch
 from diffusers import DDIMScheduler, StableDiffusion3Pipeline, StableDiffusionXLPipeline
 from torch import Tensor, nn
 
+from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.window import Window
-from flowalign.tools.tiny_pipelines import PIPELINES, build
 from rewards.shapes.clip import TinyCLIP
 from samplers import KERNELS, ode
 from samplers.trajectory import Recorder

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
+from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 from tests.flowalign.small_run import small_run
 

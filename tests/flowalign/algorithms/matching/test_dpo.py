@@ -9,12 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from flowalign.actors.draw import Draw
+from flowalign.app.gallery.runs import read_run
 from flowalign.config import load, recipe
 from flowalign.data import Preferences
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
-from flowalign.gallery.runs import read_run
+from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 from rewards.shapes import draw, parse
 from tests.flowalign.small_run import small_run

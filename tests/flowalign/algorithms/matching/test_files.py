@@ -11,15 +11,15 @@ from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from flowalign.actors.draw import Draw
 from flowalign.algorithms.matching.base import Experience
 from flowalign.algorithms.matching.inpo import inverted
 from flowalign.config import load, recipe
 from flowalign.data import Judged, Labels, Targets
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
+from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.policies.diffusion import DiffusersPolicy
-from flowalign.tools.tiny_pipelines import PIPELINES, build
+from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 from flowalign.training.building import build_policy
 from rewards.shapes import draw, parse

@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from flowalign.actors.draw import Draw
 from flowalign.algorithms.matching.adversarial import Experience, Gan, telling_apart
 from flowalign.algorithms.matching.dmd2 import DMD2, DMD2Settings
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import Noised
+from flowalign.rollouts.draw import Draw
 from tests.flowalign.small_run import small_run
 
 NUMBERS = load_file(Path(__file__).parent / "originals" / "gan.safetensors")

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
+from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 from tests.flowalign.small_run import small_run
 

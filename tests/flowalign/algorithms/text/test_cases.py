@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from flowalign.cli.main import main
+from flowalign.app.cli.main import main
 from flowalign.config import recipe
 from flowalign.data import ASSETS
 from flowalign.errors import ConfigError

@@ -11,8 +11,6 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
-from flowalign.actors.draw import Draw
-from flowalign.actors.language import LanguageActor
 from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text.base import LanguageSettings
 from flowalign.algorithms.text.grpo import GRPO
@@ -25,6 +23,8 @@ from flowalign.core.record import Actions
 from flowalign.data.batches import Batch, draw_batch
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.language import LanguageActor
 from flowalign.training import Trainer
 from rewards import as_reward
 from tests.flowalign.small_run import small_run

@@ -11,7 +11,6 @@ import yaml
 from torch import Tensor
 
 from flowalign import registry
-from flowalign.actors.draw import Draw
 from flowalign.algorithms.text.prefix_rft import PrefixRFT
 from flowalign.config import load, recipe
 from flowalign.config.sections import Weighted
@@ -21,6 +20,7 @@ from flowalign.errors import ConfigError
 from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.teacher_forcing import scored
+from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 from tests.flowalign.small_run import small_run
 

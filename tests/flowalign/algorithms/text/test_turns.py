@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
 from flowalign.data import ASSETS
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.rollouts.draw import Draw
 from flowalign.runs.metrics import MetricsFile
 from flowalign.training import Trainer
 from tests.flowalign.small_run import SMALL, small_run

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from flowalign.actors.dense import Estimator
-from flowalign.actors.draw import Draw
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.algorithms.trajectory.branch_grpo import Pruning
 from flowalign.algorithms.trajectory.tp_grpo import TPGRPO, TPGRPOSettings
@@ -17,6 +15,8 @@ from flowalign.core.credit import dense_rewards, turning_point_rewards
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.registry import ALGORITHMS, resolve
+from flowalign.rollouts.dense import Estimator
+from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 from rewards import Scores, Spec, WeightedSum, as_reward
 from samplers.completion import completions

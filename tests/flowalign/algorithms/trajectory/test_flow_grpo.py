@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
+from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 from tests.flowalign.small_run import small_run
 

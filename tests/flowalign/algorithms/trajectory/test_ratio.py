@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowalign.actors.draw import Draw
 from flowalign.data.batches import draw_batch
+from flowalign.rollouts.draw import Draw
 from tests.flowalign.small_run import small_run
 
 

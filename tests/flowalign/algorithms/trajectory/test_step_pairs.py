@@ -10,13 +10,13 @@ import pytest
 import torch
 from diffusers import DDIMScheduler
 
-from flowalign.actors.draw import Draw
 from flowalign.algorithms.trajectory.spo import SPO, SPOSettings
 from flowalign.config import load, recipe
 from flowalign.core.credit import preferred
 from flowalign.core.losses import reward_difference_loss, step_preference_loss
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
+from flowalign.rollouts.draw import Draw
 from samplers.kernels import ddim_published
 from tests.flowalign.small_run import small_run
 

@@ -12,10 +12,10 @@ from diffusers import FirstBlockCacheConfig, PyramidAttentionBroadcastConfig, Ta
 
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
+from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.policies.base import repeated_blocks
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.caching import CACHES, caching
-from flowalign.tools.tiny_pipelines import PIPELINES, build
 from samplers.noise import generators
 from tests.flowalign.small_run import small_run
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from flowalign.data import Source
 from flowalign.errors import ConfigError
+from flowalign.planning.tiny_pipelines import PIPELINES, Tiny, build
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.sources import opened
-from flowalign.tools.tiny_pipelines import PIPELINES, Tiny, build
 from samplers import All, cps, ddim, flow_sde
 from samplers import ode as euler
 

@@ -10,8 +10,8 @@ import yaml
 from safetensors.torch import load_file
 
 from flowalign.config import load
+from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.policies.diffusion.experts import Experts, drop_unasked
-from flowalign.tools.tiny_pipelines import PIPELINES, build
 from flowalign.training import Trainer
 from tests.flowalign.training.processes import together
 

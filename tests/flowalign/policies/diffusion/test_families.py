@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file
 
 from flowalign.errors import ConfigError
+from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.experts import check_zero
 from flowalign.policies.diffusion.families import Family
 from flowalign.registry import MODELS, resolve
-from flowalign.tools.tiny_pipelines import PIPELINES, build
 from samplers.completion import complete, path
 
 DOCS = Path(__file__).parents[4] / "docs" / "models.md"

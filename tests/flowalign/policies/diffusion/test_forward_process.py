@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from flowalign.errors import ConfigError
+from flowalign.planning.tiny_pipelines import Tiny
 from flowalign.policies.diffusion import DiffusersPolicy
-from flowalign.tools.tiny_pipelines import Tiny
 from tests.flowalign.policies.diffusion.test_conformance import (
     NEGATIVE,
     PROMPTS,
@@ -80,7 +80,7 @@ def test_the_denoiser_is_asked_as_in_a_rollout_though_it_does_not_run(policy: Di
 @pytest.mark.parametrize("kind", ["sd15", "sd2_v"])
 def test_the_error_of_a_ddpm_is_its_own_predictions(kind: str) -> None:
     """A squared error of the velocity, weighed, is the one of epsilon or of the v-prediction that the UNet makes."""
-    from flowalign.tools.tiny_pipelines import PIPELINES, build
+    from flowalign.planning.tiny_pipelines import PIPELINES, build
 
     policy = DiffusersPolicy(build(kind), encode_options=PIPELINES[kind].encode)
     x0 = policy.sample(["a"] * 3, [1, 2, 3], steps=2, **PIPELINES[kind].call).trajectory.final

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from flowalign.errors import ConfigError
+from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.lora_formats import LAYOUTS, converted, layout_of, pairs_of
 from flowalign.policies.diffusion.storage import lora_file
-from flowalign.tools.tiny_pipelines import PIPELINES, build
 
 ORIGINALS = Path(__file__).parent / "originals"
 ALPHA, RANK = 3.0, 2

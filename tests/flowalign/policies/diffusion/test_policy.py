@@ -13,9 +13,9 @@ from torch import Tensor
 
 from flowalign.data import ASSETS
 from flowalign.errors import ConfigError, FlowalignError
+from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.families import family_of
-from flowalign.tools.tiny_pipelines import PIPELINES, build
 from samplers import All, Window, dance_sde, flow_sde, ode
 from samplers.completion import fork
 from samplers.kernels import Kernel

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from flowalign.data import ASSETS
-from flowalign.environments import Answer, Environment, HigherLower
 from flowalign.errors import ConfigError, FlowalignError
+from flowalign.policies.environments import Answer, Environment, HigherLower
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import at_tokens
 from flowalign.policies.language.turns import AgentPolicy

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from flowalign.actors.draw import Draw
 from flowalign.config import load, recipe
 from flowalign.data import ASSETS
 from flowalign.data.batches import draw_batch
@@ -16,6 +15,7 @@ from flowalign.errors import ConfigError
 from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.vllm import Engine, as_rollout, hand_over, merged_weights, request
+from flowalign.rollouts.draw import Draw
 from tests.flowalign.small_run import small_run
 
 PROMPTS = ["17+25=", "4-9=", "80+19=", "3+3="]

@@ -15,10 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
+from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.policies.diffusion.context_parallel import BACKENDS, TokenParts, check_context_parallel
 from flowalign.policies.diffusion.families import family_of
 from flowalign.policies.settings import ContextParallel, Model
-from flowalign.tools.tiny_pipelines import PIPELINES, build
 from tests.flowalign.training.distributed.test_processes import FSDP, alone, named_by_dotted_path, saved
 from tests.flowalign.training.processes import together
 

@@ -1,0 +1,270 @@
+"""`flowalign bench`: a model's figures under published protocols, with intervals, before and after."""
+
+import contextlib
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowalign.app.cli import sampling as options
+from flowalign.errors import ConfigError
+from flowalign.runs.files import check_output, write_atomically
+
+if TYPE_CHECKING:
+    from flowalign.evaluation.benchmarks import Suite
+    from flowalign.evaluation.benchmarks.intervals import Interval
+    from flowalign.policies.diffusion import DiffusersPolicy
+    from flowalign.policies.settings import Sampling
+
+
+def bench(
+    model: options.Model,
+    suite: Annotated[str, typer.Option(help="One or more suites with commas between: `flowalign list suites`.")],
+    lora: Annotated[
+        Path | None,
+        typer.Option(help="LoRA weights to put on it: a folder, or a file of any tool that diffusers reads."),
+    ] = None,
+    base: Annotated[bool, typer.Option("--base", help="Measure it before training, or without the LoRA, too.")] = False,
+    steps: options.Steps = None,
+    guidance: options.Guidance = None,
+    negative_prompt: options.NegativePrompt = None,
+    height: options.Pixels = None,
+    width: options.Pixels = None,
+    num_frames: options.Frames = None,
+    rlg: options.RLG = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples a network call.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many prompts: to try out, not to compare.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**62, help="Of the first start noise; default the suite's.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="suite.setting=value, e.g. geneval.detector=...")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the results; an interrupted measurement goes on there.")
+    ] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures of all suites to this file.")
+    ] = None,
+    dtype: options.Dtype = "float32",
+    trust: options.Trust = False,
+) -> None:
+    """Measure a model under fixed protocols; under `accelerate launch` on many devices."""
+    suites = build_suites(suite, set_ or [])
+    folder = output or Path("runs") / f"bench-{_slug(model, lora)}"
+    check_output(folder, "--output", folder=True)
+    if json_path is not None:
+        check_output(json_path, "--json")
+    trained = (Path(model) / "config.yaml").is_file()
+    if base and not trained and lora is None:
+        raise ConfigError(f"--base: {model} has nothing to take off; a run's folder or --lora has")
+    if base and rlg is not None:
+        raise ConfigError("--rlg weighs what was trained, which --base takes off; measure one at a time")
+    asked = options.given(
+        steps=steps,
+        guidance=guidance,
+        negative_prompt=negative_prompt,
+        height=height,
+        width=width,
+        num_frames=num_frames,
+        rlg=rlg,
+        batch_size=batch_size,
+    )
+    # suites say what is wrong with their prompts and judges before a model loads
+    for one in suites:
+        one.prompts()
+    found = _measure(model, lora, dtype, trust, base, suites, asked, folder, limit, seed)
+    if found is None:
+        return
+    from flowalign.app.gallery import build
+
+    for one in suites:
+        page = build([folder / one.name], folder / one.name / "gallery")
+        _print(one, found[one.name])
+        print(f"figures: {folder / one.name / 'results.json'}", f"pictures: {page.resolve()}", sep="\n")
+    if json_path is not None:
+        records = {
+            one.name: json.loads((folder / one.name / "results.json").read_text(encoding="utf-8")) for one in suites
+        }
+        write_atomically(json_path, json.dumps(records, indent=2) + "\n")
+
+
+def build_suites(names: str, settings: list[str]) -> "list[Suite]":
+    """The suites that the command line names, with their settings.
+
+    Raises:
+        ConfigError: an unknown suite or setting.
+    """
+    import yaml
+
+    from flowalign import registry
+
+    listed = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    given: dict[str, dict[str, Any]] = {name: {} for name in listed}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        name, _, own = key.rpartition(".")
+        if not equals or name not in given or not own:
+            raise ConfigError(f"--set {setting}: give suite.setting=value of a suite that is measured")
+        given[name][own] = yaml.safe_load(value)
+    return [registry.build("suites", name, own, f"--suite {name}") for name, own in given.items()]
+
+
+def _measure(
+    model: str,
+    lora: Path | None,
+    dtype: str,
+    trust: bool,
+    base: bool,
+    suites: "list[Suite]",
+    asked: dict[str, Any],
+    folder: Path,
+    limit: int | None,
+    seed: int | None,
+) -> "dict[str, dict[str, dict[str, Interval]]] | None":
+    """The figures of every suite by label and score; None on other processes than the main one."""
+    from accelerate import PartialState
+
+    from flowalign.evaluation.benchmarks import run
+    from flowalign.registry import only_ours
+
+    state, noise = PartialState(), run.SEED if seed is None else seed
+    measured: dict[str, dict[str, Any]] = {one.name: {} for one in suites}
+    protocols: dict[str, dict[str, Any]] = {}
+    tuned = lora is not None or (Path(model) / "config.yaml").is_file()
+    for label in [*([run.BASE] if base or not tuned else []), *([run.TUNED] if tuned else [])]:
+        with contextlib.nullcontext() if trust else only_ours(Path(model, "config.yaml")):
+            trained = label == run.TUNED
+            policy, sampling = _load(model, lora if trained else None, dtype, trained, asked)
+        for one in suites:
+            if not protocols.get(one.name):
+                protocols[one.name] = protocol(one, model, lora, dtype, sampling, limit, noise)
+                if state.is_main_process:
+                    run.open_folder(folder / one.name, protocols[one.name])
+                state.wait_for_everyone()
+            own = run.measure(one, policy, sampling, folder / one.name / label, limit, noise)
+            if own is not None:
+                measured[one.name][label] = own
+        del policy
+    if not state.is_main_process:
+        return None
+    found = {}
+    for one in suites:
+        found[one.name] = run.results(one, measured[one.name])
+        run.write_results(folder / one.name, protocols[one.name] | {"judges": judges(one)}, found[one.name])
+        run.show(one, folder / one.name, measured[one.name], noise)
+    return found
+
+
+def _load(
+    model: str, lora: Path | None, dtype: str, trained: bool, asked: dict[str, Any]
+) -> "tuple[DiffusersPolicy, Sampling]":
+    """The model to measure, and how it is sampled: a run as it evaluates, others as their own call does."""
+    from flowalign.app.cli.launch import load_for_sampling
+    from flowalign.evaluation.benchmarks.run import own_sampling
+    from flowalign.policies.diffusion import DiffusersPolicy
+    from flowalign.policies.settings import Sampling
+
+    try:
+        policy, as_evaluated = load_for_sampling(model, lora, dtype, trained and lora is None)
+    except (OSError, ValueError, RuntimeError, LookupError) as error:
+        if lora is None:
+            raise
+        raise ConfigError(f"--lora {lora}: not for this model: {' '.join(str(error).split())[:300]}") from error
+    if not isinstance(policy, DiffusersPolicy):
+        raise ConfigError(f"{model}: this run trained a language model; suites are of pictures and videos")
+    assert isinstance(as_evaluated, Sampling)
+    sampling = as_evaluated if (Path(model) / "config.yaml").is_file() else own_sampling(policy)
+    return policy, sampling.model_copy(update=asked)
+
+
+def protocol(
+    suite: "Suite", model: str, lora: Path | None, dtype: str, sampling: "Sampling", limit: int | None, seed: int
+) -> dict[str, Any]:
+    """Everything that the figures depend on."""
+    from importlib import metadata
+
+    prompts = suite.prompts().spread(limit)
+    listed = json.dumps([prompts.texts, prompts.metadata]).encode()
+    return {
+        "suite": suite.name,
+        "version": suite.version,
+        "settings": dict(suite.settings()),
+        "headline": list(suite.headline),
+        "prompts": len(prompts),
+        "prompts_sha256": hashlib.sha256(listed).hexdigest(),
+        "samples_per_prompt": suite.pictures,
+        "seed": seed,
+        "model": model,
+        "revision": revision(model),
+        "lora": None if lora is None else str(lora),
+        "weights": _digest(lora or Path(model)),
+        "dtype": dtype,
+        "sampling": {name: value for name, value in sampling.arguments().items() if value not in (None, "")},
+        "versions": {name: metadata.version(name) for name in ("flowalign", "torch", "diffusers", "transformers")},
+    }
+
+
+def judges(suite: "Suite") -> dict[str, str]:
+    """The commits of the models of the hub that scored, by setting; known once they are here."""
+    commits = {key: revision(str(value)) for key, value in suite.settings().items()}
+    return {key: commit for key, commit in commits.items() if commit is not None}
+
+
+def revision(model: str) -> str | None:
+    """The commit of a model of the hub, once it is here; None of what is on this machine alone."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if Path(model).exists() or model.count("/") != 1:
+        return None
+    for name in ("model_index.json", "config.json"):
+        there = try_to_load_from_cache(model, name)
+        if isinstance(there, str):
+            # .../snapshots/COMMIT/config.json
+            return Path(there).parent.name
+    return None
+
+
+def _digest(path: Path) -> str | None:
+    """SHA-256 of the weights that a run trained, or of a LoRA's; None of a whole model."""
+    if path.is_file():
+        files = [path]
+    else:
+        trained = path / "lora" if (path / "lora").is_dir() else path / "model"
+        files = sorted((trained if (path / "config.yaml").is_file() else path).rglob("*.safetensors"))
+        if (path / "model_index.json").is_file():
+            return None
+    if not files:
+        return None
+    whole = hashlib.sha256()
+    for file in files:
+        with open(file, "rb") as opened:
+            whole.update(hashlib.file_digest(opened, "sha256").digest())
+    return whole.hexdigest()
+
+
+def _slug(model: str, lora: Path | None) -> str:
+    name = Path(model).name + (f"-{lora.stem}" if lora else "")
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+
+
+def _print(suite: "Suite", found: "dict[str, dict[str, Interval]]") -> None:
+    """A table of a suite, a row a score."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        title=f"{suite.name}, version {suite.version}; mean [95% interval over prompts]", title_justify="left"
+    )
+    table.add_column("score")
+    for label in found:
+        table.add_column(label, justify="right")
+    for name in next(iter(found.values())):
+        cells = [f"{own[name]:+}" if label == "difference" else f"{own[name]}" for label, own in found.items()]
+        table.add_row(name, *cells)
+        if name == "overall":
+            table.add_section()
+    Console().print(table)

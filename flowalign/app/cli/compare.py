@@ -1,0 +1,80 @@
+"""`flowalign compare`: runs against each other, on one page."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flowalign.app.cli.evaluate import Json, Pictures, Trust, labels_of, sampled_again, show
+from flowalign.errors import ConfigError
+from flowalign.runs.files import check_output
+
+if TYPE_CHECKING:
+    from flowalign.evaluation.scores import Evaluated
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Folders; the first is compared with.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the page.")] = Path("compared"),
+    again: Annotated[
+        bool, typer.Option("--again", help="Sample and score anew, by the first run's prompts and rewards.")
+    ] = False,
+    pictures: Pictures = None,
+    json_path: Json = None,
+    trust: Trust = False,
+) -> None:
+    """Write one page that compares runs: scores and what is significant, settings, curves, samples side by side."""
+    from flowalign.app.gallery.comparison import build_comparison
+    from flowalign.evaluation.comparison import Comparison
+    from flowalign.runs.samples import save_samples
+
+    if len(runs) < 2:
+        raise ConfigError("compare takes two runs or more; flowalign gallery looks at one")
+    if pictures is not None and not again:
+        raise ConfigError("--pictures is how many to sample a prompt, which --again asks for")
+    check_output(out, "--out", folder=True)
+    if json_path is not None:
+        check_output(json_path, "--json")
+    names = labels_of(runs)
+    if again:
+        results = dict(zip(names, sampled_again(runs, pictures, trust), strict=True))
+        moments = [(out / "samples" / str(number), 0) for number in range(len(runs))]
+        for (folder, _), result in zip(moments, results.values(), strict=True):
+            save_samples(folder, 0, result.lines())
+    else:
+        found = [_saved(run) for run in runs]
+        results = {name: result for name, (result, _) in zip(names, found, strict=True)}
+        moments = [(run, iteration) for run, (_, iteration) in zip(runs, found, strict=True)]
+        _check_alike(results)
+    comparison = Comparison(results)
+    show(comparison, json_path, {})
+    print(f"page: {build_comparison(runs, comparison, moments, out).resolve()}")
+
+
+def _saved(run: Path) -> "tuple[Evaluated, int]":
+    """The scores of a run's result, and their iteration."""
+    from flowalign.config import load
+    from flowalign.evaluation.scores import Evaluated, scores_of
+    from flowalign.training.evaluator import ended_at
+
+    iteration = ended_at(run, load(run / "config.yaml").evaluation.watch)
+    file = scores_of(run, iteration)
+    if not file.is_file():
+        raise ConfigError(
+            f"{run} was not evaluated (evaluation.prompts); --again samples its prompts, or another run's"
+        )
+    return Evaluated.read(file), iteration
+
+
+def _check_alike(results: "dict[str, Evaluated]") -> None:
+    """Refuse scores that are not of the same samples by the same rewards."""
+    (first, expected), *others = results.items()
+    for name, result in others:
+        if (result.prompts, result.seeds) != (expected.prompts, expected.seeds):
+            raise ConfigError(
+                f"{first} and {name} were evaluated on other prompts or seeds; --again samples both alike"
+            )
+        if not result.parts.keys() & expected.parts.keys() and expected.parts:
+            raise ConfigError(
+                f"{first} and {name} were judged by other rewards; --again judges both by the rewards of {first}"
+            )

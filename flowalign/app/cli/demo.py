@@ -1,0 +1,167 @@
+"""`flowalign demo`: align a shipped tiny model, measure it on held-out prompts, end on the gallery."""
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from flowalign.app.gallery import build, save_samples
+from flowalign.config import Config, load, recipe
+from flowalign.data import Prompts
+from flowalign.evaluation.scores import Evaluated, evaluate
+from flowalign.runs.files import check_output, write_atomically
+from flowalign.training import Trainer
+
+EVALUATION_SEED = 700_000_000
+"""of the start noises that the figures are measured on; nothing was tuned on them"""
+PICTURES = (600, 300)
+"""at least, for the trained categories and for the others: standard errors of about 2 points"""
+
+
+def run_demo(
+    seeds: int,
+    json_path: Path | None,
+    output: Path | None,
+    iterations: int | None,
+    console: Console,
+    text: bool = False,
+) -> None:
+    """Train once a seed; print how the scores of held-out prompts change, write the figures and the gallery.
+
+    Args:
+        text: the language model learns sums, in the place of Stable Diffusion 3 its prompts.
+    """
+    folder = output or Path("runs") / time.strftime("demo-text-%Y%m%d-%H%M%S" if text else "demo-%Y%m%d-%H%M%S")
+    if json_path is not None:
+        check_output(json_path, "--json")
+    runs: list[dict[str, Any]] = []
+    for seed in range(seeds):
+        begin, worked = time.perf_counter(), time.process_time()
+        overrides = [f"training.seed={seed}", f"output={folder}", f"name=seed{seed}"]
+        overrides += [f"training.iterations={iterations}"] if iterations is not None else []
+        trainer = Trainer(load(recipe("tiny_lm/demo" if text else "tiny_sd3/demo"), overrides))
+        figures = _train_on_sums(trainer) if text else _train_on_pictures(trainer, console)
+        seconds = {"seconds": time.perf_counter() - begin, "processor_seconds": time.process_time() - worked}
+        runs.append({"seed": seed} | figures | seconds)
+        (_print_sums if text else _print_pictures)(console, runs[-1])
+    if json_path is not None:
+        write_atomically(json_path, json.dumps({"runs": runs}, indent=2) + "\n")
+    page = build([folder / f"seed{run['seed']}" for run in runs], folder / "gallery")
+    console.print(f"before and after: {page.resolve()}", soft_wrap=True)
+
+
+@dataclass
+class Measured:
+    """Held-out scores: of the categories that are trained on, and of the others."""
+
+    trained: Evaluated
+    others: Evaluated
+
+    def means(self) -> dict[str, dict[str, float]]:
+        """Per category, with the overall means under 'trained' and 'others'."""
+        trained, others = self.trained.means(), self.others.means()
+        totals = {"trained": trained.pop("all"), "others": others.pop("all")}
+        return {**trained, **others, **totals}
+
+    def save(self, run: Path, iteration: int) -> None:
+        """Put the pictures that were measured into the run's folder, in the place of what the trainer saved."""
+        samples = []
+        for part in (self.trained, self.others):
+            listed, of_one = part.lines(), part.prompts.count(part.prompts[0])
+            # the first picture of every prompt, then the second of every prompt
+            samples += [sample for first in range(of_one) for sample in listed[first::of_one]]
+        save_samples(run, iteration, samples)
+
+
+def measure(trainer: Trainer) -> Measured:
+    """Score the present weights: always the same prompts, start noises, steps and guidance."""
+    assert isinstance(trainer.config, Config)
+    settings = trainer.config.evaluation
+    trained = trainer.config.data.where["category"]
+    heldout = Prompts.read(settings.prompts or "")
+    categories = sorted({record["category"] for record in heldout.metadata})
+    results = []
+    for part, keep in enumerate((trained, [name for name in categories if name not in trained])):
+        prompts = Prompts.read(settings.prompts or "", {"category": keep})
+        pictures, seed = -(-PICTURES[part] // len(prompts)), EVALUATION_SEED + part * 10_000_000
+        results.append(evaluate(trainer.policy, trainer.evaluator.reward, prompts, settings, pictures, seed))
+    return Measured(*results)
+
+
+def _train_on_pictures(trainer: Trainer, console: Console) -> dict[str, Any]:
+    console.print("measuring the base model on held-out prompts")
+    begin = time.perf_counter()
+    first = measure(trainer)
+    first.save(trainer.folder, 0)
+    page = build([trainer.folder], trainer.folder.parent / "gallery")
+    console.print(f"what it makes of them: {page.resolve()}", soft_wrap=True)
+    seconds = time.perf_counter() - begin
+    console.print(
+        f"now it trains; when the bar below is full, the same is measured again, in about {seconds:.0f} s more"
+    )
+    trainer.train()
+    last = measure(trainer)
+    first.save(trainer.folder, 0)
+    last.save(trainer.folder, trainer.iteration)
+    before, after = first.means(), last.means()
+    figures: dict[str, Any] = {}
+    for score in ("strict", "soft"):
+        for label, prefix in (("trained", ""), ("others", "others_")):
+            figures[f"{prefix}{score}_before"] = before[label][score]
+            figures[f"{prefix}{score}_after"] = after[label][score]
+    figures["pictures"] = before["trained"]["samples"]
+    figures["others_pictures"] = before["others"]["samples"]
+    figures["categories"] = {name: {"before": before[name], "after": after[name]} for name in before}
+    return figures
+
+
+def _print_pictures(console: Console, run: dict[str, Any]) -> None:
+    rows = []
+    for name, row in run["categories"].items():
+        before, after = row["before"], row["after"]
+        label = {"trained": "all trained on", "others": "all others"}.get(name, name)
+        soft = [f"{before['soft']:.3f}", f"{after['soft']:.3f}"]
+        rows.append([label, str(before["samples"]), *_gain(before["strict"], after["strict"]), *soft])
+    names = ("prompts", "pictures", "strict before", "strict after", "gain", "soft before", "soft after")
+    _print(console, f"Held-out prompts, seed {run['seed']}, {run['seconds']:.0f} s", names, rows)
+
+
+def _train_on_sums(trainer: Trainer) -> dict[str, Any]:
+    trainer.train()
+    evaluations = trainer.evaluator.lines.read()
+    first, last = evaluations[0], evaluations[-1]
+    names = [key.removesuffix("/reward") for key in first if key.endswith("/reward")]
+    return {
+        "exact_match_before": first["all/reward"],
+        "exact_match_after": last["all/reward"],
+        "texts": first["all/samples"],
+        "curve": [[record["iteration"], record["all/reward"]] for record in evaluations],
+        "categories": {n: {"before": first[f"{n}/reward"], "after": last[f"{n}/reward"]} for n in names},
+    }
+
+
+def _print_sums(console: Console, run: dict[str, Any]) -> None:
+    took = f"{run['seconds']:.0f} s, {run['processor_seconds']:.0f} s of them computing"
+    rows = [[name, *_gain(row["before"], row["after"])] for name, row in run["categories"].items()]
+    title = f"Exact match on {run['texts']} held-out sums, seed {run['seed']}, {took}"
+    _print(console, title, ("sums", "before", "after", "gain"), rows)
+    steps = "  ".join(f"{iteration}: {share:.1%}" for iteration, share in run["curve"])
+    console.print(f"by iteration  {steps}", soft_wrap=True)
+
+
+def _gain(before: float, after: float) -> list[str]:
+    return [f"{before:.1%}", f"{after:.1%}", f"{100 * (after - before):+.1f}"]
+
+
+def _print(console: Console, title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = Table(title=title)
+    for number, name in enumerate(names):
+        table.add_column(name, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

@@ -1,0 +1,212 @@
+"""`flowalign eval` and `flowalign watch`: what runs trained, measured afterwards."""
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowalign.app.cli.modules import find_beside
+from flowalign.app.cli.results import print_comparison, suggested
+from flowalign.app.cli.sampling import TRUST
+from flowalign.errors import ConfigError
+from flowalign.runs.files import check_output, write_atomically
+
+if TYPE_CHECKING:
+    from flowalign.config import BaseConfig, Weighted
+    from flowalign.evaluation.comparison import Comparison
+    from flowalign.evaluation.scores import Evaluated
+    from rewards import Reward
+
+Panel = Annotated[
+    list[str] | None,
+    typer.Option(help="A reward that was not trained on: a name, or a YAML file with `rewards`; several in turn."),
+]
+Pictures = Annotated[int | None, typer.Option(min=1, help="Samples a prompt; default the first run's.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
+Trust = Annotated[bool, typer.Option("--trust", help=TRUST)]
+
+
+def evaluate_runs(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; the first is compared with.")],
+    base: Annotated[bool, typer.Option("--base", help="Compare with the first run's model before training.")] = False,
+    prompts: Annotated[str | None, typer.Option(help="A file or a shipped list; default the first run's.")] = None,
+    rewards: Annotated[
+        list[str] | None,
+        typer.Option(help="A name, or a YAML file with `rewards`; several in turn. Default the first run's."),
+    ] = None,
+    panel: Panel = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps; default each run's own.")] = None,
+    pictures: Pictures = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Seed of the first start noise.")] = None,
+    json_path: Json = None,
+    trust: Trust = False,
+) -> None:
+    """Score what runs trained on held-out prompts, and compare them: the same prompts, start noises and rewards."""
+    if json_path is not None:
+        check_output(json_path, "--json")
+    config = _config(runs[0])
+    judge = _judge(runs[0], config, rewards, panel, trust)
+    settings = _heldout(config, runs[0], {"prompts": prompts, "samples_per_prompt": pictures, "seed": seed})
+    results = {"base": _evaluate(runs[0], judge, settings, trust, steps, trained=False)} if base else {}
+    for name, run in zip(labels_of(runs), runs, strict=True):
+        results[name] = _evaluate(run, judge, settings, trust, steps)
+    _show(results, json_path, {})
+
+
+def sampled_again(runs: Sequence[Path], pictures: int | None, trust: bool) -> "list[Evaluated]":
+    """What every run makes of the first one's held-out prompts, and the first one's rewards say of it."""
+    config = _config(runs[0])
+    judge = _judge(runs[0], config, None, None, trust)
+    settings = _heldout(config, runs[0], {"samples_per_prompt": pictures})
+    return [_evaluate(run, judge, settings, trust) for run in runs]
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    panel: Panel = None,
+    pictures: Pictures = None,
+    json_path: Json = None,
+    trust: Trust = False,
+) -> None:
+    """Judge a finished run by rewards that it was not trained on; leaves with 1 where it gamed the one that it was."""
+    from flowalign.evaluation.watch import diagnose, record
+
+    if json_path is not None:
+        check_output(json_path, "--json")
+    config = _config(run)
+    if not panel and not config.evaluation.panel:
+        names = " or ".join(suggested(config)) or "a reward that was not trained on"
+        raise ConfigError(f"--panel: name a reward to watch by, e.g. {names}")
+    judge = _judge(run, config, None, panel, trust, watching=True)
+    settings = _heldout(config, run, {"samples_per_prompt": pictures})
+    before, after = (_evaluate(run, judge, settings, trust, trained=trained) for trained in (False, True))
+    records = [record(moment, result.value, result.parts) for moment, result in enumerate((before, after))]
+    verdict = diagnose(records, config.evaluation.watch)
+    _show({"before": before, "after": after}, json_path, {"verdict": verdict.status}, "gain")
+    if verdict.status == "good":
+        print("no sign of reward hacking: the panel does not fall while the reward rises")
+        return
+    print(f"this looks like reward hacking: {verdict.message.partition(', in the last')[0]}")
+    raise typer.Exit(1)
+
+
+def _config(run: Path) -> "BaseConfig":
+    from flowalign.config import load
+
+    find_beside(run / "config.yaml")
+    config: BaseConfig = load(run / "config.yaml")
+    return config
+
+
+def _trusting(run: Path, trust: bool) -> AbstractContextManager[None]:
+    """Within it a run's configuration imports flowalign's own code only, unless it is trusted."""
+    from flowalign.registry import only_ours
+
+    return contextlib.nullcontext() if trust else only_ours(run / "config.yaml")
+
+
+def _judge(
+    run: Path,
+    config: "BaseConfig",
+    rewards: Sequence[str] | None,
+    panel: Sequence[str] | None,
+    trust: bool,
+    watching: bool = False,
+) -> "Reward":
+    """The rewards asked for, or the run's own, with a panel's beside.
+
+    Args:
+        watching: without a panel that is asked for, the run's own is.
+    """
+    from flowalign.config.rewards import build_reward, build_rewards
+    from flowalign.evaluation.watch import Panel
+
+    trained = None
+    with _trusting(run, trust):
+        if not rewards:
+            evaluated = config.evaluation.rewards or config.rewards
+            reward = build_reward(evaluated)
+            trained = build_reward(config.rewards) if watching and evaluated is not config.rewards else None
+        watchers = build_rewards(config.evaluation.panel, "evaluation.panel") if watching and not panel else []
+    if rewards:
+        reward = build_reward(_named(rewards), "--rewards")
+    if panel:
+        watchers = build_rewards(_named(panel), "--panel")
+    return Panel(reward, watchers, trained) if watchers else reward
+
+
+def _named(given: Sequence[str]) -> "list[Weighted]":
+    """The rewards that names and files of the command line stand for."""
+    from flowalign.app.cli.reward_file import read
+    from flowalign.config import Weighted
+
+    found = []
+    for name in given:
+        if name.endswith((".yaml", ".yml")):
+            find_beside(Path(name))
+            found += read(Path(name)).rewards
+        else:
+            found.append(Weighted(name=name))
+    return found
+
+
+def _heldout(config: "BaseConfig", run: Path, asked: dict[str, Any]) -> Any:
+    """A run's evaluation section with what the command line says instead."""
+    asked = {name: value for name, value in asked.items() if value is not None}
+    if "prompts" in asked:
+        # a choice among other prompts
+        asked |= {"where": {}, "limit": None, "column": "prompt", "split": None, "subset": None}
+    settings = config.evaluation.model_copy(update=asked)
+    if settings.prompts is None:
+        raise ConfigError(f"{run / 'config.yaml'} has no evaluation.prompts to evaluate on; --prompts names some")
+    return settings
+
+
+def _evaluate(
+    run: Path, judge: "Reward", heldout: Any, trust: bool, steps: int | None = None, trained: bool = True
+) -> "Evaluated":
+    """A run's samples of the held-out prompts, made as it makes its own, and their scores."""
+    from flowalign.app.cli.launch import load_for_sampling
+    from flowalign.data import Prompts
+    from flowalign.evaluation.scores import evaluate
+    from flowalign.training.building import check_media
+
+    config = _config(run)
+    check_media(judge, config.model.kind)
+    if steps is not None and config.model.kind != "pictures":
+        raise ConfigError(f"--steps: of pictures, and {run} trained a language model")
+    prompts = Prompts.of(heldout)
+    with _trusting(run, trust):
+        policy, sampling = load_for_sampling(str(run), None, config.model.dtype, trained)
+    if steps is not None:
+        # levels of another number of steps do not fit
+        sampling = sampling.model_copy(update={"steps": steps, "sigmas": None})
+    policy.bind(judge)
+    print(f"{run}{'' if trained else ' before training'}: {sampling.shown()}")
+    return evaluate(policy, judge, prompts, sampling, heldout.samples_per_prompt, heldout.seed)
+
+
+def labels_of(runs: Sequence[Path]) -> list[str]:
+    """The names of runs, with their folder where two have the same."""
+    names = Counter(run.name for run in runs)
+    return [run.name if names[run.name] == 1 else str(run) for run in runs]
+
+
+def _show(
+    results: "dict[str, Evaluated]", json_path: Path | None, more: dict[str, Any], gain: str | None = None
+) -> None:
+    from flowalign.evaluation.comparison import Comparison
+
+    show(Comparison(results), json_path, more, gain)
+
+
+def show(comparison: "Comparison", json_path: Path | None, more: dict[str, Any], gain: str | None = None) -> None:
+    """Print a comparison, and write it with `more` to a file."""
+    print_comparison(comparison, gain)
+    if json_path is not None:
+        write_atomically(json_path, json.dumps(comparison.record() | more, indent=2) + "\n")

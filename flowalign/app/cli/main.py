@@ -1,0 +1,241 @@
+"""The command line: `flowalign`, also `python -m flowalign` and under `accelerate launch -m flowalign`."""
+
+import errno
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from flowalign.app.cli.bench import bench
+from flowalign.app.cli.compare import compare
+from flowalign.app.cli.evaluate import evaluate_runs, watch
+from flowalign.app.cli.export import export
+from flowalign.app.cli.fetch import fetch
+from flowalign.app.cli.gallery import gallery
+from flowalign.app.cli.init import init
+from flowalign.app.cli.judges import cold_start, pair_questions, rejection_sampling
+from flowalign.app.cli.modules import check_own_packages, find_beside
+from flowalign.app.cli.pairs import pairs
+from flowalign.app.cli.plan import plan
+from flowalign.app.cli.prompts import difficulty, prompts, reference_scores
+from flowalign.app.cli.results import print_ending, suggest_panel
+from flowalign.app.cli.rewards import reward_check, reward_server, train_reward
+from flowalign.app.cli.sample import sample
+from flowalign.app.cli.search import search
+from flowalign.errors import ConfigError, FlowalignError, hide, nearest
+
+app = typer.Typer(
+    help="Align diffusion and flow models with rewards.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console = Console()
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    """Align diffusion and flow models with rewards."""
+    if version:
+        from importlib import metadata
+
+        print(f"flowalign {metadata.version('flowalign')}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    seeds: Annotated[int, typer.Option(min=1, help="Train this many times, with seeds 0, 1, ...")] = 1,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for the runs; default a new one in runs/.")] = None,
+    iterations: Annotated[int | None, typer.Option(min=1, help="Train for fewer or more iterations.")] = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="Teach the shipped tiny language model its sums instead.")
+    ] = False,
+) -> None:
+    """Align the shipped tiny Stable Diffusion 3 in minutes on a laptop, and write the gallery of it."""
+    from flowalign.app.cli.demo import run_demo
+
+    run_demo(seeds, json_path, output, iterations, console, text)
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="YAML configuration, e.g. configs/tiny_sd3/flow_grpo.yaml")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. training.iterations=20")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="One rollout and one update on random weights: time and memory.")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Dry-run the model at its own size, from its configuration files.")
+    ] = False,
+) -> None:
+    """Train a model as a configuration says; under `accelerate launch` on many devices."""
+    from flowalign.config import load
+    from flowalign.config.loader import world_size
+
+    find_beside(config)
+    settings = load(config, overrides or [])
+    if dry_run:
+        from flowalign.planning.dry_run import dry_run as try_out
+
+        report = try_out(settings, full)
+        if report is not None:
+            print("\n".join(report.lines()))
+        return
+    settings.check(world_size())
+    from flowalign.training import Trainer
+
+    trainer = Trainer(settings, resume=resume)
+    main_process = trainer.accelerator.is_main_process
+    if main_process and not trainer.resumed:
+        suggest_panel(settings)
+    trainer.train()
+    if main_process:
+        print_ending(trainer)
+
+
+app.command()(init)
+app.command()(fetch)
+app.command()(plan)
+app.command()(sample)
+app.command("eval")(evaluate_runs)
+app.command()(watch)
+app.command()(compare)
+app.command()(bench)
+app.command()(search)
+app.command()(export)
+
+
+@app.command()
+def league(
+    configs: Annotated[list[Path], typer.Argument(help="Two or more YAML configurations.")],
+    budget: Annotated[str, typer.Option(help="Of every run: seconds=60, forwards=100000 or reward_calls=5000.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Train each this many times.")] = 3,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the league; an interrupted one goes on.", show_default="runs/league, runs/league-WORLD"
+        ),
+    ] = None,
+    panel: Annotated[str | None, typer.Option(help="A reward that nobody trains on, to judge by too.")] = None,
+    pictures: Annotated[int, typer.Option(min=1, help="Pictures a held-out prompt.")] = 20,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value for all of them.")] = None,
+    world: Annotated[
+        str,
+        typer.Option(
+            help="shapes: as configured; relations, spelling: all on that world's prompts and reward, and its model."
+        ),
+    ] = "shapes",
+    first_seed: Annotated[int, typer.Option(min=0, help="Tune on other seeds than those you report.")] = 0,
+) -> None:
+    """Train configurations under one budget and print how they compare."""
+    from flowalign.training.league import Budget, run_league
+
+    output = output or Path("runs/league" if world == "shapes" else f"runs/league-{world}")
+    table = run_league(configs, seeds, Budget.parse(budget), output, panel, set_ or [], pictures, world, first_seed)
+    print(f"table: {table}")
+
+
+@app.command("config")
+def show_config(
+    section: Annotated[str | None, typer.Argument(help="A section or key, e.g. rollout; default all.")] = None,
+    text: Annotated[bool, typer.Option("--text", help="Of language models.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print a JSON schema, for editors.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/configuration.md.")] = False,
+) -> None:
+    """Show what can be set in a configuration: keys, types, defaults, meanings."""
+    import json
+
+    from flowalign.config import reference
+
+    if schema:
+        print(json.dumps(reference.schema(), indent=1))
+    elif markdown:
+        print(reference.markdown(), end="")
+    else:
+        for key in reference.table(section, text):
+            print(f"{key.place}: {key.shown_default}    # {key.kind}{'; ' if key.meaning else ''}{key.meaning}")
+
+
+@app.command("recipes")
+def list_recipes() -> None:
+    """Show the recipes that come with flowalign; `flowalign train NAME` takes them by name."""
+    from flowalign.config.loader import recipes
+
+    for name, line in recipes().items():
+        print(f"{name:<32} {line}")
+
+
+@app.command("list")
+def list_names(
+    kind: Annotated[
+        str | None,
+        typer.Argument(help="algorithms, kernels, plans, rewards, models, searches, ...; default all."),
+    ] = None,
+    name: Annotated[str | None, typer.Argument(help="One of them: what it is and its settings.")] = None,
+) -> None:
+    """Show what there is, one line each, or one of them with its settings."""
+    from flowalign.registry import TABLES, described, listed, summary
+
+    if kind is not None and kind not in TABLES:
+        raise ConfigError(f"there is no list of '{kind}'; {nearest(kind, TABLES)}")
+    if kind is not None and name is not None:
+        print(described(kind, name))
+        return
+    for table in [kind] if kind else TABLES:
+        if kind is None:
+            print(f"{table}:")
+        for name in listed(table):
+            print(f"  {name:<24} {summary(table, name)}")
+
+
+app.command()(difficulty)
+app.command()(reference_scores)
+app.add_typer(prompts, name="prompts")
+app.command()(pairs)
+app.command()(gallery)
+app.command()(reward_server)
+app.command()(reward_check)
+app.command()(train_reward)
+app.command()(pair_questions)
+app.command()(cold_start)
+app.command()(rejection_sampling)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: errors that people can mend are one line, without a traceback."""
+    handler: Any = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    try:
+        check_own_packages()
+        app(args=arguments)
+    except FlowalignError as error:
+        _leave(str(error), error.exit_code)
+    except OSError as error:
+        if error.errno is None or error.errno == errno.EPIPE:
+            raise
+        place = f" ({error.filename})" if error.filename else ""
+        _leave(f"{error.strerror}{place}; a run goes on from its last checkpoint (--resume)")
+    except Exception as error:
+        from rewards import RewardError
+
+        if not isinstance(error, RewardError):
+            raise
+        _leave(f"{error}; the last checkpoint stays usable (--resume)")
+
+
+def _leave(message: str, code: int = 1) -> None:
+    """Print one line and leave."""
+    print(" ".join(hide(f"flowalign: {message}").split()), file=sys.stderr)
+    sys.exit(code)

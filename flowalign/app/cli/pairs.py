@@ -1,0 +1,130 @@
+"""`flowalign pairs`: several samples of every prompt, to vote on before there is any run."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowalign.app.cli.sampling import Dtype, Frames, Guidance, Lora, Model, Pixels, Steps, Trust, given
+from flowalign.errors import ConfigError
+from flowalign.runs.files import check_output, write_atomically
+
+if TYPE_CHECKING:
+    from flowalign.data import Prompts
+    from flowalign.policies.base import Policy
+    from flowalign.policies.settings import SamplingSettings
+    from flowalign.runs.samples import Sample
+
+TEMPLATE = """\
+# Diffusion-DPO on the votes on these samples, made by `flowalign pairs`:
+#   flowalign gallery {folder} --serve
+#   flowalign gallery {folder} --export {folder}/votes.jsonl
+#   flowalign train {folder}/dpo.yaml
+# Every key: flowalign config. Published settings: the recipe sd3/dpo.
+{model}
+data:
+  prompts: {folder}/votes.jsonl
+# asked by an evaluation alone, which wants evaluation.prompts; DPO learns from the votes
+rewards:
+  - {{name: jpeg_size}}
+algorithm:
+  name: dpo
+  # the smaller, the further from the start weights; 100 by Flow-GRPO's authors on SD3, 2000 published for SD1.5
+  beta: 100
+# the size of the pictures, and how previews are sampled
+{rollout}
+training:
+  iterations: 200
+  prompts_per_iteration: 16   # votes an iteration, over all processes
+  group_size: 4               # noise levels a vote
+  micro_batch_size: 4
+  previews: 0
+  checkpoint_every: 20
+"""
+
+
+def pairs(
+    model: Model,
+    prompts: Annotated[str, typer.Argument(help="A file of prompts, a shipped list, or a data set of the hub.")],
+    per_prompt: Annotated[int, typer.Option(min=2, help="Samples a prompt; n of them are n (n - 1) / 2 pairs.")] = 4,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use this many prompts, spread over the list.")] = None,
+    lora: Lora = None,
+    steps: Steps = None,
+    guidance: Guidance = None,
+    height: Pixels = None,
+    width: Pixels = None,
+    num_frames: Frames = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**62, help="Of the first sample; the others count on.")] = 0,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples a network call.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write; must not exist.")] = Path("pairs"),
+    dtype: Dtype = "float32",
+    trust: Trust = False,
+) -> None:
+    """Sample every prompt from several seeds, for votes in the gallery: the first round of DPO needs no run."""
+    from flowalign.app.cli.launch import load_for_sampling
+    from flowalign.app.gallery.votes import DPO
+    from flowalign.data import Prompts
+    from flowalign.policies.diffusion import DiffusersPolicy
+    from flowalign.registry import only_ours
+    from flowalign.runs.samples import save_samples
+
+    check_output(output, "--output", folder=True)
+    if output.exists():
+        raise ConfigError(f"{output} is there already; --output names a new folder")
+    listed = Prompts.read(prompts).spread(limit)
+    with contextlib.nullcontext() if trust else only_ours(Path(model, "config.yaml")):
+        policy, sampling = load_for_sampling(model, lora, dtype)
+    asked = given(steps=steps, guidance=guidance, height=height, width=width, num_frames=num_frames)
+    pictures = isinstance(policy, DiffusersPolicy)
+    if not pictures and asked:
+        raise ConfigError("steps, guidance and sizes are of pictures, and this run trained a language model")
+    sampling = sampling.model_copy(update=asked | given(batch_size=batch_size))
+    print(sampling.shown())
+    save_samples(output, 0, sampled(policy, sampling, listed, per_prompt, seed))
+    if pictures:
+        write_atomically(output / DPO, configuration(model, lora, dtype, sampling, output))
+    number = len(listed) * per_prompt * (per_prompt - 1) // 2
+    print(f"{output}: {number} pairs of {len(listed)} prompts; flowalign gallery {output} --serve takes votes on them")
+
+
+def sampled(
+    policy: "Policy[Any]", sampling: "SamplingSettings", prompts: "Prompts", per_prompt: int, seed: int
+) -> Iterator[tuple["Sample", dict[str, Any]]]:
+    """`per_prompt` samples of every prompt, a batch at a time, each with what its line in samples.jsonl holds.
+
+    Sample n of all starts from the noise of `torch.Generator().manual_seed(seed + n)`.
+    """
+    from tqdm.auto import tqdm
+
+    texts = [text for text in prompts.texts for _ in range(per_prompt)]
+    metadata = [record for record in prompts.metadata for _ in range(per_prompt)]
+    for begin in tqdm(range(0, len(texts), sampling.batch_size), desc="batches"):
+        part = slice(begin, begin + sampling.batch_size)
+        seeds = list(range(seed, seed + len(texts)))[part]
+        made = policy.make(texts[part], seeds, sampling, metadata[part])
+        for sample, text, number, record in zip(made, texts[part], seeds, metadata[part], strict=True):
+            yield sample, {"prompt": text, "seed": number, "metadata": record}
+
+
+def configuration(model: str, lora: Path | None, dtype: str, sampling: "SamplingSettings", folder: Path) -> str:
+    """YAML that trains the model that made the samples, from the very weights that made them."""
+    import yaml
+
+    from flowalign.config import load
+    from flowalign.policies.settings import Sampling
+
+    section: dict[str, Any] = {"path": model, "dtype": dtype, "lora": {"rank": 32}}
+    if (Path(model) / "config.yaml").is_file():
+        section = load(Path(model) / "config.yaml").model.model_dump(mode="json", exclude_unset=True)
+        lora = lora or Path(model) / "lora"
+    if lora is not None and lora.exists():
+        section["lora"] = {"path": str(lora)}
+    known = set(Sampling.model_fields)
+    rollout = sampling.model_dump(mode="json", include=known, exclude_none=True, exclude_defaults=True)
+    return TEMPLATE.format(
+        folder=folder,
+        model=yaml.safe_dump({"model": section}, sort_keys=False).rstrip(),
+        rollout=yaml.safe_dump({"rollout": rollout}, sort_keys=False).rstrip(),
+    )

@@ -1,0 +1,116 @@
+"""The commands that make prompts, and that measure what a model earns for them before it is trained."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flowalign.errors import ConfigError
+from flowalign.runs.files import check_output, write_atomically
+
+prompts = typer.Typer(help="Write prompts to train on.", no_args_is_help=True)
+
+
+@prompts.callback()
+def made() -> None:
+    """Write prompts to train on."""
+
+
+@prompts.command()
+def geneval(
+    count: Annotated[int, typer.Option(min=1, help="Prompts to train on.")],
+    output: Annotated[Path, typer.Option(help="JSON lines to write.")],
+    heldout: Annotated[
+        int, typer.Option(min=0, help="Prompts that ask for something else, written beside as NAME_heldout.jsonl.")
+    ] = 0,
+    shares: Annotated[
+        str,
+        typer.Option(
+            help="Of single_object, two_object, counting, colors, position, color_attr; Flow-GRPO takes 0:1:5:1:7:3."
+        ),
+    ] = "1:1:1:1:1:1",
+    avoid: Annotated[
+        Path | None, typer.Option(help="GenEval's evaluation_metadata.jsonl, or another such file to keep clear of.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed makes the same prompts.")] = 0,
+) -> None:
+    """Make prompts in the manner of GenEval, which the reward `detection` scores."""
+    from flowalign.data import Prompts
+    from flowalign.data.geneval import TASKS, asked, generate, parse_shares
+
+    check_output(output, "--output")
+    try:
+        kept_clear = [asked(record) for record in Prompts.read(str(avoid)).metadata] if avoid else []
+    except (KeyError, IndexError) as error:
+        raise ConfigError(f"{avoid}: not GenEval's metadata, which have 'tag' and 'include'") from error
+    train, test = generate(count, heldout, seed, parse_shares(shares), kept_clear)
+    for path, records in ((output, train), (output.with_name(f"{output.stem}_heldout{output.suffix}"), test)):
+        if records:
+            write_atomically(path, "".join(json.dumps(record) + "\n" for record in records))
+            distinct = len({asked(record) for record in records})
+            kinds = ", ".join(f"{task} {sum(r['tag'] == task for r in records)}" for task in TASKS)
+            print(f"{path}: {len(records)} prompts, {distinct} distinct: {kinds}")
+
+
+def difficulty(
+    config: Annotated[Path, typer.Argument(help="YAML configuration of the training that the prompts are for.")],
+    output: Annotated[Path, typer.Argument(help="JSON lines to write: the prompts with their success rates.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Samples a prompt.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first sample.")] = 0,
+) -> None:
+    """Measure the mean reward of every prompt before training, for `data.difficulty` to choose by."""
+    import torch
+
+    from flowalign.config import load
+    from flowalign.config.rewards import build_reward
+    from flowalign.data import Prompts
+    from flowalign.evaluation.scores import evaluate
+    from flowalign.policies.base import best_device
+    from flowalign.training.building import build_policy
+
+    check_output(output, "OUTPUT")
+    settings = load(config, overrides or [])
+    policy = build_policy(settings, best_device())
+    prompts = Prompts.of(settings.data)
+    result = evaluate(policy, build_reward(settings.rewards), prompts, settings.rollout, samples, seed)
+    rates = torch.tensor(result.value).view(-1, samples).mean(1).tolist()
+    rated = zip(prompts.texts, prompts.metadata, rates, strict=True)
+    lines = [json.dumps({settings.data.column: text, **record, "success_rate": rate}) for text, record, rate in rated]
+    write_atomically(output, "\n".join(lines) + "\n")
+    middling = sum(0 < rate < 1 for rate in rates)
+    print(f"{len(rates)} prompts, mean {sum(rates) / len(rates):.3f}, {middling} between 0 and 1: {output}")
+
+
+def reference_scores(
+    config: Annotated[Path, typer.Argument(help="YAML configuration of the training that the prompts are for.")],
+    output: Annotated[Path, typer.Argument(help="JSON lines to write: the prompts with their reference scores.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Samples a prompt.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first sample.")] = 0,
+) -> None:
+    """Score samples of the start model, for the rewards `bounded_centred`, `calibrated` and `log_sigmoid`."""
+    from flowalign.config import load
+    from flowalign.config.rewards import referenced
+    from flowalign.data import Prompts
+    from flowalign.evaluation.scores import evaluate
+    from flowalign.policies.base import best_device
+    from flowalign.training.building import build_policy
+    from rewards import WeightedSum
+    from rewards.references import KEY
+
+    check_output(output, "OUTPUT")
+    settings = load(config, overrides or [])
+    reward = WeightedSum(referenced(settings.rewards))
+    policy = build_policy(settings, best_device())
+    prompts = Prompts.of(settings.data)
+    result = evaluate(policy, reward, prompts, settings.rollout, samples, seed)
+    lines = []
+    for i, (text, record) in enumerate(zip(prompts.texts, prompts.metadata, strict=True)):
+        rows = slice(i * samples, (i + 1) * samples)
+        own = {label: result.parts[label][rows] for label in reward.labels}
+        lines.append(json.dumps({settings.data.column: text, **record, KEY: own}))
+    write_atomically(output, "\n".join(lines) + "\n")
+    means = (f"{label} {sum(result.parts[label]) / len(result.value):.3f}" for label in reward.labels)
+    print(f"{len(lines)} prompts, {samples} reference scores each, means: {', '.join(means)}: {output}")

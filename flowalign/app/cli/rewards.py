@@ -1,0 +1,170 @@
+"""Commands about rewards: serving one to other processes, and checking one before it is trained on."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flowalign.app.cli.modules import find_beside
+from flowalign.errors import ConfigError
+
+
+def reward_server(
+    config: Annotated[Path, typer.Argument(help="YAML with `rewards`, and `server` for host, port and so on.")],
+    host: Annotated[str | None, typer.Option(help="Address to listen on; default loopback only.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on.")] = None,
+) -> None:
+    """Serve rewards over HTTP, for the reward 'remote' of training runs elsewhere."""
+    from flowalign.app.cli.reward_file import read
+    from flowalign.config.rewards import build_reward
+    from rewards.http import token_in
+    from rewards.server import loopback, serve
+
+    find_beside(config)
+    settings = read(config)
+    server = settings.server
+    host, port = host or server.host or "127.0.0.1", port or server.port
+    token = None
+    if server.token_variable is not None:
+        try:
+            token = token_in(server.token_variable)
+        except ValueError as error:
+            raise ConfigError(f"server.token_variable: {error}") from error
+    if token is None and not loopback(host):
+        raise ConfigError(f"{host} is open to the network without a token; set server.token_variable")
+    reward = build_reward(settings.rewards)
+    print(f"serving '{reward.name}' on http://{host}:{port}", flush=True)
+    try:
+        serve(reward, host, port, server.merge, server.queue, token, server.memory, server.timeout)
+    except ValueError as error:
+        raise ConfigError(f"server: {error}") from error
+
+
+def reward_check(
+    config: Annotated[Path, typer.Argument(help="YAML with `rewards`, or a training configuration.")],
+    size: Annotated[int, typer.Option(min=32, help="Pixels of a side of the test pictures.")] = 256,
+) -> None:
+    """Try hostile samples and verdicts on each reward of a configuration; leaves with 1 if one pays for them."""
+    from flowalign.app.cli.reward_file import read
+    from flowalign.config.rewards import build_reward
+    from rewards.check import check_reward
+
+    console = Console()
+    failed = False
+    find_beside(config)
+    for named in read(config).rewards:
+        reward = build_reward([named.model_copy(update={"weight": 1.0})])
+        table = Table(title=reward.name, title_justify="left")
+        for column in ("check", "", "what was found"):
+            table.add_column(column)
+        template = getattr(getattr(reward, "reward", reward), "template", None)
+        for check in check_reward(reward, template, size):
+            failed |= not check.passed
+            table.add_row(check.name, "passed" if check.passed else "FAILED", check.detail)
+        console.print(table)
+    if failed:
+        raise typer.Exit(1)
+
+
+def train_reward(
+    preferences: Annotated[
+        str,
+        typer.Argument(help="JSON lines, as `flowalign gallery RUN --export FILE` writes; with --noisy prompts."),
+    ],
+    output: Annotated[Path, typer.Option("--out", "-o", help="Folder for the trained model; must not exist.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="CLIP, or VLM with --template, of transformers: folder, hub name or a shipped one; default PickScore. "
+            "'video_reward', or a folder with one, learns votes on videos."
+        ),
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(help="Train a VLM as a judge asked with this template, e.g. reward_dance_pair."),
+    ] = None,
+    processor: Annotated[str | None, typer.Option(help="Its tokenizer and picture settings, if elsewhere.")] = None,
+    heldout: Annotated[
+        str | None, typer.Option(help="Preferences to judge by; default a tenth of the prompts.")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the preferences; default 3, with --noisy 1 a noise level.")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(min=0, help="Of AdamW, falling linearly to 0; default 3e-6, with --noisy 5e-7.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Pairs an update, with --noisy samples.")] = 32,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order of the pairs.")] = 0,
+    noisy: Annotated[
+        str | None,
+        typer.Option(help="Train the CLIP on what this generator's noisy states promise, for the search ttsnap."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Of that generator.")] = None,
+    per_prompt: Annotated[int, typer.Option(min=2, help="Its samples of each prompt.")] = 8,
+) -> None:
+    """Train a reward on votes, to put the chosen of a pair above the other: a CLIP, a VLM as a judge, VideoReward."""
+    from flowalign.data import Preferences, Prompts, shipped
+    from flowalign.reward_training.judge import JudgeScorer
+    from flowalign.reward_training.scorer import Scorer, split
+    from flowalign.reward_training.scorer import train_reward as fit
+    from flowalign.reward_training.video import VideoScorer, files_of
+    from rewards.clip import PICK_SCORE, PICK_SCORE_PROCESSOR
+    from rewards.shapes.clip import TINY_CLIP, TinyCLIP
+    from rewards.video_reward import VideoReward
+
+    if noisy is not None and template is not None:
+        raise ConfigError("--template asks a judge, and --noisy trains a CLIP; leave one of them out")
+    if output.exists():
+        raise ConfigError(f"{output} is there already; --out names a new folder")
+    kind = Preferences if noisy is None else Prompts
+    listed: Any = kind.read(preferences)
+    tested: Any = None if heldout is None else kind.read(heldout)
+    if noisy is None:
+        listed, tested = (None if own is None else own.of_pictures() for own in (listed, tested))
+    train, test = split(listed, 0.1, seed) if tested is None else (listed, tested)
+    model = model or PICK_SCORE
+    processor = PICK_SCORE_PROCESSOR if model == PICK_SCORE and processor is None else processor
+    path = str(TINY_CLIP if model == TinyCLIP.name else shipped(model))
+    if noisy is not None:
+        given = {"epochs": epochs or 1, "learning_rate": learning_rate or 5e-7, "batch_size": batch_size, "seed": seed}
+        _train_noisy(Scorer(path, processor), noisy, train, test, output, steps, per_prompt, given)
+        return
+    scorer: Any
+    if model == VideoReward.name or files_of(Path(model)):
+        scorer = VideoScorer(files_of(Path(model)), processor)
+    else:
+        scorer = Scorer(path, processor) if template is None else JudgeScorer(path, template)
+    report = fit(scorer, train, test, output, epochs or 3, learning_rate or 3e-6, batch_size, seed)
+    print(
+        f"{report['pairs']} pairs; on {report['heldout_pairs']} held-out ones the chosen picture scores higher in "
+        f"{report['heldout_accuracy_before']:.1%} before and {report['heldout_accuracy_after']:.1%} after"
+    )
+    if isinstance(scorer, JudgeScorer):
+        name = "vlm_pairwise" if scorer.template.pairwise else "vlm_judge"
+        print(f"{{name: {name}, template: {template}, judge: {{model: {output}}}}}")
+    elif isinstance(scorer, VideoScorer):
+        own = files_of(output) | ({} if processor is None else {"base": processor})
+        print(f"rewards: [{{name: video_reward, {', '.join(f'{key}: {value}' for key, value in own.items())}}}]")
+    else:
+        print(f"rewards: [{{name: pick_score, model: {output}, processor: null}}]")
+
+
+def _train_noisy(
+    scorer: Any, generator: str, train: Any, test: Any, output: Path, steps: int | None, per_prompt: int, given: Any
+) -> None:
+    from flowalign.app.cli.launch import load_for_sampling
+    from flowalign.app.cli.sampling import given as options
+    from flowalign.reward_training.noisy import train_noisy_reward
+
+    policy, sampling = load_for_sampling(generator, None, "float32")
+    wanted: Any = sampling.model_copy(update=options(steps=steps))
+    print(wanted.shown())
+    report = train_noisy_reward(scorer, policy, train, test, wanted, output, per_prompt, **given)  # type: ignore[arg-type]
+    for level in report["levels"]:
+        print(
+            f"noise {level['sigma']:.3f}: {level['before']:.1%} of a prompt's pairs in the order of the finished ones "
+            f"before, {level['after']:.1%} after"
+        )
+    print(f"flowalign search {generator} ... --method ttsnap --set ttsnap.noisy={output}")

@@ -1,0 +1,81 @@
+"""`flowalign sample`: pictures, videos or texts from a model, or from what a run trained."""
+
+import contextlib
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flowalign.app.cli import sampling as options
+from flowalign.errors import ConfigError
+from flowalign.runs.files import check_output
+
+
+def sample(
+    model: options.Model,
+    prompts: Annotated[list[str], typer.Argument(help="One or more prompts.")],
+    lora: options.Lora = None,
+    image: options.Images = None,
+    mask: options.Mask = None,
+    steps: options.Steps = None,
+    guidance: options.Guidance = None,
+    guidance_2: options.Guidance2 = None,
+    negative_prompt: options.NegativePrompt = None,
+    height: options.Pixels = None,
+    width: options.Pixels = None,
+    num_frames: options.Frames = None,
+    rlg: options.RLG = None,
+    seed: options.Seed = 0,
+    count: Annotated[int, typer.Option(min=1, help="Pictures a prompt.")] = 1,
+    output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("samples"),
+    dtype: options.Dtype = "float32",
+    trust: options.Trust = False,
+) -> None:
+    """Sample pictures, or a text run's texts, from a model or from what a run trained."""
+    from flowalign.app.cli.launch import load_for_sampling
+    from flowalign.policies.diffusion import DiffusersPolicy
+    from flowalign.policies.language.policy import LanguagePolicy
+    from flowalign.registry import only_ours
+    from flowalign.runs.samples import save_picture
+
+    source = options.pictures(image, mask)
+    options.check_prompts(prompts, negative_prompt)
+    check_output(output, "--output", folder=True)
+    with contextlib.nullcontext() if trust else only_ours(Path(model, "config.yaml")):
+        policy, sampling = load_for_sampling(model, lora, dtype)
+    asked = options.given(
+        steps=steps,
+        guidance=guidance,
+        guidance_2=guidance_2,
+        negative_prompt=negative_prompt,
+        height=height,
+        width=width,
+        num_frames=num_frames,
+        rlg=options.rlg(rlg),
+    )
+    texts = [prompt for prompt in prompts for _ in range(count)]
+    # the same for every prompt, so that they can be compared
+    seeds = [seed + number for _ in prompts for number in range(count)]
+    if isinstance(policy, LanguagePolicy):
+        if asked or source:
+            named = ", ".join(f"--{name.replace('_', '-')}" for name in [*asked, *source] if name != "sigmas")
+            raise ConfigError(f"{named}: of pictures, and this run trained a language model")
+        for prompt, completion in zip(texts, policy.make(texts, seeds, sampling), strict=True):
+            print(f"{prompt!r} -> {completion!r}")
+        return
+    assert isinstance(policy, DiffusersPolicy)
+    options.check_pictures(policy, source)
+    wanted = sampling.model_copy(update=asked)
+    print(wanted.shown())
+    output.mkdir(parents=True, exist_ok=True)
+    first = next_number(output)
+    for i, picture in enumerate(policy.make(texts, seeds, wanted, [source] * len(texts))):
+        path = save_picture(picture, output / f"{first + i:05d}-seed{seeds[i]}", "png")
+        print(f"{path}  {texts[i]}")
+
+
+def next_number(folder: Path) -> int:
+    """The number after the samples that a folder holds, which stay."""
+    found = [re.match(r"(\d+)-seed", path.name) for path in folder.iterdir()]
+    return max((int(match[1]) + 1 for match in found if match), default=0)

@@ -1,0 +1,150 @@
+"""`flowalign search`: better pictures or videos at inference, from a frozen model."""
+
+import contextlib
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flowalign.app.cli import sampling as options
+from flowalign.errors import ConfigError
+from flowalign.runs.files import check_output
+
+
+def search(
+    model: options.Model,
+    prompts: Annotated[list[str], typer.Argument(help="Prompts, or a file or a shipped list of prompts.")],
+    method: Annotated[
+        list[str] | None, typer.Option(help="`flowalign list searches`; several are compared. Default best_of_n.")
+    ] = None,
+    reward: Annotated[
+        str | None, typer.Option(help="A reward's name, or a YAML file with `rewards`; default the run's own.")
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(help="Of each prompt: forwards=2000, reward_calls=100, or samples=16 and what they take.")
+    ] = "samples=16",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE or METHOD.KEY=VALUE, of the methods.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Search so many prompts, spread over the list.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON lines of preferences to train on: the best sample over the worst.")
+    ] = None,
+    lora: options.Lora = None,
+    image: options.Images = None,
+    mask: options.Mask = None,
+    steps: options.Steps = None,
+    guidance: options.Guidance = None,
+    guidance_2: options.Guidance2 = None,
+    negative_prompt: options.NegativePrompt = None,
+    height: options.Pixels = None,
+    width: options.Pixels = None,
+    num_frames: options.Frames = None,
+    rlg: options.RLG = None,
+    seed: options.Seed = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the search; an interrupted one goes on. Default searches/ and the prompt."),
+    ] = None,
+    dtype: options.Dtype = "float32",
+    trust: options.Trust = False,
+) -> None:
+    """Search better pictures or videos from a frozen model, by a reward and within a budget."""
+    from flowalign.app.cli.launch import load_for_sampling
+    from flowalign.policies.diffusion import DiffusersPolicy
+    from flowalign.registry import only_ours
+    from flowalign.search.engine import Budget
+    from flowalign.search.run import build_methods, check_reward
+    from flowalign.search.run import search as run_search
+    from flowalign.search.store import Store
+
+    allowed = Budget.parse(budget)
+    methods = build_methods(method or ["best_of_n"], settings(set_ or []))
+    source = options.pictures(image, mask)
+    options.check_prompts(prompts, negative_prompt)
+    listed = _prompts(prompts, limit, source)
+    output = Path("searches") / _named_after(prompts[0]) if output is None else output
+    check_output(output, "--output", folder=True)
+    if out is not None:
+        check_output(out, "--out")
+    with contextlib.nullcontext() if trust else only_ours(Path(model, "config.yaml")):
+        judge = _reward(reward, model)
+        check_reward(methods, judge)
+        policy, sampling = load_for_sampling(model, lora, dtype)
+    if not isinstance(policy, DiffusersPolicy):
+        raise ConfigError(f"{model}: a search is of pictures and videos, and this run trained a language model")
+    options.check_pictures(policy, source)
+    asked = options.given(
+        steps=steps,
+        guidance=guidance,
+        guidance_2=guidance_2,
+        negative_prompt=negative_prompt,
+        height=height,
+        width=width,
+        num_frames=num_frames,
+        rlg=options.rlg(rlg),
+    )
+    wanted: Any = sampling.model_copy(update=asked)
+    print(wanted.shown())
+    store = Store(output)
+    found = run_search(policy, listed, methods, judge, wanted, allowed, seed, store)
+    for name in methods:
+        own = [one for one in found if one.method == name]
+        best, forwards = sum(one.score for one in own) / len(own), sum(one.forwards for one in own) / len(own)
+        print(f"{name}: {judge.name} {best:.4g} with {forwards:.0f} forwards a prompt")
+    print(f"pictures: {output / 'pictures'}")
+    if out is not None:
+        print(f"{store.write_pairs(out, judge.name)} preferences: {out}")
+
+
+def settings(pairs: list[str]) -> dict[str, Any]:
+    """The settings of methods that 'key=value' pairs give, values read as YAML."""
+    from flowalign.runs.reading import parse_yaml
+
+    given = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair}: give KEY=VALUE, e.g. --set fk_steering.strength=5")
+        try:
+            given[key] = parse_yaml(value)
+        except ValueError as error:
+            raise ConfigError(f"--set {pair}: {error}") from error
+    return given
+
+
+def _named_after(prompt: str) -> str:
+    """A folder's name from a prompt, or from the file or list that has prompts."""
+    return re.sub(r"\W+", "-", Path(prompt).stem).strip("-")[:60] or "prompt"
+
+
+def _prompts(prompts: list[str], limit: int | None, source: dict[str, Any]) -> Any:
+    from flowalign.data import Prompts
+    from flowalign.data.files import SUFFIXES, located
+
+    [first, *more] = prompts
+    if not more and (os.path.isfile(located(first)) or first.endswith(SUFFIXES)):
+        listed = Prompts.read(first).spread(limit)
+        listed.metadata = [record | source for record in listed.metadata]
+        return listed
+    return Prompts(prompts, [dict(source) for _ in prompts]).spread(limit)
+
+
+def _reward(wanted: str | None, model: str) -> Any:
+    """The reward that is searched for."""
+    from flowalign.app.cli.modules import find_beside
+    from flowalign.app.cli.reward_file import read
+    from flowalign.config import load
+    from flowalign.config.rewards import build_reward
+    from flowalign.config.sections import Weighted
+
+    find_beside(Path(wanted or model))
+    if wanted is not None and wanted.endswith((".yaml", ".yml")):
+        return build_reward(read(Path(wanted)).rewards)
+    if wanted is not None:
+        return build_reward([Weighted(name=wanted)], "--reward")
+    if not Path(model, "config.yaml").is_file():
+        raise ConfigError("--reward: name what to search for, e.g. --reward clip_score; only a run has one of its own")
+    return build_reward(load(Path(model, "config.yaml")).rewards)

@@ -1,0 +1,335 @@
+"""Building the gallery: one page, its pictures and thumbnails, in a folder that opens from disk and can be moved."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader
+from PIL import Image
+
+from flowalign.app.gallery.runs import Run, Sample, read_runs
+from flowalign.runs.samples import THUMBNAIL, save_thumbnail, thumbnail_of
+
+CLIPS = {".mp4", ".webm"}
+PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".avif"}
+POINTS = 1000
+"""of a curve on the page; longer ones keep the extremes of equal stretches"""
+NOTES = 50
+"""shown of a run's notes"""
+SCRIPTS = ("core", "grid", "compare", "previews", "tokens", "chart", "curves", "search", "vote", "start")
+ASSETS = ("gallery.css", *(f"{name}.js" for name in SCRIPTS))
+
+
+@dataclass
+class Placed:
+    """A sample in the gallery: its row and column of the grid and its files there."""
+
+    sample: Sample
+    row: int
+    column: int
+    picture: str
+    """empty for a text"""
+    size: tuple[int, int]
+
+
+@dataclass
+class Gallery:
+    """Everything the page shows. A row is one prompt and seed, a column one moment of one run, base first."""
+
+    runs: list[Run]
+    columns: list[tuple[int, int]]
+    """(run, iteration)"""
+    rows: list[dict[str, Any]]
+    placed: list[Placed]
+    previews: list[dict[str, Any]] = field(default_factory=list)
+    searches: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def trained(self) -> bool:
+        """Whether it shows more than searches."""
+        return any(run.moments or run.previews or run.series or not run.searches for run in self.runs)
+
+    @property
+    def texts(self) -> bool:
+        """Whether it shows a language model's texts."""
+        members = (m for moment in self.previews for group in moment["groups"] for m in group["members"])
+        return any(p.sample.text is not None for p in self.placed) or any(m["text"] is not None for m in members)
+
+
+def build(runs: Sequence[Path | str], output: Path | str) -> Path:
+    """Write the gallery of one or more run folders, or bring it up to date.
+
+    Args:
+        runs: run folders; they are only read.
+        output: the gallery's folder. Pictures are hard links into the runs where the file system allows it.
+
+    Returns:
+        the page, output/index.html.
+
+    Raises:
+        ConfigError: a run folder that is missing or is none.
+    """
+    lay_out(runs, output)
+    return Path(output) / "index.html"
+
+
+def lay_out(runs: Sequence[Path | str], output: Path | str) -> Gallery:
+    """`build`, returning what the page shows."""
+    read, output = read_runs([Path(run) for run in runs]), Path(output)
+    output.mkdir(parents=True, exist_ok=True)
+    gallery = _arrange(read, output)
+    assets = output / "assets"
+    assets.mkdir(exist_ok=True)
+    for name in ASSETS:
+        shutil.copyfile(Path(__file__).parent / "static" / name, assets / name)
+    environment = Environment(loader=PackageLoader("flowalign.app.gallery"), autoescape=True)
+    # tojson escapes <, >, & and ' so that data cannot end its script element; NaN is no JSON
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    title = ", ".join(run.name for run in read)
+    page = environment.get_template("gallery.html").render(
+        title=title, data=_page_data(gallery), scripts=ASSETS[1:], gallery=gallery
+    )
+    partial = output / ".partial-index.html"
+    partial.write_text(page, encoding="utf-8", errors="replace")
+    os.replace(partial, output / "index.html")
+    return gallery
+
+
+def _arrange(runs: list[Run], output: Path) -> Gallery:
+    store = Store(output)
+    columns = [(i, moment.iteration) for i, run in enumerate(runs) for moment in run.moments]
+    column_of = {column: n for n, column in enumerate(columns)}
+    samples = [(i, m.iteration, s) for i, run in enumerate(runs) for m in run.moments for s in m.samples]
+    wanted = [(i, sample.path) for i, _, sample in samples if sample.text is None]
+    files = iter(store.place(runs, wanted))
+    sizes = [next(files) if sample.text is None else ("", (0, 0)) for _, _, sample in samples]
+
+    rows: dict[tuple[str, str, int], int] = {}
+    table: list[dict[str, Any]] = []
+    placed = []
+    seen: dict[tuple[int, str, str], int] = {}
+    for (i, iteration, sample), entry in zip(samples, sizes):
+        if entry is None:
+            continue
+        column = column_of[i, iteration]
+        # a prompt may be sampled twice from one seed; the n-th goes with the n-th of other moments
+        key = (column, sample.prompt, sample.seed)
+        count = seen[key] = seen.get(key, -1) + 1
+        row = rows.setdefault((sample.prompt, sample.seed, count), len(rows))
+        if row == len(table):
+            table.append({"prompt": sample.prompt, "seed": sample.seed, "metadata": _facts(sample.metadata)})
+        placed.append(Placed(sample, row, column, *entry))
+    gallery = Gallery(runs, columns, table, placed)
+    for i, run in enumerate(runs):
+        for moment in run.previews:
+            gallery.previews.append(_place_previews(store, runs, i, moment))
+        gallery.searches += _place_searches(store, runs, i)
+    store.finish()
+    return gallery
+
+
+def _place_previews(store: "Store", runs: list[Run], i: int, moment: Any) -> dict[str, Any]:
+    paths = [p for film in moment.films for p in film["pictures"]] + [
+        m["picture"] for g in moment.groups for m in g["members"]
+    ]
+    wanted = [path for path in paths if path is not None]
+    entries = store.place(runs, [(i, path) for path in wanted])
+    name = {path: entry[0] for path, entry in zip(wanted, entries) if entry is not None}
+    return {
+        "run": i,
+        "iteration": moment.iteration,
+        "films": [{**film, "pictures": [name.get(path) for path in film["pictures"]]} for film in moment.films],
+        "groups": [
+            {**group, "members": [{**m, "picture": name.get(m["picture"])} for m in group["members"]]}
+            for group in moment.groups
+        ],
+    }
+
+
+def _place_searches(store: "Store", runs: list[Run], i: int) -> list[dict[str, Any]]:
+    wanted = [
+        path for found in runs[i].searches for path in (*found["pictures"].values(), found["sheet"]) if path is not None
+    ]
+    entries = store.place(runs, [(i, path) for path in wanted])
+    name = {path: entry[0] for path, entry in zip(wanted, entries) if entry is not None}
+    return [
+        {**found, "run": i, "sheet": name.get(found["sheet"])}
+        | {"pictures": {end: name.get(path) for end, path in found["pictures"].items()}}
+        for found in runs[i].searches
+    ]
+
+
+def _facts(metadata: dict[str, Any]) -> dict[str, str]:
+    """Plain entries of a sample's metadata, short enough to show."""
+    return {str(k)[:80]: str(v)[:200] for k, v in list(metadata.items())[:20] if isinstance(v, str | int | float)}
+
+
+class Store:
+    """The pictures of a gallery's folder: each is linked and given a thumbnail once, and again when it changes."""
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        self.cache = output / ".pictures.json"
+        try:
+            self.known = {
+                name: tuple(entry) for name, entry in json.loads(self.cache.read_text(encoding="utf-8")).items()
+            }
+        except (OSError, ValueError, AttributeError, TypeError):
+            self.known = {}
+        self.used: dict[str, tuple[int, ...]] = {}
+
+    def place(self, runs: list[Run], pictures: Iterable[tuple[int, Path]]) -> list[tuple[str, tuple[int, int]] | None]:
+        """Name in the gallery and size in pixels of (run, path) pictures; unreadable ones are noted and None."""
+        folders = [f"{_safe(run.folder.name)}-{_digest(str(run.folder))[:8]}" for run in runs]
+        todo = [(f"{folders[i]}/{_name(path.relative_to(runs[i].folder))}", path) for i, path in pictures]
+        # Pillow lets go of the interpreter while it decodes, scales and encodes
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            entries = list(pool.map(lambda job: self._one(*job), todo))
+        placed: list[tuple[str, tuple[int, int]] | None] = []
+        for (i, path), (name, _), entry in zip(pictures, todo, entries):
+            if entry is None:
+                relative = path.relative_to(runs[i].folder).as_posix()
+                runs[i].notes.append(f"{relative}: unreadable as a picture, left out (is it still being written?)")
+                placed.append(None)
+            else:
+                self.used[name] = entry
+                placed.append((name, (entry[2], entry[3])))
+        return placed
+
+    def _one(self, name: str, source: Path) -> tuple[int, ...] | None:
+        """(mtime, bytes, width, height) of a picture that is in place; width 0 for clips."""
+        target, thumbnail = self.output / "pictures" / name, self.output / "thumbnails" / f"{name}.jpg"
+        try:
+            state = source.stat()
+            known = self.known.get(name)
+            if known is not None and known[:2] == (state.st_mtime_ns, state.st_size) and target.exists():
+                return known
+            suffix = source.suffix.lower()
+            size = (0, 0)
+            if suffix in PICTURES:
+                size = self._thumbnail(source, thumbnail)
+            elif suffix not in CLIPS:
+                return None
+            _link(source, target)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            return None
+        return (state.st_mtime_ns, state.st_size, *size)
+
+    @staticmethod
+    def _thumbnail(source: Path, thumbnail: Path) -> tuple[int, int]:
+        given = thumbnail_of(source)
+        with Image.open(source) as picture:
+            size = picture.size
+            if max(size) <= THUMBNAIL:
+                picture.load()
+            elif _newer(given, source) and given.resolve().is_relative_to(source.parent):
+                _link(given, thumbnail)
+            else:
+                save_thumbnail(picture, thumbnail)
+        return size
+
+    def finish(self) -> None:
+        """Remove what no run shows any more and remember the rest."""
+        for name in set(self.known) - set(self.used):
+            (self.output / "pictures" / name).unlink(missing_ok=True)
+            (self.output / "thumbnails" / f"{name}.jpg").unlink(missing_ok=True)
+        partial = self.cache.with_name(".partial-pictures.json")
+        partial.write_text(json.dumps(self.used, separators=(",", ":")), encoding="utf-8")
+        os.replace(partial, self.cache)
+
+
+def _newer(file: Path, other: Path) -> bool:
+    return file.is_file() and file.stat().st_mtime_ns >= other.stat().st_mtime_ns
+
+
+def _link(source: Path, target: Path) -> None:
+    """A hard link in the place of what is there, a copy where the file system has no links."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:40] or "run"
+
+
+def _name(relative: Path) -> str:
+    """A path that needs no quoting in addresses: odd file names become a digest."""
+    parts = [
+        part if re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", part) else _digest(part)[:24]
+        for part in relative.parts
+    ]
+    suffix = relative.suffix.lower()
+    return "/".join(parts) + (
+        "" if parts[-1].lower().endswith(suffix) else suffix if suffix in PICTURES | CLIPS else ""
+    )
+
+
+def thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """At most `POINTS` points: the lowest and highest of equal stretches, and both ends."""
+    if len(points) <= POINTS:
+        return points
+    points = sorted(points)
+    bins = POINTS // 2 - 1
+    kept = {0, len(points) - 1}
+    for b in range(bins):
+        stretch = range(b * len(points) // bins, (b + 1) * len(points) // bins)
+        kept |= {min(stretch, key=lambda i: points[i][1]), max(stretch, key=lambda i: points[i][1])}
+    return [points[i] for i in sorted(kept)]
+
+
+def _page_data(gallery: Gallery) -> dict[str, Any]:
+    """What the page's scripts read; texts and score names are listed once and pictures are short rows."""
+    prompts: dict[str, int] = {}
+    rewritten: dict[str, int] = {}
+    scores: dict[str, int] = {}
+    pictures = []
+    for p in gallery.placed:
+        for name in p.sample.scores:
+            scores.setdefault(name, len(scores))
+        values = [_short(p.sample.scores.get(name)) for name in scores]
+        text = p.sample.rewritten
+        rewrite = -1 if text is None else rewritten.setdefault(text, len(rewritten))
+        pictures.append([p.row, p.column, p.picture, *p.size, rewrite, values])
+    rows = [[prompts.setdefault(row["prompt"], len(prompts)), row["seed"], row["metadata"]] for row in gallery.rows]
+    return {
+        "thumbnail": THUMBNAIL,
+        "runs": [
+            {
+                "name": run.name,
+                "notes": run.notes[:NOTES] + ([f"and {len(run.notes) - NOTES} more"] if len(run.notes) > NOTES else []),
+                "warnings": run.warnings[:1000],
+                "series": {k: [[i, _short(v)] for i, v in thinned(points)] for k, points in run.series.items()},
+            }
+            for run in gallery.runs
+        ],
+        "columns": gallery.columns,
+        "prompts": list(prompts),
+        "rewritten": list(rewritten),
+        "scores": list(scores),
+        "rows": rows,
+        "pictures": pictures,
+        "texts": [p.sample.text for p in gallery.placed] if gallery.texts else [],
+        "replies": {i: p.sample.replies for i, p in enumerate(gallery.placed) if p.sample.replies},
+        "previews": gallery.previews,
+        "searches": gallery.searches,
+    }
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits are plenty to look at."""
+    return None if value is None else float(f"{value:.6g}")

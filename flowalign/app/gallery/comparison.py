@@ -1,0 +1,191 @@
+"""One page that compares runs: the scores with what is significant, settings, curves, and pictures side by side."""
+
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader
+from PIL import Image
+
+from flowalign.app.gallery.build import CLIPS, thinned
+from flowalign.app.gallery.runs import Run, Sample, read_runs
+from flowalign.evaluation.comparison import Comparison, Significance, significance
+from flowalign.runs.environment import flat
+from flowalign.runs.reading import read_yaml
+
+SHOWN = 24
+"""samples on the page: those that differ most"""
+FIRST = re.compile(r"reward/mean$|held-out all/(?!statistics|pictures)|policy/kl")
+"""the curves that are shown, the others on demand"""
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 190, 52, 10, 10, 26
+"""pixels of a chart, and of its margins"""
+
+
+@dataclass
+class Chart:
+    """A metric of all runs, drawn."""
+
+    name: str
+    ticks: list[tuple[float, str]]
+    """(y, words)"""
+    ends: list[tuple[float, str]]
+    """(x, iteration)"""
+    lines: list[tuple[int, str]]
+    """(number of the run, points)"""
+
+
+@dataclass
+class Side:
+    """A run's sample."""
+
+    reward: float | None
+    text: str | None
+    picture: str = ""
+    """its name in the page's folder"""
+    clip: bool = False
+    small: bool = False
+    """shown with its pixels"""
+
+
+@dataclass
+class Shown:
+    """A sample of one prompt and seed, of every run."""
+
+    prompt: str
+    seed: str
+    sides: list[Side]
+    gain: float
+    """the largest difference to the first run"""
+
+
+def build_comparison(
+    runs: Sequence[Path], comparison: Comparison, moments: Sequence[tuple[Path, int]], output: Path
+) -> Path:
+    """Write the page and what it shows into a folder.
+
+    Args:
+        runs: their folders, the first is compared with.
+        comparison: of their scores, in their order.
+        moments: of each the folder that holds samples to show, and their iteration.
+
+    Returns:
+        the page.
+    """
+    read = read_runs(list(runs))
+    labels = list(comparison.results)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "assets").mkdir(exist_ok=True)
+    for name in ("gallery.css", "comparison.css"):
+        shutil.copyfile(Path(__file__).parent / "static" / name, output / "assets" / name)
+    rows = [
+        (row, [None if gain is None else significance(own, row.of) for own, gain in zip(row.gains, row.differences)])
+        for row in comparison.rows()
+    ]
+    charts = list(_charts(read))
+    page = Environment(loader=PackageLoader("flowalign.app.gallery"), autoescape=True).get_template("comparison.html")
+    first = comparison.results[labels[0]]
+    text = page.render(
+        labels=labels,
+        rows=rows,
+        verdicts=[_verdict(labels[0], *own) for own in zip(labels[1:], rows[0][0].differences, rows[0][1])],
+        prompts=len(set(first.prompts)),
+        samples=len(first.prompts),
+        tests=sum(sign is not None for _, signs in rows for sign in signs),
+        settings=_settings(runs),
+        first=[chart for chart in charts if FIRST.match(chart.name)],
+        others=[chart for chart in charts if not FIRST.match(chart.name)],
+        shown=_shown(moments, output),
+        size=(WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM),
+    )
+    (output / "index.html").write_text(text, encoding="utf-8", errors="replace")
+    return output / "index.html"
+
+
+def _verdict(first: str, other: str, difference: Any, sign: Significance | None) -> str:
+    """What the reward's difference says, in a sentence."""
+    if difference is None or sign is None:
+        return f"{other} and {first}: too few prompts to say which is better."
+    figures = f"{difference.mean:+.3f} [{sign.low:+.3f}, {sign.high:+.3f}], p = {sign.p:.2g}"
+    if sign.p >= 0.05:
+        return f"{other} and {first} do not differ by more than other prompts would undo: {figures}."
+    return f"{other} is {'better' if difference.mean > 0 else 'worse'} than {first}: {figures}."
+
+
+def _settings(runs: Sequence[Path]) -> list[tuple[str, list[str]]]:
+    """The settings in which runs differ."""
+    found = [flat(read_yaml(run / "config.yaml")) for run in runs]
+    names = dict.fromkeys(name for own in found for name in own)
+    rows = [(name, [str(own.get(name, "")) for own in found]) for name in names if name not in ("name", "output")]
+    return [(name, values) for name, values in rows if len(set(values)) > 1]
+
+
+def _charts(runs: Sequence[Run]) -> Iterator[Chart]:
+    """Every metric that changes in one of the runs."""
+    for name in dict.fromkeys(name for run in runs for name in run.series):
+        lines = [(number, thinned(run.series.get(name, []))) for number, run in enumerate(runs)]
+        points = [point for _, own in lines for point in own]
+        (start, end), (low, high) = ((min(of), max(of)) for of in zip(*points, strict=True))
+        if low == high or start == end:
+            continue
+
+        def x(iteration: float, start: int = start, end: int = end) -> float:
+            return LEFT + (iteration - start) / (end - start) * (WIDTH - LEFT - RIGHT)
+
+        def y(value: float, low: float = low, high: float = high) -> float:
+            return TOP + (1 - (value - low) / (high - low)) * (HEIGHT - TOP - BOTTOM)
+
+        yield Chart(
+            name,
+            [(y(value), f"{value:.3g}") for value in (low, (low + high) / 2, high)],
+            [(x(iteration), str(iteration)) for iteration in (start, end)],
+            [(number, " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in own)) for number, own in lines if own],
+        )
+
+
+def _shown(moments: Sequence[tuple[Path, int]], output: Path) -> list[Shown]:
+    """The samples of one prompt and seed that all runs have, those that differ most first."""
+    shutil.rmtree(output / "pictures", ignore_errors=True)
+    found = [_samples(folder, iteration) for folder, iteration in moments]
+    rows = []
+    for key in found[0]:
+        own = [samples[key] for samples in found if key in samples]
+        if len(own) == len(found):
+            rewards = [sample.scores.get("reward") for sample in own]
+            known = [reward for reward in rewards if reward is not None]
+            gain = max((b - known[0] for b in known[1:]), key=abs) if len(known) == len(own) else 0.0
+            rows.append((gain, own))
+    rows.sort(key=lambda row: -abs(row[0]))
+    return [
+        Shown(
+            own[0].prompt, own[0].seed, [_placed(sample, number, run, output) for run, sample in enumerate(own)], gain
+        )
+        for number, (gain, own) in enumerate(rows[:SHOWN])
+    ]
+
+
+def _placed(sample: Sample, number: int, run: int, output: Path) -> Side:
+    """A sample of the page, its picture in the page's folder."""
+    reward = sample.scores.get("reward")
+    if sample.text is not None:
+        return Side(reward, sample.text)
+    name = f"pictures/{number:02d}-{run}{sample.path.suffix}"
+    (output / "pictures").mkdir(exist_ok=True)
+    shutil.copyfile(sample.path, output / name)
+    if sample.path.suffix in CLIPS:
+        return Side(reward, None, name, clip=True)
+    with Image.open(sample.path) as picture:
+        return Side(reward, None, name, small=max(picture.size) <= 128)
+
+
+def _samples(folder: Path, iteration: int) -> dict[tuple[str, str, int], Sample]:
+    """By prompt, seed and how often they came before, the samples saved at an iteration."""
+    (run,) = read_runs([folder])
+    samples: dict[tuple[str, str, int], Sample] = {}
+    for moment in run.moments:
+        for sample in moment.samples if moment.iteration == iteration else []:
+            again = sum(key[:2] == (sample.prompt, sample.seed) for key in samples)
+            samples[sample.prompt, sample.seed, again] = sample
+    return samples

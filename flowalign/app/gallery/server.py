@@ -1,0 +1,348 @@
+"""Serving a gallery with voting, to this machine unless told otherwise.
+
+What is served: the page, its assets, the pictures and thumbnails of the gallery's folder, and the votes' interface
+under api/. Requests whose Host is a foreign name are refused (a page elsewhere could point its name here), and so
+are posts from other sites.
+"""
+
+import hashlib
+import ipaddress
+import itertools
+import json
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from flowalign.app.gallery.build import Gallery, Placed, lay_out
+from flowalign.app.gallery.votes import commands, enough, results
+from flowalign.data.votes import Pair, Votes, json_lines
+from flowalign.errors import ConfigError
+from flowalign.runs.previews import FOLDER as PREVIEWS
+from flowalign.runs.samples import FOLDER as SAMPLES
+
+BODY = 65536
+"""bytes of a post at most"""
+
+
+class Refused(Exception):
+    """A request that asks for something that is not there; the text goes to the person."""
+
+
+class Guard:
+    """Refuses foreign hosts and cross-site posts, and forbids other sites to frame or read the answers."""
+
+    def __init__(self, app: ASGIApp, host: str) -> None:
+        self.app, self.host = app, host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        refusal = self._refusal(scope["method"], Headers(scope=scope))
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers["Content-Security-Policy"] = "frame-ancestors 'none'"
+                headers["Cross-Origin-Resource-Policy"] = "same-origin"
+                headers["Referrer-Policy"] = "no-referrer"
+            await send(message)
+
+        app = self.app if refusal is None else JSONResponse({"error": refusal}, 403)
+        await app(scope, receive, with_headers)
+
+    def _refusal(self, method: str, headers: Headers) -> str | None:
+        host = headers.get("host", "")
+        if not self._ours(host):
+            return "this server does not go by that name"
+        if method in ("GET", "HEAD"):
+            return None
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        if origin not in (None, f"http://{host}", f"https://{host}") or site not in (None, "same-origin"):
+            return "posts from other sites are refused"
+        if headers.get("content-type", "").split(";")[0].strip() != "application/json":
+            return "posts must be application/json"
+        return None
+
+    def _ours(self, host: str) -> bool:
+        """Whether a Host header is localhost, the name we were given, or an address, which no other site can claim."""
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        if name.lower() in ("localhost", self.host.lower()):
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+class Polls:
+    """The votes on a gallery: which pairs two of its columns have in common, and who judged what.
+
+    Args:
+        folder: the gallery's, with the file of votes.
+    """
+
+    def __init__(self, gallery: Gallery, folder: Path) -> None:
+        self.gallery, self.folder, self.votes = gallery, folder, Votes(folder / "votes.sqlite")
+        self.at: dict[tuple[int, int], Placed] = {(p.row, p.column): p for p in gallery.placed}
+        self.pairs: dict[tuple[int, int], dict[str, tuple[Placed, Placed]]] = {}
+
+    def contest(self, a: Any, b: Any) -> dict[str, tuple[Placed, Placed]]:
+        """{key: (sample of column a, sample of column b)}; raises Refused for columns that are not there.
+
+        They are two pictures, or two texts that are not the same, of one prompt and seed; of one column against itself,
+        every two of one prompt.
+        """
+        columns = range(len(self.gallery.columns))
+        if type(a) is not int or type(b) is not int or a not in columns or b not in columns:
+            raise Refused("choose a moment for either side")
+        if (a, b) not in self.pairs:
+            both = self._of_one_prompt(a) if a == b else self._of_one_row(a, b)
+            self.pairs[a, b] = {_key(x, y): (x, y) for x, y in both if _differ(x, y)}
+        return self.pairs[a, b]
+
+    def _of_one_row(self, a: int, b: int) -> list[tuple[Placed, Placed]]:
+        sides = [(self.at.get((row, a)), self.at.get((row, b))) for row in range(len(self.gallery.rows))]
+        return [(x, y) for x, y in sides if x is not None and y is not None]
+
+    def _of_one_prompt(self, column: int) -> list[tuple[Placed, Placed]]:
+        by_prompt: dict[str, list[Placed]] = {}
+        for placed in self.gallery.placed:
+            if placed.column == column:
+                by_prompt.setdefault(placed.sample.prompt, []).append(placed)
+        return [pair for samples in by_prompt.values() for pair in itertools.combinations(samples, 2)]
+
+    def next(self, rater: str, a: Any, b: Any) -> dict[str, Any]:
+        """The first pair, in the rater's own random order, that the rater has not judged."""
+        contest = self.contest(a, b)
+        done = self.votes.verdicts(contest).get(rater, {})
+        left = [key for key in contest if key not in done]
+        progress = {"done": len(done), "total": len(contest)}
+        if not left:
+            return {**progress, "pair": None}
+        key = min(left, key=lambda k: _draw(rater, k, "order"))
+        # the ending tells the page whether to show a clip
+        token = _draw(rater, key, "side")[:16]
+        ballot = {**progress, "pair": key, "prompt": contest[key][0].sample.prompt}
+        for side in ("left", "right"):
+            shown = contest[key][_index(side, token)]
+            address = f"api/picture/{a}/{b}/{key}/{side}/{token}{Path(shown.picture).suffix}"
+            ballot[side] = {"text": shown.sample.text} if shown.sample.text is not None else {"picture": address}
+        return ballot
+
+    def picture(self, a: int, b: int, key: str, side: str, token: str) -> str:
+        """Name in the gallery of a ballot's picture, whose address does not tell which it is."""
+        contest = self.contest(a, b)
+        if key not in contest or side not in ("left", "right") or contest[key][0].sample.text is not None:
+            raise Refused("there is no such pair of pictures")
+        return contest[key][_index(side, token)].picture
+
+    def vote(self, rater: str, a: Any, b: Any, key: Any, verdict: Any) -> None:
+        contest = self.contest(a, b)
+        if type(key) is not str or key not in contest or verdict not in ("left", "right", "tie", "skip"):
+            raise Refused("there is no such pair or verdict")
+        first, second = contest[key]
+        if verdict in ("left", "right"):
+            verdict = ("first", "second")[_index(verdict, _draw(rater, key, "side"))]
+        shown = [p.sample.path if p.sample.text is None else p.sample.text for p in (first, second)]
+        # of two seeds both
+        seed = " and ".join(dict.fromkeys([first.sample.seed, second.sample.seed]))
+        self.votes.add(rater, Pair(key, first.sample.prompt, seed, *shown), verdict)
+
+    def results(self, a: Any, b: Any) -> dict[str, Any]:
+        """The votes on two columns, summed up, and the commands that train on them."""
+        contest = self.contest(a, b)
+        scores = {key: (x.sample.scores, y.sample.scores) for key, (x, y) in contest.items()}
+        next_steps = commands([run.folder for run in self.gallery.runs], self.folder, self.gallery.texts)
+        table = results(self.votes.verdicts(contest), scores)
+        choices = table["all"]["wins"] + table["all"]["losses"]
+        return table | {"commands": next_steps, "enough": enough(choices)}
+
+
+def _key(first: Placed, second: Placed) -> str:
+    """Of a pair, the same after a restart; the texts of a moment share their file."""
+    named = [str(p.sample.path) for p in (first, second)]
+    if first.sample.text is not None:
+        named += [first.sample.prompt, first.sample.seed]
+    return hashlib.sha256("\n".join(named).encode(errors="surrogateescape")).hexdigest()[:24]
+
+
+def _differ(first: Placed, second: Placed) -> bool:
+    """Whether there is something to choose: two pictures, or two texts that are not the same."""
+    one, other = first.sample.text, second.sample.text
+    return (one is None and other is None) or (one is not None and other is not None and one != other)
+
+
+def _draw(rater: str, key: str, purpose: str) -> str:
+    """A rater's own random number for a pair, the same after a restart."""
+    return hashlib.sha256(f"{purpose}\n{key}\n{rater}".encode(errors="replace")).hexdigest()
+
+
+def _index(side: str, token: str) -> int:
+    """Which of the pair is on this side."""
+    flipped = int(token[0], 16) % 2
+    return flipped if side == "left" else 1 - flipped
+
+
+class Shown:
+    """A gallery of runs that may still go on: laid out again, for whoever opens the page, where they have more to show.
+
+    Args:
+        output: the gallery's folder; votes go to its votes.sqlite.
+    """
+
+    def __init__(self, runs: list[Path], output: Path) -> None:
+        self.runs, self.output = runs, output
+        self.lock = threading.Lock()
+        self.state = self.now()
+        self.polls = Polls(lay_out(runs, output), output)
+
+    def now(self) -> list[tuple[str, int]]:
+        """What the runs have written so far."""
+        folders = [own for run in self.runs for name in (SAMPLES, PREVIEWS) for own in (run / name).glob("iteration-*")]
+        files = [run / name for run in self.runs for name in ("metrics.jsonl", "evaluations.jsonl")]
+        return sorted((str(own), own.stat().st_mtime_ns) for own in (*folders, *files) if own.exists())
+
+    def moments(self) -> int:
+        """How many moments with samples there are by now."""
+        return sum(len(list((run / SAMPLES).glob("iteration-*/samples.jsonl"))) for run in self.runs)
+
+    def refresh(self) -> None:
+        """Lay the gallery out again where the runs have written more."""
+        with self.lock:
+            state = self.now()
+            if state != self.state:
+                self.polls, self.state = Polls(lay_out(self.runs, self.output), self.output), state
+
+
+def application(shown: Shown, host: str = "127.0.0.1") -> ASGIApp:
+    """The gallery in a folder as a web application.
+
+    Args:
+        host: a name besides localhost and plain addresses that the server goes by.
+    """
+    output = shown.output
+
+    async def page(request: Request) -> Response:
+        await run_in_threadpool(shown.refresh)
+        return FileResponse(output / "index.html", headers={"Cache-Control": "no-cache"})
+
+    async def answer(work: Callable[[], Any]) -> Response:
+        try:
+            return JSONResponse(await run_in_threadpool(work), headers={"Cache-Control": "no-store"})
+        except Refused as error:
+            return JSONResponse({"error": str(error)}, 400)
+
+    async def moments(request: Request) -> Response:
+        return await answer(lambda: {"moments": shown.moments()})
+
+    async def next_pair(request: Request) -> Response:
+        return await answer(lambda: shown.polls.next(_rater(request.query_params.get("rater")), *_columns(request)))
+
+    async def tally(request: Request) -> Response:
+        return await answer(lambda: shown.polls.results(*_columns(request)))
+
+    async def post(request: Request) -> Response:
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > BODY:
+                return JSONResponse({"error": "the post is too long"}, 413)
+
+        def work() -> dict[str, Any]:
+            try:
+                given = json.loads(body)
+            except (ValueError, RecursionError) as error:
+                raise Refused("the post is not JSON") from error
+            if not isinstance(given, dict):
+                raise Refused("the post is not a JSON object")
+            rater, a, b = _rater(given.get("rater")), given.get("a"), given.get("b")
+            polls = shown.polls
+            if request.url.path == "/api/undo":
+                polls.votes.undo(rater, polls.contest(a, b))
+            else:
+                polls.vote(rater, a, b, given.get("pair"), given.get("verdict"))
+            return polls.next(rater, a, b)
+
+        return await answer(work)
+
+    async def picture(request: Request) -> Response:
+        try:
+            name = shown.polls.picture(**request.path_params)
+        except Refused as error:
+            return PlainTextResponse(str(error), 404)
+        return FileResponse(output / "pictures" / name, headers={"Cache-Control": "no-store"})
+
+    async def export(request: Request) -> Response:
+        lines = await run_in_threadpool(shown.polls.votes.preferences)
+        headers = {"Content-Disposition": 'attachment; filename="preferences.jsonl"'}
+        return Response(json_lines(lines), media_type="application/jsonl", headers=headers)
+
+    folders = []
+    for name in ("assets", "pictures", "thumbnails"):
+        (output / name).mkdir(exist_ok=True)
+        folders.append(Mount(f"/{name}", StaticFiles(directory=output / name)))
+    routes = [
+        Route("/", page),
+        Route("/index.html", page),
+        Route("/api/export", export),
+        Route("/api/moments", moments),
+        Route("/api/picture/{a:int}/{b:int}/{key}/{side}/{token}", picture),
+        Route("/api/next", next_pair),
+        Route("/api/results", tally),
+        Route("/api/vote", post, methods=["POST"]),
+        Route("/api/undo", post, methods=["POST"]),
+        *folders,
+    ]
+    return Guard(Starlette(routes=routes), host)
+
+
+def _columns(request: Request) -> tuple[int | None, int | None]:
+    """The columns a and b of a question, None for what is no number."""
+    a, b = (request.query_params.get(name, "") for name in ("a", "b"))
+    return _integer(a), _integer(b)
+
+
+def _integer(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def _rater(name: Any) -> str:
+    if not isinstance(name, str) or not name.strip() or len(name) > 80:
+        raise Refused("give a name of at most 80 characters")
+    return name.strip()
+
+
+def serve(runs: list[Path], output: Path, host: str = "127.0.0.1", port: int = 8765) -> None:
+    """Build the gallery and serve it until interrupted, printing its address; runs may go on meanwhile.
+
+    Args:
+        runs: run folders.
+        output: the gallery's folder.
+        host: address to listen on; others than the default let everyone who reaches it look and vote.
+        port: 0 takes a free one.
+    """
+    shown = Shown(runs, output)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from error
+    address = f"[{host}]" if ":" in host else host
+    print(f"gallery: http://{address}:{listener.getsockname()[1]}/  (Ctrl-C ends it)", flush=True)
+    config = uvicorn.Config(application(shown, host), log_level="warning", server_header=False)
+    uvicorn.Server(config).run(sockets=[listener])

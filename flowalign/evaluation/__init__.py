@@ -1,0 +1,1 @@
+"""How good a model is: scores of held-out prompts, comparisons, the watch on reward hacking, benchmarks."""

@@ -1,0 +1,129 @@
+"""Evaluation on held-out prompts: the same prompts and seeds every time, pictures by the ODE."""
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from flowalign.data import Prompts
+from flowalign.policies.base import Policy
+from flowalign.policies.settings import SamplingSettings
+from flowalign.rollouts.processes import Processes
+from flowalign.runs.files import write_atomically
+from rewards import Reward, score, seen, spec_of
+
+FOLDER = "scores"
+"""in a run's folder: the scores of all samples of each evaluation"""
+
+
+def scores_of(run: Path, iteration: int) -> Path:
+    """The file of a run's scores at an iteration."""
+    return run / FOLDER / f"iteration-{iteration:06d}.jsonl"
+
+
+@dataclass
+class Evaluated:
+    """Scores of N samples, over all processes, in the order of the prompts."""
+
+    prompts: list[str]
+    metadata: list[dict[str, Any]]
+    seeds: list[int]
+    value: list[float]
+    parts: dict[str, list[float]]
+    samples: list[Any]
+    """pictures, videos or texts of this process: one process has all, of several each has every n-th prompt's"""
+    rows: list[int]
+    """numbers of this process's samples among the N"""
+    replies: list[dict[str, str]] | None = None
+    """what judges wrote about each of them"""
+
+    def save(self, path: Path) -> None:
+        """Write a JSON line of every sample of all processes: prompt, seed, metadata, value, parts."""
+        names, columns = list(self.parts), list(self.parts.values())
+        rows = zip(self.prompts, self.seeds, self.metadata, self.value, *columns, strict=True)
+        keys = ("prompt", "seed", "metadata", "reward")
+        lines = [dict(zip(keys, row)) | {"parts": dict(zip(names, row[len(keys) :], strict=True))} for row in rows]
+        write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """What `save` wrote; the samples themselves are not kept."""
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        prompts, metadata, seeds, value = (
+            [line[key] for line in lines] for key in ("prompt", "metadata", "seed", "reward")
+        )
+        parts = {name: [line["parts"][name] for line in lines] for name in lines[0]["parts"]}
+        return cls(prompts, metadata, seeds, value, parts, [], [])
+
+    def lines(self) -> list[tuple[Any, dict[str, Any]]]:
+        """This process's samples, each with the line that `save_samples` writes."""
+        lines = []
+        for number, (i, sample) in enumerate(zip(self.rows, self.samples, strict=True)):
+            record = {"prompt": self.prompts[i], "seed": self.seeds[i], "metadata": self.metadata[i]}
+            if self.replies is not None:
+                record["replies"] = self.replies[number]
+            scores = {"reward": self.value[i], **{name: values[i] for name, values in self.parts.items()}}
+            lines.append((sample, record | scores))
+        return lines
+
+    def means(self, by: str = "category") -> dict[str, dict[str, float]]:
+        """Mean value and parts over all samples ('all'), and over the samples with each value of a metadata key."""
+        labels = [str(record[by]) if by in record else None for record in self.metadata]
+        table: dict[str, dict[str, float]] = {}
+        for label in ["all", *sorted({name for name in labels if name is not None})]:
+            rows = [i for i, name in enumerate(labels) if label in ("all", name)]
+            columns = {"reward": self.value, **self.parts}
+            for name, column in columns.items():
+                # NaN marks samples that a part does not apply to
+                known = [column[i] for i in rows if column[i] == column[i]]
+                if known:
+                    table.setdefault(label, {})[name] = sum(known) / len(known)
+            table[label]["samples"] = len(rows)
+        return table
+
+
+def evaluate(
+    policy: Policy[Any],
+    reward: Reward,
+    prompts: Prompts,
+    sampling: SamplingSettings,
+    per_prompt: int,
+    seed: int,
+    processes: Processes | None = None,
+) -> Evaluated:
+    """Sample each prompt `per_prompt` times, and score the samples.
+
+    Picture n of the list starts from the noise of `torch.Generator().manual_seed(seed + n)`, so plain diffusers
+    makes it again; text n draws from it.
+    """
+    texts = [text for text in prompts.texts for _ in range(per_prompt)]
+    metadata = [record for record in prompts.metadata for _ in range(per_prompt)]
+    seeds = list(range(seed, seed + len(texts)))
+    process, count = (processes.row, processes.rows) if processes else (0, 1)
+    # a prompt's samples stay together, for rewards that look at groups
+    rows = [i for i in range(len(texts)) if i // per_prompt % count == process]
+    # every process samples as many, since a network in shards runs on all of them or on none
+    share = -(-len(prompts) // count) * per_prompt
+    filled = rows + [0] * (share - len(rows))
+    forwards = policy.forwards
+    records = [metadata[i] for i in filled]
+    made = policy.make([texts[i] for i in filled], [seeds[i] for i in filled], sampling, records, spec_of(reward).needs)
+    samples = made[: len(rows)]
+    scored: list[tuple[int, float, dict[str, float]]] = []
+    replies = None
+    if rows:
+        records = [metadata[i] | {"group": i // per_prompt, "seed": seeds[i]} for i in rows]
+        asked = partial(score, reward, samples, [texts[i] for i in rows], records)
+        scores = processes.once(asked) if processes else asked()
+        replies = scores.replies
+        for row, i in enumerate(rows):
+            own = {name: float(values[row]) for name, values in scores.parts.items()}
+            scored.append((i, float(scores.value[row]), own))
+    # evaluation is not training: it does not count
+    policy.forwards = forwards
+    if processes:
+        scored = processes.gather_objects(scored)
+    _, value, columns = zip(*sorted(scored, key=lambda line: line[0]), strict=True)
+    parts = {name: [column[name] for column in columns] for name in columns[0]}
+    return Evaluated(texts, metadata, seeds, list(value), parts, [seen(own) for own in samples], rows, replies)

@@ -1,7 +1,0 @@
-"""The gallery: a page, opened from disk or served, where people look at what alignment did and vote on it."""
-
-from flowalign.gallery.build import build
-from flowalign.runs.previews import Film, Group, Limits, save_previews
-from flowalign.runs.samples import save_samples
-
-__all__ = ["Film", "Group", "Limits", "build", "save_previews", "save_samples"]

@@ -1,0 +1,1 @@
+"""Before and beside training: how large, how long, whether it runs at all, what must be downloaded."""

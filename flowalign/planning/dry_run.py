@@ -1,0 +1,293 @@
+"""`flowalign train CONFIG --dry-run`: one rollout and one update of a recipe on random weights, timed."""
+
+import contextlib
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from flowalign.algorithms.direct.against_reference import AgainstReference
+from flowalign.config import BaseConfig, Config, Named, TextConfig, Weighted
+from flowalign.config.loader import world_size
+from flowalign.data import PromptList
+from flowalign.errors import ConfigError
+from flowalign.planning.downloads import missing
+from flowalign.planning.random_models import (
+    is_shipped,
+    random_language_model,
+    random_pipeline,
+    tiny_language_model,
+    tiny_name,
+)
+from flowalign.planning.tiny_pipelines import PIPELINES, build
+from flowalign.policies.base import Policy, best_device
+from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.training import Trainer
+from flowalign.training.building import language_policy
+from rewards import Scores, Spec
+
+TINY_TOKENS = 16
+"""the most that a tiny language model is asked for"""
+MEMBERS = 8
+"""the most that are sampled of a group by a tiny model"""
+STAND_IN = "flowalign.planning.dry_run:StandIn"
+PROMPTS = {"pictures": "objects_train", "text": "sums_train"}
+"""shipped ones, in the place of a hub's data set that is not on this machine"""
+
+
+@dataclass
+class Report:
+    """What a dry run did."""
+
+    model: str
+    """class of the pipeline or the network"""
+    parameters: int
+    """of what is trained, without a LoRA"""
+    trained: int
+    samples: int
+    length: str
+    """of a sample: denoising steps or tokens"""
+    seconds: dict[str, float]
+    """rollout, update, and all: everything from the built trainer to the exported weights"""
+    peak_memory: int
+    """bytes: allocated on the GPU, on the CPU resident memory of the whole process"""
+    device: str
+    missing: list[str]
+    """of the hub that the recipe needs and this machine has not"""
+    projected: float | None = None
+    """seconds of the recipe's iterations without its rewards and evaluations, of its own model only"""
+
+    def lines(self) -> list[str]:
+        """For people."""
+        seconds = ", ".join(f"{name} {value:.2f} s" for name, value in self.seconds.items())
+        where = "of the process" if self.device in ("cpu", "mps") else f"on {self.device}"
+        return [
+            f"{self.model}: {self.parameters / 1e6:.4g}M random weights, {self.trained / 1e6:.4g}M trained",
+            f"one iteration of {self.samples} samples of {self.length}: {seconds}",
+            f"peak memory {self.peak_memory / 2**30:.2f} GiB {where}",
+            "the recipe's time: --full projects it from its own model"
+            if self.projected is None
+            else f"the recipe's iterations here: {self.projected / 3600:.3g} hours, without rewards and evaluations",
+            *(f"not on this machine: {name}; flowalign fetch gets it" for name in self.missing),
+        ]
+
+
+class StandIn:
+    """The reward of a dry run, which needs no weights, in [0, 1].
+
+    Of a picture it is the mean of all pixels, of a text the share of its characters that are new, earned in one step.
+
+    Args:
+        parts: names to give the same value under, for algorithms that look at a reward's parts.
+        compares: say that it needs a reference picture, for algorithms that give one.
+    """
+
+    name = "stand_in"
+
+    def __init__(self, parts: list[str] | None = None, compares: bool = False) -> None:
+        self.parts, self.compares = parts or [], compares
+
+    @property
+    def spec(self) -> Spec:
+        needs = {"image", "text"} | ({"reference"} if self.compares else set())
+        return Spec(frozenset(needs), differentiable=True)
+
+    def __call__(
+        self, samples: Sequence[Image | str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> Scores:
+        value = torch.tensor([_fresh(one) if isinstance(one, str) else _brightness(one) for one in samples])
+        ends = [len(one) for one in samples if isinstance(one, str)]
+        steps = [[each] for each in zip(ends, value.tolist(), strict=True)] if ends else None
+        return Scores(value, dict.fromkeys(self.parts, value), steps)
+
+    def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """As `DifferentiableReward.score_pixels`."""
+        return Scores(pixels.mean((1, 2, 3)))
+
+
+def _brightness(picture: Image) -> float:
+    return float(np.mean(np.asarray(picture))) / 255
+
+
+def _fresh(text: str) -> float:
+    return len(set(text)) / max(len(text), 1)
+
+
+def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
+    """Train for one small iteration on random weights; of several processes the main one reports.
+
+    The recipe's algorithm, plan, steps, guidance, LoRA, precision and memory settings are kept; rewards and
+    teachers are replaced, and so are prompts of the hub that are not on this machine; one group a process is
+    sampled. A tiny model also replaces the pictures' sizes, cuts texts at 16 tokens, and takes at most 8 members.
+
+    Args:
+        full: the recipe's own model, from its configuration files, in the place of a tiny one of its kind.
+
+    Raises:
+        ConfigError: what is wrong with the recipe, or which files are missing.
+    """
+    device, lacking = best_device(), missing(config)
+    config = at_hand(config, {one.repository for one in lacking if one.part == "data set"})
+    config.check(world_size())
+    with tempfile.TemporaryDirectory() as folder:
+        small = small_config(config, folder, full)
+        policy: Policy
+        if isinstance(small, TextConfig):
+            policy = _language_model(small, full, device)
+            model, length = type(policy.network).__name__, f"at most {small.most_tokens} tokens"
+        else:
+            assert isinstance(small, Config)
+            policy = small_policy(small, full, device)
+            if any(teacher.get("path") for teacher in small.algorithm.settings.get("teachers", [])):
+                policy.pipeline.save_pretrained(f"{folder}/teacher")
+                _replace(small, "teachers", _taught_by(f"{folder}/teacher", small.algorithm.settings["teachers"]))
+            model, length = type(policy.pipeline).__name__, f"{small.rollout.steps} steps"
+        _replace(small, "judge", {"name": STAND_IN})
+        if "teacher" in small.algorithm.settings:
+            policy.save(Path(folder) / "teacher")
+            _replace(small, "teacher", f"{folder}/teacher")
+        parameters = sum(p.numel() for p in policy.network.parameters())
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        trainer = Trainer(small, policy, progress=False)
+        # the policy's own update is tried too
+        trainer.learner.head_start = 0
+        begin = time.perf_counter()
+        trainer.train()
+        whole = time.perf_counter() - begin
+        if not trainer.accelerator.is_main_process:
+            return None
+        metrics = trainer.metrics.read()[-1]
+    return Report(
+        model,
+        parameters,
+        sum(p.numel() for p in trainer.learner.parameters.values()),
+        small.training.group_size * small.training.prompts_per_iteration,
+        length,
+        {"rollout": metrics.get("seconds/rollout", 0.0), "update": metrics["seconds/update"], "all": whole},
+        _peak_memory(device),
+        torch.cuda.get_device_name() if device.type == "cuda" else device.type,
+        [f"{one.repository} for {one.needed_by}" for one in lacking],
+        _projected(config, small, metrics) if full else None,
+    )
+
+
+def _projected(config: BaseConfig, small: BaseConfig, metrics: Mapping[str, float]) -> float:
+    """Seconds of all iterations: the small one's, times how many more groups and members they have."""
+    own, tried = (each.training.prompts_per_iteration * each.training.group_size for each in (config, small))
+    seconds = metrics.get("seconds/rollout", 0.0) + metrics["seconds/update"]
+    return seconds * own / tried * config.training.iterations
+
+
+def at_hand(config: BaseConfig, lacking: Collection[str]) -> BaseConfig:
+    """The configuration with shipped prompts in the place of data sets that this machine lacks.
+
+    Methods that learn from files or demonstrations keep theirs, since shipped lists have none.
+    """
+    config = config.model_copy(deep=True)
+    plain = {name: field.get_default(call_default_factory=True) for name, field in PromptList.model_fields.items()}
+    plain |= {"prompts": PROMPTS[config.model.kind]}
+    if any(one.prompts in lacking for one in (config.data, *config.data.also)):
+        # what chooses among them reads metadata that the others have not
+        data = config.data.model_copy(update={**plain, "selection": Named(name="shuffled"), "difficulty": None})
+        with contextlib.suppress(ConfigError):
+            config.build_algorithm().read(data)
+            config.data = data
+    if any(one.prompts in lacking for one in (config.evaluation, *config.evaluation.also)):
+        config.evaluation = config.evaluation.model_copy(update=plain)
+    return config
+
+
+def small_config(config: BaseConfig, folder: str, full: bool) -> BaseConfig:
+    """One iteration of one group a process with another reward, and nothing to look at before or after."""
+    small = config.model_copy(deep=True)
+    small.output, small.name, small.trackers = folder, "dry-run", []
+    small.evaluation = type(config.evaluation)()
+    own = {
+        "parts": list(config.algorithm.settings.get("levels", [])),
+        "compares": isinstance(config.build_algorithm(), AgainstReference),
+    }
+    small.rewards = [Weighted.model_validate({"name": STAND_IN, **own})]
+    training = small.training
+    training.iterations, training.prompts_per_iteration = 1, world_size()
+    training.updates_per_iteration, training.previews = 1, 0
+    training.budget = type(training.budget)()
+    tree = isinstance(config, Config) and config.rollout.plan.name == "tree"
+    if not full and not tree:
+        training.group_size = min(training.group_size, MEMBERS)
+    # what an algorithm asks of single rewards, which are not there
+    _replace(small, "kl_gate", None)
+    if "by" in small.algorithm.settings.get("advantage", {}):
+        _replace(small, "advantage", {"name": "grpo"})
+    return small
+
+
+def _replace(config: BaseConfig, key: str, value: Any) -> None:
+    """Give the algorithm another value of a setting that it has."""
+    if key in config.algorithm.settings:
+        config.algorithm = Named.model_validate(config.algorithm.model_dump() | {key: value})
+
+
+def _taught_by(folder: str, teachers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Teachers with the pipeline in this folder in the place of theirs, where they have one of their own."""
+    own = {"path": folder, "lora": None}
+    return [dict(teacher) | (own if teacher.get("path") else {}) for teacher in teachers]
+
+
+def small_policy(small: Config, full: bool, device: torch.device) -> DiffusersPolicy:
+    """The configuration's pipeline, or a tiny one; the configuration then has what that can take."""
+    small.rollout.overlap = 1
+    small.rollout.workers = None
+    if small.rollout.num_frames is not None:
+        (reward,) = small.rewards
+        framed = {"name": "per_frame", "reward": {"name": reward.name, **reward.settings}, "frames": 2}
+        small.rewards = [Weighted.model_validate(framed)]
+    dtype = getattr(torch, small.model.dtype)
+    if full:
+        pipeline = random_pipeline(small.model.path, dtype, device)
+    else:
+        name = tiny_name(small.model.path)
+        tiny, pipeline = PIPELINES[name], build(name)
+        if dtype != torch.float32:
+            pipeline.to(dtype)
+        small.model.encode = tiny.encode
+        for key, value in tiny.call.items():
+            setattr(small.rollout, key, value)
+    policy = DiffusersPolicy(pipeline, device, small.model.encode, small.model.attention)
+    policy.save_memory(small.model)
+    return policy
+
+
+def _language_model(small: TextConfig, full: bool, device: torch.device) -> LanguagePolicy:
+    """The configuration's model, or a tiny one; the configuration then has what that can take."""
+    small.rollout.engine = "transformers"
+    kind, settings = language_policy(small)
+    dtype = getattr(torch, small.model.dtype)
+    if full or is_shipped(small.model.path):
+        network, reader = random_language_model(small.model.path, kind, dtype, device)
+    else:
+        network, reader = tiny_language_model(kind, dtype, device)
+        small.rollout.max_new_tokens = min(small.rollout.max_new_tokens, TINY_TOKENS)
+    return kind(network, reader, device, **settings)
+
+
+def _peak_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    # kilobytes on Linux, bytes on macOS
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,654 @@
+"""`flowalign plan CONFIG`: memory, operations, time and cost of a run, without weights, a GPU or a network.
+
+Two things are measured and multiplied. A tiny pipeline of the same class runs one small iteration of the recipe and
+tells how often a sample goes through the network, forward and backward. The network of the real size, on a device
+without hardware (`FakeDevice`), tells what one pass costs in operations and memory.
+"""
+
+import contextlib
+import gc
+import json
+import logging
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import PIL.Image
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
+
+from flowalign.config import Config, Named
+from flowalign.config.sections import BaseConfig
+from flowalign.data import PromptList, Source
+from flowalign.errors import ConfigError, nearest
+from flowalign.planning.dry_run import small_config, small_policy
+from flowalign.planning.fake_device import DEVICE, Autocast, FakeDevice
+from flowalign.planning.published_pipelines import REWARDS, build, network, published
+from flowalign.planning.random_models import tiny_name
+from flowalign.planning.tiny_pipelines import PIPELINES
+from flowalign.policies.base import best_device, torch_dtype
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+from flowalign.policies.diffusion.context_parallel import TokenParts, check_network
+from flowalign.policies.diffusion.families import Family, family_of
+from flowalign.policies.diffusion.sources import opened
+from flowalign.policies.settings import ContextParallel
+from flowalign.training import Trainer
+from flowalign.training.building import make_trainable
+
+GIB = 2**30
+RESERVED = 2.0
+"""GiB of a GPU that the driver's context, libraries and fragments of the allocator take: an assumption"""
+FRACTIONS = (0.3, 0.5)
+"""of a GPU's peak that times are given at: what eager and what well compiled training reaches, an assumption"""
+SHARED = "model.context_parallel"
+PROMPT = "a photo of three red circles on a wooden table"
+
+
+@dataclass(frozen=True)
+class GPU:
+    """A GPU by its maker's data sheet."""
+
+    memory: float
+    """GB, of 10^9 bytes"""
+    half: float
+    """TFLOP/s of dense matrix products in bfloat16 and float16, with float32 sums"""
+    single: float
+    """TFLOP/s in float32, without TF32"""
+
+
+GPUS = {
+    "b200": GPU(180, 2250, 75),
+    "h200": GPU(141, 989, 67),
+    "h100": GPU(80, 989, 67),
+    "h100-pcie": GPU(80, 756, 51),
+    "a100": GPU(80, 312, 19.5),
+    "a100-40gb": GPU(40, 312, 19.5),
+    "l40s": GPU(48, 362, 91.6),
+    "a6000": GPU(48, 155, 38.7),
+    "l4": GPU(24, 121, 30.3),
+    "rtx5090": GPU(32, 209, 104.8),
+    "rtx4090": GPU(24, 165, 82.6),
+    "rtx3090": GPU(24, 71, 35.6),
+}
+
+
+@dataclass
+class Passes:
+    """How often a trajectory of an iteration goes through the networks, on average."""
+
+    rollout: float = 0
+    """forward, to sample and complete it; each branch of guidance is a pass"""
+    update: float = 0
+    """forward in updates, recomputed ones included"""
+    backward: float = 0
+    decoded: float = 0
+    """pictures made of it, and scored"""
+    differentiated: float = 0
+    """pictures that a reward's gradient goes through"""
+
+
+@dataclass
+class Costs:
+    """What one pass of the real networks takes. Operations are FLOP, memory is bytes."""
+
+    parameters: dict[str, int]
+    """of each part of the pipeline"""
+    trained: int
+    weights: int
+    """the denoiser as it is loaded, LoRA included"""
+    text_encoders: int
+    vae: int
+    conditioning: int
+    """the image encoder and the connectors of text and network"""
+    rewards: int
+    trajectory: int
+    """a recorded trajectory with its prompt's embeddings"""
+    forward: float
+    backward: float
+    """recomputation by gradient checkpointing included, where it is on"""
+    encode: float
+    """a prompt, with its pictures where the text encoder sees them"""
+    sources: tuple[float, float]
+    """the pictures of a call of the pipeline, which its VAE and image encoder see: of one sample, and of each more"""
+    decode: float
+    score: float
+    """a picture, by the rewards whose networks are known"""
+    sampling: int
+    """activations of a forward pass of one sample, all its branches"""
+    activations: int
+    """kept for the backward pass of one (sample, step) pair"""
+    checkpointed: int
+    """the same with gradient checkpointing"""
+    decoding: int
+    """activations of decoding a picture"""
+    encoding: int
+    preparing: tuple[int, int]
+    """activations before the first step of a call, as `sources`"""
+    shared: int = 1
+    """GPUs that a sample was divided over when this was measured"""
+    divides: tuple[int, ...] = ()
+    """numbers of GPUs that a sample's tokens can be divided over by Ulysses, as far as attention heads go"""
+
+
+@dataclass
+class Plan:
+    """What a run takes, for people and as JSON."""
+
+    model: str
+    gpu: str
+    gpus: int
+    costs: Costs
+    passes: Passes
+    memory: dict[str, dict[str, float]]
+    """GiB on each GPU, by phase and part"""
+    flops: dict[str, float]
+    """of an iteration on all GPUs, by phase"""
+    seconds: dict[str, float]
+    """of an iteration, at a fraction of the peak"""
+    pictures_per_hour: dict[str, float]
+    gpu_hours: dict[str, float]
+    """of the whole run without evaluations"""
+    usable: float
+    """GiB of a GPU"""
+    largest_micro_batch: int
+    largest_rollout_batch: int
+    advice: list[str]
+    notes: list[str] = field(default_factory=list)
+    price: dict[str, float] = field(default_factory=dict)
+    """of the whole run, where an hour's was given"""
+
+    @property
+    def peak(self) -> float:
+        """GiB on a GPU."""
+        return max(sum(parts.values()) for parts in self.memory.values())
+
+    def json(self) -> dict[str, Any]:
+        """Everything, for programs."""
+        return asdict(self) | {"peak": self.peak}
+
+
+def plan(config: BaseConfig, gpu: str = "h100", gpus: int = 1, price: float | None = None) -> Plan:
+    """What a recipe takes on so many GPUs.
+
+    Args:
+        gpu: one of `GPUS`.
+        price: of an hour of one GPU, in any currency.
+
+    Raises:
+        ConfigError: names what is wrong: the GPU, their number, the model.
+    """
+    if gpu not in GPUS:
+        raise ConfigError(f"--gpu: there is no '{gpu}'; {nearest(gpu, GPUS)}")
+    if not isinstance(config, Config):
+        raise ConfigError(
+            "plan is of models that make pictures or videos; flowalign train CONFIG --dry-run tries texts"
+        )
+    groups, rows = config.training.prompts_per_iteration, config.rows(gpus)
+    if rows > groups:
+        most = groups * config.model.context_parallel.degree
+        raise ConfigError(
+            f"--gpus: {gpus} are more than the {groups} groups of an iteration, which stay whole, take; at most {most} "
+            f"work, or training.prompts_per_iteration={rows}"
+        )
+    published(config.model.path)
+    with _with_pictures(config) as config:
+        config.check(gpus)
+        costs, notes = measure(config)
+        return _plan(config, costs, count(config), gpu, gpus, price, notes)
+
+
+@contextlib.contextmanager
+def _with_pictures(config: Config) -> Iterator[Config]:
+    """Within it a recipe that makes samples from pictures has black ones, since its own need not be there yet."""
+    with tempfile.TemporaryDirectory() as folder:
+        pictures = _pictures(family_of(PIPELINES[tiny_name(config.model.path)].pipeline), folder)
+        if not pictures:
+            yield config
+            return
+        file = Path(folder) / "prompts.jsonl"
+        file.write_text(json.dumps({"prompt": PROMPT, **pictures}), encoding="utf-8")
+        plain = {name: field.get_default(call_default_factory=True) for name, field in PromptList.model_fields.items()}
+        plain |= {"prompts": str(file)}
+        # what chooses among a recipe's prompts reads metadata that these have not
+        data = config.data.model_copy(update={**plain, "selection": Named(name="shuffled"), "difficulty": None})
+        yield config.model_copy(update={"data": data, "evaluation": config.evaluation.model_copy(update=plain)})
+
+
+def _pictures(family: Family, folder: str) -> dict[str, Any]:
+    """A prompt's metadata with as few pictures as a family makes samples from; {} where it needs none."""
+    name = str(Path(folder) / "picture.png")
+    PIL.Image.new("RGB", (64, 64)).save(name)
+    images = {"image": [name] * family.images[0]} if family.images[0] else {}
+    return images | ({"mask": name} if family.takes_mask else {})
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Within it nothing is said of the tiny pipeline's own limits, such as its short tokenizers."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def count(config: Config) -> Passes:
+    """Passes of a trajectory, by one small iteration of the recipe with a tiny pipeline of its class."""
+    with tempfile.TemporaryDirectory() as folder, _without_warnings():
+        small = small_config(config, folder, full=False)
+        assert isinstance(small, Config)
+        small.training.prompts_per_iteration, small.training.micro_batch_size = 1, 64
+        small.model.gradient_checkpointing = small.model.compile = False
+        small.model.dtype, small.model.base_bits, small.model.lora = "float32", None, config.model.lora
+        small.model.context_parallel = ContextParallel()
+        policy = small_policy(small, False, best_device())
+        trainer = Trainer(small, policy, progress=False)
+        passes, phase = Passes(), "rollout"
+
+        def forward(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            rows = len(args[0] if args else next(iter(kwargs.values())))
+            if phase in ("rollout", "update"):
+                setattr(passes, phase, getattr(passes, phase) + rows)
+            first = next((leaf for leaf in output if isinstance(leaf, Tensor) and leaf.requires_grad), None)
+            if first is not None:
+                first.register_hook(lambda _: backward(rows))
+
+        def backward(rows: int) -> None:
+            passes.backward += rows
+
+        @contextlib.contextmanager
+        def during(name: str) -> Iterator[None]:
+            nonlocal phase
+            before, phase = phase, name
+            try:
+                yield
+            finally:
+                phase = before
+
+        def wrapped(target: Any, method: str, name: str) -> None:
+            own: Callable[..., Any] = getattr(target, method)
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                with during(name):
+                    return own(*args, **kwargs)
+
+            setattr(target, method, call)
+
+        def decoded(method: str, counted: str) -> None:
+            own: Callable[..., Any] = getattr(policy, method)
+
+            def call(latents: Tensor, *args: Any) -> Any:
+                setattr(passes, counted, getattr(passes, counted) + len(latents))
+                return own(latents, *args)
+
+            setattr(policy, method, call)
+
+        for module in policy.networks.values():
+            module.register_forward_hook(forward, with_kwargs=True)
+        wrapped(trainer.learner, "learn", "update")
+        wrapped(trainer.learner, "mismatch", "update" if config.training.old_log_prob == "replayed" else "measurement")
+        wrapped(trainer.algorithm, "verify", "measurement")
+        decoded("decode_latents", "decoded")
+        decoded("decode_pixels", "differentiated")
+        trainer._iterate()
+        samples = small.training.prompts_per_iteration * small.training.group_size
+    return Passes(**{name: value / samples for name, value in vars(passes).items()})
+
+
+class PlannedPolicy(DiffusersPolicy):
+    """On the fake device, where autocast is entered from outside."""
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def checkpoint_gradients(self) -> None:
+        for each in self.networks.values():
+            each.enable_gradient_checkpointing(self._checkpointed)
+
+    def _checkpointed(self, module: nn.Module, *args: Any) -> Any:
+        # what is computed again does not see the modes around the backward pass
+        again = partial(_autocast, self.dtype)
+        return checkpoint(module, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), again()))
+
+
+def _autocast(dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if dtype == torch.float32 else Autocast(dtype)
+
+
+def measure(config: Config) -> tuple[Costs, list[str]]:
+    """Costs of the real networks on one GPU, and what could not be known."""
+    known = published(config.model.path)
+    dtype = torch_dtype(config.model.dtype)
+    shared = config.model.context_parallel
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _first_of_many(shared) as mesh,
+        FakeDevice() as device,
+        torch.random.fork_rng(devices=[]),
+    ):
+        pipeline = build(config.model.path, dtype)
+        parts = {name: part for name, part in pipeline.components.items() if isinstance(part, nn.Module)}
+        parameters = {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
+        encode = (known.encode if known else {}) | config.model.encode
+        policy = PlannedPolicy(pipeline, DEVICE, encode, None)
+        make_trainable(
+            policy, config.model.model_copy(update={"gradient_checkpointing": False, "compile": False}), False
+        )
+        denoiser = next(iter(policy.networks.values()))
+        divides = []
+        for ulysses in (2, 4, 8):
+            wanted = config.model.model_copy(update={"context_parallel": ContextParallel(ulysses=ulysses)})
+            with contextlib.suppress(ConfigError):
+                check_network(type(pipeline).__name__, type(denoiser), denoiser.config, wanted)
+                divides.append(ulysses)
+        if mesh is not None:
+            check_network(type(pipeline).__name__, type(denoiser), denoiser.config, config.model)
+            TokenParts(policy.every_network, mesh)
+            policy.family.parts = shared.degree
+        meter = Meter(device, dtype)
+        settings = (known.call if known else {}) | config.rollout.arguments() | {"batch_size": 2}
+        pictures = _pictures(policy.family, folder)
+        source = Source.of(pictures) if policy.family.encodes_images else None
+        size = None if source is None else (settings["width"], settings["height"])
+        encoded = meter(lambda: _encode(policy, config, source, size))
+        start = partial(_start, policy, config, settings, pictures)
+        prepared = [meter(lambda: start(1), grad=False)]
+        before, started = device.live, []
+        prepared.append(meter(lambda: started.append(start(2)), grad=False))
+        [rollout] = started
+        trajectory = (device.live - before) // 2
+        forward = meter(lambda: policy.velocity(rollout, *_pairs(1)), grad=False)
+        for parameter in policy.trainable().values():
+            parameter.grad = torch.zeros_like(parameter)
+        kept = [meter(partial(_replay, policy, rollout, *_pairs(count))) for count in (1, 2)]
+        policy.checkpoint_gradients()
+        again = [meter(partial(_replay, policy, rollout, *_pairs(count))) for count in (1, 2)]
+        decode = meter(lambda: policy.family.decode(pipeline, rollout.whole(rollout.trajectory.final)[:1]), grad=False)
+        branches = rollout.conditions.branches
+        whole = again if config.model.gradient_checkpointing else kept
+        reward_bytes, score, notes = _rewards(config, device)
+    costs = Costs(
+        parameters,
+        sum(p.numel() for p in policy.trainable().values()),
+        sum(_size(part) for part in policy.networks.values()),
+        sum(_size(part) for name, part in parts.items() if name.startswith("text_encoder")),
+        _size(parts["vae"]),
+        sum(_size(part) for name, part in parts.items() if name in ("image_encoder", "connectors")),
+        reward_bytes,
+        trajectory,
+        forward.flops / branches,
+        (whole[0].flops - forward.flops) / branches,
+        encoded.flops,
+        (prepared[0].flops, prepared[1].flops - prepared[0].flops),
+        decode.flops,
+        score,
+        forward.peak,
+        kept[1].peak - kept[0].peak,
+        again[1].peak - again[0].peak,
+        decode.peak,
+        encoded.peak,
+        (prepared[0].peak, prepared[1].peak - prepared[0].peak),
+        shared.degree,
+        tuple(divides),
+    )
+    return costs, notes
+
+
+@contextlib.contextmanager
+def _first_of_many(shared: ContextParallel) -> Iterator[DeviceMesh | None]:
+    """Within it this process is the first of those that share a sample; what it sends to the others goes nowhere."""
+    if shared.degree == 1:
+        yield None
+        return
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=shared.degree)
+    try:
+        yield init_device_mesh("cpu", (shared.ring, shared.ulysses), mesh_dim_names=("ring", "ulysses"))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@dataclass
+class Measured:
+    flops: float
+    peak: int
+    """bytes above what was there before"""
+
+
+class Meter:
+    """Operations and memory of a piece of work on the fake device."""
+
+    def __init__(self, device: FakeDevice, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+
+    def __call__(self, work: Callable[[], object], grad: bool = True) -> Measured:
+        gc.collect()
+        before = self.device.peak = self.device.live
+        operations = self.device.operations
+        with torch.set_grad_enabled(grad), _autocast(self.dtype):
+            work()
+        return Measured(self.device.operations - operations, self.device.peak - before)
+
+
+def _size(module: nn.Module) -> int:
+    return sum(t.numel() * t.element_size() for t in [*module.parameters(), *module.buffers()])
+
+
+@torch.no_grad()
+def _encode(policy: DiffusersPolicy, config: Config, source: Source | None, size: tuple[int, int] | None) -> None:
+    """Put the embeddings of a prompt, and of the empty one where guidance asks for it, into the policy's cache.
+
+    Args:
+        source: pictures that the text encoder sees, brought to this size.
+    """
+    family, encoder = policy.family, policy.encoder
+    options = encoder.options | ({} if source is None else {"image": opened(source, size)[0]})
+    made = {("x", False): family.encode}
+    if family.negative(config.rollout.guidance):
+        made["", True] = family.encode_negative
+    for (text, negative), encode in made.items():
+        rows = encode(policy.pipeline, [PROMPT if text else ""], device=DEVICE, **options)
+        encoder.embeddings[text, source, size, negative] = {name: value[0] for name, value in rows.items()}
+
+
+def _start(
+    policy: DiffusersPolicy, config: Config, settings: dict[str, Any], pictures: dict[str, Any], count: int
+) -> Rollout:
+    """So many samples at the recipe's size, without the network."""
+    sampling = config.rollout
+    settings = {key: value for key, value in settings.items() if key not in ("rlg", "order", "negative_prompt")}
+    metadata = [pictures] * count if pictures else []
+    return policy.sample(
+        "x", n=count, eta=sampling.eta, kernel=sampling.kernel, metadata=metadata, dry=True, **settings
+    )
+
+
+def _pairs(count: int) -> tuple[Tensor, Tensor]:
+    """So many (sample, step) pairs."""
+    zeros = torch.zeros(count, dtype=torch.long, device=DEVICE)
+    return zeros, zeros
+
+
+def _replay(policy: DiffusersPolicy, rollout: Rollout, samples: Tensor, steps: Tensor) -> None:
+    policy.score(rollout, samples, steps).log_prob.sum().backward()
+
+
+def _rewards(config: Config, device: FakeDevice) -> tuple[int, float, list[str]]:
+    """Bytes of the rewards' networks, operations for a picture, and which are not known."""
+    size, flops, notes = 0, 0.0, []
+    for name, settings in _named(config.rewards):
+        if name not in REWARDS:
+            notes.append(f"the reward {name} is not counted: what network it asks is not known here")
+            continue
+        model: Any = network(REWARDS[name])
+        pixels = torch.zeros(1, 3, *[model.config.vision_config.image_size] * 2, device=DEVICE)
+        size += _size(model)
+        scored = Meter(device, torch.float32)(partial(model.get_image_features, pixels), grad=False)
+        flops += settings.get("frames", 1) * scored.flops
+    return size, flops, notes
+
+
+def _named(rewards: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names of rewards, of those within others too, with the settings around them."""
+    for reward in rewards:
+        own = reward if isinstance(reward, dict) else {"name": reward.name, **reward.settings}
+        inner = [value for key, value in own.items() if key == "reward"] + list(own.get("rewards") or [])
+        if not inner:
+            yield own["name"], own
+        for each in inner:
+            each = {"name": each} if isinstance(each, str) else each
+            outer = {key: value for key, value in own.items() if key == "frames" and isinstance(value, int)}
+            yield from _named([outer | each])
+
+
+def _plan(
+    config: Config, costs: Costs, passes: Passes, gpu: str, gpus: int, price: float | None, notes: list[str]
+) -> Plan:
+    training, model = config.training, config.model
+    samples, shared = training.prompts_per_iteration * training.group_size, model.context_parallel.degree
+    # GPUs that share a sample have parts of its passes, and all encode and decode it
+    flops = {
+        "rollout": shared * samples * passes.rollout * costs.forward,
+        "decoding": shared * samples * (passes.decoded + 3 * passes.differentiated) * costs.decode,
+        "rewards": samples * (passes.decoded + shared * 3 * passes.differentiated) * costs.score,
+        "update": shared * samples * (passes.update * costs.forward + passes.backward * costs.backward),
+        "prompts": 0 if model.offload_text else shared * training.prompts_per_iteration * costs.encode,
+        "sources": shared * training.prompts_per_iteration * _of_group(config, costs.sources),
+    }
+    card = GPUS[gpu]
+    rate = (card.single if model.dtype == "float32" else card.half) * 1e12
+    seconds = {f"{share:.0%}": sum(flops.values()) / (rate * share * gpus) for share in FRACTIONS}
+    hours = {share: value * training.iterations * gpus / 3600 for share, value in seconds.items()}
+    usable = card.memory * 1e9 / GIB - RESERVED
+    memory = memory_of(config, costs, gpus)
+    fixed = {phase: sum(v for part, v in parts.items() if part != "activations") for phase, parts in memory.items()}
+    kept = costs.checkpointed if model.gradient_checkpointing else costs.activations
+    return Plan(
+        model.path,
+        gpu,
+        gpus,
+        costs,
+        passes,
+        memory,
+        flops,
+        seconds,
+        {share: 3600 * samples / value for share, value in seconds.items()},
+        hours,
+        usable,
+        max(0, math.floor((usable - fixed["update"]) * GIB / kept)),
+        _largest_rollout(costs, (usable - fixed["rollout"]) * GIB),
+        advise(config, costs, gpus, usable),
+        notes,
+        {} if price is None else {share: value * price for share, value in hours.items()},
+    )
+
+
+def _of_group(config: Config, sources: tuple[float, float]) -> float:
+    """Operations on the pictures of a prompt, in all calls that make its samples."""
+    first, more = sources
+    samples = config.training.group_size
+    calls = math.ceil(samples / config.rollout.batch_size)
+    return calls * first + (samples - calls) * more
+
+
+def _largest_rollout(costs: Costs, free: float) -> int:
+    """Samples of a call that fit into so many bytes."""
+    first, more = costs.preparing
+    prepared = math.inf if not more else 1 + (free - first) / more
+    return max(0, math.floor(min(free / costs.sampling, prepared))) if free > first else 0
+
+
+def memory_of(config: Config, costs: Costs, gpus: int, shards: int = 1) -> dict[str, dict[str, float]]:
+    """GiB on each GPU, by phase and part.
+
+    Args:
+        shards: GPUs that what is trained or frozen of the denoiser is divided over (FSDP).
+    """
+    training, model = config.training, config.model
+    full = model.lora is None
+    algorithm = config.build_algorithm()
+    trained = 4 * costs.trained / shards
+    frozen: float = 0 if full else costs.weights - 4 * costs.trained
+    if model.base_bits is not None:
+        bits = 8 if model.base_bits == "fp8" else model.base_bits
+        frozen *= bits / (8 * torch_dtype(model.dtype).itemsize)
+    copies = len(algorithm.snapshots) + len(training.snapshots) + (training.ema_decay is not None)
+    reference = costs.weights * (torch_dtype(model.dtype).itemsize / 4) if full and algorithm.uses_reference else 0
+    always = {
+        "weights": frozen / shards + trained,
+        "reference": reference / shards,
+        "gradients": trained,
+        "moments": 0 if training.optimizer.offload else trained * 2 * training.optimizer.bits / 32,
+        "snapshots": 0 if training.offload_copies else copies * trained,
+        "rewards": costs.rewards,
+        "conditioning": costs.conditioning,
+    }
+    # encoded elsewhere, prompts take nothing here
+    texts = {} if model.offload_text else {"text encoders": costs.text_encoders, "activations": costs.encoding}
+    vae = {} if model.offload_vae else {"VAE": costs.vae}
+    samples = training.prompts_per_iteration * training.group_size // config.rows(gpus)
+    recorded = {"trajectories": samples * costs.trajectory}
+    # of another number of GPUs than was measured about as much less
+    share = costs.shared / model.context_parallel.degree
+    kept = share * (costs.checkpointed if model.gradient_checkpointing else costs.activations)
+    batch = min(config.rollout.batch_size, samples)
+    pictures = 1 if model.slice_vae else batch
+    first, more = costs.preparing
+    sampling = max(batch * share * costs.sampling, first + (batch - 1) * more)
+    phases = {
+        "encoding": always | vae | texts,
+        "rollout": always | vae | recorded | {"activations": sampling},
+        "decoding": always | {"VAE": costs.vae} | recorded | {"activations": pictures * costs.decoding},
+        "update": always | vae | recorded | {"activations": training.micro_batch_size * kept},
+    }
+    return {phase: {part: size / GIB for part, size in parts.items() if size} for phase, parts in phases.items()}
+
+
+def advise(config: Config, costs: Costs, gpus: int, usable: float) -> list[str]:
+    """What to switch on for the run to fit, in the order of what it costs; [] where it fits."""
+
+    def peak(changed: Config, shards: int = 1) -> float:
+        return max(sum(parts.values()) for parts in memory_of(changed, costs, gpus, shards).values())
+
+    taken: list[str] = []
+    changed, shards = config.model_copy(deep=True), 1
+    ways: list[tuple[str, Callable[[], object]]] = [
+        ("model.offload_vae: true", lambda: setattr(changed.model, "offload_vae", True)),
+        ("model.offload_text: true", lambda: setattr(changed.model, "offload_text", True)),
+        ("training.offload_copies: true", lambda: setattr(changed.training, "offload_copies", True)),
+        ("model.slice_vae: true", lambda: setattr(changed.model, "slice_vae", True)),
+        ("training.micro_batch_size: 1", lambda: setattr(changed.training, "micro_batch_size", 1)),
+        ("rollout.batch_size: 1", lambda: setattr(changed.rollout, "batch_size", 1)),
+        ("model.gradient_checkpointing: true", lambda: setattr(changed.model, "gradient_checkpointing", True)),
+        ("training.optimizer.offload: true", lambda: setattr(changed.training.optimizer, "offload", True)),
+        ("training.optimizer.bits: 8", lambda: setattr(changed.training.optimizer, "bits", 8)),
+    ]
+    if gpus > 1:
+        ways.append((f"shards over the {gpus} GPUs (configs/accelerate/fsdp2.yaml)", lambda: None))
+        for n in (n for n in costs.divides if n > config.model.context_parallel.degree and gpus % n == 0):
+            divided = ContextParallel(ulysses=n)
+            ways.append((f"{SHARED}: {{ulysses: {n}}}", partial(setattr, changed.model, "context_parallel", divided)))
+    if config.model.lora is not None:
+        ways.append(("model.base_bits: 4", lambda: setattr(changed.model, "base_bits", 4)))
+    for name, switch in ways:
+        before = peak(changed, shards)
+        if before <= usable:
+            return taken
+        switch()
+        shards = gpus if name.startswith("shards") else shards
+        if peak(changed, shards) < before:
+            # of several numbers of GPUs for a sample the last counts
+            taken = [way for way in taken if not (way.startswith(SHARED) and name.startswith(SHARED))] + [name]
+    if peak(changed, shards) <= usable:
+        return taken
+    return [
+        *taken,
+        f"and still {peak(changed, shards) - usable:.1f} GiB too much: more or larger GPUs, smaller pictures",
+    ]

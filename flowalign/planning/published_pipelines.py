@@ -1,0 +1,66 @@
+"""Pipelines of published sizes, from configurations that ship with flowalign: published_pipelines.json, with sources.
+
+Nothing is invented there: a model whose configuration could not be traced to a public file is left out.
+"""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+from flowalign.data import shipped
+from flowalign.errors import ConfigError, nearest
+from flowalign.planning.fake_device import DEVICE
+from flowalign.planning.random_models import default_dtype, random_pipeline
+from flowalign.planning.tiny_pipelines import Tiny, assembled, part, pipelines_of
+
+DATA: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+PARTS: dict[str, Any] = DATA["parts"]
+PIPELINES = pipelines_of(DATA)
+NAMES: dict[str, str] = DATA["hub_names"]
+"""hub names in lower case, and the pipelines of that size"""
+REWARDS: dict[str, str] = DATA["rewards"]
+"""names of rewards, and the network that each asks"""
+
+
+def published(path: str) -> Tiny | None:
+    """What is known of a model; None for one that is on this machine.
+
+    Raises:
+        ConfigError: names the nearest one that is known.
+    """
+    if Path(shipped(path)).is_dir():
+        return None
+    if path.lower() not in NAMES:
+        raise ConfigError(
+            f"model.path: no configuration of '{path}' comes with flowalign; {nearest(path.lower(), NAMES)} "
+            "A folder with its configuration files works too"
+        )
+    return PIPELINES[NAMES[path.lower()]]
+
+
+def build(path: str, dtype: torch.dtype) -> DiffusionPipeline:
+    """The pipeline on the fake device, within `FakeDevice`; text encoders too."""
+    described = published(path)
+    with default_dtype(dtype):
+        if described is None:
+            pipe = random_pipeline(path, dtype, DEVICE, everything=True)
+        else:
+            pipe = assembled(described, network)
+    for component in pipe.components.values():
+        if isinstance(component, torch.nn.Module):
+            component.eval()
+    return pipe
+
+
+def network(name: str, device: torch.device = DEVICE) -> Any:
+    """A part by its name; networks are made on this device, default the fake one."""
+    described = PARTS[name]
+    while "class" not in described:
+        described = PARTS[described["like"]]
+    on_host = described["class"].endswith(("tokenizer", "Scheduler", "Guidance", "Processor"))
+    with contextlib.nullcontext() if on_host else device:
+        return part(name, PARTS)

@@ -1,0 +1,6 @@
+"""Environments that a language model takes turns with."""
+
+from flowalign.policies.environments.base import Answer, Environment
+from flowalign.policies.environments.higher_lower import HigherLower
+
+__all__ = ["Answer", "Environment", "HigherLower"]

@@ -1,0 +1,125 @@
+"""What an algorithm for language models acts through."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from flowalign.config.language import TextConfig
+from flowalign.core.record import Record
+from flowalign.data import shipped
+from flowalign.data.batches import Batch
+from flowalign.errors import ConfigError
+from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.policies.language.rollout import TextRollout
+from flowalign.policies.language.teacher_forcing import at_tokens
+from flowalign.policies.language.turns import AgentPolicy
+from flowalign.policies.language.vllm import Engine
+from flowalign.rollouts.base import Actor
+from rewards import Reward, Scores
+from samplers import derive_seed
+
+
+class LanguageActor(Actor):
+    """Samples and scores one process's texts."""
+
+    config: TextConfig
+    policy: LanguagePolicy
+
+    def __init__(self, config: TextConfig, policy: LanguagePolicy, reward: Reward, accelerator: Accelerator) -> None:
+        super().__init__(config, policy, reward, accelerator)
+        if config.environment is not None and not isinstance(policy, AgentPolicy):
+            raise ConfigError("environment: the policy that was handed in takes no turns; an AgentPolicy does")
+        self._engine: Engine | None = None
+        policy.bind(reward)
+
+    def rollout(self, batch: Batch) -> TextRollout:
+        """A completion of every sample of the batch."""
+        arguments = self.config.rollout.arguments()
+        if self.config.rollout.engine == "transformers":
+            return self.policy.sample(batch.prompts, batch.noise_seeds, metadata=batch.metadata, **arguments)
+        if self._engine is None:
+            path = str(shipped(self.config.model.path))
+            self._engine = Engine(self.policy, path, self.config.rollout.engine_memory)
+        return self._engine.sample(batch.prompts, batch.noise_seeds, **arguments)
+
+    def decode(self, rollout: TextRollout, shown: bool = False) -> list[str]:
+        """The completions as texts."""
+        return self.policy.decode(rollout)
+
+    def cat(self, rollouts: Sequence[TextRollout]) -> TextRollout:
+        return TextRollout.cat(rollouts)
+
+    def restore(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> TextRollout:
+        return TextRollout.unpacked(tensors, rest, batch.prompts).to(self.device)
+
+    def baseline(self, batch: Batch) -> Tensor:
+        """[B] rewards of the most probable completion of each sample's prompt, sampled once a group."""
+        numbers = list(dict.fromkeys(batch.group))
+        rows = [batch.group.index(number) for number in numbers]
+        arguments = self.config.rollout.arguments() | {"temperature": 0.0}
+        asked = batch[rows]
+        greedy = self.policy.sample(asked.prompts, [0] * len(rows), metadata=asked.metadata, **arguments)
+        value = self.score(self.policy.decode(greedy), batch, rows).value
+        return value[[numbers.index(group) for group in batch.group]]
+
+    def record(self, rollout: TextRollout, batch: Batch, scores: Scores, reward: Tensor) -> Record:
+        """The record of all processes.
+
+        Args:
+            reward: [B] of this process's samples.
+        """
+        rewards, weights = self.separate(scores)
+        gathered = partial(self._gather_padded, length=self.maximum(rollout.mask.shape[1]))
+        return Record(
+            reward=self.gather(reward.to(self.device)),
+            group=self.gather(torch.tensor(batch.group, device=self.device)),
+            mask=gathered(rollout.mask),
+            log_prob=gathered(rollout.log_prob),
+            rewards=rewards,
+            weights=weights,
+            names=tuple(named.name for named in self.config.rewards),
+            seed=derive_seed(self.config.training.seed, batch.iteration, 3),
+            entropy=gathered(rollout.entropy),
+            steps=None if scores.steps is None else gathered(at_tokens(self.policy, rollout, scores.steps)),
+            turn=gathered(rollout.turn) if rollout.episodes else None,
+            ended=self.gather(rollout.ended),
+            weight=self.advantage_weight(scores),
+        )
+
+    def states(self, rollout: TextRollout, batch: Batch) -> Tensor:
+        """`states` (of turns) of all processes; a group is on one process, so that its numbers belong together."""
+        made = (states_of_turns if rollout.episodes else states)(rollout, batch.group)
+        return self._gather_padded(made, self.maximum(made.shape[1]))
+
+    def _gather_padded(self, values: Tensor, length: int) -> Tensor:
+        """Rows [B, T] of all processes, made `length` wide."""
+        return self.gather(torch.nn.functional.pad(values, (0, length - values.shape[1])))
+
+
+def states(rollout: TextRollout, group: Sequence[int]) -> Tensor:
+    """[B, T] numbers of what each token comes after: one number where members of a group have said the same so far."""
+    numbers: dict[tuple[int, int], int] = {}
+    made = torch.zeros(rollout.mask.shape, dtype=torch.long)
+    lengths = rollout.mask.sum(1).tolist()
+    for row, (tokens, length, number) in enumerate(zip(rollout.completion_ids.tolist(), lengths, group, strict=True)):
+        # what a token comes after is the state before it and the token there; a group's beginning is no state's
+        before = (-1, number)
+        for t in range(length):
+            state = numbers.setdefault(before, len(numbers))
+            made[row, t] = state
+            before = (state, tokens[t])
+    return made.to(rollout.mask.device)
+
+
+def states_of_turns(rollout: TextRollout, group: Sequence[int]) -> Tensor:
+    """[B, T] numbers of what each turn was taken in, on all its tokens: one number where the environment names one."""
+    numbers: dict[tuple[int, str], int] = {}
+    made = torch.zeros(rollout.mask.shape, dtype=torch.long)
+    for row, (turns, number) in enumerate(zip(rollout.episodes, group, strict=True)):
+        for turn, taken in enumerate(turns):
+            made[row, (rollout.turn[row] == turn).cpu()] = numbers.setdefault((number, taken.state), len(numbers))
+    return made.to(rollout.mask.device)

@@ -1,1 +1,0 @@
-"""What helps around training: dry runs, leagues, random models."""

@@ -1,0 +1,319 @@
+"""`flowalign league`: train several configurations under one budget and compare them over seeds."""
+
+import itertools
+import json
+import logging
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+
+from flowalign import registry
+from flowalign.config import load
+from flowalign.config.diffusion import Evaluation
+from flowalign.core.divergences import gaussian_kl
+from flowalign.data import Prompts
+from flowalign.errors import ConfigError, nearest
+from flowalign.evaluation.scores import Evaluated, evaluate
+from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.runs.files import write_atomically
+from flowalign.runs.reading import read_yaml
+from flowalign.training import Trainer
+from flowalign.training.resuming import changed
+from rewards import Reward, as_reward, score
+from samplers import KERNELS, All
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+logger = logging.getLogger(__name__)
+
+SEED = 800_000_000
+"""of the start noises that the league is judged on"""
+WORLDS = {
+    "shapes": (),
+    "relations": (
+        *("data.prompts=relations_train", "data.where={}", "evaluation.prompts=relations_heldout"),
+        *("evaluation.where={}", "rewards=[{name: relations}]"),
+    ),
+    "spelling": (
+        *("model.path=tiny_speller", "data.prompts=spelling_train", "data.where={}"),
+        *("evaluation.prompts=spelling_heldout", "evaluation.where={}", "rewards=[{name: spelling}]"),
+    ),
+}
+"""what every configuration is trained on in its place: prompts, a reward of another kind, and the words' own model"""
+RESAMPLES = 2000
+COLUMNS = ("rank", "strict", "soft", "panel", "diversity", "kl", "forwards", "reward_calls", "seconds", "iterations")
+
+
+@dataclass
+class Budget:
+    """What every run of a league may use up: one of seconds, forwards, reward_calls."""
+
+    kind: str
+    amount: float
+
+    @classmethod
+    def parse(cls, text: str) -> "Budget":
+        """Read 'seconds=60'."""
+        kind, _, amount = text.partition("=")
+        try:
+            if kind in ("seconds", "forwards", "reward_calls"):
+                return cls(kind, float(amount))
+        except ValueError:
+            pass
+        raise ConfigError(f"--budget {text}: give seconds=60, forwards=100000 or reward_calls=5000")
+
+
+def diversity(result: Evaluated) -> float:
+    """Mean distance of two pictures of one prompt: root mean square over pixels in [0, 1], mean over pairs."""
+    by_prompt: dict[str, list[torch.Tensor]] = {}
+    for prompt, image in zip(result.prompts, result.samples, strict=True):
+        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).float() / 255
+        by_prompt.setdefault(prompt, []).append(pixels)
+    distances = []
+    for pictures in by_prompt.values():
+        if len(pictures) > 1:
+            distances.append(torch.pdist(torch.stack(pictures)).mean().item() / pictures[0].numel() ** 0.5)
+    return statistics.mean(distances) if distances else 0.0
+
+
+@torch.no_grad()
+def kl_from_base(policy: DiffusersPolicy, prompts: Sequence[str], arguments: dict[str, Any]) -> float:
+    """KL of a step's transition from the base's, mean over elements and steps, under Flow-GRPO's SDE for all."""
+    eta = All().etas(arguments["steps"], 0.7, 0, 0)
+    seeds = list(range(SEED, SEED + len(prompts)))
+    rollout = policy.sample(prompts, seeds, kernel=KERNELS["flow_sde"], eta=eta, **arguments)
+    samples, steps = rollout.trajectory.mask.nonzero().unbind(1)
+    values = []
+    for rows, at in zip(samples.split(64), steps.split(64), strict=True):
+        made = policy.score(rollout, rows, at)
+        with policy.reference():
+            base = policy.score(rollout, rows, at)
+        values.append(gaussian_kl(made.mean, base.mean, made.std))
+    return torch.cat(values).mean().item()
+
+
+def judge(trainer: Trainer, panel: Reward | None, pictures: int) -> dict[str, Any]:
+    """The held-out figures of the present weights, and the means of each prompt, which ranks are drawn from."""
+    settings, policy = trainer.config.evaluation, trainer.policy
+    assert isinstance(settings, Evaluation) and isinstance(policy, DiffusersPolicy), "a league is of pictures"
+    prompts = Prompts.of(settings.model_copy(update={"limit": None}))
+    with trainer.learner.averaged():
+        result = evaluate(trainer.policy, trainer.evaluator.reward, prompts, settings, pictures, SEED)
+        means = result.means()["all"]
+        figures: dict[str, Any] = {name: means[name] for name in ("strict", "soft", "reward") if name in means}
+        figures["by_prompt"] = by_prompt(result)
+        if panel is not None:
+            figures["panel"] = score(panel, result.samples, result.prompts, result.metadata).value.mean().item()
+        figures["diversity"] = diversity(result)
+        figures["kl"] = kl_from_base(policy, prompts.spread(32).texts, settings.arguments())
+    return figures
+
+
+def by_prompt(result: Evaluated) -> list[float]:
+    """The mean of each prompt's samples, strict where the reward has such a part."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for prompt, value in zip(result.prompts, result.parts.get("strict", result.value), strict=True):
+        values[prompt].append(value)
+    return [statistics.mean(own) for own in values.values()]
+
+
+def ranks(scores: dict[str, list[list[float]]]) -> dict[str, tuple[int, int]]:
+    """The 95% interval of each algorithm's rank: prompts are drawn with replacement for all, and seeds for each.
+
+    Args:
+        scores: of each algorithm, a row a seed, a column a prompt.
+    """
+    rng = np.random.default_rng(0)
+    tables = {name: np.array(rows) for name, rows in scores.items()}
+    prompts = next(iter(tables.values())).shape[1]
+    drawn = []
+    for _ in range(RESAMPLES):
+        columns = rng.integers(prompts, size=prompts)
+        drawn.append([table[rng.integers(len(table), size=len(table))][:, columns].mean() for table in tables.values()])
+    means = np.array(drawn)
+    # ties share the better rank
+    places = 1 + (means[:, None, :] > means[:, :, None]).sum(axis=-1)
+    low, high = np.percentile(places, [2.5, 97.5], axis=0, method="nearest").astype(int).tolist()
+    return {name: (low[i], high[i]) for i, name in enumerate(tables)}
+
+
+def run_league(
+    configs: Sequence[Path],
+    seeds: int,
+    budget: Budget,
+    output: Path,
+    panel: str | None,
+    overrides: Sequence[str],
+    pictures: int,
+    world: str = "shapes",
+    first_seed: int = 0,
+) -> Path:
+    """Train every configuration with every seed under the budget; runs already done in `output` are not done again.
+
+    Args:
+        world: one of `WORLDS`, in the place of the configurations' own prompts and rewards.
+        first_seed: the others follow; settings are tuned on seeds that are not reported.
+
+    Returns:
+        The table as Markdown; league.json and league.png stand beside it.
+    """
+    if world not in WORLDS:
+        raise ConfigError(f"--world {world}: {nearest(world, WORLDS)}")
+    amount = budget.amount if budget.kind == "seconds" else int(budget.amount)
+    limits = [f"training.budget.{budget.kind}={amount}"]
+    loaded = {
+        (path.stem, seed): load(
+            path,
+            [
+                *WORLDS[world],
+                *overrides,
+                *limits,
+                "training.iterations=1000000",
+                *(f"training.seed={seed}", f"output={output}", f"name={path.stem}-seed{seed}"),
+            ],
+        )
+        for path in configs
+        for seed in range(first_seed, first_seed + seeds)
+    }
+    for config in loaded.values():
+        config.check(processes=1)
+        check_same(config, pictures, panel)
+    if len({json.dumps(scored(config)) for config in loaded.values()}) > 1:
+        logger.warning("judged by different rewards, not to be compared; --set evaluation.rewards=... is for all")
+    panel_reward = as_reward(registry.build("rewards", panel, {}, "--panel")) if panel else None
+    known = output / "base.json"
+    bases: dict[str, dict[str, Any]] = json.loads(known.read_text(encoding="utf-8")) if known.is_file() else {}
+    results: dict[str, list[dict[str, Any]]] = {}
+    for (name, _), config in loaded.items():
+        done = output / str(config.name) / "league.json"
+        if not done.is_file():
+            trainer = Trainer(config, resume=(done.parent / "checkpoints").is_dir())
+            if judged(config) not in bases:
+                bases[judged(config)] = judge(trainer, panel_reward, pictures)
+                output.mkdir(parents=True, exist_ok=True)
+                write_atomically(known, json.dumps(bases))
+            trainer.train()
+            figures: dict[str, Any] = {
+                "forwards": trainer.policy.forwards,
+                "reward_calls": trainer.actor.reward_calls,
+            }
+            figures |= {"seconds": trainer.seconds, "iterations": trainer.iteration}
+            figures |= judge(trainer, panel_reward, pictures) | {"judged_with": [pictures, panel]}
+            write_atomically(done, json.dumps(figures))
+        results.setdefault(name, []).append(json.loads(done.read_text(encoding="utf-8")))
+    # the start weights are worth something else by another solver, with other steps or under guidance
+    first_with: dict[str, str] = {}
+    for (name, _), config in loaded.items():
+        first_with.setdefault(judged(config), name)
+    if missing := first_with.keys() - bases.keys():
+        name = first_with[missing.pop()]
+        raise ConfigError(
+            f"{known}: nothing of the start weights as {name} is judged; begin the league in a new --output"
+        )
+    alike = len(first_with) == 1
+    start = {"base" if alike else f"base, as {name}": [bases[by]] for by, name in first_with.items()}
+    results = start | results
+    write_atomically(output / "league.json", json.dumps({"budget": vars(budget), "results": results}, indent=2))
+    _rank(results)
+    _plot(results, output / "league.png")
+    table = _markdown(results)
+    write_atomically(output / "league.md", table)
+    print(table)
+    return output / "league.md"
+
+
+def check_same(config: Any, pictures: int, panel: str | None) -> None:
+    """Refuse a run of the folder that was trained or judged otherwise: it would stand in the table as this one."""
+    run, asked = Path(config.output) / str(config.name), [pictures, panel]
+    if (run / "config.yaml").is_file() and (different := changed(read_yaml(run / "config.yaml"), config)):
+        raise ConfigError(f"{run} was trained with other settings ({different[0]}); begin the league in a new --output")
+    done = run / "league.json"
+    if done.is_file() and (had := json.loads(done.read_text(encoding="utf-8")).get("judged_with", asked)) != asked:
+        raise ConfigError(
+            f"{run} was judged with --pictures {had[0]} and --panel {had[1]}; the same ones, or a new --output, work"
+        )
+
+
+def judged(config: Any) -> str:
+    """How a configuration's pictures are sampled and scored; configurations alike in it have one base."""
+    settings = config.evaluation
+    assert isinstance(settings, Evaluation), "a league is of pictures"
+    prompts = {name: getattr(settings, name) for name in ("prompts", "where", "limit")}
+    return json.dumps({"model": config.model.path} | settings.arguments() | prompts | {"rewards": scored(config)})
+
+
+def scored(config: Any) -> list[dict[str, Any]]:
+    """The rewards that judge a configuration, but those without weight."""
+    return [own.model_dump() for own in config.evaluation.rewards or config.rewards if own.weight]
+
+
+def _rank(results: dict[str, list[dict[str, Any]]]) -> None:
+    """Give each algorithm the interval of its rank, where all were judged on the same prompts."""
+    judged = [row.get("by_prompt") for rows in results.values() for row in rows]
+    if len({len(own) for own in judged if own}) > 1:
+        logger.warning("no ranks: evaluation.prompts, where and limit differ; --set evaluation.prompts=... is for all")
+    elif all(judged):
+        found = ranks({name: [row["by_prompt"] for row in rows] for name, rows in results.items()})
+        for name, (low, high) in found.items():
+            results[name][0]["rank"] = f"{low}" if low == high else f"{low}–{high}"
+
+
+def is_base(name: str) -> bool:
+    """Whether a row of the table is of the start weights."""
+    return name == "base" or name.startswith("base, as ")
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation, 0 for one value."""
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _cell(rows: Sequence[dict[str, Any]], column: str) -> str:
+    if column == "rank":
+        return str(rows[0].get("rank", ""))
+    values = [row[column] for row in rows if column in row]
+    if not values:
+        return ""
+    mean, deviation = spread(values)
+    if column in ("forwards", "reward_calls", "iterations", "seconds"):
+        return f"{mean:,.0f}"
+    digits = 5 if column == "kl" else 3
+    return f"{mean:.{digits}f}" + (f" ± {deviation:.{digits}f}" if len(values) > 1 else "")
+
+
+def _ordered(results: dict[str, list[dict[str, Any]]]) -> list[str]:
+    return sorted(results, key=lambda name: -statistics.mean(row["reward"] for row in results[name]))
+
+
+def _markdown(results: dict[str, list[dict[str, Any]]]) -> str:
+    lines = ["| algorithm | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+    for name in _ordered(results):
+        lines.append(f"| {name} | " + " | ".join(_cell(results[name], column) for column in COLUMNS) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _plot(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """Held-out score of each algorithm, mean and spread over seeds, with the base as a line; strict, if all have it."""
+    strict = all("strict" in row for rows in results.values() for row in rows)
+    score, label = ("strict", "held-out strict pass") if strict else ("reward", "held-out reward")
+    names = [name for name in reversed(_ordered(results)) if not is_base(name)]
+    stats = [spread([row[score] for row in results[name]]) for name in names]
+    figure, axis = pyplot.subplots(figsize=(7, 0.4 * len(names) + 1.2), layout="constrained")
+    axis.barh(names, [mean for mean, _ in stats], xerr=[deviation for _, deviation in stats], color="#5b8db8")
+    bases = [name for name in results if is_base(name)]
+    for base, style in zip(bases, itertools.cycle(("--", ":", "-.")), strict=False):
+        axis.axvline(results[base][0][score], color="#c0392b", linestyle=style, label=base)
+    axis.set_xlabel(label)
+    axis.legend()
+    partial = path.with_suffix(".partial.png")
+    figure.savefig(partial, dpi=120)
+    pyplot.close(figure)
+    partial.replace(path)

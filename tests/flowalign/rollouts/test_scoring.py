@@ -1,0 +1,165 @@
+"""Overlap keeps the order and the numbers, and hides the time."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flowalign.algorithms.policy_gradient import Experience
+from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
+from flowalign.config import Sampling
+from flowalign.data import Prompts
+from flowalign.data.batches import Batch, draw_batch
+from flowalign.errors import ConfigError
+from flowalign.evaluation.scores import evaluate
+from flowalign.registry import ALGORITHMS, resolve
+from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.scoring import Scoring
+from flowalign.training import Trainer
+from rewards import FunctionReward, Scores, Spec, groups
+from tests.flowalign.small_run import small_run
+
+
+class Parts(Draw):
+    """Eight parts of one sample each, without an actor."""
+
+    parts, workers = 8, None
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.scoring = Scoring(True, lambda part, seconds: self.seconds.update({part: seconds}))
+        self._begun, self._parts = [], []
+        rows = list(range(8))
+        self.batch = Batch(["a red circle"] * 8, [{}] * 8, rows, rows, rows, 0, rows)
+
+    def walk(self, sample: Callable[[int], Any], score: Callable[[Any], Scores]) -> list[float]:
+        with self.scoring as scoring:
+            for batch, _ in self:
+                rollout = sample(batch.group[0])
+                self.put(rollout, batch, scoring.submit(score, rollout))
+            return [float(scoring.result(scored).value) for _, _, scored in self._parts]
+
+
+def test_scoring_is_hidden_behind_sampling():
+    def sample(number: int) -> int:
+        time.sleep(0.2)
+        return number
+
+    def score(number: int) -> Scores:
+        time.sleep(0.2)  # a reward that takes as long as the rollout, elsewhere
+        return Scores(torch.tensor([float(number)]))
+
+    draw, begin = Parts(), time.perf_counter()
+    assert draw.walk(sample, score) == list(range(8))
+    hidden = 1 - (time.perf_counter() - begin - 1.6) / 1.6
+    assert hidden >= 0.8  # 7/8 in theory
+    assert draw.seconds["reward_hidden"] == pytest.approx(1.4, abs=0.1)
+    assert draw.seconds["reward"] == pytest.approx(0.2, abs=0.1)
+    assert draw.seconds["rollout"] == pytest.approx(1.6, abs=0.1)
+
+
+def test_errors_of_either_side_come_through():
+    asked, sampled = [], []
+
+    def failing(number: int) -> Scores:
+        asked.append(number)
+        time.sleep(0.05)
+        raise RuntimeError("no score")
+
+    def slow(number: int) -> int:
+        time.sleep(0.1)
+        sampled.append(number)
+        return number
+
+    with pytest.raises(RuntimeError, match="no score"):
+        Parts().walk(lambda number: number, failing)
+    assert asked == [0]  # a server that stays away is waited for once
+    with pytest.raises(RuntimeError, match="no score"):
+        Parts().walk(slow, failing)
+    assert 7 not in sampled
+
+    def broken(number: int) -> int:
+        raise RuntimeError("no rollout")
+
+    with pytest.raises(RuntimeError, match="no rollout"):
+        Parts().walk(broken, failing)
+
+
+def collected(folder: Path, name: str, overlap: int, *overrides: str) -> tuple[Experience, Trainer]:
+    """The experience of the first iteration, four groups of four or as the recipe's tree has it."""
+    own = ["rollout.batch_size=8", f"rollout.overlap={overlap}"]
+    if name != "branch_grpo":
+        own.append("training.group_size=4")
+    run = small_run(f"tiny_sd3/{name}", folder, *own, *overrides)
+    torch.manual_seed(0)
+    rollout = run.config.rollout
+    batch = draw_batch(run.prompts, 0, 4, run.config.training.group_size, 0, rollout.share_start_noise)
+    return run.algorithm.collect(run.actor, Draw(run.actor, batch)), run
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in ALGORITHMS if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)]
+)
+def test_every_algorithm_collects_the_same_in_parts(name: str, tmp_path: Path):
+    whole, alone = collected(tmp_path, name, 1)
+    parts, split = collected(tmp_path, name, 2)
+    assert parts.batch == whole.batch and split.actor.reward_calls == alone.actor.reward_calls
+    # network batches are put together differently where trunks are shared
+    mine, theirs = parts.rollout.trajectory, whole.rollout.trajectory
+    torch.testing.assert_close(mine.latents, theirs.latents, atol=1e-4, rtol=0)
+    torch.testing.assert_close(parts.scores.value, whole.scores.value, atol=1e-5, rtol=0)
+    torch.testing.assert_close(parts.advantage, whole.advantage, atol=1e-3, rtol=0)
+    assert parts.metrics.keys() - whole.metrics.keys() == {"seconds/reward_hidden"}
+
+
+def test_parts_that_fill_whole_network_batches_give_the_same_bits(tmp_path: Path):
+    apart = "rollout.share_start_noise=false"
+    whole, _ = collected(tmp_path, "flow_grpo", 1, apart)
+    parts, _ = collected(tmp_path, "flow_grpo", 2, apart)
+    for name in ("latents", "velocity", "log_prob"):
+        assert torch.equal(getattr(parts.rollout.trajectory, name), getattr(whole.rollout.trajectory, name))
+    assert torch.equal(parts.advantage, whole.advantage)
+
+
+def test_rewards_of_groups_are_split_with_their_groups_and_those_of_the_whole_batch_refused(tmp_path: Path):
+    reward = "rewards=[{name: normalized, rewards: [{name: shapes}, {name: group_diversity}]}]"
+    whole, _ = collected(tmp_path, "flow_grpo", 1, reward)
+    parts, _ = collected(tmp_path, "flow_grpo", 4, reward)
+    torch.testing.assert_close(parts.scores.value, whole.scores.value, atol=1e-3, rtol=0)
+    with pytest.raises(ConfigError, match="all pictures of an iteration at once"):
+        collected(tmp_path, "flow_grpo", 2, reward.replace("rewards: [", "over: batch, rewards: ["))
+    with pytest.raises(ConfigError, match="rollout.overlap: the 4 groups .* at most 4 works"):
+        collected(tmp_path, "flow_grpo", 5)
+
+
+def test_two_groups_of_one_prompt_stay_apart(tmp_path: Path):
+    seen = []
+
+    class Seen:
+        name, spec = "seen", Spec(kind="group")
+
+        def __call__(self, samples, prompts, metadata):
+            seen.append(groups(prompts, metadata))
+            return Scores(torch.zeros(len(samples)))
+
+    (tmp_path / "prompts.txt").write_text("a red circle\n")
+    one = f"data.prompts={tmp_path / 'prompts.txt'}", "data.where={}", "training.group_size=4"
+    run = small_run("tiny_sd3/dense_grpo", tmp_path, *one, reward=Seen())
+    batch = draw_batch(run.prompts, 0, 2, 4, 0, run.config.rollout.share_start_noise)
+    assert len(set(batch.prompts)) == 1
+    run.algorithm.collect(run.actor, Draw(run.actor, batch))
+    final, completed = seen
+    assert final == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    # states of different steps are different groups; states that a group shares are scored once
+    assert len(completed) > 2 and all(len(members) in (1, 4) for members in completed)
+
+
+def test_an_evaluation_tells_its_prompts_apart(tiny_policy):
+    seen = []
+    prompts = Prompts(["a red circle", "a red circle"], [{}, {}])
+    reward = FunctionReward(lambda images, texts, metadata: [seen.append(m["group"]) or 0.0 for m in metadata], "seen")
+    evaluate(tiny_policy(), reward, prompts, Sampling(steps=1), per_prompt=2, seed=0)
+    assert seen == [0, 0, 1, 1]
