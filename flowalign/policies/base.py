@@ -69,6 +69,11 @@ class Policy(Generic[R]):
         """Module names that LoRA goes on unless others are named."""
         raise NotImplementedError
 
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        """Beginnings of the names of weights that the network cannot use, and that are not trained."""
+        return ()
+
     def add_lora(self, rank: int, alpha: float, targets: Sequence[str] | str | None = None, init: Any = True) -> None:
         """Train a LoRA adapter; the reference is the same network with the adapter off.
 
@@ -77,7 +82,12 @@ class Policy(Generic[R]):
             init: peft's `init_lora_weights`, e.g. 'gaussian'.
         """
         targets = targets if isinstance(targets, str) else list(targets or self.lora_targets)
-        config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, init_lora_weights=init)
+        # peft warns of a list of which nothing was a target
+        dead = [name for name, _ in self.network.named_modules() if name.startswith(self.untrained)]
+        ends = [name for name in dead if targets == "all-linear" or name.endswith(tuple(targets))]
+        config = LoraConfig(
+            r=rank, lora_alpha=alpha, target_modules=targets, exclude_modules=ends or None, init_lora_weights=init
+        )
         try:
             self.network.add_adapter(config)
         except ValueError as error:
@@ -103,6 +113,7 @@ class Policy(Generic[R]):
                 said = " ".join(str(error).split())[:300]
                 raise ConfigError(f"model.lora.path: no LoRA for this model at '{path}': {said}") from error
             cast_training_params(self.network, dtype=torch.float32)
+        self._freeze_untrained()
         self.lora, self.lora_config, self.lora_path = True, self.network.peft_config[TRAINED], str(path)
 
     def read_lora(self, path: str | Path, name: str) -> None:
@@ -112,6 +123,12 @@ class Policy(Generic[R]):
     def train_all(self) -> None:
         """Train every weight, in float32; call `keep_reference` first where the algorithm needs the start weights."""
         self.network.requires_grad_(True).to(torch.float32)
+        self._freeze_untrained()
+
+    def _freeze_untrained(self) -> None:
+        for name, parameter in self.network.named_parameters():
+            if name.startswith(self.untrained):
+                parameter.requires_grad_(False)
 
     def keep_reference(self) -> None:
         """Keep the start weights: nothing to do for LoRA, a frozen second copy for full fine-tuning."""

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, nn
 
 from flowalign.errors import ConfigError
@@ -13,7 +12,8 @@ from flowalign.errors import ConfigError
 class Experts(nn.Module):
     """Networks of one architecture as one, which asks for each sample the network that the pipeline asked.
 
-    Processes with whole copies may ask different ones at a time (`allow_unasked`). In shards they would wait for parts
+    Processes with whole copies may ask different ones at a time: in a process's last micro-batch a network that is not
+    asked counts with what came before, or as zero (`find_unused_parameters`). In shards they would wait for parts
     of networks that others do not ask, so there each call asks all networks (`always`).
 
     Args:
@@ -85,12 +85,6 @@ class Experts(nn.Module):
 def _rows(value: Any, rows: Tensor, count: int) -> Any:
     """A call's argument for some of its samples, where it has one for each."""
     return value[rows] if isinstance(value, Tensor) and value.dim() > 0 and len(value) == count else value
-
-
-def allow_unasked(network: nn.Module, accelerator: Accelerator) -> None:
-    """Let a process's last micro-batch ask some of the networks: the others count with what came before, or as zero."""
-    if isinstance(network, Experts):
-        accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
 
 
 def drop_unasked(network: nn.Module) -> None:

@@ -169,6 +169,10 @@ class DiffusersPolicy(Policy[Rollout]):
     def lora_targets(self) -> list[str]:
         return list(self.family.lora_targets)
 
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        return self.family.untrained(self.network)
+
     def add_text_lora(self, settings: TextLora) -> None:
         """See `text_lora.add_text_lora`."""
         add_text_lora(self, settings)

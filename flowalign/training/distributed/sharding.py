@@ -11,7 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
+from accelerate import (
+    Accelerator,
+    DeepSpeedPlugin,
+    DistributedDataParallelKwargs,
+    FullyShardedDataParallelPlugin,
+)
 from accelerate.utils import is_deepspeed_available
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -21,7 +26,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from flowalign.config import BaseConfig
 from flowalign.errors import ConfigError
 from flowalign.policies.base import Policy, repeated_blocks
-from flowalign.policies.diffusion.experts import Experts, allow_unasked, apart, check_zero
+from flowalign.policies.diffusion.experts import Experts, apart, check_zero
 
 
 class Sharding:
@@ -155,7 +160,10 @@ def distribute(policy: Policy, config: BaseConfig, accelerator: Accelerator) -> 
     if zero is not None and config.rows(accelerator.num_processes) < accelerator.num_processes:
         raise ConfigError("model.context_parallel: DeepSpeed does not go with it; configs/accelerate/fsdp2.yaml works")
     if zero is None and sharding is None:
-        allow_unasked(policy.network, accelerator)
+        # Buffers are constants; to send them at each forward would make processes wait whose prompts take fewer calls.
+        accelerator.ddp_handler = DistributedDataParallelKwargs(
+            broadcast_buffers=False, find_unused_parameters=isinstance(policy.network, Experts)
+        )
         # a wrapper refuses a network of which nothing is trained
         policy.model = accelerator.prepare(policy.network) if policy.trainable() else policy.network
         return None

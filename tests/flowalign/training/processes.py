@@ -8,7 +8,9 @@ import os
 import runpy
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -40,13 +42,10 @@ class Launch:
     """
 
     def __init__(self, processes: int, *folders: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         self._told = folders[0] / "told.txt"
         self._told.write_text("")
         begin = torch.multiprocessing.start_processes
-        arguments = (processes, port, folders, self._told)
+        arguments = (processes, free_port(), folders, self._told)
         self._running = begin(_work, arguments, nprocs=processes, join=False, start_method="forkserver")
 
     def finish(self) -> str:
@@ -61,10 +60,27 @@ def together(processes: int, *folders: Path) -> str:
     return Launch(processes, *folders).finish()
 
 
-def _work(rank: int, processes: int, port: int, folders: tuple[Path, ...], told: Path) -> None:
-    with open(told, "a") as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
+def run_together(processes: int, work: Callable[..., None], *words: Any) -> None:
+    """Call `work(rank, *words)` in several processes of one group; raises what one of them raised."""
+    begin = torch.multiprocessing.start_processes
+    begin(_joined, (processes, free_port(), work, words), nprocs=processes, start_method="forkserver")
+
+
+def _joined(rank: int, processes: int, port: int, work: Callable[..., None], words: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    _join(rank, processes, port)
+    work(rank, *words)
+    torch.distributed.destroy_process_group()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _join(rank: int, processes: int, port: int) -> None:
+    """Be a process of a group, as a launcher would say it."""
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -73,6 +89,13 @@ def _work(rank: int, processes: int, port: int, folders: tuple[Path, ...], told:
         "MASTER_PORT": str(port),
         "ACCELERATE_USE_CPU": "true",
     }
+
+
+def _work(rank: int, processes: int, port: int, folders: tuple[Path, ...], told: Path) -> None:
+    with open(told, "a") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    _join(rank, processes, port)
     for folder in folders:
         environment = yaml.safe_load((folder / "launch.yaml").read_text())
         os.environ |= environment

@@ -46,6 +46,9 @@ class Family:
     """the pipeline's attribute that is trained"""
     lora_targets: ClassVar[tuple[str, ...]]
     """module names LoRA goes on by default"""
+    dead_ends: ClassVar[tuple[str, ...]] = ()
+    """parts of the network that nothing reads, by the beginning of their names, -1 for the last block: they have no
+    gradient and are not trained, since processes with copies would wait for one"""
     shared: ClassVar[tuple[str, ...]] = ()
     """tensor arguments of the denoiser without a batch axis"""
     images: ClassVar[tuple[int, int]] = (0, 0)
@@ -87,6 +90,13 @@ class Family:
     def networks(self, pipeline: DiffusionPipeline) -> dict[str, Any]:
         """What is trained, by its name in the pipeline."""
         return {self.denoiser: getattr(pipeline, self.denoiser)}
+
+    def untrained(self, network: Any) -> tuple[str, ...]:
+        """Beginnings of the names of weights that the network cannot use."""
+        if not self.dead_ends:
+            return ()
+        last = str(len(network.transformer_blocks) - 1)
+        return tuple(name.replace("-1", last) for name in self.dead_ends)
 
     def pixels(self, pipeline: DiffusionPipeline) -> int:
         """Height and width, in pixels, of a position of the latents."""

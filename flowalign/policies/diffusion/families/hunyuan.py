@@ -78,6 +78,8 @@ class HunyuanVideo15(Hunyuan, Video):
     """HunyuanVideo 1.5, text to video; room for a first frame, empty here, stands beside the channels."""
 
     pipelines = ("HunyuanVideo15Pipeline",)
+    # the text stream ends in the last block
+    dead_ends = tuple(f"transformer_blocks.-1.{name}" for name in ("attn.add_q_proj", "attn.to_add_out", "ff_context"))
 
     def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
         return torch.cat([super(HunyuanVideo15, self).latents(pipeline, one) for one in pixels.split(1)])

@@ -22,6 +22,13 @@ class LTX2(LTX):
     pipelines = ("LTX2Pipeline",)
     samples_sound = True
     lora_targets = tuple(f"{part}.{name}" for part in ("attn1", "attn2") for name in LTX.lora_targets)
+    # the sound that comes out is not trained
+    dead_ends = (
+        "transformer_blocks.-1.video_to_audio_attn",
+        "transformer_blocks.-1.audio_ff",
+        "audio_proj_out",
+        "audio_scale_shift_table",
+    )
 
     def check(self, pipeline: DiffusionPipeline) -> None:
         super().check(pipeline)

@@ -22,6 +22,8 @@ class QwenImage(Packed, TrueGuidance, VideoVAE):
     middle = "transformer_blocks"
     divides_tokens = True
     lora_targets = JOINT_ATTENTION
+    # the text stream ends in the last block
+    dead_ends = tuple(f"transformer_blocks.-1.{name}" for name in ("attn.add_q_proj", "attn.to_add_out", "txt_mlp"))
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         embeds, mask = pipeline.encode_prompt(list(prompts), **options)
@@ -101,6 +103,7 @@ class QwenImage21(Tokens, QwenImage):
 
     pipelines = ("QwenImage21Pipeline",)
     lora_targets = ATTENTION
+    dead_ends = ()
     unpadded = True
 
     def channels(self, denoiser: Any) -> int:

@@ -40,17 +40,24 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def a_megapixel_is_much() -> Iterator[None]:
     """Pipelines that edit bring pictures to a megapixel first, which takes a tiny network minutes."""
-    of_area, area = pipeline_qwenimage_edit.calculate_dimensions, 32 * 32
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline_qwenimage_edit, "calculate_dimensions", lambda _, ratio: of_area(area, ratio))
-        patch.setattr(pipeline_qwenimage_edit_plus, "VAE_IMAGE_SIZE", area)
+        of_small_areas(patch)
         yield
+
+
+def of_small_areas(patch: pytest.MonkeyPatch) -> None:
+    of_area, area = pipeline_qwenimage_edit.calculate_dimensions, 32 * 32
+    patch.setattr(pipeline_qwenimage_edit, "calculate_dimensions", lambda _, ratio: of_area(area, ratio))
+    patch.setattr(pipeline_qwenimage_edit_plus, "VAE_IMAGE_SIZE", area)
 
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return draw_pictures(tmp_path_factory.mktemp("pictures"))
+
+
+def draw_pictures(folder: Path) -> list[str]:
     """Noise, not of the samples' size."""
-    folder = tmp_path_factory.mktemp("pictures")
     rng = np.random.default_rng(0)
     files = []
     for number in range(5):
@@ -62,7 +69,11 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def tiny(name: str, pictures: list[str]) -> Tiny:
-    made = PIPELINES[name]
+    return from_pictures(PIPELINES[name], pictures)
+
+
+def from_pictures(made: Tiny, pictures: list[str]) -> Tiny:
+    """With a picture for each prompt, where it makes samples from pictures."""
     if not made.images:
         return made
     mask = pictures[4] if made.masked else None
@@ -241,6 +252,26 @@ def test_every_lora_weight_gets_a_gradient_and_no_frozen_one(fresh: DiffusersPol
             assert parameter.grad is None or not parameter.grad.any(), part
         else:
             assert parameter.grad is not None and parameter.grad.isfinite().all() and parameter.grad.any(), part
+
+
+def test_weights_that_the_network_cannot_use_are_not_trained(
+    name: str, fresh: DiffusersPolicy, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unusable = fresh.untrained
+    if not unusable:
+        pytest.skip("it can use all")
+    everything, linear, published = (DiffusersPolicy(build(name), encode_options=tiny.encode) for _ in range(3))
+    everything.train_all()
+    linear.add_lora(2, 4, "all-linear")
+    # a published adapter may have them
+    with monkeypatch.context() as patch:
+        patch.setattr(type(fresh.family), "dead_ends", ())
+        published.add_lora(2, 4, "all-linear")
+        assert any(part.startswith(unusable) for part in published.trainable())
+        published.save(tmp_path)
+    fresh.start_from_lora(tmp_path)
+    for policy in (everything, linear, fresh):
+        assert policy.trainable() and not any(part.startswith(unusable) for part in policy.trainable())
 
 
 def test_the_unconditional_branch_of_guidance_can_go_without_a_gradient(
