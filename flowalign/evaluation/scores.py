@@ -1,12 +1,15 @@
 """Evaluation on held-out prompts: the same prompts and seeds every time, pictures by the ODE."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from flowalign.config.sections import BaseConfig
 from flowalign.data import Prompts
+from flowalign.errors import ConfigError
 from flowalign.policies.base import Policy
 from flowalign.policies.settings import SamplingSettings
 from flowalign.rollouts.processes import Processes
@@ -15,6 +18,35 @@ from rewards import Reward, score, seen, spec_of
 
 FOLDER = "scores"
 """in a run's folder: the scores of all samples of each evaluation"""
+
+
+def judges(config: BaseConfig) -> list[dict[str, Any]]:
+    """The rewards that judge a run's held-out samples: names, settings and weights; without those of weight 0."""
+    return [reward.model_dump() for reward in config.evaluation.rewards or config.rewards if reward.weight]
+
+
+def check_same_judges(configs: Mapping[str, BaseConfig], mend: str) -> None:
+    """Refuse to set figures by different rewards side by side.
+
+    Args:
+        configs: by the label of the run.
+        mend: what would work.
+
+    Raises:
+        ConfigError: names two runs, their rewards, and what would work.
+    """
+    first, *others = configs
+    for other in others:
+        one, two = judges(configs[first]), judges(configs[other])
+        if one != two:
+            names = [", ".join(map(_named, rewards)) for rewards in (one, two)]
+            raise ConfigError(f"{first} is judged by {names[0]}, {other} by {names[1]}; {mend}")
+
+
+def _named(reward: Mapping[str, Any]) -> str:
+    """'clip_score' or 'clip_score (weight 0.5)', as YAML would have the settings."""
+    settings = [f"{key} {value}" for key, value in reward.items() if key != "name" and (key, value) != ("weight", 1.0)]
+    return reward["name"] + (f" ({', '.join(settings)})" if settings else "")
 
 
 def scores_of(run: Path, iteration: int) -> Path:

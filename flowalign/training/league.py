@@ -20,7 +20,7 @@ from flowalign.config.diffusion import Evaluation
 from flowalign.core.divergences import gaussian_kl
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError, nearest
-from flowalign.evaluation.scores import Evaluated, evaluate
+from flowalign.evaluation.scores import Evaluated, check_same_judges, evaluate, judges
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.runs.files import write_atomically
 from flowalign.runs.reading import read_yaml
@@ -186,8 +186,7 @@ def run_league(
     for config in loaded.values():
         config.check(processes=1)
         check_same(config, pictures, panel)
-    if len({json.dumps(scored(config)) for config in loaded.values()}) > 1:
-        logger.warning("judged by different rewards, not to be compared; --set evaluation.rewards=... is for all")
+    check_same_judges({name: config for (name, _), config in loaded.items()}, "--set evaluation.rewards=... is for all")
     panel_reward = as_reward(registry.build("rewards", panel, {}, "--panel")) if panel else None
     known = output / "base.json"
     bases: dict[str, dict[str, Any]] = json.loads(known.read_text(encoding="utf-8")) if known.is_file() else {}
@@ -247,12 +246,7 @@ def judged(config: Any) -> str:
     settings = config.evaluation
     assert isinstance(settings, Evaluation), "a league is of pictures"
     prompts = {name: getattr(settings, name) for name in ("prompts", "where", "limit")}
-    return json.dumps({"model": config.model.path} | settings.arguments() | prompts | {"rewards": scored(config)})
-
-
-def scored(config: Any) -> list[dict[str, Any]]:
-    """The rewards that judge a configuration, but those without weight."""
-    return [own.model_dump() for own in config.evaluation.rewards or config.rewards if own.weight]
+    return json.dumps({"model": config.model.path} | settings.arguments() | prompts | {"rewards": judges(config)})
 
 
 def _rank(results: dict[str, list[dict[str, Any]]]) -> None:

@@ -45,7 +45,7 @@ def compare(
         found = [_saved(run) for run in runs]
         results = {name: result for name, (result, _) in zip(names, found, strict=True)}
         moments = [(run, iteration) for run, (_, iteration) in zip(runs, found, strict=True)]
-        _check_alike(results)
+        _check_alike(dict(zip(names, runs, strict=True)), results)
     comparison = Comparison(results)
     show(comparison, json_path, {})
     print(f"page: {build_comparison(runs, comparison, moments, out).resolve()}")
@@ -66,15 +66,16 @@ def _saved(run: Path) -> "tuple[Evaluated, int]":
     return Evaluated.read(file), iteration
 
 
-def _check_alike(results: "dict[str, Evaluated]") -> None:
+def _check_alike(runs: dict[str, Path], results: "dict[str, Evaluated]") -> None:
     """Refuse scores that are not of the same samples by the same rewards."""
+    from flowalign.config import load
+    from flowalign.evaluation.scores import check_same_judges
+
     (first, expected), *others = results.items()
     for name, result in others:
         if (result.prompts, result.seeds) != (expected.prompts, expected.seeds):
             raise ConfigError(
                 f"{first} and {name} were evaluated on other prompts or seeds; --again samples both alike"
             )
-        if not result.parts.keys() & expected.parts.keys() and expected.parts:
-            raise ConfigError(
-                f"{first} and {name} were judged by other rewards; --again judges both by the rewards of {first}"
-            )
+    configs = {name: load(run / "config.yaml") for name, run in runs.items()}
+    check_same_judges(configs, f"--again judges all by the rewards of {first}")

@@ -73,14 +73,14 @@ def test_each_way_of_judging_has_its_own_base(tmp_path: Path, caplog: pytest.Log
     assert all(results[name][0]["kl"] == 0 and f"| {name} | " in table for name in ("base, as demo", "base, as nft"))
     assert results["base, as demo"][0]["diversity"] != results["base, as nft"][0]["diversity"]
     assert set(json.loads((tmp_path / "base.json").read_text())) == {judged(load(path, SMALL)) for path in configs}
-    assert "different rewards" not in caplog.text
-    # the same solver and another reward: no base of these two is its own
+    # the same solver and another reward: their figures are not to be ranked
     other = tmp_path / "other.yaml"
     other.write_text(f"extends: {configs[0]}\nrewards: [{{name: jpeg_size}}]\n")
-    run_league([configs[0], other], 1, Budget.parse("forwards=50"), tmp_path, None, SMALL, 2)
-    assert "judged by different rewards" in caplog.text
-    results = json.loads((tmp_path / "league.json").read_text())["results"]
-    assert results["base, as demo"][0]["reward"] > 0 > results["base, as other"][0]["reward"]
+    message = (
+        r"demo is judged by shapes \(strict_weight 0.5\), other by jpeg_size; --set evaluation.rewards=... is for all"
+    )
+    with pytest.raises(ConfigError, match=message):
+        run_league([configs[0], other], 1, Budget.parse("forwards=50"), tmp_path, None, SMALL, 2)
 
 
 def test_ranks_have_intervals_over_prompts_and_seeds() -> None:

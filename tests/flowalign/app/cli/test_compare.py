@@ -72,3 +72,20 @@ def test_runs_of_other_prompts_are_sampled_again(
     assert "4 samples of 4 held-out prompts" in page and "+0.000 [+0.000, +0.000], p = 1." in page
     names = re.findall(r'<img src="(.*?)"', page)
     assert len(names) == 8 and (out / names[0]).read_bytes() == (out / names[1]).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "own", ["{name: jpeg_size}", "{name: shapes, weight: 2.0}", "{name: shapes, strict_weight: 1.0}"]
+)
+def test_figures_by_different_rewards_are_not_compared(
+    own: str, two: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both have 'reward' and the pictures' statistics, which say nothing of each other."""
+    one, other = two
+    config = (other / "config.yaml").read_text()
+    rewards = re.search(r"^rewards:\n(?:[- ].*\n)+", config, re.MULTILINE)
+    assert rewards is not None
+    (other / "config.yaml").write_text(config.replace(rewards.group(), f"rewards: [{own}]\n"))
+    assert command(str(one), str(other)) == 2
+    error = capsys.readouterr().err
+    assert re.search(r"one is judged by .*, other by .*; --again judges all by the rewards of one", error)
