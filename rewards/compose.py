@@ -11,13 +11,10 @@ from torch import Tensor
 
 from rewards.base import (
     END,
-    DifferentiableReward,
     Kind,
-    LatentReward,
     Latents,
     Metadata,
     Reward,
-    RewardError,
     Scores,
     Spec,
     advance,
@@ -27,6 +24,7 @@ from rewards.base import (
     score,
     spec_of,
 )
+from rewards.gradients import score_with_gradient
 
 _WIDTH: dict[Kind, int] = {"pointwise": 0, "group": 1, "set": 2}
 _EPS = 1e-6
@@ -72,20 +70,12 @@ class Composition(ABC):
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """As `DifferentiableReward.score_pixels`; every part must be differentiable."""
-        scores = []
-        for reward in self.rewards:
-            if not isinstance(reward, DifferentiableReward):
-                raise RewardError(f"reward '{reward.name}' in {self.name} is not differentiable")
-            scores.append(reward.score_pixels(pixels, prompts, metadata))
+        scores = [score_with_gradient(reward, pixels, prompts, metadata) for reward in self.rewards]
         return self._collect(scores, prompts, metadata)
 
     def score_latents(self, latents: Latents, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """As `LatentReward.score_latents`; every part must score latents."""
-        scores = []
-        for reward in self.rewards:
-            if not isinstance(reward, LatentReward):
-                raise RewardError(f"reward '{reward.name}' in {self.name} scores no latents with a gradient")
-            scores.append(reward.score_latents(latents, prompts, metadata))
+        scores = [score_with_gradient(reward, latents, prompts, metadata) for reward in self.rewards]
         return self._collect(scores, prompts, metadata)
 
     def advance(self, progress: float) -> None:

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from rewards.base import Around, DifferentiableReward, Metadata, Reward, Scores, Spec, as_reward, score, sides, spec_of
+from rewards.base import Around, Metadata, Reward, Scores, Spec, as_reward, score, sides, spec_of
+from rewards.gradients import score_with_gradient
 
 
 class PerFrame(Around):
@@ -42,8 +42,8 @@ class PerFrame(Around):
         """As `DifferentiableReward.score_pixels`, of videos [B, 3, F, H, W]."""
         pictures = pixels[:, :, self._chosen(pixels.shape[2])].transpose(1, 2).flatten(0, 1)
         owners = [i for i in range(len(pixels)) for _ in range(self.frames)]
-        reward = cast(DifferentiableReward, self.reward)
-        return self._mean(reward.score_pixels(pictures, [prompts[i] for i in owners], [metadata[i] for i in owners]))
+        records = [metadata[i] for i in owners]
+        return self._mean(score_with_gradient(self.reward, pictures, [prompts[i] for i in owners], records))
 
     def _chosen(self, count: int) -> list[int]:
         """The frames, of so many."""

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rewards.base import END, DifferentiableReward, Metadata, Reward, RewardError, Scores, Spec, score
+from rewards.base import END, Metadata, Reward, RewardError, Scores, Spec, score
 from rewards.compose import Composition
+from rewards.gradients import score_with_gradient
 
 
 class Routed(Composition):
@@ -49,9 +50,7 @@ class Routed(Composition):
         """As `DifferentiableReward.score_pixels`; every reward must be differentiable."""
 
         def ask(reward: Reward, rows: list[int]) -> Scores:
-            if not isinstance(reward, DifferentiableReward):
-                raise RewardError(f"reward '{reward.name}' in {self.name} is not differentiable")
-            return reward.score_pixels(pixels[rows], [prompts[i] for i in rows], [metadata[i] for i in rows])
+            return score_with_gradient(reward, pixels[rows], [prompts[i] for i in rows], [metadata[i] for i in rows])
 
         return self._asked(ask, prompts, metadata)
 

@@ -13,7 +13,7 @@ from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.settings import Sampling
 from flowalign.search.found import Found, Node
 from rewards import Reward, score
-from rewards.base import asking
+from rewards.gradients import score_with_gradient
 from samplers import Kernel, Trajectory, derive_seed, generators, normal, ode, transition
 from samplers.completion import complete, path
 from samplers.rows import Rows
@@ -305,11 +305,8 @@ class Engine:
 
     def value(self, latents: Tensor) -> Tensor:
         """[N] rewards of finished latents, with gradients; they are not noted."""
-        reward: Any = self.reward
         texts, records = [self.prompt] * len(latents), [self.metadata] * len(latents)
-        with asking(reward, texts):
-            values: Tensor = reward.score_pixels(self.pixels(latents), texts, records).value
-        return values.to(latents.device)
+        return score_with_gradient(self.reward, self.pixels(latents), texts, records).value.to(latents.device)
 
     def slope(self, p: Particles) -> tuple[Tensor, Tensor, Tensor]:
         """Velocities [N, ...], rewards [N] of the x0 that they predict, and the gradients of those to the states."""

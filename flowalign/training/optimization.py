@@ -82,6 +82,8 @@ class Optimization:
         self.scale = LossScale() if half else None
         self.skipped = 0
         """updates in a row, up to the last one, that moved nothing since their gradients were not finite"""
+        self.moved = 0
+        """updates since the start of this process that moved the weights"""
         self._loss = torch.zeros(())
         """of the last update"""
 
@@ -141,9 +143,19 @@ class Optimization:
             self._skip(norm)
             return norm
         self.skipped = 0
+        self.moved += 1
         if self.ema is not None:
             self._average(self.ema)
         return norm
+
+    def check_moved(self) -> None:
+        """Raises FlowalignError where all updates of this process were skipped."""
+        if self.skipped and not self.moved:
+            raise FlowalignError(
+                f"nothing was learned: all {self.skipped} updates were skipped, since losses or gradients are not "
+                "finite; what helps: a lower training.optimizer.learning_rate, model.dtype: float32, a reward within "
+                "bounds; float16 needs a few updates to find its scale"
+            )
 
     def _average(self, ema: EMAModel) -> None:
         """Count an update, by which the decay rises to its value, and average the weights at every `ema_every`-th."""

@@ -261,7 +261,9 @@ class Trainer:
             progress = self.progress()
             last = progress >= 1
             self._log(metrics)
-            shown = {self.algorithm.headline: f"{metrics[self.algorithm.headline]:.3f}"}
+            headline = self.algorithm.headline
+            # an iteration whose updates were all skipped measured nothing
+            shown = {headline: f"{metrics[headline]:.3f}" if headline in metrics else "skipped"}
             bar.set_postfix(shown | ({"budget": f"{progress:.0%}"} if budgeted else {}))
             bar.update()
             evaluates = last or (evaluation.every and self.iteration % evaluation.every == 0)
@@ -272,6 +274,7 @@ class Trainer:
             if last or due or (evaluates and watching):
                 self.save()
         bar.close()
+        self.learner.check_moved()
         if self.evaluator.returns(self.iteration):
             self._return_to_good()
         self.export()

@@ -25,8 +25,8 @@ from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.window import Window
 from flowalign.rollouts.diffusion import DiffusionActor
 from flowalign.rollouts.draw import Draw
-from rewards import DifferentiableReward, LatentReward, Latents, Scores, spec_of
-from rewards.base import asking
+from rewards import DifferentiableReward, Latents, Scores, spec_of
+from rewards.gradients import score_with_gradient
 from samplers import derive_seed
 from samplers.noise import generators, normal
 
@@ -75,12 +75,7 @@ class Experience(base.Experience):
         """
         rows = samples.tolist()
         prompts = [self.rollout.prompts[i] for i in rows] if prompts is None else prompts
-        with asking(self.reward, prompts):
-            metadata = [self.metadata[i] for i in rows]
-            if isinstance(made, Latents):
-                assert isinstance(self.reward, LatentReward), "check_made has seen to it"
-                return self.reward.score_latents(made, prompts, metadata)
-            return self.reward.score_pixels(made, prompts, metadata)
+        return score_with_gradient(self.reward, made, prompts, [self.metadata[i] for i in rows])
 
 
 def uniform(seeds: Sequence[int], *number: int) -> Tensor:
