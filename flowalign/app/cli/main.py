@@ -12,13 +12,14 @@ from rich.logging import RichHandler
 
 from flowalign.app.cli.bench import bench
 from flowalign.app.cli.compare import compare
+from flowalign.app.cli.env import env
 from flowalign.app.cli.evaluate import evaluate_runs, watch
 from flowalign.app.cli.export import export
 from flowalign.app.cli.fetch import fetch
 from flowalign.app.cli.gallery import gallery
 from flowalign.app.cli.init import init
 from flowalign.app.cli.judges import cold_start, pair_questions, rejection_sampling
-from flowalign.app.cli.modules import check_own_packages, find_beside
+from flowalign.app.cli.modules import check_own_packages, find_beside, quiet_libraries
 from flowalign.app.cli.pairs import pairs
 from flowalign.app.cli.plan import plan
 from flowalign.app.cli.prompts import difficulty, prompts, reference_scores
@@ -50,7 +51,7 @@ def options(
         raise typer.Exit
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def demo(
     seeds: Annotated[int, typer.Option(min=1, help="Train this many times, with seeds 0, 1, ...")] = 1,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
@@ -66,7 +67,7 @@ def demo(
     run_demo(seeds, json_path, output, iterations, console, text)
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def train(
     config: Annotated[Path, typer.Argument(help="YAML configuration, e.g. configs/tiny_sd3/flow_grpo.yaml")],
     overrides: Annotated[
@@ -89,6 +90,7 @@ def train(
     if dry_run:
         from flowalign.planning.dry_run import dry_run as try_out
 
+        quiet_libraries()
         report = try_out(settings, full)
         if report is not None:
             print("\n".join(report.lines()))
@@ -105,19 +107,19 @@ def train(
         print_ending(trainer)
 
 
-app.command()(init)
-app.command()(fetch)
-app.command()(plan)
-app.command()(sample)
-app.command("eval")(evaluate_runs)
-app.command()(watch)
-app.command()(compare)
-app.command()(bench)
-app.command()(search)
-app.command()(export)
+app.command(rich_help_panel="Train")(init)
+app.command(rich_help_panel="Prepare")(fetch)
+app.command(rich_help_panel="Train")(plan)
+app.command(rich_help_panel="Look")(sample)
+app.command("eval", rich_help_panel="Measure")(evaluate_runs)
+app.command(rich_help_panel="Measure")(watch)
+app.command(rich_help_panel="Look")(compare)
+app.command(rich_help_panel="Measure")(bench)
+app.command(rich_help_panel="Look")(search)
+app.command(rich_help_panel="Look")(export)
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def league(
     configs: Annotated[list[Path], typer.Argument(help="Two or more YAML configurations.")],
     budget: Annotated[str, typer.Option(help="Of every run: seconds=60, forwards=100000 or reward_calls=5000.")],
@@ -142,12 +144,14 @@ def league(
     """Train configurations under one budget and print how they compare."""
     from flowalign.training.league import Budget, run_league
 
+    for config in configs:
+        find_beside(config)
     output = output or Path("runs/league" if world == "shapes" else f"runs/league-{world}")
     table = run_league(configs, seeds, Budget.parse(budget), output, panel, set_ or [], pictures, world, first_seed)
     print(f"table: {table}")
 
 
-@app.command("config")
+@app.command("config", rich_help_panel="Reference")
 def show_config(
     section: Annotated[str | None, typer.Argument(help="A section or key, e.g. rollout; default all.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Of language models.")] = False,
@@ -168,7 +172,7 @@ def show_config(
             print(f"{key.place}: {key.shown_default}    # {key.kind}{'; ' if key.meaning else ''}{key.meaning}")
 
 
-@app.command("recipes")
+@app.command("recipes", rich_help_panel="Reference")
 def list_recipes() -> None:
     """Show the recipes that come with flowalign; `flowalign train NAME` takes them by name."""
     from flowalign.config.loader import recipes
@@ -177,7 +181,7 @@ def list_recipes() -> None:
         print(f"{name:<32} {line}")
 
 
-@app.command("list")
+@app.command("list", rich_help_panel="Reference")
 def list_names(
     kind: Annotated[
         str | None,
@@ -200,23 +204,26 @@ def list_names(
             print(f"  {name:<24} {summary(table, name)}")
 
 
-app.command()(difficulty)
-app.command()(reference_scores)
-app.add_typer(prompts, name="prompts")
-app.command()(pairs)
-app.command()(gallery)
-app.command()(reward_server)
-app.command()(reward_check)
-app.command()(train_reward)
-app.command()(pair_questions)
-app.command()(cold_start)
-app.command()(rejection_sampling)
+app.command(rich_help_panel="Prepare")(difficulty)
+app.command(rich_help_panel="Prepare")(reference_scores)
+app.add_typer(prompts, name="prompts", rich_help_panel="Prepare")
+app.command(rich_help_panel="Reference")(env)
+app.command(rich_help_panel="Votes and rewards")(pairs)
+app.command(rich_help_panel="Look")(gallery)
+app.command(rich_help_panel="Votes and rewards")(reward_server)
+app.command(rich_help_panel="Votes and rewards")(reward_check)
+app.command(rich_help_panel="Votes and rewards")(train_reward)
+app.command(rich_help_panel="Text")(pair_questions)
+app.command(rich_help_panel="Text")(cold_start)
+app.command(rich_help_panel="Text")(rejection_sampling)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: errors that people can mend are one line, without a traceback."""
     handler: Any = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    # on a CPU it warns of a kernel that nothing here asks for
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         check_own_packages()
         app(args=arguments)

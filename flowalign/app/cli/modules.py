@@ -1,4 +1,4 @@
-"""Where a user's own modules are found, and that they do not hide flowalign's."""
+"""Where a user's own modules are found, that they do not hide flowalign's, and what other libraries print."""
 
 import importlib.util
 import sys
@@ -30,3 +30,13 @@ def find_beside(file: Path) -> None:
     for folder in (file.resolve().parent, Path.cwd()):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
+
+
+def quiet_libraries() -> None:
+    """No loading bars and no warnings of diffusers and transformers, where random weights stand in for real ones."""
+    import diffusers
+    import transformers
+
+    for library in (diffusers, transformers):
+        library.utils.logging.set_verbosity_error()
+        library.utils.logging.disable_progress_bar()

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flowalign.app.cli.modules import find_beside
+from flowalign.app.cli.modules import find_beside, quiet_libraries
 
 if TYPE_CHECKING:
     from flowalign.planning.plan import Plan
@@ -28,6 +28,7 @@ def plan(
     from flowalign.planning.plan import plan as make_plan
 
     find_beside(config)
+    quiet_libraries()
     made = make_plan(load(config, overrides or []), gpu.lower(), gpus, price)
     if as_json:
         print(json.dumps(made.json(), indent=1))
