@@ -13,7 +13,6 @@ Pictures come in the request; it opens no files, and answers no web page.
 import asyncio
 import contextlib
 import hmac
-import ipaddress
 import logging
 import math
 import platform
@@ -35,11 +34,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from rewards.base import Reward, RewardError, Scores, score, spec_of
+from rewards.connections import CONNECTIONS, Punctual, is_own_host, loopback
 from rewards.wire import FILES, Budget, TooLarge, decode
 
 logger = logging.getLogger(__name__)
 LOST = 3  # calls that may hang before the server says that it cannot go on
-CONNECTIONS = 512
 
 
 class Worker:
@@ -204,7 +203,7 @@ class RewardServer:
             return refusal
         self.counts["requests"] += 1
         if len(self.waiting) >= self.queue:
-            return _error(503, f"{self.queue} requests are waiting already")
+            return self._queue_is_full()
         if self.lost >= LOST:
             return _error(503, f"{self.lost} calls of reward '{self.reward.name}' hang")
         if int(request.headers.get("content-length", 0)) > self.memory // 2:
@@ -252,6 +251,9 @@ class RewardServer:
             take(2 * budget.taken)
         if not samples:
             return JSONResponse({"value": [], "parts": {}})
+        if len(self.waiting) >= self.queue:
+            # others came while this one was arriving
+            return self._queue_is_full()
         job = Job(samples, prompts, metadata, asyncio.get_running_loop().create_future())
         self.waiting.append(job)
         self.arrived.set()
@@ -274,6 +276,9 @@ class RewardServer:
                 "weight": None if scores.weight is None else _numbers(scores.weight),
             }
         )
+
+    def _queue_is_full(self) -> Response:
+        return _error(503, f"{self.queue} requests are waiting already")
 
     def _too_large(self) -> Response:
         return _error(
@@ -317,29 +322,11 @@ class RewardServer:
         if origin not in (None, f"http://{host}", f"https://{host}"):
             return _error(403, "requests of other sites are refused")
         if self.token is None:
-            return None if _is_address(host) else _error(403, "without a token this server goes by its address only")
+            return None if is_own_host(host) else _error(403, "without a token this server goes by its address only")
         given = headers.get("authorization", "")
         if hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
             return None
         return _error(401, "wrong or missing token")
-
-
-def loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _is_address(host: str) -> bool:
-    """Whether a Host header is localhost or an address, which no other site can claim."""
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return name.lower() == "localhost"
-    return True
 
 
 def _error(status: int, why: str) -> Response:
@@ -388,4 +375,4 @@ def serve(
     if token is None and not loopback(host):
         raise ValueError(f"{host} is open to the network without a token; set token_variable")
     server = RewardServer(reward, merge, queue, token, memory, timeout)
-    uvicorn.run(server.app, host=host, port=port, log_level="warning", limit_concurrency=CONNECTIONS)
+    uvicorn.run(server.app, host=host, port=port, log_level="warning", limit_concurrency=CONNECTIONS, http=Punctual)

@@ -1,6 +1,7 @@
 """Rollout workers: processes of their own that sample, on Ray (docs/rollout-workers.md)."""
 
 import os
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -30,6 +31,11 @@ class RolloutWorkers(Section):
         name = config.algorithm.name
         if find_spec("ray") is None:
             raise ConfigError("rollout.workers: ray is not installed; pip install 'flowalign[ray]', or leave them out")
+        if [int(number) for number in version("ray").split(".")[:2]] < [2, 60]:
+            raise ConfigError(
+                f"rollout.workers: Ray {version('ray')} lets in whoever reaches its ports; from 2.60 on it asks for a "
+                "token: pip install -U 'flowalign[ray]'"
+            )
         if not algorithm.takes_workers:
             raise ConfigError(
                 f"rollout.workers: '{name}' cannot learn from samples of other processes: it takes gradients through "

@@ -19,8 +19,9 @@ def reward_server(
     """Serve rewards over HTTP, for the reward 'remote' of training runs elsewhere."""
     from flowalign.app.cli.reward_file import read
     from flowalign.config.rewards import build_reward
+    from rewards.connections import loopback
     from rewards.http import token_in
-    from rewards.server import loopback, serve
+    from rewards.server import serve
 
     find_beside(config)
     settings = read(config)

@@ -131,6 +131,9 @@ def _lines(run: Run, path: Path) -> Iterator[dict[str, Any]]:
             continue
         try:
             record = json.loads(line)
+            if b"\xed" in line or b"\\u" in line:
+                # half of a surrogate pair, which no page and no file can hold, is shown as a question mark
+                record = json.loads(json.dumps(record, ensure_ascii=False).encode(errors="replace"))
         except (ValueError, RecursionError):
             record = None
         if isinstance(record, dict):

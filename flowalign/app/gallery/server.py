@@ -6,11 +6,11 @@ are posts from other sites.
 """
 
 import hashlib
-import ipaddress
 import itertools
 import json
 import socket
 import threading
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from flowalign.data.votes import Pair, Votes, json_lines
 from flowalign.errors import ConfigError
 from flowalign.runs.previews import FOLDER as PREVIEWS
 from flowalign.runs.samples import FOLDER as SAMPLES
+from rewards.connections import Punctual, is_own_host
 
 BODY = 65536
 """bytes of a post at most"""
@@ -66,7 +67,7 @@ class Guard:
 
     def _refusal(self, method: str, headers: Headers) -> str | None:
         host = headers.get("host", "")
-        if not self._ours(host):
+        if not is_own_host(host, self.host):
             return "this server does not go by that name"
         if method in ("GET", "HEAD"):
             return None
@@ -76,17 +77,6 @@ class Guard:
         if headers.get("content-type", "").split(";")[0].strip() != "application/json":
             return "posts must be application/json"
         return None
-
-    def _ours(self, host: str) -> bool:
-        """Whether a Host header is localhost, the name we were given, or an address, which no other site can claim."""
-        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        if name.lower() in ("localhost", self.host.lower()):
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
 
 
 class Polls:
@@ -324,7 +314,10 @@ def _integer(text: str) -> int | None:
 def _rater(name: Any) -> str:
     if not isinstance(name, str) or not name.strip() or len(name) > 80:
         raise Refused("give a name of at most 80 characters")
-    return name.strip()
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in name.strip()):
+        raise Refused("the name holds a control character, or half of a surrogate pair")
+    # the same name from another keyboard is the same person
+    return unicodedata.normalize("NFC", name.strip())
 
 
 def serve(runs: list[Path], output: Path, host: str = "127.0.0.1", port: int = 8765) -> None:
@@ -333,9 +326,10 @@ def serve(runs: list[Path], output: Path, host: str = "127.0.0.1", port: int = 8
     Args:
         runs: run folders.
         output: the gallery's folder.
-        host: address to listen on; others than the default let everyone who reaches it look and vote.
+        host: address to listen on, empty is loopback; others let everyone who reaches them look and vote.
         port: 0 takes a free one.
     """
+    host = host or "127.0.0.1"
     shown = Shown(runs, output)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -344,5 +338,5 @@ def serve(runs: list[Path], output: Path, host: str = "127.0.0.1", port: int = 8
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from error
     address = f"[{host}]" if ":" in host else host
     print(f"gallery: http://{address}:{listener.getsockname()[1]}/  (Ctrl-C ends it)", flush=True)
-    config = uvicorn.Config(application(shown, host), log_level="warning", server_header=False)
+    config = uvicorn.Config(application(shown, host), log_level="warning", server_header=False, http=Punctual)
     uvicorn.Server(config).run(sockets=[listener])

@@ -73,6 +73,12 @@ def test_a_missing_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         load(recipe("tiny_sd3/flow_grpo"), ["rollout.workers={count: 1}"]).check(1)
 
 
+def test_a_ray_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowalign.config.workers.version", lambda name: "2.59.1")
+    with pytest.raises(ConfigError, match=r"Ray 2\.59\.1 lets in whoever reaches its ports"):
+        load(recipe("tiny_sd3/flow_grpo"), ["rollout.workers={count: 1}"]).check(1)
+
+
 @pytest.fixture(scope="module")
 def started() -> Iterator[Any]:
     """Ray on this machine, which trainers find running."""

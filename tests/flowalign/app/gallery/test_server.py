@@ -15,8 +15,8 @@ CODE = "from flowalign.app.cli.gallery import gallery; import typer; typer.run(g
 class Server:
     """A real server process on a free port."""
 
-    def __init__(self, run: Path, output: Path) -> None:
-        command = [sys.executable, "-c", CODE, str(run), "-o", str(output), "--serve", "--port", "0"]
+    def __init__(self, run: Path, output: Path, *options: str) -> None:
+        command = [sys.executable, "-c", CODE, str(run), "-o", str(output), "--serve", "--port", "0", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.line = self.process.stdout.readline()
         self.host = self.line.split("//")[1].split("/")[0]
@@ -150,6 +150,8 @@ def test_posts_of_the_page_itself_are_taken(server):
         {"rater": "", "a": 0, "b": 3},
         {"rater": "x" * 81, "a": 0, "b": 3},
         {"rater": 7, "a": 0, "b": 3},
+        {"rater": "Ada\ud800", "a": 0, "b": 3},
+        {"rater": "Ada\nZoe", "a": 0, "b": 3},
         {"rater": "Ada", "a": 0, "b": 0},
         {"rater": "Ada", "a": True, "b": 0},
         {"rater": "Ada", "a": [], "b": {}},
@@ -248,3 +250,38 @@ def test_sides_are_random(server):
     ballots = [server.next(f"rater+{n}") for n in range(24)]
     left = [server.ask("GET", "/" + ballot["left"]["picture"])[1] in base for ballot in ballots]
     assert set(left) == {True, False}
+
+
+def test_an_empty_host_is_loopback(run, tmp_path):
+    """Not all interfaces, as it is to the socket."""
+    server = Server(run, tmp_path / "out", "--host", "")
+    try:
+        assert server.host.startswith("127.0.0.1:") and server.ask("GET", "/")[0] == 200
+        for name in ("[::1].evil.com", "localhost:80@evil"):
+            assert server.ask("GET", "/", Host=name)[0] == 403
+    finally:
+        server.end()
+
+
+def test_a_name_is_one_person_however_it_is_typed(server):
+    """An umlaut as one character, and as a letter and its dots."""
+    pair = server.next("J%C3%B6rg")["pair"]
+    assert server.vote(pair, "left", rater="J\u00f6rg")[0] == 200
+    assert server.next("Jo%CC%88rg")["done"] == 1
+
+
+def test_half_a_surrogate_in_a_run_jams_nothing(maker, tmp_path):
+    """Prompts of a stranger's run are shown with a question mark, and voted on."""
+    run = maker.make_run(tmp_path / "run", prompts=2)
+    for file in run.glob("samples/*/samples.jsonl"):
+        file.write_text(file.read_text().replace("number 0", "number \\ud83d"))
+    server = Server(run, tmp_path / "out")
+    try:
+        for _ in range(2):
+            ballot = server.next()
+            assert "\ud83d" not in ballot["prompt"]
+            assert server.vote(ballot["pair"], "left")[0] == 200
+        assert server.ask("GET", "/")[0] == server.ask("GET", "/api/results?a=0&b=3")[0] == 200
+        assert "number ?" in server.ask("GET", "/api/export")[1].decode()
+    finally:
+        server.end()
