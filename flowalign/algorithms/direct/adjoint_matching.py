@@ -47,6 +47,8 @@ class AdjointMatchingSettings(base.DirectSettings):
 class Experience(base.Experience):
     adjoint: Tensor
     """[B, T, ...] of the states that steps end in"""
+    guided: Rollout
+    """as it was sampled; `rollout` has the same samples, whose steps are taken again without guidance"""
 
 
 class AdjointMatching(base.DirectAlgorithm):
@@ -78,13 +80,19 @@ class AdjointMatching(base.DirectAlgorithm):
 
     def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
         plain = super().collect(actor, draw)
-        plain.rollout = unguided(plain.rollout)
+        guided = plain.rollout
+        conditions = guided.conditions.conditional(actor.policy.family.unconditional)
+        plain.rollout = replace(guided, guidance=(1.0,) * len(guided.guidance), conditions=conditions)
         rows = torch.arange(len(plain.batch), device=actor.device).split(actor.config.training.micro_batch_size)
         made = [self.adjoint(actor.policy, plain, samples) for samples in rows]
         adjoint, value = (torch.cat(parts) for parts in zip(*made, strict=True))
         metrics = plain.metrics | {"reward/mean": actor.gather(value).mean().item()}
         items = self.steps(plain).to(actor.device)
-        return Experience(**vars(plain) | {"items": items, "metrics": metrics, "adjoint": adjoint})
+        return Experience(**vars(plain) | {"items": items, "metrics": metrics, "adjoint": adjoint, "guided": guided})
+
+    def verify(self, policy: DiffusersPolicy, experience: base.Experience) -> None:
+        assert isinstance(experience, Experience)
+        policy.verify(experience.guided)
 
     def steps(self, experience: base.Experience) -> Tensor:
         """[N, 2] (sample, step) to learn from: of every sample half early, half late."""
@@ -129,8 +137,3 @@ class AdjointMatching(base.DirectAlgorithm):
             "policy/control": control.square().flatten(1).sum(1),
             "policy/kl": control.square().flatten(1).mean(1) / 2,
         }
-
-
-def unguided(rollout: Rollout) -> Rollout:
-    """The same samples, whose steps are taken again without guidance."""
-    return replace(rollout, guidance=(1.0,) * len(rollout.guidance))

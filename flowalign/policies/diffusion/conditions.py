@@ -81,6 +81,16 @@ class Conditions:
             return first[:1] * len(rows)
         return [values[k][row] for k, row in zip(steps.tolist(), rows.tolist(), strict=True)]
 
+    def conditional(self, unconditional: int) -> "Conditions":
+        """Without the branch of guidance that has this number, where there are two."""
+        if self.branches == 1:
+            return self
+        kept = 1 - unconditional
+        if len(self.copies) == 2:
+            return Conditions([[calls[kept]] for calls in self.calls], [1], self.batch, self.shared)
+        rows = slice(kept * self.batch, (kept + 1) * self.batch)
+        return Conditions(_mapped([self], lambda values, _: values[0][rows]), [1], self.batch, self.shared)
+
     def expert(self, steps: Tensor) -> Tensor:
         """[N] number of the network that the pipeline asked at these steps [N], where it has several."""
         return torch.stack([calls[0]["expert"] for calls in self.calls])[steps.cpu()]
@@ -128,6 +138,10 @@ class Ragged:
     def branches(self) -> int:
         """Network evaluations of one sample at one step."""
         return self.parts[0].branches
+
+    def conditional(self, unconditional: int) -> "Ragged":
+        """Without the branch of guidance that has this number, where there are two."""
+        return Ragged([part.conditional(unconditional) for part in self.parts], self.owner, self.row)
 
     def __getitem__(self, samples: Tensor) -> "Ragged":
         """The conditions of some samples, [N] indices."""

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,20 @@ def test_lean_adjoints_are_the_gradient_of_the_rest_of_the_rollout(run, memoryle
             base, _ = KERNELS["ddim"](x, start, at, to, torch.ones(1, 1, 1, 1))
             literal.append(((mean - base) / std + std * experience.adjoint[sample, step]).square().sum())
     torch.testing.assert_close(loss, torch.stack(literal), rtol=1e-3, atol=1e-3)
+
+
+def test_adjoint_matching_guides_rollouts_only(run, memoryless, monkeypatch) -> None:
+    monkeypatch.setattr(run.config.rollout, "guidance", 7.5)
+    algorithm, experience = experienced(run, "adjoint_matching", scale=0.0, steps_per_sample=2)
+    algorithm.verify(run.policy, experience)
+    before = run.policy.forwards
+    algorithm.losses(run.policy, experience, experience.items)
+    # two forwards of each step, the policy's and the start's: none for an empty prompt
+    assert run.policy.forwards - before == 2 * len(experience.items)
+    rows, steps = experience.items.unbind(1)
+    found = run.policy.velocity(experience.rollout, rows, steps)
+    torch.testing.assert_close(found, run.policy.velocity(replace(experience.guided, guidance=(1.0,)), rows, steps))
+    assert (found - run.policy.velocity(experience.guided, rows, steps)).abs().max() > 0.01
 
 
 def test_adjoint_matching_refuses_rollouts_that_remember() -> None:
