@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import LoggerType
+from accelerate.utils import LoggerType, TorchDynamoPlugin
 
 from flowalign import registry
 from flowalign.config import BaseConfig, Config, Model, Named, TextConfig
@@ -159,6 +159,22 @@ def _needs(kind: Any) -> frozenset[str]:
     """Of a class of rewards; what depends on settings, a class does not say."""
     spec = getattr(kind, "spec", None)
     return spec.needs if isinstance(spec, Spec) else frozenset()
+
+
+def build_accelerator(**settings: Any) -> Accelerator:
+    """This process among the others. What the user's `accelerate config` says of precision and compilation stays out.
+
+    Args:
+        settings: of accelerate.
+    """
+    return Accelerator(
+        # without it processes of torchrun on a machine without accelerators would not find each other
+        cpu=not torch.accelerator.is_available(),
+        # networks are cast by model.dtype and compiled by model.compile
+        mixed_precision="no",
+        dynamo_plugin=TorchDynamoPlugin(backend="no"),
+        **settings,
+    )
 
 
 def build_actor(config: BaseConfig, policy: Any, reward: Reward, accelerator: Accelerator) -> Actor:

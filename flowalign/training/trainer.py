@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
+from accelerate import DeepSpeedPlugin, InitProcessGroupKwargs
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -39,6 +39,7 @@ from flowalign.runs.metrics import MetricsFile
 from flowalign.runs.result import Result
 from flowalign.settings import parse
 from flowalign.training.building import (
+    build_accelerator,
     build_actor,
     build_policy,
     check_media,
@@ -94,9 +95,7 @@ class Trainer:
         self.config = config = recorded(config, policy, reward)
         self.folder = Path(config.output) / (config.name or "run")
         check_trackers(config.trackers)
-        self.accelerator = Accelerator(
-            # without it processes of torchrun on a machine without accelerators would not find each other
-            cpu=not torch.accelerator.is_available(),
+        self.accelerator = build_accelerator(
             log_with=config.trackers or None,
             project_dir=str(self.folder),
             kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=config.training.timeout))],

@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
 from flowalign.config import BaseConfig, kind_of
@@ -19,7 +18,7 @@ from flowalign.policies.diffusion import Rollout
 from flowalign.rollouts.base import Actor
 from flowalign.rollouts.draw import Made
 from flowalign.settings import parse
-from flowalign.training.building import build_actor, build_policy, make_trainable
+from flowalign.training.building import build_accelerator, build_actor, build_policy, make_trainable
 from flowalign.training.distributed.sharding import restore
 from flowalign.training.learner import parameter_groups
 from flowalign.training.memory import while_it_fits
@@ -72,7 +71,7 @@ class Worker:
     def parts(self) -> tuple[Any, Actor]:
         """The algorithm, and the actor that it samples through; built at the first use, so that who asks is told what
         fails."""
-        accelerator = Accelerator(cpu=not torch.accelerator.is_available())
+        accelerator = build_accelerator()
         algorithm = self.config.build_algorithm()
         policy = build_policy(self.config, accelerator.device)
         make_trainable(policy, self.config.model, self._reference)

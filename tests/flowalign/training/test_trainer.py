@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from accelerate.state import AcceleratorState
 from diffusers import StableDiffusion3Pipeline
 from safetensors.torch import load_file
 
@@ -29,6 +30,14 @@ from flowalign.training.signals import Stopped
 from rewards import RewardError
 from tests.flowalign.training.processes import FORKS, go_on, together
 from tests.flowalign.training.small_run import settings
+
+
+@pytest.fixture
+def fresh_state() -> Iterator[None]:
+    """Accelerate keeps what the first of its users in a process was told."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def brightness(images: list, prompts: list[str]) -> list[float]:
@@ -448,3 +457,18 @@ def test_two_processes_give_the_advantages_and_weights_of_one(tmp_path: Path, mo
     evaluations = [records(tmp_path / name, "evaluations") for name in ("one", "two")]
     for mine, theirs in zip(*evaluations, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_what_accelerate_is_usually_told_changes_nothing(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_state: None
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "EAGER")
+    trainer = Trainer(settings(tmp_path), reward=brightness, progress=False)
+    policy = trainer.policy
+    rollout = policy.sample(["a red circle"], steps=2)
+    rows = torch.zeros(1, dtype=torch.long)
+    velocity = policy.velocity(rollout, rows, rows)
+    assert velocity.requires_grad and torch.equal(velocity, rollout.trajectory.velocity[:, 0])
+    assert trainer.accelerator.mixed_precision == "no" and policy.model is policy.network
