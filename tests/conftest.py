@@ -7,6 +7,8 @@ import os
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Networks this small gain nothing from a second thread, which mostly waits; processes inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
+# On a GPU float32 is compared with a CPU's.
+os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
 # Before anything imports the Hugging Face libraries, which read these once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"

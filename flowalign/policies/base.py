@@ -28,6 +28,9 @@ TRAINED, START = "default", "start"
 """names of the adapter that is trained, and of the one that it started from where that was given"""
 OWN = "trained"
 """stands for the adapter that is trained, among paths of others"""
+GRAPHS = 64
+"""compiled of one class of blocks at most: three kinds of them (SD3.5), with and without gradients, with each set of
+weights, and at several sizes"""
 R = TypeVar("R")
 """a rollout"""
 
@@ -145,6 +148,8 @@ class Policy(Generic[R]):
         Args:
             settings: of torch.compile.
         """
+        # beyond torch's own limit of 8 a block runs uncompiled, without a word
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
         for block in repeated_blocks(self.network):
             block.compile(**settings)
 

@@ -64,6 +64,8 @@ class Network(Section):
     """null trains every weight"""
     gradient_checkpointing: bool = False
     """compute activations again in the backward pass: a third more time, a fraction of the memory"""
+    tf32: bool = True
+    """float32 products on NVIDIA GPUs, those of rewards too, round their factors to 10 bits: several times faster"""
 
 
 class ContextParallel(Section):

@@ -27,7 +27,7 @@ from flowalign.rollouts.base import Actor
 from flowalign.rollouts.diffusion import DiffusionActor
 from flowalign.rollouts.language import LanguageActor
 from flowalign.search.sampler import SearchSampler
-from flowalign.training.memory import check_precision
+from flowalign.training.memory import allow_tf32, check_precision
 from rewards import Reward, Spec, WeightedSum, spec_of
 
 
@@ -40,6 +40,7 @@ def build_policy(
         kind: of the policy, where it makes pictures.
     """
     check_precision(config.model.dtype, torch.device(device))
+    allow_tf32(config.model.tf32)
     if config.model.path.startswith(registry.GIVEN):
         own = config.model.path.removeprefix(registry.GIVEN)
         raise ConfigError(f"model.path: the model '{own}' was handed over in Python; hand it over again (policy=...)")

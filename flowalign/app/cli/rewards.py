@@ -19,6 +19,7 @@ def reward_server(
     """Serve rewards over HTTP, for the reward 'remote' of training runs elsewhere."""
     from flowalign.app.cli.reward_file import read
     from flowalign.config.rewards import build_reward
+    from flowalign.training.memory import allow_tf32
     from rewards.connections import loopback
     from rewards.http import token_in
     from rewards.server import serve
@@ -35,6 +36,7 @@ def reward_server(
             raise ConfigError(f"server.token_variable: {error}") from error
     if token is None and not loopback(host):
         raise ConfigError(f"{host} is open to the network without a token; set server.token_variable")
+    allow_tf32(server.tf32)
     reward = build_reward(settings.rewards)
     print(f"serving '{reward.name}' on http://{host}:{port}", flush=True)
     try:

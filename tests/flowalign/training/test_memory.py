@@ -1,5 +1,6 @@
 """What saves memory does not change the numbers, and what runs out of it says what to lower."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.planning.fake_device import DEVICE, FakeDevice
-from flowalign.planning.tiny_pipelines import PIPELINES, build
+from flowalign.planning.tiny_pipelines import DATA, PIPELINES, build
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.settings import Snapshot
 from flowalign.policies.snapshots import Snapshots
@@ -120,6 +122,44 @@ def test_compiled_blocks_give_the_same_transitions_and_train(tiny_policy: Callab
         policy.velocity(rollout, torch.tensor([0, 1]), torch.tensor([0, 1])).square().mean().backward()
     for mine, theirs in zip(compiled.trainable().values(), plain.trainable().values(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_all_kinds_of_blocks_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SD3.5's three: of two attentions, of one, and the last, each with and without gradients and adapters."""
+    graphs = 0
+
+    def counted(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
+    # its first layer has two attentions
+    monkeypatch.setitem(DATA["parts"]["sd3_transformer"], "num_layers", 3)
+    policy = DiffusersPolicy(build("sd35"), encode_options={"max_sequence_length": 20})
+    policy.add_lora(2, 4)
+    policy.compile(backend=counted)
+    rollout = policy.sample(["a red circle"], steps=2, height=8, width=8)
+    rows = torch.zeros(1, dtype=torch.long)
+
+    def every_way() -> None:
+        for weights in (contextlib.nullcontext, policy.reference):
+            for gradients in (torch.no_grad, torch.enable_grad):
+                with weights(), gradients():
+                    policy.velocity(rollout, rows, rows)
+
+    every_way()
+    assert graphs == 3 * 2 * 2
+    every_way()
+    assert graphs == 3 * 2 * 2
+
+
+def test_float32_products_are_tf32_unless_they_shall_not_be(tmp_path: Path) -> None:
+    for wanted in (True, False):
+        trainer(tmp_path / str(wanted), f"model.tf32={str(wanted).lower()}")
+        assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is wanted
 
 
 def test_quantised_weights_are_refused_where_they_cannot_be(tmp_path: Path) -> None:
