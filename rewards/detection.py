@@ -60,8 +60,19 @@ def load_detector(model: str, device: str) -> tuple[Any, Any]:
     return AutoImageProcessor.from_pretrained(model), network.to(pick_device(device)).eval().requires_grad_(False)
 
 
+THRESHOLDS = {"mask2former": (0.3, 0.9), "rt_detr": (0.3, 0.6), "rt_detr_v2": (0.3, 0.6)}
+"""Least confidence by kind of detector, and for prompts that count. Mask2Former's are GenEval's own. Of RT-DETR, whose
+scores are lower, they are those of its page in transformers and of its authors' demo (`draw`, 0.6); nobody has measured
+them on GenEval."""
+MOST_OBJECTS = 16
+"""Objects of a class that GenEval looks at."""
+
+
 class Detection:
-    """GenEval (arXiv 2310.11513): does a detector find the objects the prompt asks for; in [0, 1].
+    """GenEval (arXiv 2310.11513): does a detector find the objects the prompt asks for.
+
+    In [0, 1]; with `graded` at most 1, and below 0 where a picture shows far more objects than asked for. The parts
+    `strict`, `soft` and `graded` are given in any case.
 
     The metadata are GenEval's: "include" lists {"class", "count", "color", "position": [relation, index]}, "exclude"
     lists {"class", "count"} of which fewer must be found. For colours a CLIP names the colour of each object, cut out
@@ -70,8 +81,10 @@ class Detection:
 
     Args:
         model: folder or hub name of a transformers object detector, or of a Mask2Former for instances.
-        threshold: least confidence of an object; `counting_threshold` for prompts tagged "counting".
+        threshold: least confidence of an object; `counting_threshold` for prompts tagged "counting". The defaults
+            are those of the kind of detector (`THRESHOLDS`); a detector of another kind needs both.
         strict_weight: weight of meeting every requirement; the rest goes to the share of requirements met.
+        graded: pay as Flow-GRPO does (`graded`); then there is no `strict_weight`.
         colour_model: CLIP of transformers that names colours; needed only where prompts ask for them.
         batch_size, device: of the detector.
     """
@@ -83,16 +96,25 @@ class Detection:
     def __init__(
         self,
         model: str = "PekingU/rtdetr_r50vd_coco_o365",
-        threshold: float = 0.3,
-        counting_threshold: float = 0.9,
+        threshold: float | None = None,
+        counting_threshold: float | None = None,
         strict_weight: float = 1.0,
+        graded: bool = False,
         colour_model: str | None = None,
         batch_size: int = 16,
         device: str = "auto",
     ) -> None:
-        self.threshold, self.counting_threshold = threshold, counting_threshold
+        if graded and strict_weight != 1:
+            raise ValueError("'detection' is either graded or has a strict_weight")
+        self.graded = graded
         self.strict_weight, self.batch_size, self.device = strict_weight, batch_size, pick_device(device)
         self.processor, self.network = load_detector(model, device)
+        kind = self.network.config.model_type
+        if kind not in THRESHOLDS and None in (threshold, counting_threshold):
+            raise ValueError(f"'detection' knows no thresholds for a {kind}; set threshold and counting_threshold")
+        usual, counting = THRESHOLDS.get(kind, (0.0, 0.0))
+        self.threshold = usual if threshold is None else threshold
+        self.counting_threshold = counting if counting_threshold is None else counting_threshold
         self.colour_model = load_dual_encoder(colour_model, device=device) if colour_model else None
 
     def __call__(self, samples: Sequence[Image], prompts: Sequence[str], metadata: Metadata) -> Scores:
@@ -101,14 +123,15 @@ class Detection:
             for i in range(0, len(samples), self.batch_size)
             for objects in self.detect(samples[i : i + self.batch_size])
         ]
-        soft, strict = [], []
+        rows = []
         for image, prompt, record, objects in zip(samples, prompts, metadata, found, strict=True):
             least = self.counting_threshold if record.get("tag") == "counting" else self.threshold
-            met = self.requirements(image, prompt, record, [o for o in objects if o.score > least])
-            soft.append(sum(met) / len(met))
-            strict.append(float(all(met)))
-        parts = {"soft": torch.tensor(soft), "strict": torch.tensor(strict)}
-        return Scores(self.strict_weight * parts["strict"] + (1 - self.strict_weight) * parts["soft"], parts)
+            met, grade = self.judge(image, prompt, record, [item for item in objects if item.score > least])
+            rows.append((sum(met) / len(met), all(met), grade))
+        columns = torch.tensor(rows, dtype=torch.float32).reshape(-1, 3).unbind(dim=1)
+        parts = dict(zip(("soft", "strict", "graded"), columns, strict=True))
+        both = self.strict_weight * parts["strict"] + (1 - self.strict_weight) * parts["soft"]
+        return Scores(parts["graded"] if self.graded else both, parts)
 
     @torch.no_grad()
     def detect(self, images: Sequence[Image]) -> list[list[Found]]:
@@ -157,20 +180,32 @@ class Detection:
     def _name(self, label: int) -> str:
         return geneval_name(self.network.config.id2label[label])
 
-    def requirements(
+    def judge(
         self, image: Image, prompt: str, record: Mapping[str, Any], objects: Sequence[Found]
-    ) -> list[bool]:
-        """Whether each thing that the metadata ask for is met."""
+    ) -> tuple[list[bool], float]:
+        """Whether each thing that the metadata ask for is met, and the graded reward."""
         if "include" not in record:
             raise RewardError(f"reward 'detection': the metadata of the prompt {prompt!r} have no 'include'")
         for asked in (*record["include"], *record.get("exclude", ())):
             self._check_known(asked["class"], prompt)
-        return requirements(record, objects, lambda item: self._colour(image, item, prompt))
+        colour = self._colours(image, prompt)
+        return requirements(record, objects, colour), graded(record, objects, colour)
 
     def _check_known(self, wanted: str, prompt: str) -> None:
         """Refuse a class that the detector does not know, which would score 0 whatever the picture shows."""
         if geneval_name(wanted) not in map(geneval_name, self.network.config.id2label.values()):
             raise RewardError(f"reward 'detection': the detector knows no '{wanted}', which {prompt!r} asks for")
+
+    def _colours(self, image: Image, prompt: str) -> Callable[[Found], str]:
+        """Names the colours of the objects of a picture, each once."""
+        named: dict[int, str] = {}
+
+        def colour(item: Found) -> str:
+            if id(item) not in named:
+                named[id(item)] = self._colour(image, item, prompt)
+            return named[id(item)]
+
+        return colour
 
     @torch.no_grad()
     def _colour(self, image: Image, item: Found, prompt: str) -> str:
@@ -224,6 +259,39 @@ def requirements(record: Mapping[str, Any], objects: Sequence[Found], colour: Ca
         name = geneval_name(ban["class"])
         met.append(sum(item.label == name for item in objects) < int(ban.get("count", 1)))
     return met
+
+
+def graded(record: Mapping[str, Any], objects: Sequence[Found], colour: Callable[[Found], str]) -> float:
+    """What Flow-GRPO's authors pay for a picture: the mean over all that is asked, at most 1 (arXiv 2505.05470).
+
+    A count pays 1 - |asked - found| / asked, which is below 0 for more than twice as many. A colour pays the share of
+    objects that have it, and a place pays 1. Both are looked at only where the count is right, else they pay 0. A
+    wrong place pays 0 and 1, as in their code (`evaluate_reward` in github.com/yifan123/reward-server). "exclude" is
+    not read.
+
+    Args:
+        record, objects, colour: as of `requirements`.
+    """
+    paid: list[float] = []
+    complete: list[list[Found]] = []
+    for want in record["include"]:
+        name, count = geneval_name(want["class"]), int(want.get("count", 1))
+        own = [item for item in objects if item.label == name][:MOST_OBJECTS]
+        paid.append(1 - abs(count - len(own)) / count)
+        right = len(own) == count
+        if not right and ("color" in want or want.get("position")):
+            paid.append(0.0)
+        if right and "color" in want:
+            share = sum(colour(item) == want["color"] for item in own) / count
+            paid.append(share)
+            right = share == 1
+        if right and want.get("position"):
+            relation, other = want["position"]
+            pairs = [stands(relation, a, b) for a in own for b in complete[other]]
+            right = bool(pairs) and all(pairs)
+            paid += [1.0] if right else [0.0, 1.0] if pairs else [0.0]
+        complete.append(own if right else [])
+    return sum(paid) / len(paid)
 
 
 def stands(relation: str, first: Found, second: Found) -> bool:

@@ -115,7 +115,9 @@ def test_the_detection_reward_scores_every_task(task: str) -> None:
         colours = {want.get("color", "red") for want in record["include"]}
         for colour in colours:
             reward = Perfect(labels, colour)
-            met = reward.requirements(Image.new("RGB", (160, 160)), record["prompt"], record, found)
+            met, grade = reward.judge(Image.new("RGB", (160, 160)), record["prompt"], record, found)
             assert all(met) or len(colours) > 1
+            assert (grade == 1) == all(met)
         more = [*found, found[0]] if task == "counting" else found[1:]
-        assert not all(reward.requirements(Image.new("RGB", (160, 160)), record["prompt"], record, more))
+        met, grade = reward.judge(Image.new("RGB", (160, 160)), record["prompt"], record, more)
+        assert not all(met) and grade < 1

@@ -45,7 +45,8 @@ def named(config: str, *overrides: str) -> list[tuple[str, str]]:
 
 def test_a_recipe_names_its_model_its_rewards_and_its_panel(cache: Path) -> None:
     assert named("tiny_sd3/demo") == []
-    clip, detector = ("openai/clip-vit-large-patch14", "network"), ("PekingU/rtdetr_r50vd_coco_o365", "network")
+    clip = ("openai/clip-vit-large-patch14", "network")
+    detector = ("facebook/mask2former-swin-small-coco-instance", "network")
     assert named("sd3/flow_grpo_geneval") == [(SD3, "pipeline"), detector, clip]
     panel = "[{name: image_reward}, {name: hpsv2, version: v2.0}, {name: normalized, rewards: [{name: aesthetic}]}]"
     assert named("sd3/flow_grpo_ocr", f"evaluation.panel={panel}", "data.prompts=owner/texts") == [
@@ -115,7 +116,7 @@ def test_a_part_that_is_missing_is_noticed(cache: Path) -> None:
 
 
 def test_offline_it_is_said_at_once(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keep(cache, "PekingU/rtdetr_r50vd_coco_o365", "model.safetensors")
+    keep(cache, "facebook/mask2former-swin-small-coco-instance", "model.safetensors")
 
     def run(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as left:
@@ -126,7 +127,7 @@ def test_offline_it_is_said_at_once(cache: Path, capsys: pytest.CaptureFixture[s
     lines = [line.split()[:2] for line in out.splitlines()]
     assert code == 1 and lines == [
         ["missing", SD3],
-        ["here", "PekingU/rtdetr_r50vd_coco_o365"],
+        ["here", "facebook/mask2former-swin-small-coco-instance"],
         ["missing", "openai/clip-vit-large-patch14"],
     ]
     code, out, err = run("sd3/flow_grpo_geneval")

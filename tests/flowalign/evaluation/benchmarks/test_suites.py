@@ -90,6 +90,7 @@ class Seen(Detection):
 
     def __init__(self) -> None:
         self.threshold, self.counting_threshold, self.strict_weight, self.batch_size = 0.3, 0.9, 1.0, 16
+        self.graded = False
 
     def _check_known(self, wanted: str, prompt: str) -> None:
         pass
