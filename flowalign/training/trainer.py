@@ -52,6 +52,7 @@ from flowalign.training.distributed.sharding import distribute, whole
 from flowalign.training.distributed.zero import ZeroLearner
 from flowalign.training.evaluator import Evaluator
 from flowalign.training.given import recorded
+from flowalign.training.health import Health
 from flowalign.training.learner import Learner
 from flowalign.training.memory import out_of_memory, while_it_fits
 from flowalign.training.resuming import changed, check_resumable
@@ -171,6 +172,8 @@ class Trainer:
         self.seconds = 0.0
         """that iterations took so far"""
         self.metrics = MetricsFile(self.folder / "metrics.jsonl")
+        self.health = Health(training, silent=not self.accelerator.is_main_process)
+        """of what this process has seen; a resumed run begins to look anew"""
         self.heartbeat: Heartbeat | None = None
         self.signals = Signals(announce=self.accelerator.is_main_process)
         self._saved: int | None = None
@@ -260,6 +263,7 @@ class Trainer:
             progress = self.progress()
             last = progress >= 1
             self._log(metrics)
+            self.health.see(self.iteration, metrics)
             headline = self.algorithm.headline
             # an iteration whose updates were all skipped measured nothing
             shown = {headline: f"{metrics[headline]:.3f}" if headline in metrics else "skipped"}
@@ -348,7 +352,10 @@ class Trainer:
     def evaluate(self) -> Evaluated | None:
         """Score the held-out prompts, and append the means to evaluations.jsonl."""
         self._at("evaluation")
-        return self.evaluator.run(self.iteration, self.progress())
+        result = self.evaluator.run(self.iteration, self.progress())
+        if result is not None:
+            self.health.evaluated(self.iteration, result)
+        return result
 
     def _forget(self) -> None:
         """Remove what the folder holds of iterations that are still to come: of a run that was killed in them."""

@@ -1,0 +1,101 @@
+"""What a run is told that unlearns: its reward falls, in training or on held-out prompts, at a high learning rate."""
+
+import logging
+from collections.abc import Sequence
+from statistics import fmean
+
+from flowalign.config.sections import Training
+from flowalign.evaluation.comparison import estimate
+from flowalign.evaluation.scores import Evaluated
+
+logger = logging.getLogger(__name__)
+
+WINDOW = 10
+"""iterations whose rewards are averaged"""
+ERRORS = 5.0
+"""standard errors of a difference from which on it is a fall; as many since the best of all averages is compared"""
+HIGH = 0.5
+"""share of the highest learning rate so far; below it a rate is falling anyway"""
+
+
+class Health:
+    """Sees the metrics of every iteration and every evaluation of a run, and warns once.
+
+    Args:
+        training: of the run's configuration; what would help is said in its words.
+        silent: another process of the run speaks.
+    """
+
+    def __init__(self, training: Training, silent: bool = False) -> None:
+        self.training, self.warned = training, silent
+        self.rewards: list[float] = []
+        """mean reward of each iteration"""
+        self.rate = self.highest = 0.0
+        """learning rate now, and the highest so far"""
+        self._best: tuple[int, list[int], list[float]] | None = None
+        """the best evaluation so far: its iteration, and of each sample the seed and the value"""
+
+    def see(self, iteration: int, metrics: dict[str, float]) -> None:
+        """Look at the metrics of an iteration."""
+        if "reward/mean" not in metrics:
+            return
+        self.rate = metrics.get("learning_rate", 0.0)
+        self.highest = max(self.highest, self.rate)
+        self.rewards.append(metrics["reward/mean"])
+        fall = fallen(self.rewards)
+        if fall is not None:
+            best, now = fall
+            self._warn(
+                f"iteration {iteration}: the mean reward of training was {best:.3f}, and is {now:.3f} in the last "
+                f"{WINDOW} iterations"
+            )
+
+    def evaluated(self, iteration: int, result: Evaluated) -> None:
+        """Look at the scores of held-out prompts."""
+        mean = fmean(result.value)
+        if self._best is None or mean > fmean(self._best[2]):
+            self._best = iteration, result.seeds, result.value
+            return
+        at, seeds, values = self._best
+        if seeds != result.seeds:
+            # the run went on with other prompts
+            return
+        gain = estimate([now - then for now, then in zip(result.value, values, strict=True)], result.prompts)
+        if gain is not None and gain.error is not None and gain.mean < -ERRORS * gain.error:
+            best = fmean(values)
+            self._warn(
+                f"iteration {iteration}: the held-out reward is {mean:.3f}, and was {best:.3f} at iteration {at}"
+            )
+
+    def _warn(self, seen: str) -> None:
+        if not self.warned and self.rate >= HIGH * self.highest:
+            self.warned = True
+            logger.warning("%s; training for longer may make it worse. What helps: %s", seen, remedies(self.training))
+
+
+def fallen(rewards: Sequence[float]) -> tuple[float, float] | None:
+    """The best average of `WINDOW` neighbours and that of the last ones, if these are worse by more than noise.
+
+    Noise is what neighbours differ by, which a slow trend hardly changes: half their mean squared difference.
+
+    Args:
+        rewards: mean reward of each iteration.
+    """
+    if len(rewards) < 2 * WINDOW:
+        return None
+    averages = [fmean(rewards[start : start + WINDOW]) for start in range(len(rewards) - 2 * WINDOW + 1)]
+    best, now = max(averages), fmean(rewards[-WINDOW:])
+    variance = fmean((b - a) ** 2 for a, b in zip(rewards, rewards[1:], strict=False)) / 2
+    return (best, now) if best - now > ERRORS * (2 * variance / WINDOW) ** 0.5 else None
+
+
+def remedies(training: Training) -> str:
+    """What makes such a run climb or keeps what it learned, in the words of its configuration."""
+    rate, prompts = training.optimizer.learning_rate, training.prompts_per_iteration
+    helps = [
+        f"a third of training.optimizer.learning_rate (it is {rate:g})",
+        f"more training.prompts_per_iteration (they are {prompts})",
+    ]
+    if training.ema_decay is None:
+        helps.append("an average of the weights (training.ema_decay: 0.97)")
+    return ", ".join(helps) + ", the best weights kept (evaluation.every: 20, evaluation.watch.early_stop: 3)"
