@@ -17,20 +17,26 @@ from rewards.clip import load_dual_encoder
 
 
 class OCR:
-    """How much of the wanted text can be read in the picture: 1 - normalised edit distance, in [0, 1].
+    """How much of the wanted text can be read in the picture, in [0, 1].
 
-    The wanted text is metadata["text"], or what the prompt has in quotation marks. Text that was not asked for counts
-    against the picture. Reads with RapidOCR (PP-OCR by onnxruntime; `pip install flowalign[ocr]`), models included.
+    The wanted text is metadata["text"], or what the prompt has in quotation marks. Reads with RapidOCR (PP-OCR by
+    onnxruntime; `pip install flowalign[ocr]`), models included.
 
     Args:
-        measure: "similarity", or "exact": 1 where the text is right to the letter, else 0. Both are parts.
+        measure: "similarity" (`similarity`, where text that was not asked for counts against the picture),
+            "containment" (`containment`, which Flow-GRPO trains on), or "exact": 1 where the text is right to the
+            letter, else 0. All are parts.
         case_sensitive: whether capitals matter; spaces at ends and line breaks never do.
     """
 
     name = "ocr"
     spec = Spec(frozenset({"image", "prompt", "metadata"}))
 
-    def __init__(self, measure: Literal["similarity", "exact"] = "similarity", case_sensitive: bool = False) -> None:
+    def __init__(
+        self,
+        measure: Literal["similarity", "containment", "exact"] = "similarity",
+        case_sensitive: bool = False,
+    ) -> None:
         try:
             from rapidocr import RapidOCR
         except ImportError as error:
@@ -41,9 +47,11 @@ class OCR:
     def __call__(self, samples: Sequence[Image], prompts: Sequence[str], metadata: Metadata) -> Scores:
         wanted = [self._plain(wanted_text(p, m)) for p, m in zip(prompts, metadata, strict=True)]
         found = [self._plain(self.read(image)) for image in samples]
+        pairs = list(zip(found, wanted, strict=True))
         parts = {
-            "similarity": torch.tensor([similarity(a, b) for a, b in zip(found, wanted, strict=True)]),
-            "exact": torch.tensor([float(a == b) for a, b in zip(found, wanted, strict=True)]),
+            "similarity": torch.tensor([similarity(a, b) for a, b in pairs]),
+            "containment": torch.tensor([containment(a, b) for a, b in pairs]),
+            "exact": torch.tensor([float(a == b) for a, b in pairs]),
         }
         return Scores(parts[self.measure], parts)
 
@@ -73,6 +81,15 @@ def wanted_text(prompt: str, record: Mapping[str, Any]) -> str:
 def similarity(found: str, wanted: str) -> float:
     """1 - edit distance / length of the longer text."""
     return 1 - edit_distance(found, wanted) / max(len(found), len(wanted), 1)
+
+
+def containment(found: str, wanted: str) -> float:
+    """Flow-GRPO's reward (arXiv 2505.05470, flow_grpo/ocr.py): 1 where the wanted text is part of what was found, else
+    1 - edit distance / length of the wanted text, at least 0. Spaces do not count."""
+    found, wanted = found.replace(" ", ""), wanted.replace(" ", "")
+    if wanted in found:
+        return 1.0
+    return 1 - min(edit_distance(found, wanted), len(wanted)) / len(wanted)
 
 
 def edit_distance(first: str, second: str) -> int:

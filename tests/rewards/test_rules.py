@@ -14,6 +14,7 @@ from rewards.rules import (
     GroupDiversity,
     ImageStatistic,
     JPEGSize,
+    containment,
     edit_distance,
     image_statistics,
     similarity,
@@ -36,6 +37,21 @@ def test_edit_distance(first, second, distance):
 def test_similarity_is_in_the_unit_interval_and_punishes_what_was_not_asked_for():
     assert similarity("hello", "hello") == 1 and similarity("", "hello") == 0 and similarity("", "") == 1
     assert similarity("hello hello", "hello") < 0.5 and similarity("xyz", "hello") == 0
+
+
+def test_containment_is_what_flow_grpo_pays():
+    """What `OcrScorer` of yifan123/flow_grpo 9745241 gives where its PaddleOCR reads the first text."""
+    paid = {
+        ("open 24 hours", "open"): 1.0,
+        ("o p e n", "open"): 1.0,
+        ("open", "open 24 hours"): 4 / 11,
+        ("opem", "open"): 0.75,
+        ("a wall full of other words", "open"): 0.0,
+        ("", "open"): 0.0,
+        ("stop signs", "top sign"): 1.0,
+        ("hello wrld", "hello world"): 0.9,
+    }
+    assert {pair: containment(*pair) for pair in paid} == pytest.approx(paid)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +83,8 @@ def test_ocr_reads_real_pictures():
     assert scores.parts["exact"].tolist() == [1, 0, 0, 0]
     torch.testing.assert_close(scores.value[:2], torch.tensor([1.0, 1 - 1 / 11]))
     assert scores.value[2] < 0.4 and scores.value[3] == 0
+    longer = score(OCR("containment"), images[:1], ['a sign "hello"'], [{}])
+    assert longer.value.tolist() == [1] and longer.parts["similarity"].item() == pytest.approx(5 / 11)
     assert score(OCR("exact", case_sensitive=True), images[:1], prompts[:1], [{}]).value.tolist() == [0]
 
 

@@ -11,17 +11,18 @@ from rewards.rules import OCR
 
 
 class Words(Suite):
-    """OCR accuracy: 1 - normalised edit distance of what RapidOCR reads; 'exact' is right to the letter.
+    """Text that can be read in pictures, by RapidOCR.
 
-    Flow-GRPO (arXiv 2505.05470) measures text rendering so, with PaddleOCR; its own prompts are dataset/ocr/test.txt of
-    github.com/yifan123/flow_grpo.
+    'containment' is Flow-GRPO's measure (arXiv 2505.05470), which reads with PaddleOCR; its own prompts are
+    dataset/ocr/test.txt of github.com/yifan123/flow_grpo. 'similarity' is 1 - edit distance / length of the longer
+    text, and 'exact' is right to the letter.
 
     Args:
         prompts: a file of prompts that quote the words, or a shipped list.
     """
 
     name = "ocr"
-    headline = ("similarity",)
+    headline = ("containment",)
 
     def __init__(self, prompts: str = "words_heldout") -> None:
         self.source = prompts
@@ -35,7 +36,7 @@ class Words(Suite):
 
     def score(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> list[SampleScores]:
         rows = columns(self._reward, samples, prompts, metadata)
-        return [{name: row[name] for name in ("similarity", "exact")} for row in rows]
+        return [{name: row[name] for name in ("containment", "similarity", "exact")} for row in rows]
 
     def settings(self) -> Mapping[str, Any]:
         return {"prompts": self.source}
