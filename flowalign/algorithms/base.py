@@ -147,6 +147,10 @@ class Algorithm:
     def check(self, config: Any) -> None:
         """Refuse configurations that cannot work with this algorithm, saying what would."""
 
+    def without_effect(self, config: Any) -> list[str]:
+        """Settings that are not as by default, and that this method does not look at."""
+        return []
+
     def check_reward(self, reward: Any, config: Any) -> None:
         """Refuse a reward that it cannot learn from, before the model that is trained loads."""
 

@@ -164,6 +164,15 @@ class Config(BaseConfig):
                 raise ConfigError(
                     f"{where}: negative_prompt and guidance_2 are of guidance, and {where}.guidance is 1, which is none"
                 )
+            if sampling.rlg_from and (sampling.rlg == 1 or sampling.rlg_from >= sampling.steps):
+                raise ConfigError(
+                    f"{where}.rlg_from: "
+                    + (
+                        "without rlg it does nothing; set rlg too"
+                        if sampling.rlg == 1
+                        else f"no step of {sampling.steps} is left for rlg; at most {sampling.steps - 1} works"
+                    )
+                )
             if sampling.sigmas is not None and len(sampling.sigmas) != sampling.steps:
                 raise ConfigError(
                     f"{where}.sigmas: {len(sampling.sigmas)} noise levels for {where}.steps={sampling.steps}; "

@@ -20,6 +20,9 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """of a running mean"""
 
+NO_WEIGHT = 1e-6
+"""of a reward, beside the largest, by which nothing is learned"""
+
 
 class Named(BaseModel):
     """Something chosen by name or dotted path; further keys are its own settings."""
@@ -227,6 +230,7 @@ class BaseConfig(Section):
             if snapshot.of not in copied or snapshot.of == name:
                 works = nearest(snapshot.of, [other for other in copied if other != name])
                 raise ConfigError(f"training.snapshots.{name}.of: no weights are called '{snapshot.of}'; {works}")
+        self._check_effects(algorithm)
         rows = self.rows(processes)
         if training.prompts_per_iteration % rows:
             up = -(-training.prompts_per_iteration // rows) * rows
@@ -293,6 +297,36 @@ class BaseConfig(Section):
                 f"training.updates_per_iteration: the {items} {algorithm.unit} of a group cannot be split into "
                 f"{training.updates_per_iteration} equal updates"
             )
+        drawn = groups * items // training.updates_per_iteration
+        if training.subsample is not None and training.subsample.share * drawn < 1:
+            raise ConfigError(
+                f"training.subsample.share: {training.subsample.share:g} of the {drawn} {algorithm.unit} of an update "
+                f"is less than one; {2 / drawn:.2g} works"
+            )
+
+    def _check_effects(self, algorithm: Any) -> None:
+        """Refuse settings that would have no effect, and those under which nothing would be learned."""
+        training = self.training
+        if training.optimizer.warmup_updates and training.optimizer.schedule == "constant":
+            raise ConfigError(
+                "training.optimizer.warmup_updates: the schedule 'constant' has no warm-up; schedule: "
+                "constant_with_warmup works, or warmup_updates: 0"
+            )
+        updates = training.iterations * training.updates_per_iteration
+        for name, role in algorithm.roles.items():
+            if role.alone >= updates:
+                raise ConfigError(
+                    f"algorithm.{name}.alone: the first {role.alone} updates leave the policy as it is, and the run "
+                    f"has {updates}; at most {updates - 1} works"
+                )
+        most = max(abs(named.weight) for named in self.rewards)
+        for i, named in enumerate(self.rewards):
+            # one of weight 0 is only measured
+            if most < NO_WEIGHT or 0 < abs(named.weight) < NO_WEIGHT * most:
+                raise ConfigError(
+                    f"rewards.{i}.weight: nothing would be learned from '{named.name}' with a weight of "
+                    f"{named.weight:g}; 1.0 works"
+                )
 
     def rows(self, processes: int) -> int:
         """How many of so many processes have groups of their own."""

@@ -13,8 +13,8 @@ from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 
 from flowalign.core.losses import preference_loss
 from flowalign.data import Preferences
-from flowalign.errors import ConfigError
-from flowalign.reward_training.supervised import fit, new_folder
+from flowalign.errors import ConfigError, FlowalignError
+from flowalign.reward_training.supervised import LOWER, fit, new_folder
 from rewards.clip import picture_settings
 from rewards.vision import pick_device
 
@@ -41,9 +41,15 @@ class PreferenceModel:
 
     @torch.no_grad()
     def accuracy(self, pairs: Preferences, batch_size: int) -> float:
-        """Share of the pairs whose chosen picture wins, over all orders; a tie counts half."""
+        """Share of the pairs whose chosen picture wins, over all orders; a tie counts half.
+
+        Raises:
+            FlowalignError: a score is infinite or NaN.
+        """
         batches = torch.arange(len(pairs)).split(batch_size)
         margin = torch.cat([self.margins(pairs, rows.tolist()).sum(0) for rows in batches])
+        if not margin.isfinite().all():
+            raise FlowalignError(f"scores of the held-out pairs are not finite; after training {LOWER}")
         return ((margin > 0).float() + (margin == 0) / 2).mean().item()
 
     def save(self, folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Training by examples, for rewards, judges and language models alike, and the folder that the result appears in."""
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,9 +14,12 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from flowalign.config.sections import Optimizer
+from flowalign.errors import FlowalignError
 from flowalign.runs.files import sync
 from flowalign.settings import parse
 from flowalign.training.optimization import Optimization
+
+LOWER = "a lower --learning-rate helps"
 
 
 def fit(
@@ -36,6 +40,7 @@ def fit(
 
     Raises:
         ConfigError: the learning rate is not above 0.
+        FlowalignError: losses or weights became infinite or NaN.
     """
     batches = [batch for _ in range(epochs) for batch in rows[torch.randperm(len(rows))].split(batch_size)]
     values = {"learning_rate": learning_rate, "schedule": "linear", "weight_decay": weight_decay}
@@ -49,6 +54,9 @@ def fit(
         optimization.step()
         means.append(sums["loss"].item() / total)
         bar.set_postfix(loss=f"{means[-1]:.3f}")
+    finite = all(bool(parameter.isfinite().all()) for parameter in parameters.values())
+    if not finite or not math.isfinite(means[-1]):
+        raise FlowalignError(f"the training ended with weights or losses that are not finite; {LOWER}")
     return means
 
 

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 NO_ADVANTAGE = 0.01
 """mean size of a sample's advantages that rounding alone may reach"""
+NO_MOVE = 1e-12
+"""norm of a gradient that is too small, beside the epsilon of AdamW, to move anything"""
 ALIKE = (
     "the rewards of every group are all alike (reward/zero_spread is 1); what helps: harder or easier prompts, a "
     "larger training.group_size"
@@ -212,12 +214,13 @@ class Learner(Optimization):
         if metrics.get("reward/zero_spread") == 1 and outcome is not None:
             # NGRPO's advantages, for one, are not 0 in a group of equal rewards
             name = "" if self.actor.maximum(bool((outcome[1] > NO_ADVANTAGE).any())) else "reward/zero_spread"
-        if not name and metrics.get("policy/gradient_norm") == 0:
+        norm = metrics.get("policy/gradient_norm", 1.0)
+        if not name and norm < NO_MOVE:
             name = "policy/gradient_norm"
         if name and name not in self._warned and self.accelerator.is_main_process:
             why = IDLE[name][self.config.model.kind]
             if name == "policy/gradient_norm" and self.algorithm.idle:
-                why = f"the gradient is 0 (policy/gradient_norm): {self.algorithm.idle}"
+                why = f"the gradient is {norm:.2g} (policy/gradient_norm): {self.algorithm.idle}"
             logger.warning("iteration %d taught nothing: %s", iteration, why)
         self._warned.add(name)
 

@@ -127,6 +127,14 @@ class Trainer:
         torch.manual_seed(training.seed)
         self.algorithm: Algorithm = config.build_algorithm()
         self.algorithm.check_reward(reward, config)
+        unused = self.algorithm.without_effect(config)
+        if unused and self.accelerator.is_main_process:
+            logger.warning(
+                "%s has no effect: %s samples along the ODE, without noise on the way; algorithm.stochastic: true "
+                "samples with it",
+                ", ".join(unused),
+                config.algorithm.name,
+            )
         if parts_of(config) > 1 and spec_of(reward).kind == "set":
             key = "overlap" if workers is None else "workers"
             raise ConfigError(

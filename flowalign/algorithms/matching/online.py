@@ -48,6 +48,12 @@ class OnlineMatching(Matching):
         if self.settings.stochastic:
             config.build_plan()
 
+    def without_effect(self, config: Config) -> list[str]:
+        rollout, fields = config.rollout, type(config.rollout).model_fields
+        if self.settings.stochastic or rollout.kernel == "ode":
+            return []
+        return [f"rollout.{key}" for key in ("kernel", "eta", "plan") if getattr(rollout, key) != fields[key].default]
+
     def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
         """The samples to learn from, sampled or found by a search, and the batch they are of."""
         return (self.sampled(actor, batch) if actor.search is None else actor.found(batch)), batch

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from flowalign.app.cli.modules import find_beside
+from flowalign.app.cli.numbers import finite
 from flowalign.errors import ConfigError
 
 TEMPLATE = """\
@@ -47,7 +48,7 @@ def init(
     prompts: Annotated[str, typer.Option(help="File of prompts, or a data set of the hub.")],
     heldout: Annotated[str | None, typer.Option(help="Prompts to evaluate on.")] = None,
     algorithm: Annotated[str, typer.Option(help="See flowalign list algorithms.")] = "flow_grpo",
-    guidance: Annotated[float, typer.Option(min=1, help="Classifier-free guidance scale.")] = 1.0,
+    guidance: Annotated[float, typer.Option(min=1, callback=finite, help="Classifier-free guidance scale.")] = 1.0,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     output: Annotated[Path, typer.Option(help="The file to write; must not exist.")] = Path("train.yaml"),
 ) -> None:

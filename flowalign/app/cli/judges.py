@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flowalign.app.cli.numbers import finite
 from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output, write_atomically
 
@@ -35,7 +36,9 @@ def cold_start(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
     output: Annotated[Path, typer.Option("--out", "-o", help="New folder for the model.")] = Path("runs/started"),
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the demonstrations.")] = 1,
-    learning_rate: Annotated[float, typer.Option(min=0, help="Of AdamW, falling linearly to 0.")] = 1e-5,
+    learning_rate: Annotated[
+        float, typer.Option(min=0, callback=finite, help="Of AdamW, falling linearly to 0.")
+    ] = 1e-5,
 ) -> None:
     """Let a model imitate the `demonstration` of every prompt, so that it replies in a format before GRPO."""
     from flowalign.reward_training import rejection as stage
@@ -53,7 +56,9 @@ def rejection_sampling(
     ),
     samples: Annotated[int, typer.Option(min=1, help="Replies a prompt.")] = 1,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the right replies.")] = 1,
-    learning_rate: Annotated[float, typer.Option(min=0, help="Of AdamW, falling linearly to 0.")] = 1e-5,
+    learning_rate: Annotated[
+        float, typer.Option(min=0, callback=finite, help="Of AdamW, falling linearly to 0.")
+    ] = 1e-5,
 ) -> None:
     """Let a model reply, imitate its right replies, and keep the prompts that it got wrong for GRPO."""
     from flowalign.reward_training import rejection as stage

@@ -1,8 +1,9 @@
 """The command line: `flowalign`, also `python -m flowalign` and under `accelerate launch -m flowalign`."""
 
-import errno
 import logging
+import re
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,10 +39,19 @@ app = typer.Typer(
 )
 console = Console()
 
+TRACEBACK = "--traceback"
+UNEXPECTED = 70
+"""exit code of an error that is ours, as of sysexits.h"""
+LONGEST = 2000
+"""characters of an error's line"""
+
 
 @app.callback(invoke_without_command=True)
 def options(
     version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    traceback: Annotated[
+        bool, typer.Option(TRACEBACK, help="Of an error, show where it came from; also after a command.")
+    ] = False,
 ) -> None:
     """Align diffusion and flow models with rewards."""
     if version:
@@ -85,6 +95,10 @@ def train(
     from flowalign.config import load
     from flowalign.config.loader import world_size
 
+    if full and not dry_run:
+        raise ConfigError("--full says how large a dry run is; --dry-run --full tries the model out, without it trains")
+    if resume and dry_run:
+        raise ConfigError("--dry-run starts no run, and --resume goes on with one; one of the two works")
     find_beside(config)
     settings = load(config, overrides or [])
     if dry_run:
@@ -219,30 +233,45 @@ app.command(rich_help_panel="Text")(rejection_sampling)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point: errors that people can mend are one line, without a traceback."""
+    """Entry point: every error is one line, and `--traceback`, wherever it stands, shows where an error came from."""
     handler: Any = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     # on a CPU it warns of a kernel that nothing here asks for
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    given = sys.argv[1:] if arguments is None else arguments
+    arguments = [argument for argument in given if argument != TRACEBACK]
     try:
         check_own_packages()
         app(args=arguments)
-    except FlowalignError as error:
-        _leave(str(error), error.exit_code)
-    except OSError as error:
-        if error.errno is None or error.errno == errno.EPIPE:
-            raise
-        place = f" ({error.filename})" if error.filename else ""
-        _leave(f"{error.strerror}{place}; a run goes on from its last checkpoint (--resume)")
     except Exception as error:
-        from rewards import RewardError
-
-        if not isinstance(error, RewardError):
-            raise
-        _leave(f"{error}; the last checkpoint stays usable (--resume)")
+        if TRACEBACK in given:
+            traceback.print_exception(error)
+        _leave(*_said(error))
 
 
-def _leave(message: str, code: int = 1) -> None:
-    """Print one line and leave."""
+def _said(error: Exception) -> tuple[str, int]:
+    """What people are told of an error, and the exit code."""
+    if isinstance(error, FlowalignError):
+        return str(error), error.exit_code
+    from rewards.base import RewardError, one_line
+
+    if isinstance(error, RewardError):
+        return f"{error}; the last checkpoint stays usable (--resume)", 1
+    if isinstance(error, OSError) and error.errno is not None:
+        place = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror}{place}; a run goes on from its last checkpoint (--resume)", 1
+    ask = f"this is a fault of flowalign: please open an issue with what {TRACEBACK} prints (docs/troubles.md)"
+    return f"{one_line(error)}; {ask}", UNEXPECTED
+
+
+def _leave(message: str, code: int) -> None:
+    """Print one line of a readable length, below the progress bars, and leave."""
+    if "tqdm" in sys.modules:
+        for bar in list(sys.modules["tqdm"].tqdm._instances):
+            bar.close()
+    message = re.sub(r"(\S{80})\S{100,}(\S{80})", r"\1...\2", f"{message[:100_000]}{message[100_000:][-100_000:]}")
+    if len(message) > LONGEST:
+        # how it begins and what helps
+        message = f"{message[: LONGEST // 2]} ... {message[-LONGEST // 2 :]}"
     print(" ".join(hide(f"flowalign: {message}").split()), file=sys.stderr)
     sys.exit(code)

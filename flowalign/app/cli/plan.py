@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flowalign.app.cli.modules import find_beside, quiet_libraries
+from flowalign.app.cli.numbers import finite
 
 if TYPE_CHECKING:
     from flowalign.planning.plan import Plan
@@ -20,7 +21,7 @@ def plan(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs that the run is spread over.")] = 1,
     gpu: Annotated[str, typer.Option(help="h200, h100, a100, l40s, rtx4090, ...")] = "h100",
-    price: Annotated[float | None, typer.Option(min=0, help="Of an hour of one GPU.")] = None,
+    price: Annotated[float | None, typer.Option(min=0, callback=finite, help="Of an hour of one GPU.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print every figure as JSON.")] = False,
 ) -> None:
     """Say what a run takes in memory, operations, time and GPU hours, without weights, a GPU or a network."""

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flowalign.app.cli.modules import find_beside
+from flowalign.app.cli.numbers import finite
 from flowalign.errors import ConfigError
 
 
@@ -96,7 +97,8 @@ def train_reward(
         int | None, typer.Option(min=1, help="Passes over the preferences; default 3, with --noisy 1 a noise level.")
     ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(min=0, help="Of AdamW, falling linearly to 0; default 3e-6, with --noisy 5e-7.")
+        float | None,
+        typer.Option(min=0, callback=finite, help="Of AdamW, falling linearly to 0; default 3e-6, with --noisy 5e-7."),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Pairs an update, with --noisy samples.")] = 32,
     seed: Annotated[int, typer.Option(min=0, help="Of the order of the pairs.")] = 0,

@@ -1,9 +1,12 @@
 """Options of all commands that sample from a model."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from flowalign.app.cli.numbers import finite
 
 TRUST = "Run the code of others that the run's configuration names, such as a reward of your own."
 
@@ -14,8 +17,10 @@ Images = Annotated[
 ]
 Mask = Annotated[Path | None, typer.Option(help="White where the picture is to be filled.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Denoising steps.")]
-Guidance = Annotated[float | None, typer.Option(min=1, help="Classifier-free guidance scale.")]
-Guidance2 = Annotated[float | None, typer.Option(min=1, help="That scale for Wan 2.2's second network.")]
+Guidance = Annotated[float | None, typer.Option(min=1, callback=finite, help="Classifier-free guidance scale.")]
+Guidance2 = Annotated[
+    float | None, typer.Option(min=1, callback=finite, help="That scale for Wan 2.2's second network.")
+]
 NegativePrompt = Annotated[str | None, typer.Option(help="What guidance leads away from.")]
 Pixels = Annotated[int | None, typer.Option(min=8, help="Pixels.")]
 Frames = Annotated[int | None, typer.Option(min=1, help="Of a video.")]
@@ -55,7 +60,9 @@ def rlg(given: list[str] | None) -> float | dict[str, float] | None:
     for text in given or []:
         path, _, weight = text.rpartition("=")
         try:
-            weights[path or OWN] = float(weight)
+            weights[path or OWN] = value = float(weight)
+            if not math.isfinite(value):
+                raise ValueError
         except ValueError:
             raise ConfigError(
                 f"--rlg {text}: give a weight such as 1.6, or LORA=WEIGHT such as runs/a/lora=1.6"

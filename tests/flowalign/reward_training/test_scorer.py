@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from flowalign.app.cli.rewards import train_reward
 from flowalign.data import ASSETS, Preferences
-from flowalign.errors import ConfigError
+from flowalign.errors import ConfigError, FlowalignError
 from flowalign.reward_training.scorer import Scorer, split
 from rewards import score
 from rewards.clip import PickScore
@@ -81,9 +81,9 @@ def test_no_prompt_is_on_both_sides_of_the_split(votes: Path) -> None:
 
 
 def test_mistakes_are_one_line(votes: Path, tmp_path: Path) -> None:
-    def error(*arguments: str) -> str:
+    def error(*arguments: str, kind: type[FlowalignError] = ConfigError) -> str:
         done = CliRunner().invoke(app, list(arguments))
-        assert isinstance(done.exception, ConfigError)
+        assert isinstance(done.exception, kind)
         return str(done.exception)
 
     (tmp_path / "there").mkdir()
@@ -91,5 +91,7 @@ def test_mistakes_are_one_line(votes: Path, tmp_path: Path) -> None:
     assert "no preferences at" in error("nowhere.jsonl", "--out", new)
     assert "is there already" in error(str(votes), "--out", str(tmp_path / "there"))
     assert "no model to train at 'no/such'" in error(str(votes), "--out", new, "--model", "no/such")
+    wild = [str(votes), "--out", new, "--model", "tiny_clip", "--learning-rate", "1e30"]
+    assert "not finite" in error(*wild, "--batch-size", "64", kind=FlowalignError)
     assert "dual encoder" in error(str(votes), "--out", new, "--model", str(ASSETS / "tiny_sd3" / "text_encoder"),
                                    "--processor", TINY)  # fmt: skip
