@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from flowalign.config import BaseConfig
 from flowalign.errors import ConfigError, hide
+from flowalign.runs.foreign import ForeignError, inside, read_bytes, read_json, read_text, write_new
 from flowalign.runs.metrics import MetricsFile
 from flowalign.runs.samples import FOLDER as SAMPLES
 from flowalign.training.evaluator import before_and_after, ended_at
@@ -57,11 +58,11 @@ def write_card(
     if pictures := list(_before_and_after(run, config, folder)):
         sections += ["## Before and after", "The same prompts and start noises."]
         sections.append("\n".join(["| prompt | before | after |", "|---|---|---|", *pictures]))
-    recipe = hide((run / "config.yaml").read_text(encoding="utf-8")).strip()
+    recipe = hide(read_text(run / "config.yaml")).strip()
     sections += ["## Recipe", f"```yaml\n{recipe}\n```"]
     versions = run / "versions.yaml"
     if versions.is_file():
-        sections += ["## Versions", f"```yaml\n{versions.read_text(encoding='utf-8').strip()}\n```"]
+        sections += ["## Versions", f"```yaml\n{read_text(versions).strip()}\n```"]
     front = yaml.safe_dump(_front(config, tags), sort_keys=False)
     text = f"---\n{front}---\n\n" + "\n\n".join(sections) + "\n"
     (folder / "README.md").write_text(text, encoding="utf-8")
@@ -80,8 +81,8 @@ def _front(config: BaseConfig, tags: Sequence[str]) -> dict[str, Any]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        record = read_json(file)
+    except (OSError, ForeignError) as error:
         raise ConfigError(f"--figures: {file} cannot be read as JSON: {error}") from error
     own = isinstance(record, dict) and {"means", "differences", "samples", "prompts"} <= record.keys()
     suites = list(record.values()) if isinstance(record, dict) else []
@@ -164,7 +165,7 @@ def _before_and_after(run: Path, config: BaseConfig, folder: Path) -> Iterator[s
                 continue
             target = folder / "pictures" / f"{number:02d}-{label}{source.suffix}"
             target.parent.mkdir(exist_ok=True)
-            target.write_bytes(source.read_bytes())
+            write_new(target, read_bytes(source))
             cells.append(f"![{record['reward']:.3f}](pictures/{target.name})<br>{record['reward']:.3f}")
         prompt = html.escape(" ".join(key[0].split()).replace("|", "\\|"))
         yield f"| {prompt} | {' | '.join(cells)} |"
@@ -175,8 +176,12 @@ def _saved(run: Path, iteration: int) -> dict[tuple[str, int], tuple[Path | None
     folder = run / SAMPLES / f"iteration-{iteration:06d}"
     if not (folder / "samples.jsonl").is_file():
         return {}
-    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
-    return {
-        (line["prompt"], line["seed"]): (folder / line["picture"] if "picture" in line else None, line)
-        for line in lines
-    }
+    found = {}
+    for line in read_text(folder / "samples.jsonl").splitlines():
+        try:
+            record = json.loads(line)
+            key, picture, _ = (record["prompt"], record["seed"]), record.get("picture"), float(record["reward"])
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise ConfigError(f"{folder / 'samples.jsonl'} has a line that is no sample's: {line[:80]}") from error
+        found[key] = (None if picture is None else inside(folder, picture), record)
+    return found

@@ -14,6 +14,7 @@ from flowalign.policies.base import Policy
 from flowalign.policies.settings import SamplingSettings
 from flowalign.rollouts.processes import Processes
 from flowalign.runs.files import write_atomically
+from flowalign.runs.foreign import read_text
 from rewards import Reward, score, seen, spec_of
 
 FOLDER = "scores"
@@ -81,11 +82,14 @@ class Evaluated:
     @classmethod
     def read(cls, path: Path) -> Self:
         """What `save` wrote; the samples themselves are not kept."""
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        prompts, metadata, seeds, value = (
-            [line[key] for line in lines] for key in ("prompt", "metadata", "seed", "reward")
-        )
-        parts = {name: [line["parts"][name] for line in lines] for name in lines[0]["parts"]}
+        try:
+            lines = [json.loads(line) for line in read_text(path).splitlines()]
+            prompts, seeds = ([line[key] for line in lines] for key in ("prompt", "seed"))
+            metadata, value = [dict(line["metadata"]) for line in lines], [float(line["reward"]) for line in lines]
+            parts = {name: [float(line["parts"][name]) for line in lines] for name in lines[0]["parts"]}
+        except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+            said = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            raise ConfigError(f"{path} is no file of scores as flowalign writes it ({said})") from error
         return cls(prompts, metadata, seeds, value, parts, [], [])
 
     def lines(self) -> list[tuple[Any, dict[str, Any]]]:

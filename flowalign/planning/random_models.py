@@ -14,6 +14,7 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 from flowalign.data import ASSETS, shipped
 from flowalign.errors import ConfigError
 from flowalign.planning.tiny_pipelines import DATA, PIPELINES, part
+from flowalign.policies.diffusion.storage import check_index, load_config
 from flowalign.policies.language.policy import LanguagePolicy
 
 FAMILIES: dict[str, str] = DATA["hub_names"]
@@ -24,7 +25,7 @@ def tiny_name(path: str) -> str:
     """The tiny pipeline that stands for a model: a hub name, a folder, or one shipped with flowalign."""
     local = Path(shipped(path))
     if local.is_dir():
-        own = DiffusionPipeline.load_config(str(local))["_class_name"]
+        own = load_config(local)["_class_name"]
         for name, tiny in PIPELINES.items():
             if tiny.pipeline == own:
                 return name
@@ -50,6 +51,7 @@ def random_pipeline(path: str, dtype: torch.dtype, device: torch.device, everyth
     source = str(shipped(path))
     try:
         index = DiffusionPipeline.load_config(source, local_files_only=True)
+        check_index(source, index)
         parts: dict[str, Any] = {}
         for name, entry in index.items():
             if name.startswith("_") or not isinstance(entry, list):

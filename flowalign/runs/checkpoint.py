@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flowalign.errors import FlowalignError
 from flowalign.runs.files import readable, sync, sync_folder
+from flowalign.runs.foreign import inside, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -172,8 +173,7 @@ class Checkpoints:
     @staticmethod
     def state(path: Path) -> dict[str, Any]:
         """The JSON that `save` was given."""
-        state: dict[str, Any] = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        return state
+        return read_json(path / "state.json")
 
     @classmethod
     def load(cls, path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -203,12 +203,12 @@ def damage(path: Path) -> str | None:
 
 def _checksums(path: Path) -> dict[str, str]:
     """Of every file of a checkpoint, by its name; ValueError where they do not fit their own checksum."""
-    written = json.loads((path / CHECKSUMS).read_bytes())
-    if not isinstance(written, dict) or not isinstance(written.get("files"), dict):
-        raise ValueError(CHECKSUMS)
-    if written.get("all") != _sum_of(written["files"]):
+    written = read_json(path / CHECKSUMS)
+    if not isinstance(written.get("files"), dict) or written.get("all") != _sum_of(written["files"]):
         raise ValueError(CHECKSUMS)
     sums: dict[str, str] = written["files"]
+    for name in sums:
+        inside(path, name)
     return sums
 
 
@@ -217,7 +217,7 @@ def _sum_of(sums: Mapping[str, str]) -> str:
 
 
 def _checksum(path: Path) -> str:
-    if not path.is_file():
+    if path.is_symlink() or not path.is_file():
         raise FileNotFoundError(2, "missing", str(path))
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

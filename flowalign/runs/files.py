@@ -8,6 +8,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from flowalign.errors import ConfigError, FlowalignError
+from flowalign.runs.foreign import write_new
 
 
 def check_output(path: Path, where: str, folder: bool = False) -> None:
@@ -36,7 +37,7 @@ def write_atomically(path: Path, text: str) -> None:
     """Replace a text file so that readers see the old or the new one, never half; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".partial-{path.name}")
-    partial.write_text(text, encoding="utf-8")
+    write_new(partial, text)
     os.replace(partial, path)
 
 
@@ -57,6 +58,9 @@ def write_folder(final: Path, write: Callable[[Path], None]) -> None:
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise FlowalignError(f"{final} cannot be written: {error}") from error
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     if final.exists():
         os.replace(final, removed)
     os.replace(partial, final)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flowalign.errors import ConfigError
+from flowalign.runs.foreign import check_folder
 
 
 @contextlib.contextmanager
@@ -13,7 +14,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Within it no other process trains into this folder. The lock ends with its process, however that ends.
 
     Raises:
-        ConfigError: another process trains there.
+        ConfigError: another process trains there, or it holds a link or a pipe.
     """
     if os.name != "posix":
         yield
@@ -21,6 +22,7 @@ def locked(folder: Path) -> Iterator[None]:
     import fcntl
 
     folder.mkdir(parents=True, exist_ok=True)
+    check_folder(folder)
     with open(folder / ".lock", "a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from flowalign.errors import FlowalignError
+from flowalign.runs.foreign import append, created, opened
+
 
 class MetricsFile:
     """A JSON-lines file that a resumed run continues where its checkpoint left off."""
@@ -14,8 +17,7 @@ class MetricsFile:
         self.path = path
 
     def append(self, record: dict[str, Any]) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        append(self.path, json.dumps(record) + "\n")
 
     def read(self) -> list[dict[str, Any]]:
         """All whole lines; a line cut short by a crash is left out."""
@@ -26,19 +28,21 @@ class MetricsFile:
         if not self.path.exists():
             return
         partial = self.path.with_name(f".partial-{self.path.name}")
-        with open(partial, "w", encoding="utf-8") as file:
+        with created(partial) as file:
             file.writelines(line for line, record in self._lines() if record["iteration"] < iteration)
         os.replace(partial, self.path)
 
-    def _lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
         """Each whole line, and what it says."""
         if not self.path.exists():
             return
-        with open(self.path, encoding="utf-8") as file:
+        with opened(self.path) as file:
             for line in file:
                 try:
                     record = json.loads(line)
-                except json.JSONDecodeError:
+                except UnicodeDecodeError as error:
+                    raise FlowalignError(f"{self.path} is not UTF-8 text; without it a run goes on") from error
+                except (json.JSONDecodeError, RecursionError):
                     continue
                 if isinstance(record, dict) and isinstance(record.get("iteration"), int):
-                    yield line.rstrip("\n") + "\n", record
+                    yield line.rstrip(b"\r\n") + b"\n", record

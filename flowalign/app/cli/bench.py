@@ -1,6 +1,5 @@
 """`flowalign bench`: a model's figures under published protocols, with intervals, before and after."""
 
-import contextlib
 import hashlib
 import json
 import re
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flowalign.app.cli import sampling as options
+from flowalign.app.cli.modules import opened
 from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output, write_atomically
 
@@ -129,14 +129,13 @@ def _measure(
     from accelerate import PartialState
 
     from flowalign.evaluation.benchmarks import run
-    from flowalign.registry import only_ours
 
     state, noise = PartialState(), run.SEED if seed is None else seed
     measured: dict[str, dict[str, Any]] = {one.name: {} for one in suites}
     protocols: dict[str, dict[str, Any]] = {}
     tuned = lora is not None or (Path(model) / "config.yaml").is_file()
     for label in [*([run.BASE] if base or not tuned else []), *([run.TUNED] if tuned else [])]:
-        with contextlib.nullcontext() if trust else only_ours(Path(model, "config.yaml")):
+        with opened(model, trust):
             trained = label == run.TUNED
             policy, sampling = _load(model, lora if trained else None, dtype, trained, asked)
         for one in suites:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flowalign.app.cli.evaluate import Json, Pictures, Trust, labels_of, sampled_again, show
+from flowalign.app.cli.modules import opened
 from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output
 
@@ -36,6 +37,9 @@ def compare(
     if json_path is not None:
         check_output(json_path, "--json")
     names = labels_of(runs)
+    for run in runs:
+        with opened(run, trust, ()):
+            pass
     if again:
         results = dict(zip(names, sampled_again(runs, pictures, trust), strict=True))
         moments = [(out / "samples" / str(number), 0) for number in range(len(runs))]

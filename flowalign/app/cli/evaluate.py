@@ -1,16 +1,14 @@
 """`flowalign eval` and `flowalign watch`: what runs trained, measured afterwards."""
 
-import contextlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowalign.app.cli.modules import find_beside
+from flowalign.app.cli.modules import find_beside, opened
 from flowalign.app.cli.results import print_comparison, suggested
 from flowalign.app.cli.sampling import TRUST
 from flowalign.errors import ConfigError
@@ -49,9 +47,8 @@ def evaluate_runs(
     """Score what runs trained on held-out prompts, and compare them: the same prompts, start noises and rewards."""
     if json_path is not None:
         check_output(json_path, "--json")
-    config = _config(runs[0])
-    judge = _judge(runs[0], config, rewards, panel, trust)
-    settings = _heldout(config, runs[0], {"prompts": prompts, "samples_per_prompt": pictures, "seed": seed})
+    judge = _judge(runs[0], rewards, panel, trust)
+    settings = _heldout(runs[0], {"prompts": prompts, "samples_per_prompt": pictures, "seed": seed}, trust)
     results = {"base": _evaluate(runs[0], judge, settings, trust, steps, trained=False)} if base else {}
     for name, run in zip(labels_of(runs), runs, strict=True):
         results[name] = _evaluate(run, judge, settings, trust, steps)
@@ -60,9 +57,8 @@ def evaluate_runs(
 
 def sampled_again(runs: Sequence[Path], pictures: int | None, trust: bool) -> "list[Evaluated]":
     """What every run makes of the first one's held-out prompts, and the first one's rewards say of it."""
-    config = _config(runs[0])
-    judge = _judge(runs[0], config, None, None, trust)
-    settings = _heldout(config, runs[0], {"samples_per_prompt": pictures})
+    judge = _judge(runs[0], None, None, trust)
+    settings = _heldout(runs[0], {"samples_per_prompt": pictures}, trust)
     return [_evaluate(run, judge, settings, trust) for run in runs]
 
 
@@ -78,12 +74,13 @@ def watch(
 
     if json_path is not None:
         check_output(json_path, "--json")
-    config = _config(run)
+    with opened(run, trust, ()):
+        config = _config(run)
     if not panel and not config.evaluation.panel:
         names = " or ".join(suggested(config)) or "a reward that was not trained on"
         raise ConfigError(f"--panel: name a reward to watch by, e.g. {names}")
-    judge = _judge(run, config, None, panel, trust, watching=True)
-    settings = _heldout(config, run, {"samples_per_prompt": pictures})
+    judge = _judge(run, None, panel, trust, watching=True)
+    settings = _heldout(run, {"samples_per_prompt": pictures}, trust)
     before, after = (_evaluate(run, judge, settings, trust, trained=trained) for trained in (False, True))
     records = [record(moment, result.value, result.parts) for moment, result in enumerate((before, after))]
     verdict = diagnose(records, config.evaluation.watch)
@@ -98,21 +95,12 @@ def watch(
 def _config(run: Path) -> "BaseConfig":
     from flowalign.config import load
 
-    find_beside(run / "config.yaml")
     config: BaseConfig = load(run / "config.yaml")
     return config
 
 
-def _trusting(run: Path, trust: bool) -> AbstractContextManager[None]:
-    """Within it a run's configuration imports flowalign's own code only, unless it is trusted."""
-    from flowalign.registry import only_ours
-
-    return contextlib.nullcontext() if trust else only_ours(run / "config.yaml")
-
-
 def _judge(
     run: Path,
-    config: "BaseConfig",
     rewards: Sequence[str] | None,
     panel: Sequence[str] | None,
     trust: bool,
@@ -127,7 +115,9 @@ def _judge(
     from flowalign.evaluation.watch import Panel
 
     trained = None
-    with _trusting(run, trust):
+    used = ["model", "algorithm", *([] if rewards else ["rewards", "evaluation"])]
+    with opened(run, trust, used):
+        config = _config(run)
         if not rewards:
             evaluated = config.evaluation.rewards or config.rewards
             reward = build_reward(evaluated)
@@ -147,23 +137,28 @@ def _named(given: Sequence[str]) -> "list[Weighted]":
 
     found = []
     for name in given:
+        find_beside(Path(name))
         if name.endswith((".yaml", ".yml")):
-            find_beside(Path(name))
             found += read(Path(name)).rewards
         else:
             found.append(Weighted(name=name))
     return found
 
 
-def _heldout(config: "BaseConfig", run: Path, asked: dict[str, Any]) -> Any:
+def _heldout(run: Path, asked: dict[str, Any], trust: bool) -> Any:
     """A run's evaluation section with what the command line says instead."""
+    from flowalign.config.foreign import check_prompts
+
     asked = {name: value for name, value in asked.items() if value is not None}
     if "prompts" in asked:
         # a choice among other prompts
         asked |= {"where": {}, "limit": None, "column": "prompt", "split": None, "subset": None}
-    settings = config.evaluation.model_copy(update=asked)
+    with opened(run, trust, [] if "prompts" in asked else ["evaluation"]):
+        settings = _config(run).evaluation.model_copy(update=asked)
     if settings.prompts is None:
         raise ConfigError(f"{run / 'config.yaml'} has no evaluation.prompts to evaluate on; --prompts names some")
+    if not trust and "prompts" not in asked:
+        check_prompts(settings, run)
     return settings
 
 
@@ -176,12 +171,13 @@ def _evaluate(
     from flowalign.evaluation.scores import evaluate
     from flowalign.training.building import check_media
 
-    config = _config(run)
+    with opened(run, trust):
+        config = _config(run)
     check_media(judge, config.model.kind)
     if steps is not None and config.model.kind != "pictures":
         raise ConfigError(f"--steps: of pictures, and {run} trained a language model")
     prompts = Prompts.of(heldout)
-    with _trusting(run, trust):
+    with opened(run, trust):
         policy, sampling = load_for_sampling(str(run), None, config.model.dtype, trained)
     if steps is not None:
         # levels of another number of steps do not fit

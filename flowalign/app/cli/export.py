@@ -1,6 +1,5 @@
 """`flowalign export`: what a run trained as files for others, with a model card."""
 
-import contextlib
 import shutil
 from functools import partial
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flowalign.app.cli.modules import find_beside
+from flowalign.app.cli.modules import opened
 from flowalign.app.cli.sampling import TRUST
 from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output, write_folder
@@ -64,14 +63,14 @@ def export(
 
     if merge and kind != "diffusers":
         raise ConfigError("--merge writes a whole pipeline as diffusers has it; leave --format out")
-    find_beside(run / "config.yaml")
-    config: BaseConfig = load(run / "config.yaml")
-    check_format(config, kind)
-    if out is not None and out.exists():
-        raise ConfigError(f"--out: {out} is there already; name a new folder")
-    folder = out or run / "export" / ("merged" if merge else kind)
-    check_output(folder, "--out", folder=True)
-    write_folder(folder, partial(_write, run, config, merge, kind, figures or [], trust))
+    with opened(run, trust):
+        config: BaseConfig = load(run / "config.yaml")
+        check_format(config, kind)
+        if out is not None and out.exists():
+            raise ConfigError(f"--out: {out} is there already; name a new folder")
+        folder = out or run / "export" / ("merged" if merge else kind)
+        check_output(folder, "--out", folder=True)
+        write_folder(folder, partial(_write, run, config, merge, kind, figures or []))
     for path in sorted(folder.iterdir()):
         print(path)
     if push is not None:
@@ -84,7 +83,6 @@ def _write(
     merge: bool,
     kind: Literal["diffusers", "kohya", "comfyui"],
     figures: list[Path],
-    trust: bool,
     folder: Path,
 ) -> None:
     """Fill a folder with the weights and the card."""
@@ -94,7 +92,7 @@ def _write(
 
     tags = ["lora"]
     if merge:
-        _merge(run, config, trust, folder)
+        _merge(run, config, folder)
         use, tags = WHOLE, []
     elif isinstance(config, Config) and (run / "lora").is_dir():
         files = write_lora(run, config, kind, folder)
@@ -112,15 +110,13 @@ def _write(
     write_card(run, config, folder, use, tags, figures)
 
 
-def _merge(run: Path, config: "BaseConfig", trust: bool, folder: Path) -> None:
+def _merge(run: Path, config: "BaseConfig", folder: Path) -> None:
     from flowalign.app.cli.launch import load_for_sampling
     from flowalign.app.export import write_merged
     from flowalign.policies.diffusion import DiffusersPolicy
-    from flowalign.registry import only_ours
 
     if config.model.kind != "pictures":
         raise ConfigError("--merge: of pictures' models; peft's merge_and_unload merges a language model's LoRA")
-    with contextlib.nullcontext() if trust else only_ours(run / "config.yaml"):
-        policy: Any = load_for_sampling(str(run), None, config.model.dtype)[0]
+    policy: Any = load_for_sampling(str(run), None, config.model.dtype)[0]
     assert isinstance(policy, DiffusersPolicy)
     write_merged(policy, folder)

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from flowalign.app.cli.modules import keep_off
 from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output
+from flowalign.runs.foreign import inside
 
 
 def gallery(
@@ -26,7 +28,9 @@ def gallery(
     ] = None,
 ) -> None:
     """Build a page that shows what runs did to the pictures; it opens from disk, and served it takes votes."""
-    folder = output or _beside(runs) / "gallery"
+    for run in runs:
+        keep_off(run)
+    folder = output or inside(_beside(runs), "gallery")
     try:
         _show(runs, folder, serve, host, port, export)
     except sqlite3.DatabaseError as error:

@@ -1,12 +1,12 @@
 """`flowalign pairs`: several samples of every prompt, to vote on before there is any run."""
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flowalign.app.cli.modules import opened
 from flowalign.app.cli.sampling import Dtype, Frames, Guidance, Lora, Model, Pixels, Steps, Trust, given
 from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output, write_atomically
@@ -67,14 +67,13 @@ def pairs(
     from flowalign.app.gallery.votes import DPO
     from flowalign.data import Prompts
     from flowalign.policies.diffusion import DiffusersPolicy
-    from flowalign.registry import only_ours
     from flowalign.runs.samples import save_samples
 
     check_output(output, "--output", folder=True)
     if output.exists():
         raise ConfigError(f"{output} is there already; --output names a new folder")
     listed = Prompts.read(prompts).spread(limit)
-    with contextlib.nullcontext() if trust else only_ours(Path(model, "config.yaml")):
+    with opened(model, trust):
         policy, sampling = load_for_sampling(model, lora, dtype)
     asked = given(steps=steps, guidance=guidance, height=height, width=width, num_frames=num_frames)
     pictures = isinstance(policy, DiffusersPolicy)

@@ -1,6 +1,5 @@
 """`flowalign sample`: pictures, videos or texts from a model, or from what a run trained."""
 
-import contextlib
 import re
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +7,7 @@ from typing import Annotated
 import typer
 
 from flowalign.app.cli import sampling as options
+from flowalign.app.cli.modules import opened
 from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output
 
@@ -36,13 +36,12 @@ def sample(
     from flowalign.app.cli.launch import load_for_sampling
     from flowalign.policies.diffusion import DiffusersPolicy
     from flowalign.policies.language.policy import LanguagePolicy
-    from flowalign.registry import only_ours
     from flowalign.runs.samples import save_picture
 
     source = options.pictures(image, mask)
     options.check_prompts(prompts, negative_prompt)
     check_output(output, "--output", folder=True)
-    with contextlib.nullcontext() if trust else only_ours(Path(model, "config.yaml")):
+    with opened(model, trust):
         policy, sampling = load_for_sampling(model, lora, dtype)
     asked = options.given(
         steps=steps,

@@ -1,6 +1,5 @@
 """`flowalign search`: better pictures or videos at inference, from a frozen model."""
 
-import contextlib
 import os
 import re
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flowalign.app.cli import sampling as options
+from flowalign.app.cli.modules import find_beside, opened
 from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output
 
@@ -54,7 +54,6 @@ def search(
     """Search better pictures or videos from a frozen model, by a reward and within a budget."""
     from flowalign.app.cli.launch import load_for_sampling
     from flowalign.policies.diffusion import DiffusersPolicy
-    from flowalign.registry import only_ours
     from flowalign.search.engine import Budget
     from flowalign.search.run import build_methods, check_reward
     from flowalign.search.run import search as run_search
@@ -69,7 +68,8 @@ def search(
     check_output(output, "--output", folder=True)
     if out is not None:
         check_output(out, "--out")
-    with contextlib.nullcontext() if trust else only_ours(Path(model, "config.yaml")):
+    used = ["model", "algorithm", *([] if reward else ["rewards"])]
+    with opened(model, trust, used):
         judge = _reward(reward, model)
         check_reward(methods, judge)
         policy, sampling = load_for_sampling(model, lora, dtype)
@@ -134,13 +134,13 @@ def _prompts(prompts: list[str], limit: int | None, source: dict[str, Any]) -> A
 
 def _reward(wanted: str | None, model: str) -> Any:
     """The reward that is searched for."""
-    from flowalign.app.cli.modules import find_beside
     from flowalign.app.cli.reward_file import read
     from flowalign.config import load
     from flowalign.config.rewards import build_reward
     from flowalign.config.sections import Weighted
 
-    find_beside(Path(wanted or model))
+    if wanted is not None:
+        find_beside(Path(wanted))
     if wanted is not None and wanted.endswith((".yaml", ".yml")):
         return build_reward(read(Path(wanted)).rewards)
     if wanted is not None:

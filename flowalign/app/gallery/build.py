@@ -15,12 +15,16 @@ from jinja2 import Environment, PackageLoader
 from PIL import Image
 
 from flowalign.app.gallery.runs import Run, Sample, read_runs
+from flowalign.runs.files import write_atomically
+from flowalign.runs.foreign import ForeignError, check_folder, read_json, write_new
 from flowalign.runs.samples import THUMBNAIL, save_thumbnail, thumbnail_of
 
 CLIPS = {".mp4", ".webm"}
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".avif"}
 POINTS = 1000
 """of a curve on the page; longer ones keep the extremes of equal stretches"""
+PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+"""a part of a picture's name in the gallery, which needs no quoting in addresses and leads nowhere else"""
 NOTES = 50
 """shown of a run's notes"""
 SCRIPTS = ("core", "grid", "compare", "previews", "tokens", "chart", "curves", "search", "vote", "start")
@@ -84,11 +88,13 @@ def lay_out(runs: Sequence[Path | str], output: Path | str) -> Gallery:
     """`build`, returning what the page shows."""
     read, output = read_runs([Path(run) for run in runs]), Path(output)
     output.mkdir(parents=True, exist_ok=True)
+    # which may stand in the run's folder, and came with it
+    check_folder(output)
     gallery = _arrange(read, output)
     assets = output / "assets"
     assets.mkdir(exist_ok=True)
     for name in ASSETS:
-        shutil.copyfile(Path(__file__).parent / "static" / name, assets / name)
+        write_new(assets / name, (Path(__file__).parent / "static" / name).read_bytes())
     environment = Environment(loader=PackageLoader("flowalign.app.gallery"), autoescape=True)
     # tojson escapes <, >, & and ' so that data cannot end its script element; NaN is no JSON
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
@@ -96,9 +102,7 @@ def lay_out(runs: Sequence[Path | str], output: Path | str) -> Gallery:
     page = environment.get_template("gallery.html").render(
         title=title, data=_page_data(gallery), scripts=ASSETS[1:], gallery=gallery
     )
-    partial = output / ".partial-index.html"
-    partial.write_text(page, encoding="utf-8", errors="replace")
-    os.replace(partial, output / "index.html")
+    write_atomically(output / "index.html", page)
     return gallery
 
 
@@ -178,11 +182,10 @@ class Store:
         self.output = output
         self.cache = output / ".pictures.json"
         try:
-            self.known = {
-                name: tuple(entry) for name, entry in json.loads(self.cache.read_text(encoding="utf-8")).items()
-            }
-        except (OSError, ValueError, AttributeError, TypeError):
-            self.known = {}
+            known = read_json(self.cache)
+        except (OSError, ForeignError):
+            known = {}
+        self.known = {name: tuple(entry) for name, entry in known.items() if _ours(name, entry)}
         self.used: dict[str, tuple[int, ...]] = {}
 
     def place(self, runs: list[Run], pictures: Iterable[tuple[int, Path]]) -> list[tuple[str, tuple[int, int]] | None]:
@@ -232,6 +235,8 @@ class Store:
             elif _newer(given, source) and given.resolve().is_relative_to(source.parent):
                 _link(given, thumbnail)
             else:
+                # which may be a link to the run's own
+                thumbnail.unlink(missing_ok=True)
                 save_thumbnail(picture, thumbnail)
         return size
 
@@ -240,9 +245,7 @@ class Store:
         for name in set(self.known) - set(self.used):
             (self.output / "pictures" / name).unlink(missing_ok=True)
             (self.output / "thumbnails" / f"{name}.jpg").unlink(missing_ok=True)
-        partial = self.cache.with_name(".partial-pictures.json")
-        partial.write_text(json.dumps(self.used, separators=(",", ":")), encoding="utf-8")
-        os.replace(partial, self.cache)
+        write_atomically(self.cache, json.dumps(self.used, separators=(",", ":")))
 
 
 def _newer(file: Path, other: Path) -> bool:
@@ -259,6 +262,13 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
+def _ours(name: str, entry: Any) -> bool:
+    """Whether a line of the list of pictures is one that `finish` writes: it decides what is removed."""
+    parts = name.split("/")
+    plain = len(parts) > 1 and all(PLAIN.fullmatch(part) for part in parts)
+    return plain and isinstance(entry, list) and len(entry) == 4 and all(type(number) is int for number in entry)
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
@@ -269,10 +279,7 @@ def _safe(name: str) -> str:
 
 def _name(relative: Path) -> str:
     """A path that needs no quoting in addresses: odd file names become a digest."""
-    parts = [
-        part if re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", part) else _digest(part)[:24]
-        for part in relative.parts
-    ]
+    parts = [part if PLAIN.fullmatch(part) else _digest(part)[:24] for part in relative.parts]
     suffix = relative.suffix.lower()
     return "/".join(parts) + (
         "" if parts[-1].lower().endswith(suffix) else suffix if suffix in PICTURES | CLIPS else ""

@@ -14,6 +14,8 @@ from flowalign.app.gallery.build import CLIPS, thinned
 from flowalign.app.gallery.runs import Run, Sample, read_runs
 from flowalign.evaluation.comparison import Comparison, Significance, significance
 from flowalign.runs.environment import flat
+from flowalign.runs.files import write_atomically
+from flowalign.runs.foreign import check_folder, write_new
 from flowalign.runs.reading import read_yaml
 
 SHOWN = 24
@@ -77,9 +79,10 @@ def build_comparison(
     read = read_runs(list(runs))
     labels = list(comparison.results)
     output.mkdir(parents=True, exist_ok=True)
+    check_folder(output)
     (output / "assets").mkdir(exist_ok=True)
     for name in ("gallery.css", "comparison.css"):
-        shutil.copyfile(Path(__file__).parent / "static" / name, output / "assets" / name)
+        write_new(output / "assets" / name, (Path(__file__).parent / "static" / name).read_bytes())
     rows = [
         (row, [None if gain is None else significance(own, row.of) for own, gain in zip(row.gains, row.differences)])
         for row in comparison.rows()
@@ -100,7 +103,7 @@ def build_comparison(
         shown=_shown(moments, output),
         size=(WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM),
     )
-    (output / "index.html").write_text(text, encoding="utf-8", errors="replace")
+    write_atomically(output / "index.html", text)
     return output / "index.html"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flowalign.errors import ConfigError
+from flowalign.runs.foreign import ForeignError, inside, read_bytes
 from flowalign.runs.previews import FOLDER as PREVIEWS
 from flowalign.runs.samples import FOLDER as SAMPLES
 
@@ -120,11 +122,12 @@ def _moments(parent: Path) -> list[tuple[int, Path]]:
 def _lines(run: Run, path: Path) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file of lines; other lines are noted."""
     try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
+        lines = read_bytes(inside(run.folder, str(path.relative_to(run.folder)))).split(b"\n")
+    except (FileNotFoundError, NotADirectoryError):
         return
-    except OSError as error:
-        run.notes.append(f"{_relative(run, path)}: {error.strerror}, left out")
+    except (OSError, ForeignError) as error:
+        said = error.strerror if isinstance(error, OSError) else str(error).partition(" ")[2]
+        run.notes.append(f"{_relative(run, path)}: {said}, left out")
         return
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -180,11 +183,17 @@ def _text(value: Any) -> str:
 def _file(run: Run, folder: Path, name: Any) -> Path | None:
     """The file of this name within the run's folder; a note where there is none."""
     try:
-        path = (folder / name).resolve() if isinstance(name, str) else folder
-        if path.is_file() and path.is_relative_to(run.folder):
+        path = inside(run.folder, os.path.normpath(folder.relative_to(run.folder) / name))
+        if path.is_file():
             return path
-        reason = "missing" if path.is_relative_to(run.folder) else "outside the run's folder"
-    except (OSError, ValueError):
+        reason = "missing"
+    except ForeignError as error:
+        reason = (
+            "outside the run's folder"
+            if "leads out" in str(error)
+            else "a link, which may lead outside the run's folder"
+        )
+    except (OSError, ValueError, TypeError):
         reason = "not a file name"
     run.notes.append(f"{_relative(run, folder)}: picture {_text(name)[:120]} is {reason}, left out")
     return None

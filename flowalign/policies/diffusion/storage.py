@@ -1,14 +1,15 @@
 """Pipelines and adapters as diffusers writes and reads them."""
 
-import importlib
+import contextlib
 import importlib.util
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import diffusers
 import torch
+import transformers
 from diffusers import DiffusionPipeline, PipelineQuantizationConfig, TorchAoConfig
 from diffusers.loaders.single_file_utils import (
     SingleFileComponentError,
@@ -20,7 +21,7 @@ from diffusers.training_utils import _collate_lora_metadata
 from peft import get_peft_model_state_dict
 from torch import Tensor
 
-from flowalign.errors import ConfigError, nearest
+from flowalign.errors import ConfigError, FlowalignError, nearest
 from flowalign.policies.diffusion.families import family_of
 
 
@@ -78,12 +79,62 @@ def makes_videos(pipeline_class: str) -> bool:
 
 
 def load_config(path: str | Path) -> dict[str, Any]:
-    """What model_index.json says of a pipeline in a folder or of a hub name."""
+    """What model_index.json says of a pipeline in a folder or of a hub name.
+
+    Raises:
+        ConfigError: there is none, or it names parts that are not diffusers' or transformers': diffusers would import
+            whatever module stands there.
+    """
     try:
         saved: dict[str, Any] = DiffusionPipeline.load_config(str(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"no pipeline at '{path}': {' '.join(str(error).split())}") from error
+    check_index(path, saved)
     return saved
+
+
+def check_index(path: str | Path, saved: Mapping[str, Any]) -> None:
+    """Refuse a model_index.json that names a pipeline or parts that are not diffusers' or transformers'."""
+    name = saved.get("_class_name")
+    kind: Any = getattr(diffusers, name, None) if isinstance(name, str) else None
+    if not (inspect.isclass(kind) and issubclass(kind, DiffusionPipeline)):
+        raise ConfigError(
+            f"no pipeline at '{path}': model_index.json names the class {str(name)[:100]!r}, which diffusers "
+            f"{diffusers.__version__} does not have; a later diffusers may"
+        )
+    for part, entry in saved.items():
+        if isinstance(entry, list) and entry != [None, None] and _class_of(entry) is None:
+            raise ConfigError(
+                f"no pipeline at '{path}': its {part} is {str(entry)[:120]}, which is no class of diffusers or "
+                "transformers"
+            )
+    wanted = [name for name, own in inspect.signature(kind.__init__).parameters.items() if own.default is own.empty]
+    if lacking := [part for part in wanted if part not in ("self", "kwargs", *saved)]:
+        raise ConfigError(f"no pipeline at '{path}': model_index.json has no {', '.join(lacking)}, which {name} needs")
+
+
+def _class_of(entry: list[Any]) -> Any:
+    """The class that the name of a library and of a class in it stand for; None for those of others."""
+    if len(entry) != 2 or not all(isinstance(word, str) for word in entry):
+        return None
+    library, name = entry
+    own = {"diffusers": diffusers, "transformers": transformers}.get(library)
+    # the safety checkers and connectors of a few pipelines stand beside them
+    own = getattr(diffusers.pipelines, library, None) if own is None and library.isidentifier() else own
+    found = getattr(own, name, None) if inspect.ismodule(own) and not name.startswith("_") else None
+    return found if inspect.isclass(found) and hasattr(found, "from_pretrained") else None
+
+
+@contextlib.contextmanager
+def _readable(path: str | Path) -> Iterator[None]:
+    """Say in one line what is wrong with the files of a pipeline, at which the libraries raise errors of all kinds."""
+    try:
+        yield
+    except (FlowalignError, torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:300]
+        raise ConfigError(f"the pipeline at '{path}' cannot be loaded: {type(error).__name__}: {said}") from error
 
 
 def described_by(path: str | Path, config: str | None) -> str | Path:
@@ -143,15 +194,17 @@ def load_pipeline(
     absent = {name: None for name, entry in saved.items() if entry == [None, None]}
     denoiser = family_of(saved["_class_name"]).denoiser
     quantised = {} if base_bits is None else {"quantization_config": quantisation(base_bits, denoiser, dtype)}
-    return DiffusionPipeline.from_pretrained(str(path), dtype=dtype, **absent, **quantised, **parts)
+    with _readable(path):
+        return DiffusionPipeline.from_pretrained(str(path), dtype=dtype, **absent, **quantised, **parts)
 
 
 def load_text_encoders(path: str | Path, dtype: torch.dtype) -> dict[str, Any]:
     """The text encoders of a pipeline in a folder or of a hub name, by their names in it."""
     loaded = {}
     for part, (library, name) in _text_encoders(load_config(path)).items():
-        kind = getattr(importlib.import_module(library), name)
-        loaded[part] = kind.from_pretrained(str(path), subfolder=part, dtype=dtype).requires_grad_(False).eval()
+        kind = _class_of([library, name])
+        with _readable(path):
+            loaded[part] = kind.from_pretrained(str(path), subfolder=part, dtype=dtype).requires_grad_(False).eval()
     return loaded
 
 

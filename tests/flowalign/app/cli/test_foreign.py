@@ -1,0 +1,226 @@
+"""Folders that somebody else made: no code of theirs runs, nothing outside them is touched, nothing is sent."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from flowalign.app.cli import modules
+from flowalign.app.cli.main import main
+from flowalign.config import recipe
+from flowalign.data import shipped
+from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.runs.samples import save_samples
+
+RECIPE = recipe("tiny_sd3/flow_grpo")
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run's folder of two samples a moment, with a configuration; the current folder is another."""
+    run = tmp_path / "there" / "run"
+    for iteration in (0, 1):
+        lines = [(Image.new("RGB", (8, 8), "red"), {"prompt": f"p{i}", "seed": i, "reward": 0.5}) for i in (0, 1)]
+        save_samples(run, iteration, lines)
+    (run / "metrics.jsonl").write_text('{"iteration": 0, "reward/mean": 0.5}\n{"iteration": 1, "reward/mean": 0.6}\n')
+    (run / "evaluations.jsonl").write_text('{"iteration": 0, "all/reward": 0}\n{"iteration": 1, "all/reward": 1}\n')
+    (run / "config.yaml").write_text(f"extends: {RECIPE}\nevaluation: {{prompts: shapes_heldout, limit: 2}}\n")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return run
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 2) -> str:
+    """The one line that a command ends with."""
+    with pytest.raises(SystemExit) as left:
+        main([str(word) for word in arguments])
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert left.value.code == code and len(lines) == 1, lines
+    return lines[0]
+
+
+def settle(run: Path, text: str) -> None:
+    """Add lines to a run's configuration."""
+    with open(run / "config.yaml", "a") as file:
+        file.write(text)
+
+
+def test_no_module_in_a_runs_folder_is_imported(foreign: Path) -> None:
+    for name in ("torch_xla", "torch_mlu", "gptqmodel", "wandb", "bitsandbytes"):
+        (foreign / f"{name}.py").write_text(f"open({str(foreign / 'ran')!r}, 'a').write('{name} ')\n")
+    settle(foreign, "rewards: [{name: shaps}]\n")
+    words = [sys.executable, "-m", "flowalign", "eval"]
+    # from elsewhere, and from within
+    for folder, run in ((Path.cwd(), str(foreign)), (foreign, ".")):
+        done = subprocess.run([*words, run], cwd=folder, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 2 and "did you mean 'shapes'" in done.stderr
+    assert not (foreign / "ran").exists()
+
+
+def test_a_trusted_run_may_name_modules_beside_it(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(foreign), *sys.path])
+    with modules.opened(foreign, trust=False):
+        assert str(foreign) not in sys.path
+    with modules.opened(foreign, trust=True):
+        assert str(foreign) in sys.path
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (
+            "rewards: [{name: remote, url: 'https://evil.example/x', token_variable: AWS_SECRET_ACCESS_KEY}]",
+            ["the address https://evil.example/x", "the environment's AWS_SECRET_ACCESS_KEY"],
+        ),
+        ("rewards: [{name: gate, passes: {name: remote, url: 'http://127.0.0.1:1'}, then: {name: shapes}}]", ["127"]),
+        ("model: {path: tiny_sd3, embeddings: cached}", ["model.embeddings: the place cached to write to"]),
+        ("model: {path: /etc}", ["model.path: the path /etc"]),
+        ("model: {path: ../secret}", ["model.path: the path ../secret"]),
+        ("algorithm: {name: flow_grpo, x: ['~/']}", ["the path ~/"]),
+        ("evaluation: {prompts: ../secret/prompts.txt}", ["evaluation.prompts: the path ../secret/prompts.txt"]),
+    ],
+)
+def test_what_a_configuration_reaches_outside_is_listed_and_needs_trust(
+    foreign: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str, named: list[str]
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
+    (foreign.parents[1] / "secret").mkdir()
+    (foreign.parents[1] / "secret" / "prompts.txt").write_text("private\n")
+    (foreign / "config.yaml").write_text(f"extends: {RECIPE}\n{text}\n")
+    line = refused(capsys, "eval", foreign)
+    assert all(word in line for word in named) and "--trust allows it" in line and "hush" not in line
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_foreign_configuration_extends_no_file_elsewhere(foreign: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (foreign.parents[1] / "mine.yaml").write_text("secret: value\n")
+    (foreign / "config.yaml").write_text("extends: ../../mine.yaml\n")
+    assert "extends the file ../../mine.yaml; --trust" in refused(capsys, "export", foreign)
+
+
+def test_private_pictures_that_foreign_prompts_name_are_not_taken(
+    foreign: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("RGB", (8, 8)).save(foreign.parents[1] / "private.png")
+    line = json.dumps({"prompt": "a cat", "image": str(foreign.parents[1] / "private.png")})
+    (foreign / "prompts.jsonl").write_text(line + "\n")
+    (foreign / "config.yaml").write_text(f"extends: {RECIPE}\nevaluation: {{prompts: '{foreign}/prompts.jsonl'}}\n")
+    assert "private.png; --trust allows it" in refused(capsys, "eval", foreign)
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
+@pytest.mark.parametrize("command", ["eval", "export", "sample"])
+def test_links_and_pipes_in_a_runs_folder_are_refused(
+    foreign: Path, capsys: pytest.CaptureFixture[str], kind: str, command: str
+) -> None:
+    (foreign / "model").mkdir()
+    if kind == "pipe":
+        os.mkfifo(foreign / "model" / "x")
+    else:
+        (foreign / "model" / "x").symlink_to("/etc/passwd" if kind == "link" else "/etc")
+    line = refused(capsys, command, foreign, *(["a prompt"] if command == "sample" else []))
+    assert f"{foreign / 'model' / 'x'} is a" in line and "a run's folder must not hold" in line
+    assert not (foreign / "export").exists()
+
+
+def test_an_export_takes_no_picture_from_elsewhere(foreign: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (foreign.parents[1] / "id_rsa").write_text("private")
+    (foreign / "model").mkdir()
+    lines = foreign / "samples" / "iteration-000001" / "samples.jsonl"
+    lines.write_text(lines.read_text().replace('"00000.png"', '"../../../../id_rsa"'))
+    assert "leads out of the folder" in refused(capsys, "export", foreign)
+    assert list((foreign / "export").iterdir()) == []
+
+
+def test_a_gallery_removes_and_overwrites_nothing_outside(foreign: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outside = foreign.parents[1] / "outside"
+    outside.mkdir()
+    (outside / "x").write_text("mine")
+    (outside / "x.jpg").write_text("mine")
+    gallery = foreign / "gallery"
+    gallery.mkdir()
+    entry = [0, 0, 8, 8]
+    known = {"../../../../outside/x": entry, str(outside / "x"): entry, "run/..": entry, "a/b": "odd", "a": entry}
+    (gallery / ".pictures.json").write_text(json.dumps(known))
+    main_ok("gallery", foreign)
+    assert (outside / "x").read_text() == "mine" and (gallery / "index.html").is_file()
+    places = [".partial-index.html", "assets/gallery.css", "pictures", "votes.sqlite", ".pictures.json", "index.html"]
+    for place in places:
+        shutil.rmtree(gallery)
+        (gallery / place).parent.mkdir(parents=True)
+        (gallery / place).symlink_to(outside if place == "pictures" else outside / "x")
+        assert f"gallery/{place} is a symbolic link" in refused(capsys, "gallery", foreign)
+    shutil.rmtree(gallery)
+    gallery.symlink_to(outside)
+    assert "gallery is a symbolic link" in refused(capsys, "gallery", foreign)
+    assert sorted(path.name for path in outside.iterdir()) == ["x", "x.jpg"]
+    assert (outside / "x").read_text() == "mine"
+
+
+def main_ok(*arguments: str | Path) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([str(word) for word in arguments])
+    assert not left.value.code
+
+
+def test_a_gallery_waits_for_no_pipe_and_reads_nothing_endless(foreign: Path) -> None:
+    for place in ("metrics.jsonl", "samples/iteration-000001/samples.jsonl"):
+        (foreign / place).unlink()
+    os.mkfifo(foreign / "metrics.jsonl")
+    (foreign / "samples" / "iteration-000001" / "samples.jsonl").symlink_to("/dev/zero")
+    with open(foreign / "evaluations.jsonl", "wb") as file:
+        file.truncate(2**40)
+    main_ok("gallery", foreign)
+    page = (foreign / "gallery" / "index.html").read_text()
+    assert "metrics.jsonl: is a pipe, a socket or a device, left out" in page
+    assert "samples.jsonl: is a symbolic link, left out" in page and "evaluations.jsonl: has more than" in page
+
+
+@pytest.mark.parametrize(
+    ("change", "hint"),
+    [
+        ({"text_encoder": ["antigravity", "Thing"]}, "its text_encoder is ['antigravity', 'Thing'], which is no class"),
+        ({"text_encoder": ["transformers", "NoSuchModel"]}, "which is no class of diffusers or transformers"),
+        ({"text_encoder": ["transformers", "pipeline"]}, "which is no class of diffusers or transformers"),
+        ({"_class_name": "NoSuchPipeline"}, "names the class 'NoSuchPipeline', which diffusers"),
+        ({"_class_name": ["evil", "Pipeline"]}, "names the class"),
+        ({"transformer": None}, "model_index.json has no transformer"),
+    ],
+)
+def test_a_pipelines_folder_names_only_classes_of_diffusers_and_transformers(
+    foreign: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, change: dict, hint: str
+) -> None:
+    monkeypatch.delitem(sys.modules, "antigravity", raising=False)
+    folder = foreign / "pipeline"
+    folder.mkdir()
+    index = json.loads(Path(shipped("tiny_sd3"), "model_index.json").read_text()) | change
+    (folder / "model_index.json").write_text(json.dumps({k: v for k, v in index.items() if v is not None}))
+    (foreign / "config.yaml").write_text(f"extends: {RECIPE}\nmodel: {{path: '{folder}'}}\n")
+    assert hint in refused(capsys, "eval", foreign)
+    for words in (
+        ["sample", folder, "a"],
+        ["search", folder, "a", "--reward", "shapes"],
+        ["export", foreign, "--merge"],
+    ):
+        assert hint in refused(capsys, *words)
+    assert "antigravity" not in sys.modules
+
+
+def test_damaged_files_of_a_pipeline_are_one_line(foreign: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = foreign / "pipeline"
+    shutil.copytree(shipped("tiny_sd3"), folder)
+    (folder / "transformer" / "config.json").write_text('{"_class_name": 3}')
+    with pytest.raises(SystemExit):
+        main(["sample", str(folder), "a"])
+    # below the bars of what was loaded before
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"the pipeline at '{folder}' cannot be loaded: " in line
+
+
+def test_shipped_models_load(tmp_path: Path) -> None:
+    assert DiffusersPolicy.from_pretrained(shipped("tiny_sd3"), embeddings=tmp_path / "kept").family is not None
