@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tried in this order; the first that is new enough and can make a virtual environment is taken.
 PYTHON := python3.14 python3.13 python3.12 python3.11 python3
 
-.PHONY: help demo test fast-test gpu lint clean
+.PHONY: help demo test fast-test lowest gpu lint clean
 .DEFAULT_GOAL := help
 
 help:  ## print the targets
@@ -29,6 +29,13 @@ test: lint  ## everything CI runs: lint, then all tests
 
 fast-test: $(STAMP)  ## the unit tests only
 	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
+
+lowest: $(STAMP)  ## the unit tests with the lowest versions that pyproject.toml allows, in an environment of their own
+	@mkdir -p build
+	@$(BIN)/python scripts/lowest_versions.py > build/lowest.txt
+	@$(BIN)/python -m venv --clear build/lowest
+	@build/lowest/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]' -c build/lowest.txt
+	@build/lowest/bin/python -m pytest $(PARALLEL) -m "not slow"
 
 gpu: $(STAMP)  ## on a machine with a GPU: all tests on it, replay in 16 bits, benchmarks at full size
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu: torch finds no CUDA device here")'
