@@ -45,8 +45,8 @@ from flowalign.training.building import make_trainable
 GIB = 2**30
 RESERVED = 2.0
 """GiB of a GPU that the driver's context, libraries and fragments of the allocator take: an assumption"""
-FRACTIONS = (0.3, 0.5)
-"""of a GPU's peak that times are given at: what eager and what well compiled training reaches, an assumption"""
+FRACTIONS = (0.15, 0.25)
+"""of a GPU's peak that times are given at: what published runs reached (docs/plan.md)"""
 SHARED = "model.context_parallel"
 PROMPT = "a photo of three red circles on a wooden table"
 
@@ -61,6 +61,11 @@ class GPU:
     """TFLOP/s of dense matrix products in bfloat16 and float16, with float32 sums"""
     single: float
     """TFLOP/s in float32, without TF32"""
+
+    def rate(self, dtype: str, tf32: bool) -> float:
+        """FLOP/s of matrix products in a dtype; all these cards make half as many in TF32 as in 16 bits."""
+        single = self.half / 2 if tf32 else self.single
+        return 1e12 * (single if dtype == "float32" else self.half)
 
 
 GPUS = {
@@ -118,8 +123,8 @@ class Costs:
     sources: tuple[float, float]
     """the pictures of a call of the pipeline, which its VAE and image encoder see: of one sample, and of each more"""
     decode: float
-    score: float
-    """a picture, by the rewards whose networks are known"""
+    score: dict[str, float]
+    """a picture, by the rewards whose networks are known, by their dtype"""
     sampling: int
     """activations of a forward pass of one sample, all its branches"""
     activations: int
@@ -135,6 +140,8 @@ class Costs:
     """GPUs that a sample was divided over when this was measured"""
     divides: tuple[int, ...] = ()
     """numbers of GPUs that a sample's tokens can be divided over by Ulysses, as far as attention heads go"""
+    differentiating: int = 0
+    """activations of VAE and rewards for the reward's gradient of a sample"""
 
 
 @dataclass
@@ -152,6 +159,8 @@ class Plan:
     """of an iteration on all GPUs, by phase"""
     seconds: dict[str, float]
     """of an iteration, at a fraction of the peak"""
+    phases: dict[str, dict[str, float]]
+    """the same by phase"""
     pictures_per_hour: dict[str, float]
     gpu_hours: dict[str, float]
     """of the whole run without evaluations"""
@@ -200,8 +209,9 @@ def plan(config: BaseConfig, gpu: str = "h100", gpus: int = 1, price: float | No
     published(config.model.path)
     with _with_pictures(config) as config:
         config.check(gpus)
-        costs, notes = measure(config)
-        return _plan(config, costs, count(config), gpu, gpus, price, notes)
+        passes = count(config)
+        costs, notes = measure(config, passes.differentiated)
+        return _plan(config, costs, passes, gpu, gpus, price, notes)
 
 
 @contextlib.contextmanager
@@ -323,8 +333,12 @@ def _autocast(dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if dtype == torch.float32 else Autocast(dtype)
 
 
-def measure(config: Config) -> tuple[Costs, list[str]]:
-    """Costs of the real networks on one GPU, and what could not be known."""
+def measure(config: Config, differentiated: float = 0) -> tuple[Costs, list[str]]:
+    """Costs of the real networks on one GPU, and what could not be known.
+
+    Args:
+        differentiated: pictures of a sample that a reward's gradient goes through.
+    """
     known = published(config.model.path)
     dtype = torch_dtype(config.model.dtype)
     shared = config.model.context_parallel
@@ -374,7 +388,16 @@ def measure(config: Config) -> tuple[Costs, list[str]]:
         decode = meter(lambda: policy.family.decode(pipeline, rollout.whole(rollout.trajectory.final)[:1]), grad=False)
         branches = rollout.conditions.branches
         whole = again if config.model.gradient_checkpointing else kept
-        reward_bytes, score, notes = _rewards(config, device)
+        scorers, notes = _rewards(config)
+        score: dict[str, float] = {}
+        for scorer in scorers:
+            scored = Meter(device, torch.float32)(partial(scorer, scorer.blank()), grad=False)
+            score[scorer.dtype] = score.get(scorer.dtype, 0) + scorer.frames * scored.flops
+        final = rollout.whole(rollout.trajectory.final)
+        # outside autocast, as in training
+        gradient = partial(_differentiate, policy, scorers)
+        counts = (1, 2) if differentiated else ()
+        graded = [Meter(device, torch.float32)(partial(gradient, final[:n])).peak for n in counts]
     costs = Costs(
         parameters,
         sum(p.numel() for p in policy.trainable().values()),
@@ -382,7 +405,7 @@ def measure(config: Config) -> tuple[Costs, list[str]]:
         sum(_size(part) for name, part in parts.items() if name.startswith("text_encoder")),
         _size(parts["vae"]),
         sum(_size(part) for name, part in parts.items() if name in ("image_encoder", "connectors")),
-        reward_bytes,
+        sum(_size(scorer.model) for scorer in scorers),
         trajectory,
         forward.flops / branches,
         (whole[0].flops - forward.flops) / branches,
@@ -398,6 +421,7 @@ def measure(config: Config) -> tuple[Costs, list[str]]:
         (prepared[0].peak, prepared[1].peak - prepared[0].peak),
         shared.degree,
         tuple(divides),
+        round(differentiated * (graded[1] - graded[0])) if graded else 0,
     )
     return costs, notes
 
@@ -480,19 +504,44 @@ def _replay(policy: DiffusersPolicy, rollout: Rollout, samples: Tensor, steps: T
     policy.score(rollout, samples, steps).log_prob.sum().backward()
 
 
-def _rewards(config: Config, device: FakeDevice) -> tuple[int, float, list[str]]:
-    """Bytes of the rewards' networks, operations for a picture, and which are not known."""
-    size, flops, notes = 0, 0.0, []
+@dataclass
+class Scorer:
+    """The network that a reward asks of each picture."""
+
+    model: Any
+    dtype: str
+    frames: int
+    """asked about of a sample"""
+
+    def blank(self) -> Tensor:
+        """[1, 3, H, W] a picture of the network's size."""
+        return torch.zeros(1, 3, *[self.model.config.vision_config.image_size] * 2, device=DEVICE)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        sized = nn.functional.interpolate(pixels, self.blank().shape[2:], mode="bilinear")
+        features: Tensor = self.model.get_image_features(sized).pooler_output
+        return features
+
+
+def _rewards(config: Config) -> tuple[list[Scorer], list[str]]:
+    """The rewards' networks, and which are not known."""
+    scorers, notes = [], []
     for name, settings in _named(config.rewards):
         if name not in REWARDS:
             notes.append(f"the reward {name} is not counted: what network it asks is not known here")
             continue
-        model: Any = network(REWARDS[name])
-        pixels = torch.zeros(1, 3, *[model.config.vision_config.image_size] * 2, device=DEVICE)
-        size += _size(model)
-        scored = Meter(device, torch.float32)(partial(model.get_image_features, pixels), grad=False)
-        flops += settings.get("frames", 1) * scored.flops
-    return size, flops, notes
+        model: Any = network(REWARDS[name]).requires_grad_(False)
+        scorers.append(Scorer(model, settings.get("dtype", "float32"), settings.get("frames", 1)))
+    return scorers, notes
+
+
+def _differentiate(policy: DiffusersPolicy, scorers: list[Scorer], latents: Tensor) -> None:
+    """The gradient of rewards to finished latents [N, ...], through the VAE."""
+    pixels = policy.decode_pixels(latents.detach().requires_grad_())
+    # of a video its first frame
+    pictures = pixels if pixels.dim() == 4 else pixels[:, :, 0]
+    scores = [scorer(pictures).sum() for scorer in scorers] or [pixels.sum()]
+    torch.stack(scores).sum().backward()
 
 
 def _named(rewards: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -517,19 +566,23 @@ def _plan(
     flops = {
         "rollout": shared * samples * passes.rollout * costs.forward,
         "decoding": shared * samples * (passes.decoded + 3 * passes.differentiated) * costs.decode,
-        "rewards": samples * (passes.decoded + shared * 3 * passes.differentiated) * costs.score,
+        # a gradient to the picture takes about as much as the score
+        "rewards": samples * (passes.decoded + shared * 2 * passes.differentiated) * sum(costs.score.values()),
         "update": shared * samples * (passes.update * costs.forward + passes.backward * costs.backward),
         "prompts": 0 if model.offload_text else shared * training.prompts_per_iteration * costs.encode,
         "sources": shared * training.prompts_per_iteration * _of_group(config, costs.sources),
     }
     card = GPUS[gpu]
-    rate = (card.single if model.dtype == "float32" else card.half) * 1e12
-    seconds = {f"{share:.0%}": sum(flops.values()) / (rate * share * gpus) for share in FRACTIONS}
+    at_peak = {phase: work / (gpus * card.rate(model.dtype, model.tf32)) for phase, work in flops.items()}
+    scored = sum(work / card.rate(dtype, model.tf32) for dtype, work in costs.score.items())
+    at_peak["rewards"] = scored * flops["rewards"] / (gpus * (sum(costs.score.values()) or 1))
+    phases = {f"{share:.0%}": {phase: own / share for phase, own in at_peak.items()} for share in FRACTIONS}
+    seconds = {share: sum(own.values()) for share, own in phases.items()}
     hours = {share: value * training.iterations * gpus / 3600 for share, value in seconds.items()}
     usable = card.memory * 1e9 / GIB - RESERVED
     memory = memory_of(config, costs, gpus)
     fixed = {phase: sum(v for part, v in parts.items() if part != "activations") for phase, parts in memory.items()}
-    kept = costs.checkpointed if model.gradient_checkpointing else costs.activations
+    kept = max(costs.checkpointed if model.gradient_checkpointing else costs.activations, costs.differentiating)
     return Plan(
         model.path,
         gpu,
@@ -539,6 +592,7 @@ def _plan(
         memory,
         flops,
         seconds,
+        phases,
         {share: 3600 * samples / value for share, value in seconds.items()},
         hours,
         usable,
@@ -598,6 +652,8 @@ def memory_of(config: Config, costs: Costs, gpus: int, shards: int = 1) -> dict[
     # of another number of GPUs than was measured about as much less
     share = costs.shared / model.context_parallel.degree
     kept = share * (costs.checkpointed if model.gradient_checkpointing else costs.activations)
+    learned = max(kept, share * costs.differentiating)
+    updated = {"VAE": costs.vae} if costs.differentiating else vae
     batch = min(config.rollout.batch_size, samples)
     pictures = 1 if model.slice_vae else batch
     first, more = costs.preparing
@@ -606,49 +662,82 @@ def memory_of(config: Config, costs: Costs, gpus: int, shards: int = 1) -> dict[
         "encoding": always | vae | texts,
         "rollout": always | vae | recorded | {"activations": sampling},
         "decoding": always | {"VAE": costs.vae} | recorded | {"activations": pictures * costs.decoding},
-        "update": always | vae | recorded | {"activations": training.micro_batch_size * kept},
+        # the denoiser's steps come one after the other, and after VAE and rewards
+        "update": always | updated | recorded | {"activations": training.micro_batch_size * learned},
     }
     return {phase: {part: size / GIB for part, size in parts.items() if size} for phase, parts in phases.items()}
 
 
-def advise(config: Config, costs: Costs, gpus: int, usable: float) -> list[str]:
-    """What to switch on for the run to fit, in the order of what it costs; [] where it fits."""
+Way = tuple[str, Callable[[Config], object]]
+"""a setting as people write it, and what sets it"""
 
-    def peak(changed: Config, shards: int = 1) -> float:
+
+def advise(config: Config, costs: Costs, gpus: int, usable: float) -> list[str]:
+    """What to switch on for the run to fit, what saves most first; [] where it fits.
+
+    Of what is free or cheap as much as is needed is taken before what costs time, and that before what changes the
+    numbers; what turns out not to be needed is left out again.
+    """
+
+    def peak(taken: list[Way]) -> float:
+        changed = config.model_copy(deep=True)
+        for _, switch in taken:
+            switch(changed)
+        shards = gpus if any(name.startswith("shards") for name, _ in taken) else 1
         return max(sum(parts.values()) for parts in memory_of(changed, costs, gpus, shards).values())
 
-    taken: list[str] = []
-    changed, shards = config.model_copy(deep=True), 1
-    ways: list[tuple[str, Callable[[], object]]] = [
-        ("model.offload_vae: true", lambda: setattr(changed.model, "offload_vae", True)),
-        ("model.offload_text: true", lambda: setattr(changed.model, "offload_text", True)),
-        ("training.offload_copies: true", lambda: setattr(changed.training, "offload_copies", True)),
-        ("model.slice_vae: true", lambda: setattr(changed.model, "slice_vae", True)),
-        ("training.micro_batch_size: 1", lambda: setattr(changed.training, "micro_batch_size", 1)),
-        ("rollout.batch_size: 1", lambda: setattr(changed.rollout, "batch_size", 1)),
-        ("model.gradient_checkpointing: true", lambda: setattr(changed.model, "gradient_checkpointing", True)),
-        ("training.optimizer.offload: true", lambda: setattr(changed.training.optimizer, "offload", True)),
-        ("training.optimizer.bits: 8", lambda: setattr(changed.training.optimizer, "bits", 8)),
-    ]
+    def without(taken: list[Way], way: Way) -> list[Way]:
+        return [one for one in taken if one is not way]
+
+    taken: list[Way] = []
+    for way in _ways(config, costs, gpus):
+        if peak(taken) <= usable:
+            break
+        # of several numbers of GPUs for a sample, or of prompts, the last counts
+        start = way[0].split(":")[0]
+        others = [one for one in taken if one[0].split(":")[0] != start]
+        if peak([*others, way]) < peak(taken):
+            taken = [*others, way]
+    fits = peak(taken) <= usable
+    for way in sorted(taken, key=lambda way: peak(without(taken, way))):
+        if fits and peak(without(taken, way)) <= usable:
+            taken = without(taken, way)
+    names = [name for name, _ in sorted(taken, key=lambda way: -peak(without(taken, way)))]
+    if fits:
+        return names
+    return [*names, f"and still {peak(taken) - usable:.1f} GiB too much: more or larger GPUs, smaller pictures"]
+
+
+def _ways(config: Config, costs: Costs, gpus: int) -> Iterator[Way]:
+    """What takes less memory, in the order of what it costs."""
+    yield "model.offload_vae: true", lambda own: setattr(own.model, "offload_vae", True)
+    yield "model.offload_text: true", lambda own: setattr(own.model, "offload_text", True)
+    yield "training.offload_copies: true", lambda own: setattr(own.training, "offload_copies", True)
+    yield "model.slice_vae: true", lambda own: setattr(own.model, "slice_vae", True)
+    yield "training.micro_batch_size: 1", lambda own: setattr(own.training, "micro_batch_size", 1)
+    yield "rollout.batch_size: 1", lambda own: setattr(own.rollout, "batch_size", 1)
+    yield "model.gradient_checkpointing: true", lambda own: setattr(own.model, "gradient_checkpointing", True)
+    yield "training.optimizer.offload: true", lambda own: setattr(own.training.optimizer, "offload", True)
+    yield "training.optimizer.bits: 8", lambda own: setattr(own.training.optimizer, "bits", 8)
     if gpus > 1:
-        ways.append((f"shards over the {gpus} GPUs (configs/accelerate/fsdp2.yaml)", lambda: None))
-        for n in (n for n in costs.divides if n > config.model.context_parallel.degree and gpus % n == 0):
-            divided = ContextParallel(ulysses=n)
-            ways.append((f"{SHARED}: {{ulysses: {n}}}", partial(setattr, changed.model, "context_parallel", divided)))
+        yield f"shards over the {gpus} GPUs (configs/accelerate/fsdp2.yaml)", lambda own: None
+    for n in (n for n in costs.divides if n > config.model.context_parallel.degree and gpus % n == 0):
+        divided = ContextParallel(ulysses=n)
+        yield f"{SHARED}: {{ulysses: {n}}}", lambda own, d=divided: setattr(own.model, "context_parallel", d)
     if config.model.lora is not None:
-        ways.append(("model.base_bits: 4", lambda: setattr(changed.model, "base_bits", 4)))
-    for name, switch in ways:
-        before = peak(changed, shards)
-        if before <= usable:
-            return taken
-        switch()
-        shards = gpus if name.startswith("shards") else shards
-        if peak(changed, shards) < before:
-            # of several numbers of GPUs for a sample the last counts
-            taken = [way for way in taken if not (way.startswith(SHARED) and name.startswith(SHARED))] + [name]
-    if peak(changed, shards) <= usable:
-        return taken
-    return [
-        *taken,
-        f"and still {peak(changed, shards) - usable:.1f} GiB too much: more or larger GPUs, smaller pictures",
-    ]
+        yield "model.base_bits: 4", lambda own: setattr(own.model, "base_bits", 4)
+    for prompts in _fewer_prompts(config, gpus):
+        yield (
+            f"training.prompts_per_iteration: {prompts}",
+            lambda own, n=prompts: setattr(own.training, "prompts_per_iteration", n),
+        )
+
+
+def _fewer_prompts(config: Config, gpus: int) -> Iterator[int]:
+    """Smaller numbers of groups that the run could have, the largest first."""
+    for prompts in range(config.training.prompts_per_iteration - 1, 0, -1):
+        changed = config.model_copy(deep=True)
+        changed.training.prompts_per_iteration = prompts
+        with contextlib.suppress(ConfigError):
+            changed.check(gpus)
+            yield prompts

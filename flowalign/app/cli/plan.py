@@ -54,9 +54,8 @@ def show(made: "Plan") -> None:
     table = Table(title=f"An iteration on {made.gpus} {made.gpu}", title_justify="left")
     for column in ("", "operations", *(f"seconds at {share} of the peak" for share in made.seconds)):
         table.add_column(column, justify="right" if column else "left")
-    total = sum(made.flops.values())
-    for phase, flops in [*made.flops.items(), ("together", total)]:
-        spent = (f"{seconds * flops / total:.3g}" for seconds in made.seconds.values())
+    for phase, flops in [*made.flops.items(), ("together", sum(made.flops.values()))]:
+        spent = (f"{made.phases[share].get(phase, whole):.3g}" for share, whole in made.seconds.items())
         table.add_row(phase, _operations(flops), *spent, style="bold" if phase == "together" else None)
     console.print(table)
     for share, hours in made.gpu_hours.items():
