@@ -14,7 +14,7 @@ from flowalign.app.cli.main import main
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
 from flowalign.planning.fake_device import FakeDevice
-from flowalign.planning.plan import GIB, GPUS, Plan, _plan, advise, measure, memory_of, plan
+from flowalign.planning.plan import GIB, Plan, _plan, advise, measure, memory_of, plan
 from flowalign.planning.published_pipelines import NAMES, PARTS, PIPELINES, network
 from flowalign.planning.tiny_pipelines import build
 from flowalign.training import Trainer
