@@ -17,9 +17,19 @@ def generators(seeds: Sequence[int]) -> list[torch.Generator]:
     return [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
 
 
-def normal(shape: Sequence[int], sources: Sequence[torch.Generator], device: torch.device | str) -> Tensor:
-    """[B, *shape] float32 standard normal; row b is drawn from sources[b] on the CPU and moved to the device."""
-    noise = torch.empty(len(sources), *shape, pin_memory=torch.device(device).type == "cuda")
-    for row, source in zip(noise, sources, strict=True):
-        row.normal_(generator=source)
+def normal(
+    shape: Sequence[int],
+    sources: Sequence[torch.Generator],
+    device: torch.device | str,
+    asked: Sequence[bool] | None = None,
+) -> Tensor:
+    """[B, *shape] float32 standard normal; row b is drawn from sources[b] on the CPU and moved to the device.
+
+    Args:
+        asked: rows that are drawn; the others are 0 and take nothing from their source. Default all.
+    """
+    noise = torch.zeros(len(sources), *shape, pin_memory=torch.device(device).type == "cuda")
+    for row, source, drawn in zip(noise, sources, asked or [True] * len(sources), strict=True):
+        if drawn:
+            row.normal_(generator=source)
     return noise.to(device, non_blocking=True)

@@ -57,6 +57,7 @@ class Window:
         stride: steps a progressive move covers, at least 1.
         every_last: iterations a progressive window spends at its last place; from the first place to there they
             go linearly from `every` to this. Default `every`.
+        of: what a random window is drawn for, a whole iteration or each group by itself.
     """
 
     size: int = 2
@@ -66,8 +67,11 @@ class Window:
     every: int = 1
     stride: int = 1
     every_last: int | None = None
+    of: Literal["iteration", "group"] = "iteration"
 
     def __post_init__(self) -> None:
+        if self.of == "group" and self.order != "random":
+            raise ValueError("window: of: group goes with order: random")
         if self.size < 1 or self.start < 0 or self.every < 1 or self.stride < 1:
             raise ValueError("window: size, every and stride must be at least 1 and start at least 0")
         if self.every_last is not None and (self.every_last < 1 or self.order != "progressive"):
@@ -109,12 +113,14 @@ class Random:
         start: first step of the range, counted from 0.
         stop: the range ends below this step; default the last step, which never carries noise.
         every: iterations between two draws, at least 1.
+        of: what the steps are drawn for, a whole iteration or each group by itself.
     """
 
     size: int = 3
     start: int = 0
     stop: int | None = None
     every: int = 1
+    of: Literal["iteration", "group"] = "iteration"
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.start < 0 or self.every < 1:

@@ -110,7 +110,9 @@ class Recorder:
         self.x = x.float()
         self.sigmas = sigmas.to(x.device, torch.float32)
         self.kernel = kernel
-        self.stochastic = eta.cpu().reshape(-1, eta.shape[-1]).amax(0).gt(0).tolist()
+        noisy = eta.cpu().gt(0).expand(len(x), -1)
+        self.noisy: list[list[bool]] = noisy.T.tolist()
+        self.stochastic: list[bool] = noisy.any(0).tolist()
         self.eta = eta.to(x.device, torch.float32).expand(len(x), -1)
         self.sources = generators(seeds)
         self.last = max((k for k, noisy in enumerate(self.stochastic) if noisy), default=-1)
@@ -123,7 +125,9 @@ class Recorder:
     def step(self, velocity: Tensor) -> Tensor:
         """Make the next transition and return the new sample, [B, ...] float32."""
         k, batch = len(self.velocities), len(self.x)
-        noise = normal(self.x.shape[1:], self.sources, self.x.device) if self.stochastic[k] else None
+        # a sample's noise does not depend on what the others of its batch draw
+        shape, device = self.x.shape[1:], self.x.device
+        noise = normal(shape, self.sources, device, self.noisy[k]) if self.stochastic[k] else None
         transitioned = transition(
             self.kernel,
             self.x,

@@ -59,9 +59,12 @@ class DiffusionActor(Actor):
             )
 
     def etas(self, batch: Batch) -> Tensor:
-        """[T] noise levels of this iteration's plan."""
-        settings = self.config.rollout
-        return self.plan.etas(settings.steps, settings.eta, batch.iteration, self.config.training.seed)
+        """[T] noise levels of this iteration's plan, or [B, T] where it is drawn for each group."""
+        settings, seed = self.config.rollout, self.config.training.seed
+        if getattr(self.plan, "of", "iteration") == "iteration":
+            return self.plan.etas(settings.steps, settings.eta, batch.iteration, seed)
+        seeds = [derive_seed(seed, group) for group in batch.group]
+        return torch.stack([self.plan.etas(settings.steps, settings.eta, batch.iteration, own) for own in seeds])
 
     def rollout(
         self, batch: Batch, eta: Tensor | None = None, kernel: Any = None, kept: Sequence[int] | None = None

@@ -264,3 +264,9 @@ def test_a_split_needs_noise() -> None:
     with pytest.raises(ValueError, match="last stochastic step is 4"):
         Tree([5]).etas(6, 0.7, 0, 0)
     assert Tree([4]).etas(6, 0.7, 0, 0)[4] > 0
+
+
+def test_a_window_that_moves_by_rule_is_not_drawn_for_each_group() -> None:
+    assert Window(order="random", of="group").of == "group"
+    with pytest.raises(ValueError, match="of: group goes with order: random"):
+        Window(order="progressive", of="group")

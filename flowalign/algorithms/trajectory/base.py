@@ -154,6 +154,11 @@ class TrajectoryAlgorithm(PolicyGradient):
                 f"rollout.order: {config.algorithm.name} branches from and completes trajectories by Euler's rule; "
                 "order: 1 works"
             )
+        if rollout.order == 2 and getattr(plan, "of", "iteration") == "group":
+            raise ConfigError(
+                "rollout.order: the solver begins after the last stochastic step, which rollout.plan.of: group puts "
+                "elsewhere in each group; order: 1 works, or of: iteration"
+            )
         if self.settings.pool_prompts and self.branches(config) > 1:
             raise ConfigError(
                 f"algorithm.pool_prompts: the groups that {config.algorithm.name} makes of a prompt left its path at "

@@ -42,6 +42,8 @@ class MixGRPO(TrajectoryAlgorithm):
                 "algorithm.flash: leaves out steps of a schedule that must be given; "
                 "rollout.sigmas: [1.0, 0.9, ...], one a step and before the pipeline's own shift, works"
             )
+        if self.settings.flash is not None and getattr(config.build_plan(), "of", "iteration") == "group":
+            raise ConfigError("rollout.plan.of: algorithm.flash leaves out steps after one window; of: iteration works")
         if self.settings.flash is not None and config.data.replay is not None:
             raise ConfigError(
                 "data.replay: with algorithm.flash every place of the window has a schedule of its own, and groups of "

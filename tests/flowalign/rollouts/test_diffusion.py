@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 
 from flowalign.data import ASSETS
 from flowalign.errors import ConfigError
@@ -29,3 +30,34 @@ def test_a_gradient_of_one_branch_takes_guidance_by_two(name: str, refused: bool
     else:
         trainer = Trainer(config, policy=policy, progress=False)
         assert trainer.policy.guidance_gradient == "conditional"
+
+
+@pytest.mark.parametrize("kernel", ["flow_sde", "cps_published"])
+def test_each_group_has_steps_of_its_own_where_the_plan_draws_for_groups(kernel: str, tmp_path) -> None:
+    """A group samples what it would sample alone under its plan, and a run learns from all of them."""
+    config = {
+        "model": {"path": "tiny_sd3", "lora": {"rank": 2}, "encode": {"max_sequence_length": 0}},
+        "data": {"prompts": "shapes_train"},
+        "rewards": [{"name": "shapes"}],
+        "algorithm": {"name": "flow_grpo"},
+        "rollout": {
+            "steps": 6,
+            "kernel": kernel,
+            "plan": {"name": "window", "size": 2, "order": "random", "of": "group"},
+        },
+        "training": {"iterations": 1, "prompts_per_iteration": 6, "group_size": 2, "updates_per_iteration": 1},
+        "output": str(tmp_path),
+    }
+    trainer = Trainer(config, progress=False)
+    batch = trainer.groups.draw(0).batch
+    rollout = trainer.actor.rollout(batch)
+    first = rollout.mask.int().argmax(dim=1)
+    assert (rollout.mask.sum(dim=1) == 2).all() and len(set(first.tolist())) > 1
+    assert first[::2].tolist() == first[1::2].tolist()
+    for group in (0, 3):
+        alone = trainer.actor.rollout(batch[[2 * group, 2 * group + 1]])
+        rows = slice(2 * group, 2 * group + 2)
+        torch.testing.assert_close(alone.trajectory.final, rollout.trajectory.final[rows], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(alone.trajectory.log_prob, rollout.trajectory.log_prob[rows], rtol=1e-4, atol=1e-4)
+    trainer.train()
+    assert trainer.iteration == 1
