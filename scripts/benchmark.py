@@ -137,7 +137,7 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
     batch = draw_batch(trainer.prompts, 0, config.training.prompts_per_iteration, config.training.group_size, 0, False)
     if arguments.config:
         encode_at_random(policy, TEXT_TOKENS)
-    experience = trainer.algorithm.collect(trainer.actor, Draw(trainer.actor, batch))
+    experience = trainer.collect(Draw(trainer.actor, batch))
     rollout, images = experience.rollout, trainer.actor.decode(experience.rollout)
     policy.verify(rollout)
     # no advantage is zero, or the update would leave the action out

@@ -119,7 +119,7 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
     batch = draw_batch(trainer.prompts, 0, training.prompts_per_iteration, training.group_size, 0, False)
     if not arguments.tiny:
         encode_at_random(policy, size.encoded)
-    experience = trainer.algorithm.collect(trainer.actor, Draw(trainer.actor, batch))
+    experience = trainer.collect(Draw(trainer.actor, batch))
     rollout = experience.rollout
     experience = replace(experience, advantage=torch.ones_like(experience.advantage))
     pairs = next(trainer.learner.chunks(experience, 0))

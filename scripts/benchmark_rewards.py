@@ -140,7 +140,7 @@ def overlap(arguments: argparse.Namespace) -> dict[str, Any]:
 
     def collect(i: int, parts: int, reward: Any) -> tuple[dict[str, float], list[float]]:
         trainer.actor.reward, trainer.config.rollout.overlap = reward, parts
-        experience = trainer.algorithm.collect(trainer.actor, Draw(trainer.actor, batches[i]))
+        experience = trainer.collect(Draw(trainer.actor, batches[i]))
         return experience.metrics, experience.scores.value.tolist()
 
     nothing = FunctionReward(lambda images, prompts: [0.0] * len(images), "nothing")

@@ -139,7 +139,7 @@ def in_turns(theirs: Any, ours: Trainer, repeats: int) -> dict[str, dict[str, li
             step = time.perf_counter() - self.begin
             own = {"step": step, "rollout": spent["rollout"], "update": step - spent["experience"]}
             begin = time.perf_counter()
-            metrics = ours._iterate()
+            metrics = ours.iterate()
             step = time.perf_counter() - begin
             mine = {"step": step, "rollout": metrics["seconds/rollout"], "update": metrics["seconds/update"]}
             # the first turn warms up

@@ -52,7 +52,7 @@ def cost(given: argparse.Namespace, folder: str) -> dict[str, float]:
     trainers = {branches: build(branches, 0, folder, given) for branches in BRANCHES}
     work: dict[str, Callable[[], Any]] = {}
     for branches, trainer in trainers.items():
-        experience = trainer.algorithm.collect(trainer.actor, trainer.groups.draw(0))
+        experience = trainer.collect(trainer.groups.draw(0))
         assert isinstance(experience, Experience)
         items = experience.items[:64]
         experience.advantage = torch.ones_like(experience.advantage)
@@ -85,7 +85,7 @@ def learn(seed: int, folder: str, given: argparse.Namespace) -> dict[str, dict[s
         spent = 0.0
         while trainer.iteration < given.iterations or spent < figures["both"].get("seconds", 0.0):
             begin = time.process_time()
-            own["rewards"].append(trainer._iterate()["reward/mean"])
+            own["rewards"].append(trainer.iterate()["reward/mean"])
             spent += time.process_time() - begin
             trainer.iteration += 1
             if trainer.iteration == given.iterations:

@@ -55,7 +55,7 @@ def main() -> None:
             own = ["evaluation.prompts=null", "training.previews=0", "training.optimizer.learning_rate=1.0e-9"]
             own += [f"training.prompts_per_iteration={given.prompts}", "training.updates_per_iteration=1"]
             run = Trainer(load(recipe(f"tiny_sd3/{name}"), [*own, f"output={folder}"]), progress=False)
-        experience = run.algorithm.collect(run.actor, run.groups.draw(0))
+        experience = run.collect(run.groups.draw(0))
         items = run.learner._with_gradient(experience, experience.items)
         each = gradients(run, experience, items)
         products = each @ each.T

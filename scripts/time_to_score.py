@@ -243,7 +243,7 @@ def one_iteration(trainer: Trainer, iteration: int, done: float) -> None:
     trainer.iteration = iteration
     # read for the learning rate
     trainer.progress = lambda: done  # type: ignore[method-assign]
-    trainer._iterate()
+    trainer.iterate()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

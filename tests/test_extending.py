@@ -80,7 +80,7 @@ def every_other(trainer: Trainer, metrics: Metrics, module: ModuleType) -> None:
 
 
 def ranks(trainer: Trainer, metrics: Metrics, module: ModuleType) -> None:
-    experience = trainer.algorithm.collect(trainer.actor, trainer.groups.draw(0))
+    experience = trainer.collect(trainer.groups.draw(0))
     places = {0.0, *((k / 3) ** 0.5 for k in (1, 2, 3))}
     assert all(min(abs(abs(a) - p) for p in places) < 1e-6 for a in experience.advantage.unique().tolist())
 

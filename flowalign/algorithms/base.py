@@ -1,11 +1,11 @@
-"""What the trainer knows of an algorithm: it collects experience, and gives the loss of the experience's items.
+"""What the trainer knows of an algorithm: how it samples, what it records and learns from, and the loss of an item.
 
 An item is what is learned from in one piece: a step of a trajectory, a noised pair of pictures. The families are
 subclasses: `trajectory/` learns from stochastic steps that were recorded, `text/` from tokens (both by
 `policy_gradient.py`), `matching/` from noised clean samples.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -18,7 +18,7 @@ from flowalign.data import Prompts
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
 from flowalign.policies.settings import Role, Snapshot
-from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.draw import Made, Sampled
 from flowalign.settings import Section
 from rewards import Scores
 
@@ -93,6 +93,8 @@ class Algorithm:
     """of the samples that it learns from"""
     learns_texts: ClassVar[bool] = True
     """text encoders can be trained by it: its losses ask for velocities of a rollout's states"""
+    scored: ClassVar[bool] = True
+    """finished samples are decoded and scored before anything is learned from them"""
     shards: bool = True
     """its network may be in shards"""
     refills: ClassVar[bool] = False
@@ -176,9 +178,36 @@ class Algorithm:
     def progress(self, done: float) -> None:
         """Told before each iteration what share of training is done, in [0, 1]."""
 
-    def collect(self, actor: Any, draw: Draw) -> Any:
-        """The experience of the groups drawn, with what it measured."""
+    def rollout(self, sampler: Any, batch: Batch) -> tuple[Any, Batch]:
+        """The trajectories to learn from, and the samples they are of; a group's stand side by side."""
+        return sampler.rollout(batch), batch
+
+    def scorer(self, actor: Any) -> Callable[[Sequence[Any], Batch], Scores]:
+        """The function (samples, batch) -> scores of finished samples; here the reward.
+
+        It may run in a thread of its own while the policy samples further groups, and so leaves the policy alone.
+        """
+        score: Callable[[Sequence[Any], Batch], Scores] = actor.score
+        return score
+
+    def record(self, sampled: Sampled, actor: Any) -> Any:
+        """What advantages are worked out from, gathered from all processes; here nothing."""
+        return None
+
+    def experience(self, sampled: Sampled, record: Any, actor: Any) -> Any:
+        """What this process learns from, with what was measured on the way."""
         raise NotImplementedError
+
+    def made(self, sampler: Any, batch: Batch) -> Made:
+        """The rollout of a batch and its finished samples; also what a rollout worker makes."""
+        rollout, own = self.rollout(sampler, batch)
+        return Made(rollout, own, sampler.decode(rollout) if self.scored else None)
+
+    def at_once(self, actor: Any, batch: Batch) -> Any:
+        """The experience of a batch that is sampled and scored at once, to look at."""
+        rollout, own, samples, _ = self.made(actor, batch)
+        sampled = Sampled(rollout, own, None if samples is None else self.scorer(actor)(samples, own))
+        return self.experience(sampled, self.record(sampled, actor), actor)
 
     def verify(self, policy: Any, experience: Any) -> None:
         """Before the first update: refuse a pipeline that replay does not reproduce."""

@@ -6,7 +6,6 @@ with the settings given; without a name they change the default's settings: `los
 
 import inspect
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,7 +21,7 @@ from flowalign.core.record import Record, masked_mean
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.base import Policy
-from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.draw import Sampled
 from rewards import Scores
 
 
@@ -111,7 +110,7 @@ class Experience(base.Experience):
 class PolicyGradient(base.Algorithm):
     """Base of the trajectory family and of the language models' algorithms.
 
-    An iteration is `collect`: sample, decode, score, give credit. A method answers how to sample (`rollout`), what the
+    A method answers how to sample (`rollout`), what the
     samples are worth (`scores`), which reward every action gets (`step_reward`), how rewards become advantages
     (`credit`), and what the loss of an action is.
     """
@@ -162,13 +161,9 @@ class PolicyGradient(base.Algorithm):
         """Whether the advantage needs this field of the record."""
         return field in getattr(self.advantage_of, "needs", ())
 
-    def collect(self, actor: Any, draw: Draw) -> Experience:
-        """Sample the groups drawn, decode, score, and give credit."""
-        rollout, batch, scores = draw.sampled(self.rollout, self.scores)
-        sampler_log_prob, off_policy = rollout.log_prob, self.settings.off_policy
-        if off_policy is not None:
-            rollout = self.rescored(actor, rollout)
-        record = self.record(actor, rollout, batch, scores)
+    def experience(self, sampled: Sampled, record: Record, actor: Any) -> Experience:
+        """The trajectories with what each action earned."""
+        rollout, batch, scores = sampled.rollout, sampled.batch, sampled.scores
         advantage, penalty_weight = self.advantages(record), self.weights(actor, record)
         weight = penalty_weight * self.shares(record)
         metrics = actor.score_metrics(scores, record.group) | self.record_metrics(record) | actor.metrics
@@ -191,38 +186,34 @@ class PolicyGradient(base.Algorithm):
             own(penalty_weight)[:, :length],
             all_teach=self.loss_looks_at == "group",
         )
+        off_policy = self.settings.off_policy
         if off_policy is not None:
-            ratio = correction(rollout.log_prob, sampler_log_prob, rollout.mask, **off_policy.model_dump())
+            assert sampled.sampler_log_prob is not None
+            ratio = correction(rollout.log_prob, sampled.sampler_log_prob, rollout.mask, **off_policy.model_dump())
             experience.weight = experience.weight * ratio
             mean = masked_mean(ratio.expand_as(rollout.mask), rollout.mask)
             metrics["policy/off_policy_weight"] = actor.gather(mean).mean().item()
         return experience
 
-    def rollout(self, actor: Any, batch: Batch) -> tuple[Any, Batch]:
-        """The trajectories to learn from, and the samples they are of; a group's stand side by side."""
-        return actor.rollout(batch), batch
-
     def rescored(self, actor: Any, rollout: Any) -> Any:
         """The trajectories, with log-probabilities of the weights of now."""
         raise NotImplementedError
-
-    def scores(self, actor: Any, samples: Sequence[Any], batch: Batch) -> Scores:
-        """Scores of the finished samples.
-
-        May run in a thread of its own while the policy samples further groups, and so leaves the policy alone.
-        """
-        return actor.score(samples, batch)
 
     def step_reward(self, actor: Any, rollout: Any, batch: Batch, scores: Scores) -> Tensor:
         """[B] or [B, T] rewards; here the finished sample's, one a trajectory."""
         return scores.value
 
-    def record(self, actor: Any, rollout: Any, batch: Batch, scores: Scores) -> Record:
+    def record(self, sampled: Sampled, actor: Any) -> Record:
         """The record of all processes."""
+        if self.settings.off_policy is not None:
+            sampled.sampler_log_prob = sampled.rollout.log_prob
+            sampled.rollout = self.rescored(actor, sampled.rollout)
+        rollout, batch, scores = sampled.rollout, sampled.batch, sampled.scores
         begin = time.perf_counter()
         reward = self.step_reward(actor, rollout, batch, scores)
         actor.add_seconds("reward", time.perf_counter() - begin)
-        return actor.record(rollout, batch, scores, reward)
+        record: Record = actor.record(rollout, batch, scores, reward)
+        return record
 
     def credit(self, record: Record) -> Tensor:
         """[B] or [B, T] advantages from the record of all processes."""

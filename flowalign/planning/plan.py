@@ -308,7 +308,7 @@ def count(config: Config) -> Passes:
         wrapped(trainer.algorithm, "verify", "measurement")
         decoded("decode_latents", "decoded")
         decoded("decode_pixels", "differentiated")
-        trainer._iterate()
+        trainer.iterate()
         samples = small.training.prompts_per_iteration * small.training.group_size
     return Passes(**{name: value / samples for name, value in vars(passes).items()})
 

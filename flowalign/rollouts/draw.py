@@ -1,22 +1,28 @@
 """The groups of one iteration: the batches to sample, and what was sampled of them."""
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
 
 from flowalign.config import BaseConfig
 from flowalign.data.batches import Batch
 from flowalign.rollouts.base import Actor
-from flowalign.rollouts.scoring import Scoring
+from flowalign.rollouts.scoring import Scored
 from rewards import Scores
 
 
-class Sampled(NamedTuple):
+@dataclass
+class Sampled:
     """What was sampled of whole groups."""
 
     rollout: Any
     batch: Batch
-    scores: Scores
+    scores: Any = None
+    """`Scores`; None where the algorithm does not have its samples scored"""
+    sampler_log_prob: Tensor | None = None
+    """[B, T] of whoever sampled, where the rollout was scored again by the current weights"""
 
 
 class Made(NamedTuple):
@@ -25,7 +31,8 @@ class Made(NamedTuple):
     rollout: Any
     batch: Batch
     """of the rollout's samples"""
-    samples: list[Any]
+    samples: list[Any] | None
+    """finished, as rewards need them; None where the algorithm does not have them scored"""
     forwards: int = 0
     """that it took in another process"""
 
@@ -36,12 +43,9 @@ class Workers(Protocol):
     def begin(self, parts: Sequence[Batch]) -> list[Any]:
         """Begin with these parts; a task for each."""
 
-    def result(self, task: Any) -> Made:
-        """What was made of a part, once it is there."""
-
 
 class Draw:
-    """The groups of a batch, to be sampled and scored in parts: as many as the run's settings say (`parts_of`).
+    """The groups of a batch, an iterator over their parts: as many as the run's settings say (`parts_of`).
 
     Args:
         actor: whose samples they are.
@@ -52,36 +56,12 @@ class Draw:
     def __init__(self, actor: Actor, batch: Batch, workers: Workers | None = None) -> None:
         self.actor, self.batch, self.workers = actor, batch, workers
         self.parts = parts_of(actor.config)
-        self.scoring = Scoring(self.parts > 1, actor.add_seconds)
         self._begun: list[tuple[Batch, Any]] = []
-        self._parts: list[tuple[Any, Batch, Future[Scores]]] = []
+        self._parts: list[tuple[Any, Batch, Scored | None]] = []
 
     def begin(self) -> None:
-        """Let the workers begin with what `sampled` will wait for."""
+        """Let the workers begin with the parts."""
         self._begun = self._shared(self.batch)
-
-    def sampled(
-        self, sample: Callable[[Any, Batch], tuple[Any, Batch]], score: Callable[[Any, Sequence[Any], Batch], Scores]
-    ) -> Sampled:
-        """Sample all groups, and score what was sampled.
-
-        Args:
-            sample: (actor, batch) -> a rollout, and the batch of its samples.
-            score: (actor, samples, batch) -> scores; may run in a thread of its own while further groups are sampled.
-        """
-        with self.scoring as scoring:
-            for part, task in self:
-                made = self._made(part, task, sample)
-                self.put(made.rollout, made.batch, scoring.submit(score, self.actor, made.samples, made.batch))
-            return self.whole()
-
-    def _made(self, part: Batch, task: Any, sample: Callable[[Any, Batch], tuple[Any, Batch]]) -> Made:
-        if self.workers is None:
-            rollout, batch = sample(self.actor, part)
-            return Made(rollout, batch, self.actor.decode(rollout))
-        made = self.workers.result(task)
-        self.actor.policy.forwards += made.forwards
-        return made
 
     def __iter__(self) -> Iterator[tuple[Batch, Any]]:
         """Parts, each with the task of a worker that samples it; from the start, whatever was put before: an attempt
@@ -100,21 +80,25 @@ class Draw:
         for part in begun:
             yield part
             for _, _, scored in self._parts:
-                if scored.done():
+                if scored is not None and scored.done():
                     # nothing more is sampled where scoring failed
-                    self.scoring.result(scored)
+                    scored.result()
 
-    def put(self, rollout: Any, batch: Batch, scored: "Future[Scores]") -> None:
+    def put(self, rollout: Any, batch: Batch, scored: Scored | None) -> None:
         """What was sampled of the last batch.
 
         Args:
             batch: the samples of the rollout; an algorithm that branches makes several groups of a prompt.
+            scored: their scores to come; None where there are none.
         """
         self._parts.append((rollout, batch, scored))
 
     def whole(self) -> Sampled:
         """All that was sampled since the last call, with its scores."""
-        parts = [Sampled(rollout, batch, self.scoring.result(scored)) for rollout, batch, scored in self._parts]
+        parts = [
+            Sampled(rollout, batch, None if scored is None else scored.result())
+            for rollout, batch, scored in self._parts
+        ]
         self._parts = []
         return joined(self.actor, parts)
 
@@ -129,5 +113,10 @@ def joined(actor: Actor, parts: Sequence[Sampled]) -> Sampled:
     """Several parts as one."""
     if len(parts) == 1:
         return parts[0]
-    rollouts, batches, scores = zip(*parts, strict=True)
-    return Sampled(actor.cat(rollouts), Batch.cat(batches), Scores.cat(scores))
+    rollouts = [part.rollout for part in parts if part.rollout is not None]
+    scores = [part.scores for part in parts if part.scores is not None]
+    return Sampled(
+        actor.cat(rollouts) if rollouts else None,
+        Batch.cat([part.batch for part in parts]),
+        Scores.cat(scores) if scores else None,
+    )

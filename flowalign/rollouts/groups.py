@@ -197,12 +197,11 @@ class RefilledDraw(Draw):
 
     def _stored(self, sampled: Sampled, number: int, spread: float) -> Stored:
         """The groups of one prompt, to be kept."""
-        rollout, batch, scores = sampled
         rows = self._rows(number)
         members = torch.tensor(rows)
-        tensors, rest = rollout[members.to(self.actor.device)].packed()
+        tensors, rest = sampled.rollout[members.to(self.actor.device)].packed()
         tensors = {name: value.to("cpu", copy=True) for name, value in tensors.items()}
-        return Stored(tensors, rest, batch[rows], scores[members], spread)
+        return Stored(tensors, rest, sampled.batch[rows], sampled.scores[members], spread)
 
     def _rows(self, number: int) -> list[int]:
         """Of the samples of a prompt."""
@@ -219,7 +218,6 @@ class RefilledDraw(Draw):
             firsts[id(part)] = rows
             rows += len(part.batch)
         order = [firsts[id(sampled)] + row for sampled, i in self.current.values() for row in self._rows(i)]
-        rollout, batch, scores = joined(self.actor, parts)
-        return Sampled(
-            rollout[torch.tensor(order, device=self.actor.device)], batch[order], scores[torch.tensor(order)]
-        )
+        every = joined(self.actor, parts)
+        rollout = every.rollout[torch.tensor(order, device=self.actor.device)]
+        return Sampled(rollout, every.batch[order], every.scores[torch.tensor(order)])

@@ -55,8 +55,8 @@ class Scoring:
         self._report("reward", self._waited)
         self._report("rollout", time.perf_counter() - self._begin - self._waited)
 
-    def submit(self, score: Callable[P, Scores], *args: P.args, **kwargs: P.kwargs) -> "Future[Scores]":
-        """The scores to come of `score(*args, **kwargs)`; raises what an earlier part raised."""
+    def submit(self, score: Callable[P, Scores], *args: P.args, **kwargs: P.kwargs) -> "Scored":
+        """The scores to come of `score(*args, **kwargs)`."""
 
         def timed() -> Scores:
             if self._failed.is_set():
@@ -71,16 +71,30 @@ class Scoring:
                 self._scored += time.perf_counter() - begin
 
         if self._threaded:
-            return self._thread.submit(timed)
+            return Scored(self._thread.submit(timed), self._wait)
         scored: Future[Scores] = Future()
         scored.set_result(timed())
         self._waited = self._scored
-        return scored
+        return Scored(scored, self._wait)
 
-    def result(self, scored: "Future[Scores]") -> Scores:
-        """The scores, once they are there."""
+    def _wait(self, seconds: float) -> None:
+        self._waited += seconds
+
+
+class Scored:
+    """Scores to come.
+
+    Args:
+        waited: called with the seconds that were waited for them.
+    """
+
+    def __init__(self, future: "Future[Scores]", waited: Callable[[float], None]) -> None:
+        self.done, self._future, self._waited = future.done, future, waited
+
+    def result(self) -> Scores:
+        """The scores, once they are there; raises what scoring raised."""
         begin = time.perf_counter()
         try:
-            return scored.result()
+            return self._future.result()
         finally:
-            self._waited += time.perf_counter() - begin
+            self._waited(time.perf_counter() - begin)

@@ -79,7 +79,7 @@ class Evaluator:
             return None
         prompts = Prompts.of(settings)
         advance(self.panel, done)
-        with self.learner.averaged(), self.learner.sampling():
+        with self.learner.averaged(), self.learner.usable():
             result = evaluate(
                 self.actor.policy,
                 self.panel,

@@ -363,7 +363,13 @@ class Learner(Optimization):
             yield
             self.accelerator.wait_for_everyone()
 
-    def sampling(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Within it the policy can sample, with the weights that samples are drawn from to learn."""
+        with self.weights(self.sampling_weights), self.usable():
+            yield
+
+    def usable(self) -> contextlib.AbstractContextManager[None]:
         """Within it the policy can sample; all processes enter and leave together.
 
         A language model has its weights whole: how often it is called for a text depends on the text.

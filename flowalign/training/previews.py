@@ -19,7 +19,6 @@ from flowalign.policies.language.teacher_forcing import characters
 from flowalign.policies.rendering import renderer
 from flowalign.rollouts.base import Actor
 from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Draw
 from flowalign.rollouts.language import LanguageActor
 from flowalign.runs.previews import Film, Group, save_previews
 from rewards import Reward
@@ -104,7 +103,7 @@ def _group(seen: Seen, number: int) -> Group:
 
 def _groups_of_texts(actor: LanguageActor, algorithm: Algorithm, batch: Batch) -> list[Group]:
     """The groups of a batch of texts: what each token earned, or the pictures made of rewritten prompts."""
-    experience = algorithm.collect(actor, Draw(actor, batch))
+    experience = algorithm.at_once(actor, batch)
     rollout, advantage = experience.rollout, experience.advantage
     texts, rewriting = actor.policy.decode(rollout), renderer(actor.reward)
     samples: Sequence[Any] = texts

@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from flowalign import registry
-from flowalign.algorithms.base import Algorithm, Experience
+from flowalign.algorithms.base import Algorithm
 from flowalign.config import kind_of
 from flowalign.config.rewards import build_reward
 from flowalign.config.sections import BaseConfig
@@ -27,9 +27,10 @@ from flowalign.evaluation.scores import FOLDER as SCORES
 from flowalign.evaluation.scores import Evaluated
 from flowalign.policies.base import Policy
 from flowalign.rollouts.base import Actor
-from flowalign.rollouts.draw import parts_of
+from flowalign.rollouts.draw import Draw, parts_of
 from flowalign.rollouts.extremes import Extremes
 from flowalign.rollouts.groups import Groups
+from flowalign.rollouts.scoring import Scoring
 from flowalign.runs import previews, samples
 from flowalign.runs.checkpoint import Checkpoints
 from flowalign.runs.environment import flat, record_environment
@@ -265,7 +266,7 @@ class Trainer:
         while progress < 1 and not self.evaluator.ends():
             self._leave_if_asked()
             begin = time.perf_counter()
-            metrics = self._iterate()
+            metrics = self.iterate()
             self.seconds += time.perf_counter() - begin
             self.iteration += 1
             progress = self.progress()
@@ -308,32 +309,14 @@ class Trainer:
                 shares.append(counts[name] / getattr(budget, name))
         return max(shares)
 
-    def _iterate(self) -> dict[str, float]:
-        training = self.config.training
-        # Stateless randomness: a resumed iteration draws what the uninterrupted one would have drawn.
-        torch.manual_seed(derive_seed(training.seed, self.iteration, self.actor.processes.row))
-        progress = self.progress()
-        self.algorithm.progress(progress)
-        self.algorithm.updates = self.iteration * training.updates_per_iteration
-        advance(self.actor.reward, progress)
-        self._at("sampling and scoring")
-        begun = self.actor.exchanges
-
-        def collect() -> Experience:
+    def iterate(self) -> dict[str, float]:
+        """One iteration, and what the metrics say of it: sample and score groups, record, learn."""
+        begun, progress = self.actor.exchanges, self._begin()
+        with self.learner.sampling():
+            groups = self._groups(progress)
             # from the start again, where an attempt ran out of memory
-            self.actor.extremes = Extremes() if self._looking() else None
-            return self.algorithm.collect(self.actor, draw)
-
-        def by_itself() -> bool:
-            by_copies = self.learner.replicated and self.actor.processes.columns == 1
-            return self.accelerator.num_processes == 1 or (by_copies and self.actor.exchanges == begun)
-
-        with self.learner.weights(self.learner.sampling_weights), self.learner.sampling():
-            if self.ahead is None:
-                draw = self.groups.draw(self.iteration)
-            else:
-                draw = self.ahead.next(self._weights(progress))
-            experience = while_it_fits(self.config, "rollout", "batch_size", collect, by_itself)
+            fits = partial(while_it_fits, self.config, "rollout", "batch_size", by_itself=partial(self._alone, begun))
+            experience = fits(partial(self.collect, groups))
         if self.iteration == 0:
             self.algorithm.verify(self.policy, experience)
         outcome = experience.outcome()
@@ -346,6 +329,42 @@ class Trainer:
         if self.fleet is not None:
             metrics |= self.fleet.measured()
         return metrics | self.actor.counts() | self.actor.judged()
+
+    def collect(self, groups: Draw) -> Any:
+        """What these groups teach: each part is sampled, and scored while the next one is; then all are recorded."""
+        self.actor.extremes = Extremes() if self._looking() else None
+        score = self.algorithm.scorer(self.actor)
+        with Scoring(groups.parts > 1, self.actor.add_seconds) as scoring:
+            for part, task in groups:
+                if task is None or self.fleet is None:
+                    rollout, batch, samples, _ = self.algorithm.made(self.actor, part)
+                else:
+                    rollout, batch, samples, _ = self.fleet.result(task)
+                groups.put(rollout, batch, None if samples is None else scoring.submit(score, samples, batch))
+            sampled = groups.whole()
+        record = self.algorithm.record(sampled, self.actor)
+        return self.algorithm.experience(sampled, record, self.actor)
+
+    def _begin(self) -> float:
+        """Tell all parts that an iteration begins; how far training is."""
+        training = self.config.training
+        # Stateless randomness: a resumed iteration draws what the uninterrupted one would have drawn.
+        torch.manual_seed(derive_seed(training.seed, self.iteration, self.actor.processes.row))
+        progress = self.progress()
+        self.algorithm.progress(progress)
+        self.algorithm.updates = self.iteration * training.updates_per_iteration
+        advance(self.actor.reward, progress)
+        self._at("sampling and scoring")
+        return progress
+
+    def _groups(self, progress: float) -> Draw:
+        """The groups of this iteration, which workers have begun with where there are some."""
+        return self.groups.draw(self.iteration) if self.ahead is None else self.ahead.next(self._weights(progress))
+
+    def _alone(self, begun: int) -> bool:
+        """Whether no other process waits for what this one did since so many exchanges."""
+        by_copies = self.learner.replicated and self.actor.processes.columns == 1
+        return self.accelerator.num_processes == 1 or (by_copies and self.actor.exchanges == begun)
 
     def _weights(self, progress: float) -> Weights:
         """What workers sample with."""

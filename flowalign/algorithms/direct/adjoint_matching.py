@@ -26,7 +26,7 @@ from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.window import Window, unwrapped
 from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.draw import Sampled
 from samplers import derive_seed
 from samplers.noise import generators
 
@@ -78,8 +78,8 @@ class AdjointMatching(base.DirectAlgorithm):
     def items(self, config: Config) -> int:
         return config.training.group_size * self.settings.steps_per_sample
 
-    def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
-        plain = super().collect(actor, draw)
+    def experience(self, sampled: Sampled, record: None, actor: DiffusionActor) -> Experience:
+        plain = super().experience(sampled, record, actor)
         guided = plain.rollout
         conditions = guided.conditions.conditional(actor.policy.family.unconditional)
         plain.rollout = replace(guided, guidance=(1.0,) * len(guided.guidance), conditions=conditions)

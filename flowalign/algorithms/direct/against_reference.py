@@ -8,13 +8,12 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from flowalign.algorithms.base import Seen
-from flowalign.algorithms.direct.base import Experience
 from flowalign.algorithms.direct.late_step import LateStep
 from flowalign.config import Config
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
+from flowalign.policies.diffusion import Rollout
 from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Draw
 from rewards import seen, spec_of
 from samplers import derive_seed
 
@@ -33,8 +32,8 @@ class AgainstReference(LateStep):
                 f"{{name: vlm_judge, template: {self.template}, judge: {{model: ...}}}} works"
             )
 
-    def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
-        return super().collect(actor, Draw(actor, self.compared(actor, draw.batch)))
+    def rollout(self, sampler: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
+        return super().rollout(sampler, self.compared(sampler, batch))
 
     def show(self, actor: DiffusionActor, batch: Batch) -> Seen:
         return super().show(actor, self.compared(actor, batch))

@@ -6,7 +6,6 @@ what comes out to pixels that carry them, and asks the reward for a value of the
 squared difference of the window's velocities from the start weights'.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -24,7 +23,7 @@ from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.window import Window
 from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.draw import Sampled
 from rewards import DifferentiableReward, Latents, Scores, spec_of
 from rewards.gradients import score_with_gradient
 from samplers import derive_seed
@@ -90,6 +89,7 @@ class DirectAlgorithm(base.Algorithm):
     settings: DirectSettings
     headline = "reward/mean"
     unit = "samples"
+    scored = False
     idle = "every reward is above algorithm.margin, or it does not depend on the picture"
 
     @property
@@ -127,10 +127,8 @@ class DirectAlgorithm(base.Algorithm):
         begins = self.windows(config.rollout.steps)
         return begins.start + (uniform(batch.noise_seeds, 5) * len(begins)).long()
 
-    def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
-        batch, begin = draw.batch, time.perf_counter()
-        rollout = actor.rollout(batch)
-        actor.add_seconds("rollout", time.perf_counter() - begin)
+    def experience(self, sampled: Sampled, record: None, actor: DiffusionActor) -> Experience:
+        rollout, batch = sampled.rollout, sampled.batch
         actor.reward_calls += len(batch)
         metrics, actor.metrics = actor.metrics, {}
         return Experience(

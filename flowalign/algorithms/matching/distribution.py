@@ -22,7 +22,7 @@ from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised
 from flowalign.policies.settings import Role
 from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.draw import Sampled
 from samplers import derive_seed
 
 
@@ -61,7 +61,7 @@ class DistributionMatching(OnlineMatching):
     settings: DistributionSettings
     compares = frozenset({"reference"})
     searches = False
-    experience = Experience
+    experience_type = Experience
     refills = False
 
     @property
@@ -77,8 +77,8 @@ class DistributionMatching(OnlineMatching):
         order = torch.randperm(actor.config.rollout.steps, generator=Generator().manual_seed(seed))
         return order.repeat(-(-count // len(order)))[:count].expand(len(batch), -1)
 
-    def collect(self, actor: DiffusionActor, draw: Draw) -> base.Experience:
-        experience = super().collect(actor, draw)
+    def experience(self, sampled: Sampled, record: Record, actor: DiffusionActor) -> base.Experience:
+        experience = super().experience(sampled, record, actor)
         assert isinstance(experience, Experience)
         experience.steps = self.steps(actor, experience.batch).to(actor.device)
         own = experience.clean.guidance[0]

@@ -18,13 +18,14 @@ from flowalign.algorithms.matching.adversarial import Discriminator, Experience,
 from flowalign.algorithms.matching.distribution import DistributionMatching, DistributionSettings
 from flowalign.algorithms.matching.files import check_files, latents
 from flowalign.config import Config, Data
+from flowalign.core.record import Record
 from flowalign.data import Prompts, Targets
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Noised
 from flowalign.policies.diffusion.families import family_of
 from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.draw import Sampled
 from samplers import derive_seed
 
 
@@ -38,7 +39,7 @@ class DMD2(DistributionMatching):
 
     Settings = DMD2Settings
     settings: DMD2Settings
-    experience = Experience
+    experience_type = Experience
     discriminator: Discriminator
 
     def __init__(self, settings: DMD2Settings) -> None:
@@ -82,8 +83,8 @@ class DMD2(DistributionMatching):
         self.discriminator = Discriminator(policy.family.width(policy.denoiser)).to(policy.device)
         return {"discriminator": self.discriminator}
 
-    def collect(self, actor: DiffusionActor, draw: Draw) -> base.Experience:
-        experience = super().collect(actor, draw)
+    def experience(self, sampled: Sampled, record: Record, actor: DiffusionActor) -> base.Experience:
+        experience = super().experience(sampled, record, actor)
         assert isinstance(experience, Experience)
         if self.settings.gan is not None:
             experience.real = self.real(actor, experience.batch, self.settings.gan)

@@ -9,6 +9,7 @@ Assumed: the sets are an iteration's, of one process; pairs are tried once, in t
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -51,7 +52,10 @@ class DRAGON(OnlineMatching):
         if config.training.group_size % 2:
             raise ConfigError("training.group_size: 'dragon' makes pairs of a group's samples; an even number works")
 
-    def score(self, actor: DiffusionActor, samples: Sequence[Any], batch: Batch) -> Scores:
+    def scorer(self, actor: DiffusionActor) -> Callable[[Sequence[Any], Batch], Scores]:
+        return partial(self.scores, actor)
+
+    def scores(self, actor: DiffusionActor, samples: Sequence[Any], batch: Batch) -> Scores:
         if spec_of(actor.reward).kind != "set":
             return actor.score(samples, batch)
         rows = torch.arange(len(batch)).view(len(set(batch.group)), 2, -1)

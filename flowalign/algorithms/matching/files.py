@@ -23,10 +23,10 @@ from flowalign.data import Prompts, Targets
 from flowalign.data.batches import Batch
 from flowalign.data.files import CLIPS, is_clip
 from flowalign.errors import ConfigError
-from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.storage import makes_videos
 from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.draw import Sampled
 from samplers import derive_seed
 
 
@@ -82,6 +82,7 @@ class FileMatching(base.Matching):
 
     Settings = FileSettings
     settings: FileSettings
+    scored = False
     data: ClassVar[type[Prompts]] = Targets
 
     def read(self, data: Data) -> Prompts:
@@ -137,16 +138,23 @@ class FileMatching(base.Matching):
         levels = torch.cat([drawn[group] for group in dict.fromkeys(batch.group)])
         return levels.repeat(len(batch) // len(levels))[:, None]
 
-    def collect(self, actor: DiffusionActor, draw: Draw) -> base.Experience:
-        experience = self.experience(actor, draw.batch)
-        if draw.batch.iteration == 0:
-            few = draw.batch[:4]
-            experience.rollout = actor.policy.sample(
-                few.prompts, few.seeds, steps=2, metadata=few.metadata, **size(actor)
-            )
+    def rollout(self, sampler: DiffusionActor, batch: Batch) -> tuple[Rollout | None, Batch]:
+        """The data's samples stand for themselves; in the first iteration a short rollout to verify replay by."""
+        if batch.iteration > 0:
+            return None, batch
+        few = batch[:4]
+        call = {"steps": 2, "metadata": few.metadata, **size(sampler)}
+        return sampler.policy.sample(few.prompts, few.seeds, **call), batch
+
+    def experience(self, sampled: Sampled, record: None, actor: DiffusionActor) -> base.Experience:
+        experience = self.lessons(actor, sampled.batch)
+        # a method that learns from its own samples too has them already
+        experience.rollout = experience.rollout or sampled.rollout
+        experience.metrics |= actor.metrics
+        actor.metrics = {}
         return experience
 
-    def experience(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
+    def lessons(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
         """What there is to learn from these lines of the data."""
         raise NotImplementedError
 

@@ -52,8 +52,8 @@ class KTO(TargetMatching):
         labels = Labels.of(data).of_both_kinds()
         return labels if self.settings.positive_ratio is None else labels.with_share(self.settings.positive_ratio)
 
-    def experience(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
-        experience = super().experience(actor, batch)
+    def lessons(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
+        experience = super().lessons(actor, batch)
         # a good one counts as 1, a bad one as -1
         experience.reward = torch.tensor([2.0 * record["label"] - 1 for record in batch.metadata], device=actor.device)
         self.offset = self.mean_gain(actor, experience)

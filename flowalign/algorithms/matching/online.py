@@ -6,8 +6,7 @@ latents are learned from as they are, without being decoded and encoded again.
 """
 
 import time
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,8 +18,7 @@ from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Draw
-from rewards import Scores
+from flowalign.rollouts.draw import Sampled
 
 
 class OnlineSettings(MatchingSettings):
@@ -41,7 +39,7 @@ class OnlineMatching(Matching):
     takes_workers = True
     only_advantages = False
     """without an advantage a sample teaches nothing"""
-    experience: ClassVar[type[Experience]] = Experience
+    experience_type: ClassVar[type[Experience]] = Experience
 
     def check(self, config: Config) -> None:
         super().check(config)
@@ -63,10 +61,6 @@ class OnlineMatching(Matching):
         eta = None if self.settings.stochastic else torch.zeros(actor.config.rollout.steps)
         return actor.rollout(batch, eta)
 
-    def score(self, actor: DiffusionActor, samples: Sequence[Any], batch: Batch) -> Scores:
-        """Of the samples to learn from."""
-        return actor.score(samples, batch)
-
     def credit(self, record: Record) -> Tensor:
         """[B] what each sample weighs, from the record of all processes, one action a sample."""
         raise NotImplementedError
@@ -83,9 +77,12 @@ class OnlineMatching(Matching):
         """[groups, M] the samples that stand for their group, from this process's rewards [B]; None: all of them."""
         return None
 
-    def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
-        rollout, batch, scores = draw.sampled(self.rollout, self.score)
-        record = actor.record_of_samples(batch, scores)
+    def record(self, sampled: Sampled, actor: DiffusionActor) -> Record:
+        """The record of all processes, one action a sample."""
+        return actor.record_of_samples(sampled.batch, sampled.scores)
+
+    def experience(self, sampled: Sampled, record: Record, actor: DiffusionActor) -> Experience:
+        rollout, batch, scores = sampled.rollout, sampled.batch, sampled.scores
         kept, held = self.kept(record), self.held(record)
         metrics = actor.score_metrics(scores, record.group) | actor.metrics
         actor.metrics = {}
@@ -94,7 +91,7 @@ class OnlineMatching(Matching):
         metrics["seconds/levels"] = time.perf_counter() - begin
         own = (actor.own(values, len(batch)) for values in (self.credit(record), record.reward, record.group))
         advantage, rewards, group = own
-        return self.experience(
+        return self.experience_type(
             batch,
             metrics,
             self.item_numbers(batch, levels.shape[1], actor.device),

@@ -22,7 +22,7 @@ from flowalign.data import shipped
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised
 from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.draw import Sampled
 from flowalign.settings import Section
 
 
@@ -64,7 +64,7 @@ class OPD(OnlineMatching):
     Settings = OPDSettings
     settings: OPDSettings
     searches = False
-    experience = Experience
+    experience_type = Experience
     refills = False
 
     @property
@@ -97,8 +97,8 @@ class OPD(OnlineMatching):
             self.networks.append(network)
         return {}
 
-    def collect(self, actor: DiffusionActor, draw: Draw) -> base.Experience:
-        experience = super().collect(actor, draw)
+    def experience(self, sampled: Sampled, record: Record, actor: DiffusionActor) -> base.Experience:
+        experience = super().experience(sampled, record, actor)
         assert isinstance(experience, Experience) and experience.rollout is not None
         batch, teachers = experience.batch, self.settings.teachers
         owner = [

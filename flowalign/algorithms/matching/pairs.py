@@ -18,9 +18,8 @@ from flowalign.config import Config, Data
 from flowalign.data import Preferences, Prompts
 from flowalign.data.batches import Batch, draw_batch
 from flowalign.data.votes import Votes
-from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Draw
 
 
 class PairSettings(FileSettings):
@@ -51,13 +50,11 @@ class PairMatching(FileMatching):
         if self.settings.heldout is not None:
             Preferences.read(self.settings.heldout).of_pictures()
 
-    def collect(self, actor: DiffusionActor, draw: Draw) -> base.Experience:
-        if self.settings.votes is None:
-            return super().collect(actor, draw)
-        batch, counts = self.with_votes(draw.batch, actor.config.training.seed)
-        experience = super().collect(actor, Draw(actor, batch))
-        experience.metrics |= counts
-        return experience
+    def rollout(self, sampler: DiffusionActor, batch: Batch) -> tuple[Rollout | None, Batch]:
+        if self.settings.votes is not None:
+            batch, counts = self.with_votes(batch, sampler.config.training.seed)
+            sampler.metrics |= counts
+        return super().rollout(sampler, batch)
 
     def with_votes(self, batch: Batch, seed: int) -> tuple[Batch, dict[str, float]]:
         """The batch with choices of people in the place of some of its pairs, and how many there are of both."""
@@ -81,7 +78,7 @@ class PairMatching(FileMatching):
         share = len(chosen) / len(set(batch.group))
         return voted, {"preference/votes": float(len(choices)), "preference/votes_share": share}
 
-    def experience(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
+    def lessons(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
         return self.pairs(actor, batch)
 
     def pairs(self, actor: DiffusionActor, batch: Batch) -> base.Experience:

@@ -50,7 +50,7 @@ class RPO(PairMatching):
             raise ConfigError("algorithm.votes: rpo learns from one picture a line, not from choices; dpo works")
         super().check(config)
 
-    def experience(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
+    def lessons(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
         rollout = actor.rollout(batch, torch.zeros(actor.config.rollout.steps))
         scores = actor.score(actor.decode(rollout), batch)
         own = actor.score([opened(record["target"]) for record in batch.metadata], batch)

@@ -52,7 +52,7 @@ class SePPO(PairMatching):
     def read(self, data: Data) -> Prompts:
         return Targets.of(data)
 
-    def experience(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
+    def lessons(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
         rollout = actor.rollout(batch, torch.zeros(actor.config.rollout.steps))
         sampled = rollout.whole(rollout.trajectory.final)
         return self.learned(actor, batch, [latents(actor, batch, "target"), sampled])

@@ -59,8 +59,8 @@ class SOAR(TargetMatching):
         shares = torch.stack([torch.rand(self.settings.points, generator=generator) for generator in generators])
         return torch.cat([first, second, second + shares.clamp(min=EDGE) * (1 - second)], 1)
 
-    def experience(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
-        experience = super().experience(actor, batch)
+    def lessons(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
+        experience = super().lessons(actor, batch)
         whole, clean, levels = self.prompted(batch), experience.clean, experience.levels
         guided, _ = self.at_levels(actor, whole, clean.x0, self.drawn_levels(actor, whole), self.settings.step_guidance)
         noise = []

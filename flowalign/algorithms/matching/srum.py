@@ -43,8 +43,8 @@ class SRUM(TargetMatching):
     settings: SRUMSettings
     data = Judged
 
-    def experience(self, actor: DiffusionActor, batch: Batch) -> Experience:
-        made = super().experience(actor, batch)
+    def lessons(self, actor: DiffusionActor, batch: Batch) -> Experience:
+        made = super().lessons(actor, batch)
         x0 = made.clean.x0
         rewards = torch.stack([reward_map(record, *x0.shape[-2:]) for record in batch.metadata])
         anchors = latents(actor, batch, "anchor")

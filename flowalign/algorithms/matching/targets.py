@@ -11,5 +11,5 @@ class TargetMatching(FileMatching):
 
     headline = "matching/error"
 
-    def experience(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
+    def lessons(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
         return self.learned(actor, batch, [latents(actor, batch, "target")])

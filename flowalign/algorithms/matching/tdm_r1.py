@@ -22,7 +22,7 @@ from flowalign.core.record import Record
 from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised
 from flowalign.policies.settings import Role, Snapshot
 from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.draw import Sampled
 from samplers import derive_seed
 
 
@@ -54,7 +54,7 @@ class TDMR1(AlongODE):
 
     Settings = TDMR1Settings
     settings: TDMR1Settings
-    experience = Experience
+    experience_type = Experience
     refills = True
     whole_groups = True
 
@@ -74,8 +74,8 @@ class TDMR1(AlongODE):
         advantage: Tensor = self.advantage_of(record)
         return advantage if record.weight is None else advantage * record.weight
 
-    def collect(self, actor: DiffusionActor, draw: Draw) -> base.Experience:
-        experience = super().collect(actor, draw)
+    def experience(self, sampled: Sampled, record: Record, actor: DiffusionActor) -> base.Experience:
+        experience = super().experience(sampled, record, actor)
         assert isinstance(experience, Experience)
         batch, x0 = experience.batch, experience.clean.x0
         seed = derive_seed(actor.config.training.seed, batch.iteration, 8)

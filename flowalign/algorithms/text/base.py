@@ -28,9 +28,8 @@ from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import rescored
-from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.draw import Sampled
 from flowalign.rollouts.language import LanguageActor
-from rewards import Scores
 
 
 class Modulation(base.AlgorithmSettings):
@@ -114,8 +113,8 @@ class LanguageAlgorithm(PolicyGradient):
     def items(self, config: TextConfig) -> int:
         return config.training.group_size
 
-    def collect(self, actor: LanguageActor, draw: Draw) -> Experience:
-        return self.augmented(actor, super().collect(actor, draw))
+    def experience(self, sampled: Sampled, record: Record, actor: LanguageActor) -> Experience:
+        return self.augmented(actor, super().experience(sampled, record, actor))
 
     def rollout(self, actor: LanguageActor, batch: Batch) -> tuple[TextRollout, Batch]:
         """A text of every sample of the batch."""
@@ -128,12 +127,12 @@ class LanguageAlgorithm(PolicyGradient):
         """A text of every sample of the batch."""
         return actor.rollout(batch)
 
-    def record(self, actor: LanguageActor, rollout: TextRollout, batch: Batch, scores: Scores) -> Record:
-        record = super().record(actor, rollout, batch, scores)
+    def record(self, sampled: Sampled, actor: LanguageActor) -> Record:
+        record, batch = super().record(sampled, actor), sampled.batch
         if self.needs("baseline"):
             record.baseline = actor.gather(actor.baseline(batch).to(actor.device))
         if self.needs("state"):
-            record.state = actor.states(rollout, batch)
+            record.state = actor.states(sampled.rollout, batch)
         record.reward = self.rewards(actor, batch, record)
         return record
 

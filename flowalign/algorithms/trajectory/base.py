@@ -26,8 +26,7 @@ from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Draw
-from rewards import Scores
+from flowalign.rollouts.draw import Sampled
 from samplers import Transition
 from samplers.kernels import gaussian_log_prob, traits_of
 from samplers.plans import Tree
@@ -180,16 +179,16 @@ class TrajectoryAlgorithm(PolicyGradient):
             again.log_prob[samples, steps] = again.score(kernel, velocity, samples, steps).log_prob
         return replace(rollout, trajectory=again)
 
-    def record(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Record:
-        record = super().record(actor, rollout, batch, scores)
+    def record(self, sampled: Sampled, actor: DiffusionActor) -> Record:
+        record = super().record(sampled, actor)
         if self.settings.pool_prompts:
-            record.group = actor.gather(torch.tensor(batch.pooled, device=actor.device))
+            record.group = actor.gather(torch.tensor(sampled.batch.pooled, device=actor.device))
         if record.reward.dim() == 2:
             actor.calibrate(record.reward, record.mask)
         return record
 
-    def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
-        experience = super().collect(actor, draw)
+    def experience(self, sampled: Sampled, record: Record, actor: DiffusionActor) -> Experience:
+        experience = super().experience(sampled, record, actor)
         experience.drops_rows = self.settings.drop_zero_advantage
         return experience
 
@@ -240,7 +239,7 @@ class TrajectoryAlgorithm(PolicyGradient):
         return self.settings.kl_weight * divergence, {"policy/kl": divergence}
 
     def show(self, actor: DiffusionActor, batch: Batch) -> base.Seen:
-        seen = self.collect(actor, Draw(actor, batch))
+        seen: Experience = self.at_once(actor, batch)
         earned = seen.advantage.where(seen.rollout.mask, torch.nan)
         pictures = actor.decode(seen.rollout, shown=True)
         return base.Seen(

@@ -27,7 +27,7 @@ from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import Rollout
 from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.draw import Sampled
 from flowalign.settings import Section
 from rewards import Scores
 from samplers.plans import Tree
@@ -100,8 +100,8 @@ class BranchGRPO(TrajectoryAlgorithm):
         # an edge is trained once: the rows that repeat it are marked by NaN
         return torch.where(first_of(nodes[:, 1:]), value, torch.nan)
 
-    def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
-        experience = super().collect(actor, draw)
+    def experience(self, sampled: Sampled, record: Record, actor: DiffusionActor) -> Experience:
+        experience = super().experience(sampled, record, actor)
         assert isinstance(actor.plan, Tree)
         experience.advantage = experience.advantage * self._kept(experience, actor.plan)
         return experience

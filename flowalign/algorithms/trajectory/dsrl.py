@@ -22,11 +22,10 @@ from flowalign.algorithms.policy_gradient import Experience, PolicyGradient, Pol
 from flowalign.config import Config, Named
 from flowalign.core.divergences import standard_normal_kl
 from flowalign.core.record import Actions, Record
-from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.rollouts.diffusion import DiffusionActor
-from rewards import Scores
+from flowalign.rollouts.draw import Sampled
 from samplers.kernels import gaussian_log_prob
 from samplers.start import StartNoise
 
@@ -78,7 +77,8 @@ class DSRL(PolicyGradient):
         """[B, D] a vector of each prompt."""
         return policy.prompt_vectors(prompts).to(policy.device)
 
-    def record(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Record:
+    def record(self, sampled: Sampled, actor: DiffusionActor) -> Record:
+        rollout, batch, scores = sampled.rollout, sampled.batch, sampled.scores
         with torch.no_grad():
             log_prob = self.density(actor.policy, rollout, torch.arange(len(batch), device=actor.device))[0]
         rollout.trajectory.log_prob[:, 0] = log_prob

@@ -7,7 +7,8 @@ verdicts; a single-elimination tournament (ArenaRL, arXiv 2601.06487) or one ran
 prefer a side: `both_orders` asks twice. Rollout and loss are Flow-GRPO's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import Rollout
 from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.draw import Sampled
 from rewards import UNPARSED, PairwiseReward, Scores
 from rewards.pairwise import Games, Schedule, as_judge, compare
 
@@ -53,6 +55,9 @@ class PrefGRPO(TrajectoryAlgorithm):
         arguments = dict(self.settings.judge)
         registry.check("rewards", arguments.pop("name"), arguments, "algorithm.judge")
 
+    def scorer(self, actor: DiffusionActor) -> Callable[[Sequence[Any], Batch], Scores]:
+        return partial(self.scores, actor)
+
     def scores(self, actor: DiffusionActor, images: Sequence[Image], batch: Batch) -> Scores:
         """The reward's scores, with the parts win_rate and, over a sample's comparisons, judge/unparsed."""
         if self.judge is None:
@@ -71,9 +76,9 @@ class PrefGRPO(TrajectoryAlgorithm):
         weight, win_rate = self.settings.win_rate_weight, scores.parts["win_rate"]
         return win_rate if weight is None else weight * win_rate + scores.value
 
-    def record(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Record:
-        record = super().record(actor, rollout, batch, scores)
-        win_rate = actor.gather(scores.parts["win_rate"].to(actor.device))[None]
+    def record(self, sampled: Sampled, actor: DiffusionActor) -> Record:
+        record = super().record(sampled, actor)
+        win_rate = actor.gather(sampled.scores.parts["win_rate"].to(actor.device))[None]
         weight = self.settings.win_rate_weight
         if weight is None:
             record.rewards, record.weights = win_rate, torch.ones(1, device=actor.device)

@@ -5,9 +5,8 @@ which samples of a group are compared (`compared`). The loss here is D3PO's, SPO
 more probable than under the start weights the better of two steps became, above the worse one.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -22,7 +21,7 @@ from flowalign.core.record import masked_mean
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.draw import Sampled
 from rewards import Scores
 
 
@@ -77,14 +76,6 @@ class StepPairs(base.Algorithm):
     def items(self, config: Config) -> int:
         return len(learned_steps(config))
 
-    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
-        """The trajectories to learn from, and the samples they are of; a group's stand side by side."""
-        return actor.rollout(batch), batch
-
-    def scores(self, actor: DiffusionActor, samples: Sequence[Any], batch: Batch) -> Scores:
-        """Scores of the finished samples; as of `PolicyGradient`."""
-        return actor.score(samples, batch)
-
     def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         """[B, T] what each step's outcome is worth; here the finished sample's reward."""
         return scores.value[:, None].expand(rollout.mask.shape)
@@ -114,9 +105,12 @@ class StepPairs(base.Algorithm):
         pairs = [first + best[:, steps], first + worst[:, steps], steps.expand(len(reward), -1)]
         return torch.stack(pairs, 2), torch.zeros_like(reward).index_copy(2, steps, preference.to(reward.dtype))
 
-    def collect(self, actor: DiffusionActor, draw: Draw) -> Experience:
-        rollout, batch, scores = draw.sampled(self.rollout, self.scores)
-        reward = self.step_reward(actor, rollout, batch, scores).to(actor.device)
+    def record(self, sampled: Sampled, actor: DiffusionActor) -> Tensor:
+        """[B, T] what each step's outcome is worth, of this process: groups are compared within."""
+        return self.step_reward(actor, sampled.rollout, sampled.batch, sampled.scores).to(actor.device)
+
+    def experience(self, sampled: Sampled, record: Tensor, actor: DiffusionActor) -> Experience:
+        rollout, batch, scores, reward = sampled.rollout, sampled.batch, sampled.scores, record
         groups = len(set(batch.group))
         items, preference = self.compared(reward.unflatten(0, (groups, -1)), rollout)
         metrics = actor.score_metrics(scores, actor.gather(torch.tensor(batch.group, device=actor.device)))
@@ -174,7 +168,7 @@ class StepPairs(base.Algorithm):
         return policy.score(experience.rollout, samples, steps).log_prob
 
     def show(self, actor: DiffusionActor, batch: Batch) -> base.Seen:
-        seen = self.collect(actor, Draw(actor, batch))
+        seen: Experience = self.at_once(actor, batch)
         images = actor.decode(seen.rollout, shown=True)
         earned = seen.preference.where(seen.rollout.mask, torch.nan)
         return base.Seen(seen.rollout, seen.batch, images, seen.scores, seen.scores.value, earned)

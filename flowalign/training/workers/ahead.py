@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from flowalign.data.batches import Batch
-from flowalign.rollouts.draw import Draw, Made
+from flowalign.rollouts.draw import Draw
 from flowalign.rollouts.groups import Groups
 from flowalign.training.workers.fleet import Fleet, Held, Task
 from flowalign.training.workers.worker import Weights
@@ -21,9 +21,6 @@ class Sampling(NamedTuple):
 
     def begin(self, parts: Sequence[Batch]) -> list[Task]:
         return self.fleet.begin(parts, self.held)
-
-    def result(self, task: Task) -> Made:
-        return self.fleet.result(task)
 
 
 class Begun(NamedTuple):

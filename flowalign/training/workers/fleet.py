@@ -195,7 +195,9 @@ class Fleet:
         place.tasks.remove(task)
         self.seconds += sent.seconds
         self.lags.append(task.part.iteration - task.held.weights.iteration)
-        return received(sent.made, self.actor)
+        made = received(sent.made, self.actor)
+        self.actor.policy.forwards += made.forwards
+        return made
 
     def _wait(self, ref: Any) -> None:
         begin = time.monotonic()

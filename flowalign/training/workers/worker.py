@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -105,20 +106,17 @@ class Worker:
         assert self.iteration == iteration, "weights are loaded before samples of theirs are asked for"
         actor.policy.forwards = 0
 
-        def made() -> tuple[Any, Batch, list[Any]]:
-            rollout, own = algorithm.rollout(actor, batch)
-            return rollout, own, actor.decode(rollout)
+        def sampled() -> Made:
+            return algorithm.made(actor, batch)
 
-        if self._reference:
-            with actor.policy.reference():
-                rollout, own, samples = while_it_fits(self.config, "rollout", "batch_size", made, lambda: True)
-        else:
-            rollout, own, samples = while_it_fits(self.config, "rollout", "batch_size", made, lambda: True)
+        with actor.policy.reference() if self._reference else nullcontext():
+            made = while_it_fits(self.config, "rollout", "batch_size", sampled, lambda: True)
+        rollout = made.rollout
         if isinstance(rollout, Rollout):
             # the learner's stands in for it there
             rollout = replace(rollout, policy=None)
         buffer = io.BytesIO()
-        torch.save(tuple(Made(rollout, own, samples, actor.policy.forwards)), buffer)
+        torch.save(tuple(made._replace(rollout=rollout, forwards=actor.policy.forwards)), buffer)
         return Sent(buffer.getvalue(), time.perf_counter() - begin)
 
 

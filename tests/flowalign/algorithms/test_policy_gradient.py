@@ -27,7 +27,7 @@ class Weighing:
 def collected(folder: Path, recipe: str, kind: str, weigh: bool) -> Experience:
     run = small_run(recipe, folder, reward=Weighing(kind, weigh))
     torch.manual_seed(0)
-    return run.algorithm.collect(run.actor, run.groups.draw(0))
+    return run.collect(run.groups.draw(0))
 
 
 @pytest.mark.parametrize("recipe, kind", [("tiny_sd3/flow_grpo", "image"), ("tiny_lm/grpo", "text")])

@@ -168,7 +168,7 @@ def test_an_update_does_not_wait_between_micro_batches(
         return result
 
     monkeypatch.setattr(trainer.learner, "backward", backward)
-    metrics = trainer._iterate()
+    metrics = trainer.iterate()
     assert metrics["policy/gradient_norm"] == 1
     [(parts, waits)] = found
     # a reward for pixels that runs on the host fetches them

@@ -77,7 +77,7 @@ def test_operations_and_memory_are_those_of_a_real_iteration(config: Any, made: 
 
     trainer.learner.learn = learned
     with FlopCounterMode(display=False) as counter:
-        trainer._iterate()
+        trainer.iterate()
     planned = made.flops["rollout"] + made.flops["decoding"] + made.flops["prompts"]
     assert seen["before"] == pytest.approx(planned, rel=0.1)
     rows = seen["experience"].items

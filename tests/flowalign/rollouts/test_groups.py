@@ -52,10 +52,10 @@ def graded(texts: list[str], prompts: list[str], metadata: list[dict[str, Any]])
 def step(run: Trainer) -> Any:
     """One iteration, and the experience it learned from."""
     kept = []
-    collect = run.algorithm.collect
-    run.algorithm.collect = lambda actor, batch: kept.append(collect(actor, batch)) or kept[-1]  # type: ignore
-    metrics = run._iterate()
-    run.algorithm.collect = collect  # type: ignore[method-assign]
+    collect = run.collect
+    run.collect = lambda groups: kept.append(collect(groups)) or kept[-1]  # type: ignore
+    metrics = run.iterate()
+    run.collect = collect  # type: ignore[method-assign]
     run.iteration += 1
     kept[0].metrics = metrics
     return kept[0]
@@ -93,7 +93,7 @@ def test_groups_without_spread_are_drawn_again_with_other_prompts(texts: Any, tm
 def test_rewards_that_are_alike_have_no_spread_though_their_mean_is_rounded(texts: Any, tmp_path: Path) -> None:
     run = texts(tmp_path, "data.dynamic_sampling={rounds: 2}", "training.group_size=7", "training.micro_batch_size=42")
     draw = run.groups.draw(0)
-    run.algorithm.collect(run.actor, draw)
+    run.collect(draw)
     for sampled, _ in draw.current.values():
         sampled.scores.value.fill_(0.1)
     _, spread = draw._outcomes()

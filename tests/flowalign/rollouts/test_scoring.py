@@ -30,17 +30,16 @@ class Parts(Draw):
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.scoring = Scoring(True, lambda part, seconds: self.seconds.update({part: seconds}))
         self._begun, self._parts = [], []
         rows = list(range(8))
         self.batch = Batch(["a red circle"] * 8, [{}] * 8, rows, rows, rows, 0, rows)
 
     def walk(self, sample: Callable[[int], Any], score: Callable[[Any], Scores]) -> list[float]:
-        with self.scoring as scoring:
+        with Scoring(True, lambda part, seconds: self.seconds.update({part: seconds})) as scoring:
             for batch, _ in self:
                 rollout = sample(batch.group[0])
                 self.put(rollout, batch, scoring.submit(score, rollout))
-            return [float(scoring.result(scored).value) for _, _, scored in self._parts]
+            return [float(scored.result().value) for _, _, scored in self._parts]
 
 
 def test_scoring_is_hidden_behind_sampling():
@@ -97,7 +96,7 @@ def collected(folder: Path, name: str, overlap: int, *overrides: str) -> tuple[E
     torch.manual_seed(0)
     rollout = run.config.rollout
     batch = draw_batch(run.prompts, 0, 4, run.config.training.group_size, 0, rollout.share_start_noise)
-    return run.algorithm.collect(run.actor, Draw(run.actor, batch)), run
+    return run.collect(Draw(run.actor, batch)), run
 
 
 @pytest.mark.parametrize(
@@ -150,7 +149,7 @@ def test_two_groups_of_one_prompt_stay_apart(tmp_path: Path):
     run = small_run("tiny_sd3/dense_grpo", tmp_path, *one, reward=Seen())
     batch = draw_batch(run.prompts, 0, 2, 4, 0, run.config.rollout.share_start_noise)
     assert len(set(batch.prompts)) == 1
-    run.algorithm.collect(run.actor, Draw(run.actor, batch))
+    run.collect(Draw(run.actor, batch))
     final, completed = seen
     assert final == [[0, 1, 2, 3], [4, 5, 6, 7]]
     # states of different steps are different groups; states that a group shares are scored once

@@ -168,7 +168,7 @@ BY_ONES = {
 def test_ratios_to_a_replay_start_at_exactly_1_in_low_precision(changes: dict[str, Any], tmp_path: Path) -> None:
     replayed = {**changes, **BY_ONES, "training.old_log_prob": "replayed"}
     run = Trainer(settings(tmp_path, **replayed), reward=alternating, progress=False)
-    experience = run.algorithm.collect(run.actor, run.groups.draw(0))
+    experience = run.collect(run.groups.draw(0))
     # as an engine of other numerics might record them
     recorded = experience.rollout if changes is TEXT else experience.rollout.trajectory
     recorded.log_prob += 0.01
@@ -182,7 +182,7 @@ def test_rounding_that_reaches_the_clip_is_measured_every_iteration_and_named_on
 ) -> None:
     narrow = {**BY_ONES, "algorithm.loss": {"clip_range": 1e-6}}
     run = Trainer(settings(tmp_path, **narrow), reward=alternating, progress=False)
-    experience = run.algorithm.collect(run.actor, run.groups.draw(0))
+    experience = run.collect(run.groups.draw(0))
     forwards = run.policy.forwards
     with caplog.at_level(logging.WARNING):
         measured = [run.learner.learn(experience, iteration, 0.0) for iteration in range(2)]
@@ -211,7 +211,7 @@ def test_a_subsampled_update_has_the_weighted_gradients_of_its_items(name: str, 
     own += ["rollout.sigmas=[1.0, 0.5]", "training.prompts_per_iteration=2", "training.optimizer.max_grad_norm=1e9"]
     run = small_run(f"tiny_sd3/{name}", tmp_path, *own, "training.micro_batch_size=3", reward=brightness)
     learner = run.learner
-    experience = run.algorithm.collect(run.actor, run.groups.draw(0))
+    experience = run.collect(run.groups.draw(0))
     taken: dict[str, torch.Tensor] = {}
     learner.optimizer.step = lambda: taken.update({k: p.grad.clone() for k, p in learner.parameters.items()})
 

@@ -80,7 +80,7 @@ def test_the_advantages_of_steps_are_those_the_update_would_use(tmp_path: Path) 
     run = trainer("dense_grpo", tmp_path)
     films, _ = previewed(run)
     batch = draw_batch(run.prompts.spread(2), 0, 2, 4, 0, run.config.rollout.share_start_noise)
-    experience = run.algorithm.collect(run.actor, Draw(run.actor, batch))
+    experience = run.collect(Draw(run.actor, batch))
     for film, row in zip(films, (0, 4), strict=True):
         earned = experience.advantage[row].where(experience.rollout.trajectory.mask[row], torch.nan).tolist()
         shown = [math.nan if a is None else a for a in film["advantages"]]

@@ -44,8 +44,8 @@ def test_a_run_shows_fixed_prompts_over_time_and_the_extremes_of_iterations(tmp_
     changes: dict[str, Any] = {"trackers": ["tensorboard"], "show_every": 2, "training.iterations": 3}
     changes |= {"training.previews": 0, "training.checkpoint_every": 0, "evaluation": evaluation}
     run = Trainer(settings(tmp_path, **changes), progress=False)
-    collect, seen = run.algorithm.collect, []
-    run.algorithm.collect = lambda *given: seen.append(collect(*given)) or seen[-1]
+    collect, seen = run.collect, []
+    run.collect = lambda *given: seen.append(collect(*given)) or seen[-1]
     run.train()
 
     read = events(run.folder / "flowalign")

@@ -11,7 +11,6 @@ from flowalign.config import load, recipe
 from flowalign.config.rewards import build_reward
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
-from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 from tests.flowalign.small_run import small_run
 
@@ -29,7 +28,7 @@ def test_the_judge_compares_with_the_starts_picture_of_the_same_prompt(run) -> N
     kept = [parameter.clone() for parameter in parameters]
     for parameter in parameters:
         parameter.data += 0.3 * torch.randn_like(parameter)
-    experience = RewardDanceReFL(settings).collect(run.actor, Draw(run.actor, batch))
+    experience = RewardDanceReFL(settings).at_once(run.actor, batch)
     loss, metrics = RewardDanceReFL(settings).losses(run.policy, experience, experience.items)
     gradients = torch.autograd.grad(loss.sum(), parameters)
     for parameter, value in zip(parameters, kept, strict=True):

@@ -17,7 +17,6 @@ from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion.storage import load_pipeline
 from flowalign.policies.diffusion.window import Window
-from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 from rewards import Scores, Spec
 from rewards.frames import PerFrame
@@ -49,7 +48,7 @@ def experienced(run: Trainer, name: str, **settings: Any) -> tuple[Any, Any]:
     kind = registry.resolve("algorithms", name)
     algorithm = kind(kind.Settings(**settings))
     batch = draw_batch(run.prompts, 0, 2, 2, 0, False)
-    return algorithm, algorithm.collect(run.actor, Draw(run.actor, batch))
+    return algorithm, algorithm.at_once(run.actor, batch)
 
 
 def gradient(run: Trainer, loss: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ FEW = ["training.prompts_per_iteration=2", "training.group_size=2", "training.op
 def collected(name: str, folder: Path, *overrides: str, moved: bool = True) -> tuple[Trainer, object]:
     """A run and its first experience; with weights that have moved from the start."""
     run = small_run(f"tiny_sd3/{name}", folder, *FEW, *overrides)
-    experience = run.algorithm.collect(run.actor, Draw(run.actor, run.groups.draw(0).batch))
+    experience = run.collect(Draw(run.actor, run.groups.draw(0).batch))
     if moved:
         with torch.no_grad():
             for parameter in run.learner.parameters.values():

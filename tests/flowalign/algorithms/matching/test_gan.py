@@ -74,7 +74,7 @@ def test_the_gradient_is_of_the_score_network_and_in_the_generator_alone(tmp_pat
     """Against the chain rule, a network at a time."""
     run = small_run("tiny_sd3/dmd2", tmp_path, *FEW, TEACHER, "algorithm.gan.weight=1000")
     algorithm, policy = run.algorithm, run.policy
-    experience = algorithm.collect(run.actor, Draw(run.actor, run.groups.draw(0).batch))
+    experience = run.collect(run.groups.draw(0))
     parameters = run.learner.parameters
     with torch.no_grad():
         for copy in policy.snapshots.weights["fake"]:
@@ -137,7 +137,7 @@ def test_it_learns_to_tell_real_from_made_and_a_resumed_run_goes_on(tmp_path: Pa
     # on samples that it has not seen
     algorithm, policy = whole.algorithm, whole.policy
     batch = whole.groups.draw(99).batch
-    experience = algorithm.collect(whole.actor, Draw(whole.actor, batch))
+    experience = algorithm.at_once(whole.actor, batch)
     with policy.snapshot("fake"), torch.no_grad():
         state = experience.states(experience.items)
         made = algorithm.logit(policy, experience, algorithm.diffused(experience, experience.items, state, state.x0))
@@ -154,7 +154,7 @@ def test_real_pictures_come_from_files(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
     files = [f"data.prompts={tmp_path}/data.jsonl", "data.where={}", "algorithm.gan={}", "rewards=[{name: jpeg_size}]"]
     run = small_run("tiny_sd3/dmd2", tmp_path, *FEW, *files)
-    experience = run.algorithm.collect(run.actor, Draw(run.actor, run.groups.draw(0).batch))
+    experience = run.collect(Draw(run.actor, run.groups.draw(0).batch))
     pictures = [Image.open(record["target"]) for record in experience.batch.metadata]
     torch.testing.assert_close(experience.real, run.policy.encode(pictures))
     at = experience.noised_real(experience.items)

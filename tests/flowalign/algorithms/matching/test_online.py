@@ -25,7 +25,7 @@ def collected(run: Trainer, reward: Any = None) -> Any:
     """The experience of 4 prompts x 4 samples of the start weights, and the draw it is of."""
     if reward is not None:
         run.actor.reward = reward
-    return run.algorithm.collect(run.actor, Draw(run.actor, draw_batch(run.prompts, 0, 4, 4, 0, False)))
+    return run.collect(Draw(run.actor, draw_batch(run.prompts, 0, 4, 4, 0, False)))
 
 
 @pytest.mark.parametrize(("name", "compared"), [("nft", 2), ("awm", 2), ("dgpo", 2), ("crd", 2), ("rwr", 1)])

@@ -108,7 +108,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(lora: str, world: Path, tmp_path
     whole.train()
     half = trainer(world, tmp_path / "half", *settings)
     while half.iteration < 2:
-        half._iterate()
+        half.iterate()
         half.iteration += 1
     half.save()
     again = trainer(world, tmp_path / "half", *settings, resume=True)
@@ -122,7 +122,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(lora: str, world: Path, tmp_path
 def test_micro_batches_add_up_to_the_aggregated_loss(aggregation: Any, world: Path, tmp_path: Path) -> None:
     run = trainer(world, tmp_path, f"algorithm.aggregation={aggregation}")
     batch = draw_batch(run.prompts, 0, 4, 8, 0, False)
-    experience = run.algorithm.collect(run.actor, Draw(run.actor, batch))
+    experience = run.collect(Draw(run.actor, batch))
     parts = [run.algorithm.losses(run.policy, experience, items)[0] for items in experience.items.split(5)]
     rollout = experience.rollout
     log_prob, _ = run.policy.log_probs(rollout, torch.arange(32))
@@ -136,7 +136,7 @@ def test_micro_batches_add_up_to_the_aggregated_loss(aggregation: Any, world: Pa
 
 def test_texts_that_were_cut_can_be_left_out(world: Path, tmp_path: Path) -> None:
     run = trainer(world, tmp_path, "algorithm.mask_truncated=true", "rollout.max_new_tokens=2")
-    experience = run.algorithm.collect(run.actor, Draw(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False)))
+    experience = run.collect(Draw(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False)))
     ended = experience.rollout.ended
     assert not ended.all()
     assert not experience.weight[~ended].any()
@@ -220,7 +220,7 @@ def test_one_step_has_trls_loss_and_gradient() -> None:
             loss={"name": "ppo", "clip_range": 0.2, "clip_range_high": 0.28}, kl_weight=step.BETA, kl_correction=True
         )
     )
-    experience: Experience = algorithm.collect(actor, Draw(actor, batch))
+    experience: Experience = algorithm.at_once(actor, batch)
     losses, metrics = algorithm.losses(policy, experience, experience.items)
     assert metrics["policy/kl"].mean() > 0.1
     loss = losses.sum() / 8
@@ -261,7 +261,7 @@ def test_divergences_count_whole_whatever_weighs_the_policys_loss(world: Path, t
         return rollout
 
     run.actor.rollout = by_another_engine
-    experience = run.algorithm.collect(run.actor, Draw(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False)))
+    experience = run.collect(Draw(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False)))
     with torch.no_grad():
         for parameter in run.policy.trainable().values():
             parameter.add_(0.05 * torch.randn_like(parameter))

@@ -34,7 +34,7 @@ def trainer(folder: Path, name: str, *overrides: str, **more: Any) -> Trainer:
 def collected(run: Trainer, done: float = 0.0, iteration: int = 0) -> Any:
     batch = draw_batch(run.prompts, iteration, 4, 8, 0, False)
     run.algorithm.progress(done)
-    return run.algorithm.collect(run.actor, Draw(run.actor, batch))
+    return run.collect(Draw(run.actor, batch))
 
 
 def loss_of(run: Trainer, experience: Any, size: int = 7) -> Tensor:
@@ -325,7 +325,7 @@ def test_off_policy_weights_are_forward_over_sampling(level: str, rule: str, tmp
     run.actor.rollout = distorted
     batch = draw_batch(run.prompts, 0, 4, 8, 0, False)
     reported = distorted(batch).log_prob
-    experience = run.algorithm.collect(run.actor, Draw(run.actor, batch))
+    experience = run.collect(Draw(run.actor, batch))
     true, mask = experience.rollout.log_prob, experience.rollout.mask
     weight = torch.zeros_like(true)
     for row in range(32):

@@ -76,7 +76,7 @@ def test_estimators_report_their_agreement_with_the_exact_values(kind: str, tmp_
 def test_single_step_credit_goes_to_the_step_that_branched(tmp_path: Path):
     run = trainer("g2rpo", tmp_path, "rollout.plan={name: single, start: 1, stop: 3}")
     batch = draw_batch(run.prompts, 0, 4, 4, 0, share_start_noise=True)
-    experience = run.algorithm.collect(run.actor, Draw(run.actor, batch))
+    experience = run.collect(Draw(run.actor, batch))
     mask = experience.rollout.trajectory.mask
     assert (mask.sum(1) == 1).all() and (experience.advantage[~mask] == 0).all()
     # four prompts, branches at two steps, four members: each group shares all but its own noise
@@ -88,7 +88,7 @@ def test_single_step_credit_goes_to_the_step_that_branched(tmp_path: Path):
 def test_noise_at_the_last_step_can_go_without_learning(tmp_path: Path):
     run = trainer("flow_grpo", tmp_path, "rollout.plan={name: all, last: noise}")
     batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=True)
-    experience = run.algorithm.collect(run.actor, Draw(run.actor, batch))
+    experience = run.collect(Draw(run.actor, batch))
     steps = run.config.rollout.steps
     rollout = experience.rollout
     assert rollout.trajectory.mask.all() and rollout.mask.sum(1).tolist() == [steps - 1] * 8
@@ -101,9 +101,9 @@ def test_a_trees_edges_are_credited_and_pruned_as_the_authors_do(tmp_path: Path)
     """Their code normalises the nodes of a depth by torch's std + 1e-8, and leaves out depths and leaves after that."""
     run = trainer("branch_grpo", tmp_path)
     batch = draw_batch(run.prompts, 5, 1, 8, 0, share_start_noise=True)
-    whole = run.algorithm.collect(run.actor, Draw(run.actor, batch))
+    whole = run.collect(Draw(run.actor, batch))
     run.algorithm.settings.pruning = Pruning(depths=[4, 5], every=2, stop=2, width="extremes", keep=0.25)
-    part = run.algorithm.collect(run.actor, Draw(run.actor, batch))
+    part = run.collect(Draw(run.actor, batch))
     rewards, nodes = whole.scores.value.tolist(), whole.rollout.trajectory.numbered().tolist()
     order = sorted(range(8), key=lambda leaf: -rewards[leaf])
     for step in range(len(nodes[0]) - 1):
@@ -258,9 +258,7 @@ class Doubtful:
 
 def test_unreadable_verdicts_of_pref_grpo_are_ties_and_reported(tmp_path: Path):
     run = trainer("pref_grpo", tmp_path, f"algorithm.judge={{name: '{__name__}:Doubtful'}}", "algorithm.schedule=all")
-    experience = run.algorithm.collect(
-        run.actor, Draw(run.actor, draw_batch(run.prompts, 0, 1, 4, 0, share_start_noise=True))
-    )
+    experience = run.collect(Draw(run.actor, draw_batch(run.prompts, 0, 1, 4, 0, share_start_noise=True)))
     # the first of a pair wins, and the first pair is a tie: samples 0 and 1 met in it, and two others each
     assert experience.scores.parts["win_rate"].tolist() == pytest.approx([2.5 / 3, 2.5 / 3, 1 / 3, 0])
     assert experience.scores.parts["judge/unparsed"].tolist() == pytest.approx([1 / 3, 1 / 3, 0, 0])
@@ -278,7 +276,7 @@ def test_the_win_rate_can_be_one_reward_of_several(tmp_path: Path):
     ]
     run = trainer("pref_grpo", tmp_path, *chosen, reward=other)
     draw = Draw(run.actor, draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=True))
-    experience = run.algorithm.collect(run.actor, draw)
+    experience = run.collect(draw)
 
     def standardised(values: torch.Tensor) -> torch.Tensor:
         return (values - values.mean(-1, keepdim=True)) / (values.std(-1, keepdim=True) + 1e-8)

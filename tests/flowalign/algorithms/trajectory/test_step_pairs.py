@@ -93,7 +93,7 @@ def test_at_the_start_the_gradient_is_half_of_beta_and_outside_the_band_exactly_
 def test_the_policys_gradient_at_the_start_is_that_of_the_two_log_probabilities(tmp_path: Path) -> None:
     run = small_run("tiny_sd3/d3po", tmp_path, *SMALL, "algorithm.beta=6")
     batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=True)
-    experience = run.algorithm.collect(run.actor, Draw(run.actor, batch))
+    experience = run.collect(Draw(run.actor, batch))
     weights = list(run.learner.parameters.values())
     counted = experience.counted(experience.items)
     better, worse, steps = experience.items[counted][0]
@@ -118,7 +118,7 @@ def spo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     own = "training.previews=2", "algorithm.start=1"
     run = small_run("tiny_sd3/spo", tmp_path_factory.mktemp("spo"), *SMALL, *own)
     batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=False)
-    return run, run.algorithm.collect(run.actor, Draw(run.actor, batch))
+    return run, run.collect(Draw(run.actor, batch))
 
 
 def test_spo_branches_at_every_state_and_goes_on_from_one_branch(spo: tuple[Any, Any]) -> None:
@@ -163,7 +163,7 @@ def test_spo_collects_the_same_in_parts_and_shows_it(spo: tuple[Any, Any], tmp_p
     _, whole = spo
     split = small_run("tiny_sd3/spo", tmp_path, *SMALL, "algorithm.start=1", "rollout.overlap=2")
     batch = draw_batch(split.prompts, 0, 2, 4, 0, share_start_noise=False)
-    parts = split.algorithm.collect(split.actor, Draw(split.actor, batch))
+    parts = split.collect(Draw(split.actor, batch))
     torch.testing.assert_close(parts.reward, whole.reward, atol=1e-5, rtol=0)
     assert torch.equal(parts.items, whole.items) and torch.equal(parts.preference, whole.preference)
     seen = split.algorithm.show(split.actor, batch)
@@ -220,7 +220,7 @@ def test_prdp_is_still_at_equal_rewards_and_goes_no_further_than_its_clip() -> N
 def test_prdp_learns_from_neighbours_whole_trajectories(tmp_path: Path) -> None:
     run = small_run("tiny_sd3/prdp", tmp_path, *SMALL)
     batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=True)
-    experience = run.algorithm.collect(run.actor, Draw(run.actor, batch))
+    experience = run.collect(Draw(run.actor, batch))
     assert (
         experience.items.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]] and experience.counted(experience.items) is None
     )

@@ -77,7 +77,7 @@ def test_votes_reach_the_next_iteration_of_a_running_training(tmp_path: Path, se
     changes: dict[str, Any] = {"training.iterations": 3, "training.previews": 0, "evaluation": evaluation | sampling}
     changes["rewards"] = [{"name": "votes", "votes": str(tmp_path / "run/gallery/votes.sqlite"), "model": "tiny_clip"}]
     trainer = Trainer(settings(tmp_path, **changes), progress=False)
-    run, judged, iterate = trainer.folder, [], trainer._iterate
+    run, judged, iterate = trainer.folder, [], trainer.iterate
 
     def voting() -> None:
         # people look while the run waits for nobody; here it waits, so that the test knows when they have voted
@@ -92,7 +92,7 @@ def test_votes_reach_the_next_iteration_of_a_running_training(tmp_path: Path, se
             people.join(60)
         return iterate()
 
-    trainer._iterate = iterated  # type: ignore[method-assign]
+    trainer.iterate = iterated  # type: ignore[method-assign]
     trainer.train()
     assert judged == [6], "every two of the three samples of two prompts"
     before, *after = trainer.metrics.read()
@@ -121,7 +121,7 @@ def test_votes_are_pairs_of_the_next_iterations(tmp_path: Path, serve: Serve) ->
     changes |= {"data": {"prompts": str(tmp_path / "pairs.jsonl")}, "training.prompts_per_iteration": 4}
     changes["algorithm"] = {"name": "dpo", "votes": str(votes), "votes_share": 1.0}
     trainer = Trainer(settings(tmp_path, **changes), progress=False)
-    judged, iterate = [], trainer._iterate
+    judged, iterate = [], trainer.iterate
 
     def iterated() -> dict[str, float]:
         if trainer.iteration == 1:
@@ -132,7 +132,7 @@ def test_votes_are_pairs_of_the_next_iterations(tmp_path: Path, serve: Serve) ->
             people.join(60)
         return iterate()
 
-    trainer._iterate = iterated  # type: ignore[method-assign]
+    trainer.iterate = iterated  # type: ignore[method-assign]
     trainer.train()
     assert judged == [6]
     before, *after = trainer.metrics.read()

@@ -161,7 +161,7 @@ def test_training(name: str, tmp_path: Path) -> None:
     policy = policy_of("flux")
     run = small_run(f"tiny_sd3/{name}", tmp_path, *own, policy=policy, reward=brightness)
     before = {key: value.clone() for key, value in policy.trainable().items()}
-    metrics = run._iterate()
+    metrics = run.iterate()
     assert any(not torch.equal(value, before[key]) for key, value in policy.trainable().items())
     if name == "flow_grpo":
         # what the cache did to log-probabilities, and none of it in the ratios

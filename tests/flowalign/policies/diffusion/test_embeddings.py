@@ -98,7 +98,7 @@ def test_a_run_whose_prompts_are_known_loads_no_text_encoder(tmp_path: Path) -> 
     weights = []
     for name in ("one", "two"):
         run = small_run("tiny_sd3/nft", tmp_path / name, *own)
-        run._iterate()
+        run.iterate()
         weights.append([value.clone() for value in run.policy.trainable().values()])
         assert encoders(run.policy) == [name == "one"] * 2
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
