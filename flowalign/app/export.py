@@ -25,6 +25,7 @@ from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.families import family_of
 from flowalign.policies.diffusion.lora_formats import converted, layout_of, pairs_of
 from flowalign.policies.diffusion.storage import described_by, load_config, lora_file
+from flowalign.runs.checkpoint import check_weights, order_metadata
 
 Kind = Literal["diffusers", "kohya", "comfyui"]
 ARCHITECTURES = {
@@ -56,6 +57,7 @@ def write_lora(run: Path, config: Config, kind: Kind, folder: Path) -> list[Path
     Returns:
         the files: one, or one for each of two networks.
     """
+    check_weights(run / "lora")
     base = _base(config)
     saved = load_config(base)
     denoiser = family_of(saved["_class_name"]).denoiser
@@ -83,6 +85,7 @@ def write_lora(run: Path, config: Config, kind: Kind, folder: Path) -> list[Path
                 given = {"ss_network_module": "networks.lora", "ss_network_dim": str(adapter["r"])}
                 given["ss_network_alpha"] = str(adapter["lora_alpha"])
         save_file(tensors, path, given | facts | {"format": "pt"})
+        order_metadata(path)
         written.append(path)
     if not written:
         raise ConfigError(f"{run} has exported no LoRA yet; a run that is saving its first checkpoint will")

@@ -3,16 +3,19 @@
 Beside them stands a checksum of every file. A checkpoint that was damaged afterwards is found out and passed over.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -25,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"checkpoint-(\d+)")
 CHECKSUMS = "checksums.json"
+FORMAT = 1
+"""of what a run's folder holds; a change that older readers misread gets the next number"""
 LEARNED = ("trainable", "ema", "optimizer", "value_head", "value_head_optimizer")
 """tensors that are useless unless they are finite"""
 
@@ -157,11 +162,10 @@ class Checkpoints:
         for name, entries in tensors.items():
             rows = {key: value.detach().cpu().contiguous() for key, value in entries.items()}
             save_file(rows, folder / f"{name}.safetensors")
-        (folder / "state.json").write_text(json.dumps(state), encoding="utf-8")
+        (folder / "state.json").write_text(json.dumps({"format": FORMAT} | state), encoding="utf-8")
         if export is not None:
             export(folder)
-        sums = {str(p.relative_to(folder)): _checksum(p) for p in sorted(folder.rglob("*")) if p.is_file()}
-        (folder / CHECKSUMS).write_text(json.dumps({"files": sums, "all": _sum_of(sums)}, indent=1), encoding="utf-8")
+        seal(folder)
         readable(folder)
         sync(folder)
 
@@ -173,13 +177,121 @@ class Checkpoints:
     @staticmethod
     def state(path: Path) -> dict[str, Any]:
         """The JSON that `save` was given."""
-        return read_json(path / "state.json")
+        state = read_json(path / "state.json")
+        check_format(state, path / "state.json")
+        state.pop("format", None)
+        return state
 
     @classmethod
     def load(cls, path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         """What `save` was given, of a whole checkpoint."""
         names = [name for name in _checksums(path) if name.endswith(".safetensors")]
         return {Path(name).stem: load_file(path / name) for name in names}, cls.state(path)
+
+
+@contextlib.contextmanager
+def fitting(path: Path) -> Iterator[None]:
+    """Say in one line that a checkpoint is another flowalign's, or of another model, where it does not fit.
+
+    Raises:
+        FlowalignError: a key that is missing, or a tensor of another shape.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError, ValueError, AssertionError) as error:
+        if isinstance(error, FlowalignError):
+            raise
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise FlowalignError(
+            f"{path} does not fit this run, or another version of flowalign wrote it ({said}); name=... starts another "
+            "run, and that version goes on with this one"
+        ) from error
+
+
+def check_format(written: Mapping[str, Any], file: Path) -> None:
+    """Refuse a file that a later flowalign wrote; one without a number is older than the numbers.
+
+    Raises:
+        FlowalignError: names the file.
+    """
+    number = written.get("format", FORMAT)
+    if type(number) is not int or not 0 < number <= FORMAT:
+        raise FlowalignError(
+            f"{file} has format {str(number)[:20]}, and this flowalign reads {FORMAT} at most; update it"
+        )
+
+
+def seal(folder: Path) -> None:
+    """Write the checksum of every file below a folder beside them, the metadata of its weights in order first."""
+    for file in folder.rglob("*.safetensors"):
+        order_metadata(file)
+    for file in folder.rglob("adapter_config.json"):
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps(_in_order(settings), indent=2, sort_keys=True), encoding="utf-8")
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / CHECKSUMS)
+    sums = {p.relative_to(folder).as_posix(): _checksum(p) for p in files}
+    record = {"format": FORMAT, "files": sums, "all": _sum_of(sums)}
+    (folder / CHECKSUMS).write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+
+def order_metadata(file: Path) -> None:
+    """Sort what a file's metadata say, which safetensors and sets leave in another order in every process."""
+    with open(file, "r+b") as opened:
+        (length,) = struct.unpack("<Q", opened.read(8))
+        header = json.loads(opened.read(length))
+        metadata = header.pop("__metadata__", None)
+        if metadata is None:
+            return
+        for key, value in metadata.items():
+            if value.startswith("{"):
+                metadata[key] = json.dumps(_in_order(json.loads(value)), indent=2, sort_keys=True)
+        whole = {"__metadata__": metadata} | header
+        own = json.dumps(whole, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
+        # the tensors stay where they are: what was written with other spaces is left
+        if len(own) <= length:
+            opened.seek(8)
+            opened.write(own.ljust(length))
+
+
+def _in_order(value: Any) -> Any:
+    """Nested settings, with the lists sorted that are sets of names."""
+    if isinstance(value, dict):
+        return {key: _in_order(own) for key, own in value.items()}
+    names = isinstance(value, list) and all(isinstance(own, str) for own in value)
+    return sorted(value) if names else value
+
+
+def check_weights(path: str | Path) -> None:
+    """Refuse weights that are not as they were written, or not finite; a hub name is left to its library.
+
+    Args:
+        path: a folder, with checksums where `seal` wrote them, or a file.
+
+    Raises:
+        FlowalignError: names the file.
+    """
+    folder = Path(path)
+    try:
+        if (folder / CHECKSUMS).is_file():
+            for name, expected in _checksums(folder).items():
+                if _checksum(folder / name) != expected:
+                    raise FlowalignError(f"{folder / name} is not as it was written; a checkpoint may still have it")
+        for file in [folder] if folder.suffix == ".safetensors" else sorted(folder.rglob("*.safetensors")):
+            if file.is_file() and (key := _not_finite_in(file)) is not None:
+                raise FlowalignError(f"{file}: '{key}' is not finite; weights that are no numbers make no samples")
+    except (OSError, ValueError, SafetensorError) as error:
+        if isinstance(error, FlowalignError):
+            raise
+        raise FlowalignError(f"{path} cannot be read as weights: {' '.join(str(error).split())[:200]}") from error
+
+
+def _not_finite_in(file: Path) -> str | None:
+    """The name of a tensor of a file that is not finite."""
+    with safe_open(file, "pt") as opened:
+        names = opened.keys()
+        return next((key for key in names if _not_finite({key: opened.get_tensor(key)})), None)
 
 
 def damage(path: Path) -> str | None:
@@ -189,9 +301,7 @@ def damage(path: Path) -> str | None:
             if _checksum(path / name) != expected:
                 return f"{name} is not as it was written"
             if name.endswith(".safetensors") and Path(name).stem in LEARNED:
-                with safe_open(path / name, "pt") as file:
-                    names = file.keys()
-                    key = next((key for key in names if _not_finite({key: file.get_tensor(key)})), None)
+                key = _not_finite_in(path / name)
                 if key is not None:
                     return f"{name}: '{key}' is not finite"
     except OSError as error:
@@ -225,7 +335,9 @@ def _checksum(path: Path) -> str:
 
 def _not_finite(tensors: Mapping[str, Tensor]) -> str | None:
     """The name of a tensor that is not finite."""
-    return next((key for key, value in tensors.items() if not value.isfinite().all()), None)
+    # not all formats of 8 bits know what is finite
+    widened = ((key, value.float() if value.is_floating_point() else value) for key, value in tensors.items())
+    return next((key for key, value in widened if not value.isfinite().all()), None)
 
 
 def _number(path: Path) -> int:

@@ -10,6 +10,7 @@ import torch
 import yaml
 from accelerate import Accelerator
 
+from flowalign.runs.checkpoint import FORMAT
 from flowalign.runs.files import write_atomically
 
 PACKAGES = ("flowalign", "torch", "diffusers", "transformers", "accelerate", "peft", "numpy")
@@ -27,7 +28,7 @@ def record_environment(folder: Path, config: str, accelerator: Accelerator, iter
     if iteration and path.is_file() and path.read_text(encoding="utf-8") != config and not before.exists():
         os.replace(path, before)
     write_atomically(path, config)
-    versions = {name: version(name) for name in PACKAGES}
+    versions: dict[str, Any] = {"format": FORMAT} | {name: version(name) for name in PACKAGES}
     versions |= {
         "python": platform.python_version(),
         "platform": platform.platform(),

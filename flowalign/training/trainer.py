@@ -32,7 +32,7 @@ from flowalign.rollouts.extremes import Extremes
 from flowalign.rollouts.groups import Groups
 from flowalign.rollouts.scoring import Scoring
 from flowalign.runs import previews, samples
-from flowalign.runs.checkpoint import Checkpoints
+from flowalign.runs.checkpoint import Checkpoints, fitting, seal
 from flowalign.runs.environment import flat, record_environment
 from flowalign.runs.files import write_folder
 from flowalign.runs.lock import locked
@@ -110,7 +110,8 @@ class Trainer:
         with locked(self.folder) if there else nullcontext():
             checkpoint = self.checkpoints.newest() if resume else None
         if checkpoint is not None:
-            check_resumable(self.checkpoints.state(checkpoint)["config"], config)
+            with fitting(checkpoint):
+                check_resumable(self.checkpoints.state(checkpoint)["config"], config)
         workers = getattr(config.rollout, "workers", None)
         if workers is not None and policy is not None:
             raise ConfigError(
@@ -442,7 +443,7 @@ class Trainer:
             export = partial(self._write_export, weights) if self.policy.lora else None
             self.checkpoints.save(self.iteration, tensors, state, export, good)
             if export is not None:
-                write_folder(self.folder / "lora", export)
+                write_folder(self.folder / "lora", partial(self._write_sealed, weights))
         self._saved = self.iteration
         self.accelerator.wait_for_everyone()
 
@@ -450,25 +451,30 @@ class Trainer:
         with self.learner.averaged():
             self.policy.save(folder, weights)
 
+    def _write_sealed(self, weights: dict[str, Tensor] | None, folder: Path) -> None:
+        self._write_export(weights, folder)
+        seal(folder)
+
     def export(self) -> None:
         """Write the result for plain diffusers or transformers: `lora/`, an adapter, or `model/`, the whole network."""
         weights = self.learner.whole_weights()
         if self.accelerator.is_main_process:
             name = "lora" if self.policy.lora else "model"
-            write_folder(self.folder / name, partial(self._write_export, weights))
+            write_folder(self.folder / name, partial(self._write_sealed, weights))
         self.accelerator.wait_for_everyone()
 
     def _resume(self, checkpoint: Path) -> None:
         """Go on from a checkpoint that is whole."""
-        tensors, state = self.checkpoints.load(checkpoint)
-        self.iteration = self._saved = state["iteration"]
-        self.resumed = True
-        self.learner.load_state(tensors, state)
-        self.actor.load_state(tensors, state["actor"])
-        self.seconds = state["seconds"]
-        self.groups.load_state(tensors, state["groups"])
-        if self.ahead is not None:
-            self.ahead.load_state(tensors, state.get("ahead", []))
+        with fitting(checkpoint):
+            tensors, state = self.checkpoints.load(checkpoint)
+            self.iteration = self._saved = state["iteration"]
+            self.resumed = True
+            self.learner.load_state(tensors, state)
+            self.actor.load_state(tensors, state["actor"])
+            self.seconds = state["seconds"]
+            self.groups.load_state(tensors, state["groups"])
+            if self.ahead is not None:
+                self.ahead.load_state(tensors, state.get("ahead", []))
         if self.accelerator.is_main_process:
             self._forget()
             changes = changed(state["config"], self.config)

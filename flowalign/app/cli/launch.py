@@ -12,7 +12,7 @@ from flowalign.errors import ConfigError
 from flowalign.policies.base import Policy, best_device
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.settings import Sampling, SamplingSettings
-from flowalign.runs.checkpoint import Checkpoints
+from flowalign.runs.checkpoint import Checkpoints, fitting
 from flowalign.training.building import build_policy
 
 
@@ -60,19 +60,22 @@ def load_trained(policy: Policy[Any], run: Path) -> None:
     """
     exported = [folder for folder in (run / "lora", run / "model") if folder.is_dir()]
     if exported:
-        policy.load(exported[0])
+        with fitting(exported[0]):
+            policy.load(exported[0])
         return
     checkpoints = Checkpoints(run / "checkpoints", keep=1)
     newest = checkpoints.newest()
     if newest is None:
         raise ConfigError(f"{run} holds no trained weights yet")
-    if checkpoints.state(newest)["config"]["model"]["lora"] is not None:
-        policy.load(newest)
-        return
-    tensors, _ = checkpoints.load(newest)
-    # the averaged weights, where there are some
-    values = tensors.get("ema", tensors["trainable"])
-    policy.network.load_state_dict({name: values[name] for name, _ in policy.network.named_parameters()}, strict=False)
+    with fitting(newest):
+        if checkpoints.state(newest)["config"]["model"]["lora"] is not None:
+            policy.load(newest)
+            return
+        tensors, _ = checkpoints.load(newest)
+        # the averaged weights, where there are some
+        values = tensors.get("ema", tensors["trainable"])
+        own = {name: values[name] for name, _ in policy.network.named_parameters()}
+        policy.network.load_state_dict(own, strict=False)
 
 
 def load_modules(modules: Mapping[str, nn.Module], run: Path) -> None:

@@ -43,6 +43,7 @@ from flowalign.policies.diffusion.storage import (
 )
 from flowalign.policies.diffusion.text_lora import add_text_lora, encode_again
 from flowalign.policies.settings import Model, TextLora
+from flowalign.runs.checkpoint import check_weights
 from rewards import Latents, Sample, sides
 from rewards.base import vae_of
 from samplers import All, Transition, ode
@@ -194,6 +195,7 @@ class DiffusersPolicy(Policy[Rollout]):
                 whole.save_pretrained(Path(folder) / name)
 
     def load(self, folder: str | Path) -> None:
+        check_weights(folder)
         # an adapter may be theirs
         self.encoder.load()
         for name, network in self.networks.items():
@@ -218,6 +220,7 @@ class DiffusersPolicy(Policy[Rollout]):
                     self.encoder.store = None
 
     def read_lora(self, path: str | Path, name: str) -> None:
+        check_weights(path)
         self.encoder.load()
         for own, network in self.networks.items():
             load_lora(self.pipeline, own, network, path, name)

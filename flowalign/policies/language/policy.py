@@ -20,6 +20,7 @@ from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.head import RECOMPUTED, Head, gives_logits, instead_of_logits, token_scores
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.token_sampler import SeededSampler
+from flowalign.runs.checkpoint import check_weights
 from rewards import bind
 from rewards.text.model import CausalModel
 
@@ -318,6 +319,7 @@ class LanguagePolicy(Policy[TextRollout]):
         self.tokenizer.save_pretrained(str(folder))
 
     def load(self, folder: str | Path) -> None:
+        check_weights(folder)
         if (Path(folder) / "adapter_config.json").is_file():
             if TRAINED in getattr(self.network, "peft_config", {}):
                 self.network.delete_adapter(TRAINED)
@@ -328,6 +330,7 @@ class LanguagePolicy(Policy[TextRollout]):
             self.network.load_state_dict(loaded.state_dict())
 
     def read_lora(self, path: str | Path, name: str) -> None:
+        check_weights(path)
         self.network.load_adapter(str(path), name)
 
 

@@ -220,4 +220,9 @@ def restore(parameters: dict[str, nn.Parameter], values: dict[str, Tensor]) -> N
     """Copy stored values into parameters of the same names."""
     with torch.no_grad():
         for name, parameter in parameters.items():
+            # a copy would spread a smaller one
+            if values[name].shape != parameter.shape:
+                raise ValueError(
+                    f"{name} has {tuple(parameter.shape)} weights and {tuple(values[name].shape)} are there"
+                )
             parameter.copy_(like(values[name], parameter))
