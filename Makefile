@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tried in this order; the first that is new enough and can make a virtual environment is taken.
 PYTHON := python3.14 python3.13 python3.12 python3.11 python3
 
-.PHONY: help demo test fast-test lowest gpu lint clean
+.PHONY: help demo test fast-test lowest gpu lint docs clean
 .DEFAULT_GOAL := help
 
 help:  ## print the targets
@@ -51,6 +51,10 @@ lint: $(STAMP)  ## ruff (lint and format) and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+docs: $(STAMP)  ## the documentation as a site, in build/site
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]' -c constraints.txt
+	@$(BIN)/mkdocs build --strict --quiet && echo "build/site/index.html"
 
 clean:  ## remove .venv, caches and builds (runs/ stays)
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist

@@ -31,6 +31,7 @@ from flowalign.search.run import build_methods, search
 from flowalign.search.store import Store
 from flowalign.settings import parse
 from flowalign.training import Trainer
+from flowalign.training.evaluator import before_and_after
 from flowalign.training.given import reward_names
 from rewards import Metadata, Reward, Scores, WeightedSum, advance, as_reward, spec_of
 from rewards.base import Spec
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Sequence[float]]
 """(samples, prompts) -> a float each"""
+ENCODE = {name: {"max_sequence_length": 0} for name in ("tiny_sd3", "tiny_speller")}
+"""How the shipped models were taught to encode: without the 256 empty tokens that stand in for a missing T5."""
 
 
 class Generator(DiffusersPolicy):
@@ -82,7 +85,7 @@ def load(
             by default), {'path': ...} one that starts from a trained one; a folder has the weights of one.
         dtype: of the frozen weights and the forward pass.
         device: default where a given pipeline is, else the best there is.
-        settings: of `DiffusersPolicy`.
+        settings: of `DiffusersPolicy`; a shipped model's `encode_options` are those that it was trained with.
 
     Raises:
         ConfigError: there is no such model, or this one is not supported.
@@ -96,6 +99,8 @@ def load(
             raise ConfigError(f"{model}: this run trained a language model; flowalign sample {model} works")
         return trained
     else:
+        if str(model) in ENCODE:
+            settings.setdefault("encode_options", ENCODE[str(model)])
         policy = Generator.from_pretrained(shipped(str(model)), dtype, device or best_device(), **settings)
     if weights is not None:
         policy.load(weights)
@@ -194,6 +199,7 @@ def train(
     size: int | None = None,
     steps: int = 10,
     guidance: float = 1.0,
+    learning_rate: float | None = None,
     heldout: str | Path | Sequence[str] | None = None,
     panel: Sequence[str] = (),
     seed: int = 0,
@@ -211,6 +217,7 @@ def train(
         prompts: a file or a shipped list, or texts.
         algorithm: a name, or {'name': ..., its settings}.
         size: height and width in pixels; default the pipeline's own.
+        learning_rate: default the configuration's, which suits models of billions of weights; tiny ones take 2e-3.
         heldout: prompts to evaluate on before and after training.
         panel: names of rewards that are not trained on, to notice reward hacking by.
         name: of the run's folder in `output`; default the model's and the algorithm's.
@@ -237,6 +244,8 @@ def train(
         "output": str(output),
         "name": name,
     }
+    if learning_rate is not None:
+        values["training"]["optimizer"] = {"learning_rate": learning_rate}
     if heldout is not None:
         values["evaluation"]["prompts"] = _prompts(heldout, folder, "heldout.txt")
     for key, value in (settings or {}).items():
@@ -310,6 +319,18 @@ class Run(Result):
         """The trained generator."""
         return self.trained or load(self.folder)
 
+    def __repr__(self) -> str:
+        gain = before_and_after(self.folder, load_config(self.folder / "config.yaml").evaluation.watch)
+        if gain is None:
+            return super().__repr__()
+        lines = [
+            f"  {row.score:<12} {row.means[0]} -> {row.means[1]}   gain {row.differences[0]:+}"
+            for row in gain.rows()
+            if row.prompts == "all"
+        ]
+        count = len(set(gain.results["before"].prompts))
+        return "\n".join([super().__repr__(), f"{count} held-out prompts, before -> after, ± standard error:", *lines])
+
     def curves(self, *names: str) -> "Figure":
         """Curves of metrics over the iterations; default the mean reward and the KL where there is one."""
         from matplotlib import pyplot
@@ -323,15 +344,25 @@ class Run(Result):
             axis.set_xlabel("iteration")
         return figure
 
-    def before_after(self, prompts: str | Path | Sequence[str], n: int = 4, seed: int = 0) -> Grid:
-        """Pictures of the first n prompts before training (above) and after, from the same start noises."""
-        listed = Prompts.read(str(prompts)).texts if isinstance(prompts, str | Path) else list(prompts)
+    def before_after(self, prompts: str | Path | Sequence[str] | None = None, n: int = 4, seed: int = 0) -> Grid:
+        """Pictures of n prompts before training (above) and after, from the same start noises.
+
+        Args:
+            prompts: a file, a shipped list or texts, of which the first n are taken; default n of the held-out prompts,
+                spread over them, or of those trained on where none were held out.
+        """
+        if prompts is None:
+            config = load_config(self.folder / "config.yaml")
+            data = config.data if config.evaluation.prompts is None else config.evaluation
+            listed = Prompts.of(data).spread(n).texts
+        else:
+            listed = Prompts.read(str(prompts)).texts if isinstance(prompts, str | Path) else list(prompts)
         texts, sampling = listed[:n], _sampling(self.folder)
         seeds = list(range(seed, seed + len(texts)))
         with self.policy.reference():
             before = self.policy.make(texts, seeds, sampling)
         after = self.policy.make(texts, seeds, sampling)
-        return Grid([before, after], [texts, ["trained"] * len(texts)])
+        return Grid([before, after], [[f"before: {text}" for text in texts], ["after"] * len(texts)])
 
 
 def _sampling(run: Path) -> Any:

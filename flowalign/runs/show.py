@@ -4,18 +4,21 @@ import base64
 import builtins
 import html
 import io
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image, ImageDraw, ImageOps
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from flowalign.runs.samples import Picture
 
 SIDE = 192
 """pixels of a picture in a grid"""
-CAPTION = 14
-"""pixels of a line of text"""
+FONT = 15
+"""Pixels of a caption's letters."""
+LINES = 2
+"""Lines of a caption."""
 
 
 @dataclass(repr=False)
@@ -32,14 +35,16 @@ class Grid:
     @property
     def image(self) -> Image.Image:
         """All in one picture."""
-        width, height = SIDE * max(map(len, self.rows)), (SIDE + CAPTION) * len(self.rows)
+        caption, gap = LINES * (FONT + 3) + 6, 8
+        width, height = (SIDE + gap) * max(map(len, self.rows)) - gap, (SIDE + caption) * len(self.rows)
         whole = Image.new("RGB", (width, height), "white")
-        write = ImageDraw.Draw(whole)
+        write, font = ImageDraw.Draw(whole), ImageFont.load_default(FONT)
         for i, (row, texts) in enumerate(zip(self.rows, self.captions, strict=True)):
             for j, (picture, text) in enumerate(zip(row, texts, strict=True)):
-                corner = SIDE * j, (SIDE + CAPTION) * i
+                corner = (SIDE + gap) * j, (SIDE + caption) * i
                 whole.paste(_small(picture), corner)
-                write.text((corner[0] + 2, corner[1] + SIDE), text[: SIDE // 6], fill="black")
+                lines = textwrap.wrap(text, SIDE // (FONT // 2), max_lines=LINES, placeholder="...")
+                write.text((corner[0], corner[1] + SIDE + 2), "\n".join(lines), fill="black", font=font)
         return whole
 
     def save(self, path: str | Path) -> None:
@@ -69,7 +74,9 @@ class Grid:
 
 def _small(picture: Picture) -> Image.Image:
     frame = picture if isinstance(picture, Image.Image) else picture[len(picture) // 2]
-    return ImageOps.pad(frame.convert("RGB"), (SIDE, SIDE), Image.Resampling.LANCZOS, "white")
+    # a tiny model's pixels stay sharp
+    way = Image.Resampling.NEAREST if 2 * max(frame.size) < SIDE else Image.Resampling.LANCZOS
+    return ImageOps.pad(frame.convert("RGB"), (SIDE, SIDE), way, "white")
 
 
 def _tag(picture: Picture) -> str:

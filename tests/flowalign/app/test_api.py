@@ -98,14 +98,18 @@ def test_a_model_of_unknown_origin_is_refused_later(runs: list[Any]) -> None:
 
 def test_a_run_is_looked_at(runs: list[Any], tmp_path: Path) -> None:
     run = runs[0]
-    assert repr(run) == f"Run({str(run.folder)!r}, 1 iterations)"
+    first, count, *scores = repr(run).splitlines()
+    assert first == f"Run({str(run.folder)!r}, 1 iterations)" and "held-out prompts, before -> after" in count
+    before, after = (record["all/reward"] for record in run.evaluations)
+    assert any(line.split()[:2] == ["reward", f"{before:.3f}"] and f"-> {after:.3f}" in line for line in scores)
     assert len(run.metrics) == 1 and len(run.evaluations) == 2
     assert (run.lora / "pytorch_lora_weights.safetensors").is_file()
     assert len(run.curves().axes) == 1
     grid = run.before_after(TEXTS, n=2)
     assert "2 rows of 2" in repr(grid) and grid._repr_html_().count("<img") == 4
     grid.save(tmp_path / "grid.png")
-    assert grid.image.size == (2 * 192, 2 * (192 + 14))
+    assert grid.image.size == (2 * 192 + 8, 2 * (192 + 42))
+    assert len(run.before_after(n=1).rows) == 2
     with run.policy.reference():
         before = run.policy.sample(TEXTS[:2], steps=3).images
     assert grid.rows[0][0].tobytes() == before[0].tobytes()
