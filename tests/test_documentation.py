@@ -28,7 +28,9 @@ from rewards.rules import JPEGSize
 from rewards.shapes import draw, parse
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FIRST = [ROOT / "README.md", ROOT / "docs/commands.md"]
+"""Other pages look at runs that these train."""
+PAGES = [*FIRST, *(page for page in sorted((ROOT / "docs").glob("*.md")) if page not in FIRST)]
 NAMES = [page.name for page in PAGES]
 PROGRAMS = ("flowalign", "python", "accelerate", "torchrun", "make")
 RECORD = """

@@ -1,4 +1,4 @@
-"""The documentation as a site: every page has a place in its navigation, and the hooks say what the command line says."""
+"""The documentation as a site: its navigation has every page, and the command line's page every command."""
 
 import runpy
 from collections.abc import Iterator

@@ -69,7 +69,7 @@ def watch(
     json_path: Json = None,
     trust: Trust = False,
 ) -> None:
-    """Judge a finished run by rewards that it was not trained on; leaves with 1 where it gamed the one that it was."""
+    """Judge a finished run by rewards that it was not trained on; exit code 1 if the run gamed its reward."""
     from flowalign.evaluation.watch import diagnose, record
 
     if json_path is not None:

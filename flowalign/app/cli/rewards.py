@@ -50,7 +50,7 @@ def reward_check(
     config: Annotated[Path, typer.Argument(help="YAML with `rewards`, or a training configuration.")],
     size: Annotated[int, typer.Option(min=32, help="Pixels of a side of the test pictures.")] = 256,
 ) -> None:
-    """Try hostile samples and verdicts on each reward of a configuration; leaves with 1 if one pays for them."""
+    """Try hostile samples and verdicts on each reward of a configuration; exit code 1 if one pays for them."""
     from flowalign.app.cli.reward_file import read
     from flowalign.config.rewards import build_reward
     from rewards.check import check_reward

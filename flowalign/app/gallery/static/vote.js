@@ -105,7 +105,7 @@ gallery.views.vote = (main, settings) => {
     const rows = [["all", table.all], ...table.raters.map((r) => [text(r.rater), r])];
     const won = chosen.a === chosen.b ? [
       element("h2", {}, "Two seeds of ", text(a)),
-      element("p", { class: "hint" }, "Neither side of a pair is the older one, so nobody wins: the choices are for training."),
+      element("p", { class: "hint" }, "Both pictures of a pair are from one model, so there is no win rate: the choices are for training."),
       grid(["rater", "choices", "ties", "skipped"], rows.map(([name, r]) => [name, r.wins + r.losses, r.ties, r.skipped])),
     ] : [
       element("h2", {}, text(b), " against ", text(a)),
