@@ -4,7 +4,7 @@
     python scripts/record_runs.py after.json --against before.json
 
 Three iterations each of recipes that between them pass through most of the code, on one thread. Compares with another
-recording made on the same machine, and its exit code is 1 where a run differs. `--pairs` and `--questions` name files for
+recording made on the same machine; the exit code is 1 where a run differs. `--pairs` and `--questions` name files for
 DPO and for the judge, as `scripts/label_pairs.py` and `flowalign pair-questions` write them.
 """
 

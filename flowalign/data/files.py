@@ -1,5 +1,6 @@
-"""Where prompts are read from: text, JSON lines, parquet, and data sets of the Hugging Face hub."""
+"""Where prompts are read from: text, JSON lines, CSV, parquet, and data sets of the Hugging Face hub."""
 
+import csv
 import json
 import os
 import re
@@ -13,9 +14,12 @@ from PIL import Image
 from flowalign.errors import ConfigError, nearest
 
 ASSETS = Path(str(resources.files("flowalign.data"))) / "assets"
-SUFFIXES = (".txt", ".jsonl", ".parquet")
+TABLES = {".csv": ",", ".tsv": "\t"}
+"""Endings of tables in text, and what parts their cells."""
+SUFFIXES = (".txt", ".jsonl", *TABLES, ".parquet")
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 CLIPS = (".mp4", ".webm", ".mov", ".mkv", ".gif")
+"""Endings of the files of pictures, and of videos."""
 
 
 def is_clip(file: str) -> bool:
@@ -27,7 +31,6 @@ def is_clip(file: str) -> bool:
         return bool(getattr(opened, "is_animated", False))
 
 
-"""endings of pictures' and videos' files"""
 LONGEST = 100_000
 """characters of a prompt"""
 Rows = Iterator[tuple[str, Any]]
@@ -40,7 +43,8 @@ def records(
     """The prompts of a file, a data set, or a list shipped with flowalign.
 
     Args:
-        source: a file: text with a prompt a line, JSON lines (.jsonl) or parquet; a folder of pictures or videos, each
+        source: a file: text with a prompt a line, JSON lines (.jsonl), a table with a first line of names (.csv, .tsv;
+            its cells are texts), or parquet; a folder of pictures or videos, each
             with its prompt in a .txt of its name, or all in a metadata.jsonl, where 'file_name' names them; a folder
             that `datasets.load_dataset` reads; 'owner/name' of a data set of the hub; or the name of a shipped list.
             The file of a picture or video is the metadata's 'target'.
@@ -65,6 +69,8 @@ def records(
             rows = _json_lines(path)
         elif suffix == ".parquet":
             rows = _parquet(path)
+        elif suffix in TABLES:
+            rows = _table(path, TABLES[suffix])
         elif suffix != ".txt":
             raise ConfigError(f"{path}: prompts are read from {_either(SUFFIXES)} files, and from data sets")
         else:
@@ -174,6 +180,26 @@ def _captioned(path: Path, column: str) -> Rows:
             raise ConfigError(f"{file}: no prompt beside it in {caption.name}, and no metadata.jsonl in {path}")
         text = " ".join(line.strip() for _, line in _lines(caption))
         yield str(caption), {column: text, "target": str(file.relative_to(path))}
+
+
+def _table(path: Path, delimiter: str) -> Rows:
+    """The rows of a CSV or TSV file, whose first one names the columns; empty cells are left out."""
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(file, delimiter=delimiter, strict=True)
+            for row in rows:
+                place = f"{path}, line {rows.line_num}"
+                if None in row or None in row.values():
+                    raise ConfigError(
+                        f"{place}: not as many cells as the first line has names ({len(rows.fieldnames or ())})"
+                    )
+                yield place, {name: cell for name, cell in row.items() if cell}
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text") from error
+    except csv.Error as error:
+        raise ConfigError(f"{path}, after line {rows.line_num}: not readable as a table: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _parquet(path: Path) -> Rows:

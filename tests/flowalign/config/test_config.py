@@ -304,8 +304,12 @@ def test_prompts_are_read_from_text_and_json_lines(tmp_path: Path) -> None:
         ("bad.jsonl", '{"prompt": "a", "image": []}\n', "'image' is not a file name or a list of them"),
         ("bad.jsonl", '{"prompt": "a", "negative_prompt": null}\n', "'negative_prompt' is not a text"),
         ("bad.jsonl", '{"prompt": "a", "image": "' + "x" * 5000 + '"}\n', "line 1: no picture at"),
-        ("table.csv", "prompt\na cat\n", "prompts are read from .txt, .jsonl or .parquet files"),
-        ("list.json", '["a cat"]', "prompts are read from .txt, .jsonl or .parquet files"),
+        (
+            "table.csv",
+            "text\na cat\n",
+            "table.csv, line 2: not a record with a text under the key 'prompt'; its keys are text",
+        ),
+        ("list.json", '["a cat"]', "prompts are read from .txt, .jsonl, .csv, .tsv or .parquet files"),
     ],
 )
 def test_prompt_files_that_cannot_be_used_are_refused(tmp_path: Path, name: str, text: str, hint: str) -> None:

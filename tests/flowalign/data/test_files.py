@@ -208,3 +208,33 @@ def test_where_takes_numbers_too(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps({"prompt": f"p{level}", "level": level}) + "\n" for level in (1, 3, 5, "3")))
     kept = Prompts.of(PromptList.model_validate({"prompts": str(file), "where": {"level": [3, 5]}}))
     assert kept.texts == ["p3", "p5"] and [record["level"] for record in kept.metadata] == [3, 5]
+
+
+@pytest.mark.parametrize(("name", "comma"), [("prompts.csv", ","), ("prompts.TSV", "\t")])
+def test_tables_in_text_have_metadata_in_their_other_columns(name: str, comma: str, tmp_path: Path) -> None:
+    """As a spreadsheet writes them: a byte order mark, quotes, a comma and a line's end within a cell."""
+    lines = ["prompt,kind,note", '"a cat, at night",x,"one\r\ntwo"', "ein Bär,,"]
+    rows = [
+        line.replace(",", comma) if '"' not in line else line.replace('",', f'"{comma}').replace("x,", f"x{comma}")
+        for line in lines
+    ]
+    (tmp_path / name).write_bytes(("\ufeff" + "\r\n".join(rows) + "\r\n").encode())
+    read = Prompts.read(str(tmp_path / name))
+    assert read.texts == ["a cat, at night", "ein Bär"]
+    assert read.metadata == [{"kind": "x", "note": "one\r\ntwo"}, {}]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("prompt,kind\na cat,x,y\n", "line 2: not as many cells as the first line has names (2)"),
+        ("prompt,kind\na cat\n", "line 2: not as many cells as the first line has names (2)"),
+        ('prompt\n"a cat\n', "not readable as a table: unexpected end of data"),
+        ("prompt\n", "no prompt is left"),
+        ("", "no prompt is left"),
+        ("caption\na cat\n", "its keys are caption"),
+    ],
+)
+def test_broken_tables_are_refused(text: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "prompts.csv").write_text(text)
+    assert complaint in refused(tmp_path / "prompts.csv")
