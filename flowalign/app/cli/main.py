@@ -24,7 +24,7 @@ from flowalign.app.cli.modules import check_own_packages, find_beside, quiet_lib
 from flowalign.app.cli.pairs import pairs
 from flowalign.app.cli.plan import plan
 from flowalign.app.cli.prompts import difficulty, prompts, reference_scores
-from flowalign.app.cli.results import print_ending, suggest_panel
+from flowalign.app.cli.results import Warnings, print_ending, suggest_panel
 from flowalign.app.cli.rewards import reward_check, reward_server, train_reward
 from flowalign.app.cli.sample import sample
 from flowalign.app.cli.search import search
@@ -112,13 +112,15 @@ def train(
     settings.check(world_size())
     from flowalign.training import Trainer
 
+    warnings = Warnings()
+    logging.getLogger().addHandler(warnings)
     trainer = Trainer(settings, resume=resume)
     main_process = trainer.accelerator.is_main_process
     if main_process and not trainer.resumed:
         suggest_panel(settings)
     trainer.train()
     if main_process:
-        print_ending(trainer)
+        print_ending(trainer, warnings.messages)
 
 
 app.command(rich_help_panel="Train")(init)

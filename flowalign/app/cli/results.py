@@ -1,8 +1,11 @@
 """What `flowalign train` says before it begins and when it is done, and tables of scores."""
 
+import logging
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -35,12 +38,27 @@ def suggest_panel(config: "BaseConfig") -> None:
         )
 
 
-def print_ending(trainer: "Trainer") -> None:
-    """The held-out scores before and after, where the result is, and what can be done with it."""
+class Warnings(logging.Handler):
+    """Keeps what a run warned of, to say at its end."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def print_ending(trainer: "Trainer", warnings: Sequence[str] = ()) -> None:
+    """The held-out scores before and after, what was warned of, where the result is, and what can be done with it."""
     config = trainer.config
     gain = trainer.evaluator.gain()
     if gain is not None:
-        print_comparison(gain, "gain")
+        panel = [name for name in next(iter(gain.results.values())).parts if name.startswith("panel/")]
+        print_comparison(gain, "gain", ["reward", *panel])
+    if warnings:
+        count = "1 warning" if len(warnings) == 1 else f"{len(warnings)} warnings"
+        print(f"{count} on the way, first: {warnings[0]}")
     result = Result(trainer.folder)
     print(f"run folder: {result.folder}")
     if result.lora is not None:
@@ -53,22 +71,27 @@ def print_ending(trainer: "Trainer") -> None:
     print("next:", *(f"flowalign {command}" for command in commands), sep="\n  ")
 
 
-def print_comparison(comparison: "Comparison", gain: str | None = None) -> None:
+def print_comparison(comparison: "Comparison", gain: str | None = None, scores: Sequence[str] | None = None) -> None:
     """A table, a row a score: its mean in every evaluation, and the paired differences to the first.
 
     Args:
         gain: the heading of the difference, where there is one.
+        scores: names of those to print, others are counted; default all.
     """
     first, *others = comparison.results
     samples = comparison.results[first].prompts
     title = f"{len(samples)} samples of {len(set(samples))} held-out prompts, ± standard error"
-    table = Table(title=title, title_justify="left")
+    # no lines between columns: the ending of a run fits 80 columns
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("prompts")
     table.add_column("score")
     for heading in (first, *others, *([gain] if gain else [f"{name} - {first}" for name in others])):
         table.add_column(heading, justify="right")
-    above = ""
+    above, left_out = "", set()
     for row in comparison.rows():
+        if scores is not None and row.score not in scores:
+            left_out.add(row.score)
+            continue
         if above and row.prompts != above:
             table.add_section()
         means = ["" if own is None else f"{own}" for own in row.means]
@@ -76,3 +99,5 @@ def print_comparison(comparison: "Comparison", gain: str | None = None) -> None:
         table.add_row("" if row.prompts == above else row.prompts, row.score, *means, *gains)
         above = row.prompts
     Console().print(table)
+    if left_out:
+        print(f"{len(left_out)} more scores in evaluations.jsonl, such as {min(left_out)}")
