@@ -24,7 +24,7 @@ from flowalign.algorithms.policy_gradient import Experience
 from flowalign.config import load
 from flowalign.training import Trainer
 
-RECIPE = Path(__file__).parents[1] / "configs" / "tiny_sd3" / "demo.yaml"
+RECIPE = Path(__file__).parents[1] / "configs" / "tiny_sd3" / "flow_grpo_early.yaml"
 BRANCHES = ("both", "conditional")
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from flowalign.app.gallery import build, save_samples
 from flowalign.config import Config, load, recipe
 from flowalign.data import Prompts
+from flowalign.errors import ConfigError
 from flowalign.evaluation.scores import Evaluated, evaluate
 from flowalign.runs.files import check_output, write_atomically
 from flowalign.training import Trainer
@@ -22,6 +23,18 @@ EVALUATION_SEED = 700_000_000
 PICTURES = (600, 300)
 """at least, for the trained categories and for the others: standard errors of about 2 points"""
 
+CURVE = 15
+"""iterations between two points of the curve of held-out scores"""
+
+
+class _Climb(Trainer):
+    """A trainer that brings the page up to date after every evaluation."""
+
+    def evaluate(self) -> Evaluated | None:
+        result = super().evaluate()
+        build([self.folder], self.folder.parent / "gallery")
+        return result
+
 
 def run_demo(
     seeds: int,
@@ -30,12 +43,19 @@ def run_demo(
     iterations: int | None,
     console: Console,
     text: bool = False,
+    long: bool = False,
 ) -> None:
     """Train once a seed; print how the scores of held-out prompts change, write the figures and the gallery.
 
     Args:
         text: the language model learns sums, in the place of Stable Diffusion 3 its prompts.
+        long: four times as many iterations, with the page brought up to date after every evaluation.
+
+    Raises:
+        ConfigError: `long` with `text`.
     """
+    if text and long:
+        raise ConfigError("--long is of pictures; leave out --text, or give --iterations")
     folder = output or Path("runs") / time.strftime("demo-text-%Y%m%d-%H%M%S" if text else "demo-%Y%m%d-%H%M%S")
     if json_path is not None:
         check_output(json_path, "--json")
@@ -44,7 +64,10 @@ def run_demo(
         begin, worked = time.perf_counter(), time.process_time()
         overrides = [f"training.seed={seed}", f"output={folder}", f"name=seed{seed}"]
         overrides += [f"training.iterations={iterations}"] if iterations is not None else []
-        trainer = Trainer(load(recipe("tiny_lm/demo" if text else "tiny_sd3/demo"), overrides))
+        # the page compares before with after; what comes between is its curve
+        overrides += [] if text else [f"evaluation.every={CURVE}", "evaluation.save_samples=0"]
+        name = "tiny_lm/demo" if text else "tiny_sd3/long_flow_grpo" if long else "tiny_sd3/demo"
+        trainer = (_Climb if long else Trainer)(load(recipe(name), overrides))
         figures = _train_on_sums(trainer) if text else _train_on_pictures(trainer, console)
         seconds = {"seconds": time.perf_counter() - begin, "processor_seconds": time.process_time() - worked}
         runs.append({"seed": seed} | figures | seconds)

@@ -70,11 +70,14 @@ def demo(
     text: Annotated[
         bool, typer.Option("--text", help="Teach the shipped tiny language model its sums instead.")
     ] = False,
+    long: Annotated[
+        bool, typer.Option("--long", help="Four times as many iterations; the page follows them when it is reloaded.")
+    ] = False,
 ) -> None:
     """Align the shipped tiny Stable Diffusion 3 in minutes on a laptop, and write the gallery of it."""
     from flowalign.app.cli.demo import run_demo
 
-    run_demo(seeds, json_path, output, iterations, console, text)
+    run_demo(seeds, json_path, output, iterations, console, text, long)
 
 
 @app.command(rich_help_panel="Train")

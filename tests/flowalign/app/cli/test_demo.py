@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from flowalign.app import gallery
 from flowalign.app.cli import demo
 from flowalign.app.cli.main import main
 from flowalign.data import ASSETS, Prompts
+from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
+from flowalign.runs.metrics import MetricsFile
 
 TINY = ASSETS / "tiny_lm"
 
@@ -33,6 +36,23 @@ def test_it_ends_on_a_gallery_of_the_pictures_that_were_measured(tmp_path: Path,
             if c == column and data["rows"][row][2]["category"] == "counting"
         ]
         assert sum(counting) / len(counting) == pytest.approx(run[f"strict_{when}"])
+
+
+def test_the_page_of_a_long_demo_follows_its_evaluations(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(demo, "PICTURES", (1, 1))
+    built: list[list[int]] = []
+
+    def build(runs: list[Path], output: Path) -> Path:
+        lines = MetricsFile(runs[0] / "evaluations.jsonl").read()
+        built.append([line["iteration"] for line in lines])
+        return gallery.build(runs, output)
+
+    monkeypatch.setattr(demo, "build", build)
+    demo.run_demo(1, None, tmp_path / "runs", 1, Console(quiet=True), long=True)
+    # before training, after each evaluation, and at the end
+    assert built == [[], [0], [0, 1], [0, 1]]
+    with pytest.raises(ConfigError, match="--text"):
+        demo.run_demo(1, None, tmp_path / "text", 1, Console(quiet=True), text=True, long=True)
 
 
 def test_the_shipped_model_is_small_and_knows_half_of_its_sums() -> None:
