@@ -138,7 +138,7 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.config:
         encode_at_random(policy, TEXT_TOKENS)
     experience = trainer.collect(Draw(trainer.actor, batch))
-    rollout, images = experience.rollout, trainer.actor.decode(experience.rollout)
+    rollout, images = experience.rollout, trainer.actor.sampler.decode(experience.rollout)
     policy.verify(rollout)
     # no advantage is zero, or the update would leave the action out
     experience = replace(experience, advantage=torch.ones_like(experience.advantage))
@@ -148,8 +148,8 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
     bare = bare_network(policy, rollout, pairs[: arguments.batch_size])
     parts: dict[str, Callable[[], object]] = {
         "bare_forwards": lambda: bare(forwards, backward=False),
-        "rollout": lambda: trainer.actor.rollout(batch),
-        "decode": lambda: trainer.actor.decode(rollout),
+        "rollout": lambda: trainer.actor.sampler.rollout(batch),
+        "decode": lambda: trainer.actor.sampler.decode(rollout),
         "reward": lambda: trainer.actor.score(images, batch),
         "bare_forward_backwards": lambda: bare(micro_batches, backward=True),
         "update": lambda: trainer.learner.update(experience, pairs),

@@ -205,7 +205,7 @@ class Algorithm:
 
     def at_once(self, actor: Any, batch: Batch) -> Any:
         """The experience of a batch that is sampled and scored at once, to look at."""
-        rollout, own, samples, _ = self.made(actor, batch)
+        rollout, own, samples, _ = self.made(actor.sampler, batch)
         sampled = Sampled(rollout, own, None if samples is None else self.scorer(actor)(samples, own))
         return self.experience(sampled, self.record(sampled, actor), actor)
 
@@ -236,7 +236,7 @@ class Algorithm:
 
     def show(self, actor: Any, batch: Batch) -> Seen:
         """Sample and score a batch for people to look at; here by a plain rollout."""
-        rollout = actor.rollout(batch)
-        images = actor.decode(rollout, shown=True)
+        rollout = actor.sampler.rollout(batch)
+        images = actor.sampler.decode(rollout, shown=True)
         scores = actor.score(images, batch)
         return Seen(rollout, batch, images, scores, scores.value)

@@ -164,7 +164,7 @@ class PolicyGradient(base.Algorithm):
     def experience(self, sampled: Sampled, record: Record, actor: Any) -> Experience:
         """The trajectories with what each action earned."""
         rollout, batch, scores = sampled.rollout, sampled.batch, sampled.scores
-        advantage, penalty_weight = self.advantages(record), self.weights(actor, record)
+        advantage, penalty_weight = self.advantages(record), self.weights(actor.sampler, record)
         weight = penalty_weight * self.shares(record)
         metrics = actor.score_metrics(scores, record.group) | self.record_metrics(record) | actor.metrics
         actor.metrics = {}
@@ -195,7 +195,7 @@ class PolicyGradient(base.Algorithm):
             metrics["policy/off_policy_weight"] = actor.gather(mean).mean().item()
         return experience
 
-    def rescored(self, actor: Any, rollout: Any) -> Any:
+    def rescored(self, sampler: Any, rollout: Any) -> Any:
         """The trajectories, with log-probabilities of the weights of now."""
         raise NotImplementedError
 
@@ -207,7 +207,7 @@ class PolicyGradient(base.Algorithm):
         """The record of all processes."""
         if self.settings.off_policy is not None:
             sampled.sampler_log_prob = sampled.rollout.log_prob
-            sampled.rollout = self.rescored(actor, sampled.rollout)
+            sampled.rollout = self.rescored(actor.sampler, sampled.rollout)
         rollout, batch, scores = sampled.rollout, sampled.batch, sampled.scores
         begin = time.perf_counter()
         reward = self.step_reward(actor, rollout, batch, scores)
@@ -229,7 +229,7 @@ class PolicyGradient(base.Algorithm):
             advantage = advantage * record.weight[:, None]
         return advantage.where(record.mask, 0)
 
-    def weights(self, actor: Any, record: Record) -> Tensor:
+    def weights(self, sampler: Any, record: Record) -> Tensor:
         """[B, T] of the actions' losses."""
         return torch.ones_like(record.log_prob)
 

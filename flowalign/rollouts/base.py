@@ -15,6 +15,7 @@ from flowalign.data.batches import Batch
 from flowalign.policies.base import Policy
 from flowalign.rollouts.extremes import Extremes
 from flowalign.rollouts.processes import Processes
+from flowalign.rollouts.sampler import Sampler
 from rewards import Reward, Scores, WeightedSum, score, seen, usage
 
 
@@ -23,6 +24,7 @@ class Actor:
 
     config: BaseConfig
     policy: Policy
+    sampler: Sampler
 
     def __init__(self, config: BaseConfig, policy: Policy, reward: Reward, accelerator: Accelerator) -> None:
         self.config, self.policy, self.reward, self.accelerator = config, policy, reward, accelerator
@@ -49,26 +51,6 @@ class Actor:
         finally:
             self._alone = False
             self.policy.forwards, self.reward_calls, self.metrics = kept
-
-    def rollout(self, batch: Batch) -> Any:
-        """A trajectory of every sample of the batch."""
-        raise NotImplementedError
-
-    def decode(self, rollout: Any, shown: bool = False) -> list[Any]:
-        """The finished samples of a rollout, as the reward needs them.
-
-        Args:
-            shown: people look at them.
-        """
-        raise NotImplementedError
-
-    def cat(self, rollouts: Sequence[Any]) -> Any:
-        """Several rollouts as one."""
-        raise NotImplementedError
-
-    def restore(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> Any:
-        """The rollout of the batch's samples of which `packed` made these."""
-        raise NotImplementedError
 
     def metadata(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
         """What rewards are told of samples of these rows: the prompt's metadata, the group, the start noise's seed."""

@@ -2,29 +2,24 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from flowalign import registry
 from flowalign.config import Config
 from flowalign.core.record import Record
 from flowalign.data.batches import Batch
-from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
-from flowalign.policies.diffusion.caching import caching
 from flowalign.policies.diffusion.context_parallel import TokenParts
 from flowalign.rollouts.base import Actor
 from flowalign.rollouts.dense import Estimator, ValueHead, agreement, persistence
+from flowalign.rollouts.pictures import DiffusionSampler
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from rewards import Reward, Scores, spec_of
-from samplers import Trajectory, derive_seed
-from samplers.completion import Completions, complete, completions, fork, path, perturb
-from samplers.plans import Tree
-from samplers.tree import grow
+from samplers import derive_seed
+from samplers.completion import completions
 
 
 class DiffusionActor(Actor):
@@ -32,166 +27,16 @@ class DiffusionActor(Actor):
 
     config: Config
     policy: DiffusersPolicy
+    sampler: DiffusionSampler
 
     def __init__(self, config: Config, policy: DiffusersPolicy, reward: Reward, accelerator: Accelerator) -> None:
         super().__init__(config, policy, reward, accelerator)
-        self.kernel = registry.resolve("kernels", config.rollout.kernel)
-        self.plan = config.build_plan(silent=True)
-        self.unlearned: int = getattr(self.plan, "unlearned", 0)
-        self.search: Callable[[DiffusionActor, Batch], Tensor] | None = None
-        """finds finished latents [B, ...] for a batch"""
+        self.sampler = DiffusionSampler(config, policy, spec_of(reward).needs)
         self._head: ValueHead | None = None
         self._token_parts = (
             TokenParts(policy.every_network, self.processes.mesh) if self.processes.columns > 1 else None
         )
         policy.family.parts = self.processes.columns
-        cache = config.rollout.cache
-        self.cache = None if cache is None else cache.part("caches", "rollout.cache")
-        """of features, in rollouts"""
-        if self.cache is not None:
-            with caching(policy, self.cache):
-                pass  # it fits the network
-        policy.guidance_gradient = config.rollout.guidance_gradient
-        if policy.guidance_gradient == "conditional" and not policy.family.negative(config.rollout.guidance):
-            raise ConfigError(
-                f"rollout.guidance_gradient: the guidance of {type(policy.pipeline).__name__} is "
-                f"{policy.family.guidance}, without an unconditional branch; leave it out"
-            )
-
-    def etas(self, batch: Batch) -> Tensor:
-        """[T] noise levels of this iteration's plan, or [B, T] where it is drawn for each group."""
-        settings, seed = self.config.rollout, self.config.training.seed
-        if getattr(self.plan, "of", "iteration") == "iteration":
-            return self.plan.etas(settings.steps, settings.eta, batch.iteration, seed)
-        seeds = [derive_seed(seed, group) for group in batch.group]
-        return torch.stack([self.plan.etas(settings.steps, settings.eta, batch.iteration, own) for own in seeds])
-
-    def rollout(
-        self, batch: Batch, eta: Tensor | None = None, kernel: Any = None, kept: Sequence[int] | None = None
-    ) -> Rollout:
-        """One trajectory for every sample of the batch, stochastic as the plan says.
-
-        Where groups share their start noise, the steps before the first stochastic one are computed once a group.
-
-        Args:
-            eta: [T] or [B, T] in the place of the plan's.
-            kernel: in the place of the configured one.
-            kept: walk only these steps of the schedule, which must be configured, and those after the last stochastic
-                one by a second-order solver.
-        """
-        kernel = kernel or self.kernel
-        eta = self.etas(batch) if eta is None else eta
-        sampling = self.config.rollout.arguments(kept) | ({} if kept is None else {"order": 2})
-        if batch.shares_start_noise and len(set(batch.group)) < len(batch) and eta.dim() == 1 and (eta > 0).any():
-            rollout = self._forked(batch, eta if kept is None else eta[kept], kernel, sampling)
-        else:
-            rollout = self.policy.sample(
-                batch.prompts,
-                batch.seeds,
-                noise_seeds=batch.noise_seeds,
-                kernel=kernel,
-                eta=eta if kept is None else eta[kept],
-                metadata=batch.metadata,
-                cache=self.cache,
-                **sampling,
-            )
-        rollout.unlearned = self.unlearned
-        return rollout
-
-    def found(self, batch: Batch) -> Rollout:
-        """What a search finds for every sample of the batch, without the steps that led there.
-
-        The steps of the first few, by which replay is verified, are plain sampling's.
-        """
-        assert self.search is not None
-        call: dict[str, Any] = self.config.rollout.arguments()
-        parts = [
-            self.policy.sample(own.prompts, own.seeds, metadata=own.metadata, dry=begin > 0, **call)
-            for begin, own in ((0, batch[range(min(4, len(batch)))]), (4, batch[range(4, len(batch))]))
-            if len(own)
-        ]
-        rollout = Rollout.cat(parts)
-        rollout.trajectory.latents[:, -1] = self.search(self, batch)
-        return rollout
-
-    def _forked(self, batch: Batch, eta: Tensor, kernel: Any, sampling: dict[str, Any]) -> Rollout:
-        numbers = list(dict.fromkeys(batch.group))
-        first = int((eta > 0).nonzero()[0])
-        roots = batch[[batch.group.index(g) for g in numbers]]
-        trunk = self.policy.sample(roots.prompts, roots.seeds, metadata=roots.metadata, **sampling | {"order": 1})
-        samples = torch.tensor([numbers.index(g) for g in batch.group], device=self.device)
-        made = fork(
-            self.policy.at(trunk),
-            trunk.trajectory,
-            kernel,
-            samples,
-            first,
-            eta,
-            batch.noise_seeds,
-            self.config.rollout.batch_size,
-            order=sampling["order"],
-        )
-        rollout = trunk.branch(made, samples)
-        rollout.kernel = kernel
-        return rollout
-
-    def trunk(self, batch: Batch) -> Rollout:
-        """The deterministic trajectory of every sample of the batch, to branch from."""
-        return self.rollout(batch, torch.zeros(self.config.rollout.steps))
-
-    def branches(self, trunk: Rollout, samples: Tensor, steps: Tensor, seeds: Sequence[int]) -> Rollout:
-        """N trajectories that leave the trunk by one stochastic step and finish by the ODE.
-
-        Args:
-            samples, steps: [N] where they leave it.
-            seeds: N seeds of the noise of that step.
-        """
-        eta = torch.full(steps.shape, self.config.rollout.eta, device=steps.device)
-        made = perturb(trunk.trajectory, self.kernel, samples, steps, eta, seeds)
-        made.latents[:, -1] = self.finish(trunk, made.latents[torch.arange(len(steps)), steps + 1], samples, steps + 1)
-        branched = trunk.branch(made, samples)
-        branched.kernel = self.kernel
-        return branched
-
-    def finish(self, rollout: Rollout, x: Tensor, samples: Tensor, steps: Tensor, stride: int = 1) -> Tensor:
-        """States [N, ...] of these samples at these steps, taken to the end by every `stride`-th ODE step."""
-        last = self.config.rollout.steps
-        paths = [path(first, last, stride=stride) for first in steps.tolist()]
-        size = self.config.rollout.batch_size
-        return complete(self.policy.at(rollout), x, samples, paths, rollout.trajectory.sigmas, batch_size=size)
-
-    def tree(self, batch: Batch) -> tuple[Rollout, Tensor]:
-        """A tree from the start noise of every sample: the leaves' rollout, and the sample of each."""
-        assert isinstance(self.plan, Tree)
-        trunk = self.trunk(batch)
-        size = self.config.rollout.batch_size
-        leaves, samples = grow(
-            self.policy.at(trunk), trunk.trajectory, self.kernel, self.plan, self.etas(batch), batch.noise_seeds, size
-        )
-        rollout = trunk.branch(leaves, samples)
-        rollout.kernel = self.kernel
-        return rollout, samples
-
-    def decode(self, rollout: Rollout, shown: bool = False) -> list[Any]:
-        size, shown = self.config.rollout.batch_size, shown or self.extremes is not None
-        return self.policy.samples(rollout, size, spec_of(self.reward).needs, shown)
-
-    def ends(self, rollout: Rollout, made: Completions, rows: slice = slice(None), shown: bool = False) -> list[Any]:
-        """The finished samples that completions of a rollout end in."""
-        whole = rollout.whole(made.latents[rows], made.samples[rows])
-        return self.policy.finished(whole, self.config.rollout.batch_size, spec_of(self.reward).needs, shown)
-
-    def cat(self, rollouts: Sequence[Rollout]) -> Rollout:
-        return Rollout.cat(rollouts)
-
-    def restore(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> Rollout:
-        """One sample is drawn again for what the denoiser is called with, which is the same for all of a prompt."""
-        one = batch[[0]]
-        again = self.policy.sample(one.prompts, one.seeds, metadata=one.metadata, **self.config.rollout.arguments())
-        trajectory = Trajectory(**{name: value.to(self.device) for name, value in tensors.items()})
-        rollout = again.branch(trajectory, torch.zeros(len(batch), dtype=torch.long, device=self.device))
-        rollout.kernel, rollout.unlearned = self.kernel, self.unlearned
-        return rollout
 
     def values(self, rollout: Rollout, batch: Batch, final: Tensor, estimator: Estimator) -> Tensor:
         """[B, T + 1] what each state of each trajectory is worth, R_0 .. R_T.
@@ -226,7 +71,7 @@ class DiffusionActor(Actor):
         made = completions(self.policy.at(rollout), rollout.trajectory, count, size, order)
         extra = slice(len(rollout), None)
         scores = self.score(
-            self.ends(rollout, made, extra), batch, made.samples[extra].tolist(), made.steps[extra].tolist()
+            self.sampler.ends(rollout, made, extra), batch, made.samples[extra].tolist(), made.steps[extra].tolist()
         )
         return torch.cat([final, scores.value])[made.index.cpu()]
 
@@ -305,17 +150,17 @@ class DiffusionActor(Actor):
 
     def calibrate(self, step_reward: Tensor, mask: Tensor) -> None:
         """Let an adaptive plan learn from the step rewards [B, T] of all processes."""
-        if hasattr(self.plan, "update") and not self._alone:
-            self.plan.update(step_reward.cpu(), mask.cpu())
-            etas = self.plan.etas(self.config.rollout.steps, self.config.rollout.eta, 0, 0)
+        if hasattr(self.sampler.plan, "update") and not self._alone:
+            self.sampler.plan.update(step_reward.cpu(), mask.cpu())
+            etas = self.sampler.plan.etas(self.config.rollout.steps, self.config.rollout.eta, 0, 0)
             self.metrics |= {f"plan/eta/{k}": value for k, value in enumerate(etas.tolist())}
 
     # What adapts, for the checkpoint
 
     def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         tensors, rest = super().state()
-        if hasattr(self.plan, "state_dict"):
-            rest["plan"] = self.plan.state_dict()
+        if hasattr(self.sampler.plan, "state_dict"):
+            rest["plan"] = self.sampler.plan.state_dict()
         if self._head is None:
             return tensors, rest
         moments, rest["value_head"] = optimizer_tensors(self._head_optimizer.state_dict())
@@ -326,7 +171,7 @@ class DiffusionActor(Actor):
     def load_state(self, tensors: dict[str, dict[str, Tensor]], rest: dict[str, Any]) -> None:
         super().load_state(tensors, rest)
         if "plan" in rest:
-            self.plan.load_state_dict(rest["plan"])
+            self.sampler.plan.load_state_dict(rest["plan"])
         if "value_head" in rest:
             head = rest["value_head"]
             self._new_head(head["channels"], head["condition_size"])

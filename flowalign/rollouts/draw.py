@@ -116,7 +116,7 @@ def joined(actor: Actor, parts: Sequence[Sampled]) -> Sampled:
     rollouts = [part.rollout for part in parts if part.rollout is not None]
     scores = [part.scores for part in parts if part.scores is not None]
     return Sampled(
-        actor.cat(rollouts) if rollouts else None,
+        actor.sampler.cat(rollouts) if rollouts else None,
         Batch.cat([part.batch for part in parts]),
         Scores.cat(scores) if scores else None,
     )

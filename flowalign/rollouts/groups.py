@@ -190,7 +190,7 @@ class RefilledDraw(Draw):
         for place, group in zip(filled, stored, strict=True):
             if place in self.current:
                 batch = group.at(place, iteration, branches)
-                rollout = self.actor.restore(group.tensors, group.rest, batch)
+                rollout = self.actor.sampler.restore(group.tensors, group.rest, batch)
                 self.current[place] = (Sampled(rollout, batch, group.scores), 0)
         self.actor.metrics["groups/replayed"] = float(len(filled))
         return left

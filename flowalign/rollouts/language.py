@@ -19,22 +19,22 @@ from flowalign.policies.language.teacher_forcing import at_tokens
 from flowalign.policies.language.turns import AgentPolicy
 from flowalign.policies.language.vllm import Engine
 from flowalign.rollouts.base import Actor
+from flowalign.rollouts.sampler import Sampler
 from rewards import Reward, Scores
 from samplers import derive_seed
 
 
-class LanguageActor(Actor):
-    """Samples and scores one process's texts."""
+class LanguageSampler(Sampler):
+    """Samples texts with a policy, by transformers or by vLLM, as the rollout section says."""
 
     config: TextConfig
     policy: LanguagePolicy
 
-    def __init__(self, config: TextConfig, policy: LanguagePolicy, reward: Reward, accelerator: Accelerator) -> None:
-        super().__init__(config, policy, reward, accelerator)
+    def __init__(self, config: TextConfig, policy: LanguagePolicy) -> None:
+        super().__init__(config, policy)
         if config.environment is not None and not isinstance(policy, AgentPolicy):
             raise ConfigError("environment: the policy that was handed in takes no turns; an AgentPolicy does")
         self._engine: Engine | None = None
-        policy.bind(reward)
 
     def rollout(self, batch: Batch) -> TextRollout:
         """A completion of every sample of the batch."""
@@ -55,6 +55,19 @@ class LanguageActor(Actor):
 
     def restore(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> TextRollout:
         return TextRollout.unpacked(tensors, rest, batch.prompts).to(self.device)
+
+
+class LanguageActor(Actor):
+    """Samples and scores one process's texts."""
+
+    config: TextConfig
+    policy: LanguagePolicy
+    sampler: LanguageSampler
+
+    def __init__(self, config: TextConfig, policy: LanguagePolicy, reward: Reward, accelerator: Accelerator) -> None:
+        super().__init__(config, policy, reward, accelerator)
+        self.sampler = LanguageSampler(config, policy)
+        policy.bind(reward)
 
     def baseline(self, batch: Batch) -> Tensor:
         """[B] rewards of the most probable completion of each sample's prompt, sampled once a group."""

@@ -17,12 +17,14 @@ class SearchSampler:
 
     Args:
         settings: the method and the budget of each sample.
+        actor: has the reward that searches ask.
 
     Raises:
         ConfigError: a method, a budget or, when it is called, a reward that does not fit.
     """
 
-    def __init__(self, settings: RolloutSearch) -> None:
+    def __init__(self, settings: RolloutSearch, actor: DiffusionActor) -> None:
+        self.actor = actor
         self.name, self.budget = settings.name, Budget.parse(settings.budget)
         self.methods = build_methods([settings.name], settings.settings)
         if getattr(self.methods[self.name], "gradients", False):
@@ -32,8 +34,9 @@ class SearchSampler:
             )
 
     @torch.no_grad()
-    def __call__(self, actor: DiffusionActor, batch: Batch) -> Tensor:
+    def __call__(self, batch: Batch) -> Tensor:
         """[B, ...] the best of each search; `search/gain` is by how much it is better than the first plain sample."""
+        actor = self.actor
         sampling = actor.config.rollout
         check_reward(self.methods, actor.reward)
         check_steps(self.methods, sampling)

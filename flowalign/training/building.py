@@ -25,7 +25,9 @@ from flowalign.policies.language.vision_language import VisionLanguagePolicy
 from flowalign.policies.settings import Network, Sampling
 from flowalign.rollouts.base import Actor
 from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.language import LanguageActor
+from flowalign.rollouts.language import LanguageActor, LanguageSampler
+from flowalign.rollouts.pictures import DiffusionSampler
+from flowalign.rollouts.sampler import Sampler
 from flowalign.search.sampler import SearchSampler
 from flowalign.training.memory import allow_tf32, check_precision
 from rewards import Reward, Spec, WeightedSum, spec_of
@@ -185,8 +187,20 @@ def build_actor(config: BaseConfig, policy: Any, reward: Reward, accelerator: Ac
     assert isinstance(config, Config)
     actor = DiffusionActor(config, policy, reward, accelerator)
     if config.rollout.search is not None:
-        actor.search = SearchSampler(config.rollout.search)
+        actor.sampler.search = SearchSampler(config.rollout.search, actor)
     return actor
+
+
+def build_sampler(config: BaseConfig, policy: Any, needs: frozenset[str]) -> Sampler:
+    """What samples in a process that neither scores nor learns.
+
+    Args:
+        needs: what the reward looks at, as of `rewards.Spec`.
+    """
+    if isinstance(config, TextConfig):
+        return LanguageSampler(config, policy)
+    assert isinstance(config, Config)
+    return DiffusionSampler(config, policy, needs)
 
 
 def make_trainable(policy: Policy, model: Network, keep_reference: bool) -> None:

@@ -42,7 +42,7 @@ def preview(actor: Actor, algorithm: Algorithm, prompts: Prompts, folder: Path, 
     if isinstance(actor, DiffusionActor):
         share_start_noise = actor.config.rollout.share_start_noise
         # a tree has as many leaves as it has
-        members = actor.plan.leaves if isinstance(actor.plan, Tree) else members
+        members = actor.sampler.plan.leaves if isinstance(actor.sampler.plan, Tree) else members
     batch = draw_batch(prompts.spread(count), 0, count, members, training.seed, share_start_noise)
     batch = dataclasses.replace(batch, iteration=iteration)
     with actor.alone():
@@ -63,7 +63,7 @@ def _film(actor: DiffusionActor, seen: Seen, row: int) -> Film:
     one = seen.rollout[torch.tensor([row], device=actor.device)]
     trajectory = one.trajectory
     finished = completions(actor.policy.at(one), trajectory)
-    ends = actor.ends(one, finished, shown=True)
+    ends = actor.sampler.ends(one, finished, shown=True)
     values = actor.score(ends, seen.batch, [row] * len(ends), finished.steps.tolist()).value[finished.index.cpu()]
     return Film(
         seen.batch.prompts[row],

@@ -157,6 +157,7 @@ class Trainer:
         make_trainable(self.policy, config.model, self.algorithm.uses_reference or sampled == "reference")
         sharding = distribute(self.policy, config, self.accelerator)
         self.actor: Actor = build_actor(config, self.policy, reward, self.accelerator)
+        self.sampler = self.actor.sampler
         self.prompts = config.data.kept(self.algorithm.read(config.data))
         selection = config.data.selection
         self.selection = registry.build("selections", selection.name, selection.settings, "data.selection")
@@ -172,7 +173,7 @@ class Trainer:
         self.ahead: Ahead | None = None
         """of a run with workers"""
         if self.fleet is not None and workers is not None:
-            self.fleet.actor = self.actor
+            self.fleet.policy = self.policy
             self.ahead = Ahead(self.fleet, self.groups, workers.staleness, training.iterations)
         self.evaluator = Evaluator(self.algorithm, self.actor, self.learner, self.folder)
 
@@ -333,12 +334,13 @@ class Trainer:
 
     def collect(self, groups: Draw) -> Any:
         """What these groups teach: each part is sampled, and scored while the next one is; then all are recorded."""
-        self.actor.extremes = Extremes() if self._looking() else None
+        self.sampler.shown = self._looking()
+        self.actor.extremes = Extremes() if self.sampler.shown else None
         score = self.algorithm.scorer(self.actor)
         with Scoring(groups.parts > 1, self.actor.add_seconds) as scoring:
             for part, task in groups:
                 if task is None or self.fleet is None:
-                    rollout, batch, samples, _ = self.algorithm.made(self.actor, part)
+                    rollout, batch, samples, _ = self.algorithm.made(self.sampler, part)
                 else:
                     rollout, batch, samples, _ = self.fleet.result(task)
                 groups.put(rollout, batch, None if samples is None else scoring.submit(score, samples, batch))
@@ -371,7 +373,7 @@ class Trainer:
         """What workers sample with."""
         tensors = whole({**self.learner.parameters}, keep=True)
         rest = {"progress": progress, "updates": self.algorithm.updates}
-        plan: Any = getattr(self.actor, "plan", None)
+        plan: Any = getattr(self.sampler, "plan", None)
         if hasattr(plan, "state_dict"):
             rest["plan"] = plan.state_dict()
         # as they are now, whatever the updates make of them
@@ -488,7 +490,7 @@ class Trainer:
             self.accelerator.log(metrics, step=self.iteration)
         if self.actor.extremes is not None:
             show_extremes(self.accelerator, self.actor.extremes, self.iteration)
-            self.actor.extremes = None
+            self.actor.extremes, self.sampler.shown = None, False
 
     def _looking(self) -> bool:
         """Whether the trackers show samples of the coming iteration."""

@@ -14,6 +14,7 @@ from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import Rollout
 from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.pictures import DiffusionSampler
 from rewards import seen, spec_of
 from samplers import derive_seed
 
@@ -32,25 +33,25 @@ class AgainstReference(LateStep):
                 f"{{name: vlm_judge, template: {self.template}, judge: {{model: ...}}}} works"
             )
 
-    def rollout(self, sampler: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
+    def rollout(self, sampler: DiffusionSampler, batch: Batch) -> tuple[Rollout, Batch]:
         return super().rollout(sampler, self.compared(sampler, batch))
 
     def show(self, actor: DiffusionActor, batch: Batch) -> Seen:
-        return super().show(actor, self.compared(actor, batch))
+        return super().show(actor, self.compared(actor.sampler, batch))
 
-    def compared(self, actor: DiffusionActor, batch: Batch) -> Batch:
+    def compared(self, sampler: DiffusionSampler, batch: Batch) -> Batch:
         """The batch with a reference picture of each prompt in its metadata, from a start noise of its own."""
         other = [derive_seed(seed, 9) for seed in batch.seeds]
-        with self.referring(actor):
-            rollout = actor.rollout(replace(batch, seeds=other, noise_seeds=other))
-            pictures = [seen(sample) for sample in actor.decode(rollout)]
+        with self.referring(sampler):
+            rollout = sampler.rollout(replace(batch, seeds=other, noise_seeds=other))
+            pictures = [seen(sample) for sample in sampler.decode(rollout)]
         told = [
             record | self.told(seed) | {"reference": picture}
             for record, seed, picture in zip(batch.metadata, other, pictures, strict=True)
         ]
         return replace(batch, metadata=told)
 
-    def referring(self, actor: DiffusionActor) -> Any:
+    def referring(self, sampler: DiffusionSampler) -> Any:
         """Within it the policy has the weights that make the reference pictures."""
         raise NotImplementedError
 

@@ -16,7 +16,7 @@ from flowalign.algorithms.direct.against_reference import AgainstReference
 from flowalign.algorithms.direct.base import uniform
 from flowalign.algorithms.direct.late_step import LateStepSettings
 from flowalign.policies.settings import Snapshot
-from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.pictures import DiffusionSampler
 
 
 class OneRewardSettings(LateStepSettings):
@@ -37,8 +37,8 @@ class OneReward(AgainstReference):
     def snapshots(self) -> Mapping[str, Snapshot]:
         return {"compared": self.settings.reference}
 
-    def referring(self, actor: DiffusionActor) -> Any:
-        return actor.policy.snapshot("compared")
+    def referring(self, sampler: DiffusionSampler) -> Any:
+        return sampler.policy.snapshot("compared")
 
     def told(self, seed: int) -> dict[str, Any]:
         place = int(uniform([seed], 10) * len(self.settings.criteria))

@@ -10,7 +10,7 @@ After the abstract, for want of code: which picture the reference is, is ours.
 from typing import Any
 
 from flowalign.algorithms.direct.against_reference import AgainstReference
-from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.pictures import DiffusionSampler
 
 
 class RewardDanceReFL(AgainstReference):
@@ -22,5 +22,5 @@ class RewardDanceReFL(AgainstReference):
     def uses_reference(self) -> bool:
         return True
 
-    def referring(self, actor: DiffusionActor) -> Any:
-        return actor.policy.reference()
+    def referring(self, sampler: DiffusionSampler) -> Any:
+        return sampler.policy.reference()

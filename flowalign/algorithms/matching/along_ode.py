@@ -20,7 +20,7 @@ from flowalign.algorithms.matching.distribution import DistributionMatching, Dis
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Noised
 from flowalign.policies.diffusion.forward_process import ForwardProcess
-from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.pictures import DiffusionSampler
 
 MARGIN = 0.02
 """from the level of the generator's state to those it is diffused to, before the pipeline's shift"""
@@ -37,25 +37,25 @@ class AlongODE(DistributionMatching):
     Settings = AlongODESettings
     settings: AlongODESettings
 
-    def drawn_levels(self, actor: DiffusionActor, batch: Batch) -> Tensor:
+    def drawn_levels(self, sampler: DiffusionSampler, batch: Batch) -> Tensor:
         """[B, L] before the pipeline's shift, above the level of the state after each step."""
-        return self._above(actor, self.steps(actor, batch), super().drawn_levels(actor, batch))
+        return self._above(sampler, self.steps(sampler, batch), super().drawn_levels(sampler, batch))
 
-    def above(self, actor: DiffusionActor, batch: Batch, steps: Tensor, seed: int, least: float) -> Tensor:
+    def above(self, sampler: DiffusionSampler, batch: Batch, steps: Tensor, seed: int, least: float) -> Tensor:
         """[B, L] levels before the pipeline's shift above the states after these steps, the same for all samples.
 
         Args:
             least: noise level, after the shift, that they are above too.
         """
-        shares = self.draw_levels(actor.config.rollout.steps, Generator().manual_seed(seed))
-        return self._above(actor, steps, shares.expand(len(batch), -1), least)
+        shares = self.draw_levels(sampler.config.rollout.steps, Generator().manual_seed(seed))
+        return self._above(sampler, steps, shares.expand(len(batch), -1), least)
 
     @staticmethod
-    def _above(actor: DiffusionActor, steps: Tensor, share: Tensor, least: float = 0.0) -> Tensor:
-        call = actor.config.rollout.arguments()
+    def _above(sampler: DiffusionSampler, steps: Tensor, share: Tensor, least: float = 0.0) -> Tensor:
+        call = sampler.config.rollout.arguments()
         kept = ("steps", "sigmas", "height", "width", "num_frames")
         at = {name: call[name] for name in kept if call.get(name) is not None}
-        process = ForwardProcess(actor.policy)
+        process = ForwardProcess(sampler.policy)
         sigmas = process.sigmas(**at).cpu()
         after = torch.cat([sigmas[1:], sigmas.new_zeros(1)])
         sides = {name: value for name, value in at.items() if name not in ("steps", "sigmas")}

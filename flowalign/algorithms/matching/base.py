@@ -19,7 +19,7 @@ from flowalign.core.divergences import velocity_mse
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised, Rollout
-from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.pictures import DiffusionSampler
 from rewards import Scores
 from samplers import derive_seed
 
@@ -207,55 +207,55 @@ class Matching(base.Algorithm):
         return self.level_count(config) * (1 if self.whole_groups else config.training.group_size)
 
     def clean(
-        self, actor: DiffusionActor, batch: Batch, x0: Tensor
+        self, sampler: DiffusionSampler, batch: Batch, x0: Tensor
     ) -> tuple[CleanSamples, CleanSamples | None, Tensor]:
         """Samples ready to be noised, the same for the reference where it is guided otherwise, and [B, L] levels."""
-        drawn, wanted = self.drawn_levels(actor, batch), self.settings.reference_guidance
-        own = self.guidance(actor)
-        clean, levels = self.at_levels(actor, batch, x0, drawn, own)
-        guided = None if wanted in (None, own) else self.at_levels(actor, batch, x0, drawn, wanted)[0]
+        drawn, wanted = self.drawn_levels(sampler, batch), self.settings.reference_guidance
+        own = self.guidance(sampler)
+        clean, levels = self.at_levels(sampler, batch, x0, drawn, own)
+        guided = None if wanted in (None, own) else self.at_levels(sampler, batch, x0, drawn, wanted)[0]
         return clean, guided, levels
 
-    def guidance(self, actor: DiffusionActor) -> float | tuple[float, ...]:
+    def guidance(self, sampler: DiffusionSampler) -> float | tuple[float, ...]:
         """The scale of the velocities that are trained."""
         if self.settings.guidance is not None:
             return self.settings.guidance
-        return 1.0 if actor.policy.family.negative(2.0) else actor.config.rollout.guidance
+        return 1.0 if sampler.policy.family.negative(2.0) else sampler.config.rollout.guidance
 
     def at_levels(
-        self, actor: DiffusionActor, batch: Batch, x0: Tensor, drawn: Tensor, guidance: Any
+        self, sampler: DiffusionSampler, batch: Batch, x0: Tensor, drawn: Tensor, guidance: Any
     ) -> tuple[CleanSamples, Tensor]:
         """Samples ready to be noised to levels as `drawn_levels` draws them, and [B, L] their numbers."""
         levels = None
         if drawn.is_floating_point():
             falling, drawn = (-drawn).unique(return_inverse=True)
             levels = -falling
-        return self.asked(actor, batch, x0, guidance, levels), drawn.to(x0.device)
+        return self.asked(sampler, batch, x0, guidance, levels), drawn.to(x0.device)
 
     @staticmethod
     def asked(
-        actor: DiffusionActor,
+        sampler: DiffusionSampler,
         batch: Batch,
         x0: Tensor,
         guidance: float | tuple[float, ...],
         levels: Tensor | None = None,
     ) -> CleanSamples:
         """Samples with what the denoiser is asked under a guidance, at levels or, by default, along the schedule."""
-        call = actor.config.rollout.arguments()
+        call = sampler.config.rollout.arguments()
         for name in ("steps", "guidance", "guidance_2", "order") + (() if levels is None else ("sigmas",)):
             call.pop(name)
-        at: dict[str, Any] = {"steps": actor.config.rollout.steps} if levels is None else {"levels": levels}
+        at: dict[str, Any] = {"steps": sampler.config.rollout.steps} if levels is None else {"levels": levels}
         at |= {name: value for name, value in call.items() if value is not None}
-        return actor.policy.clean(batch.prompts, x0, batch.seeds, metadata=batch.metadata, guidance=guidance, **at)
+        return sampler.policy.clean(batch.prompts, x0, batch.seeds, metadata=batch.metadata, guidance=guidance, **at)
 
-    def drawn_levels(self, actor: DiffusionActor, batch: Batch) -> Tensor:
+    def drawn_levels(self, sampler: DiffusionSampler, batch: Batch) -> Tensor:
         """[B, L] as the named levels are drawn: points of the schedule, or levels before the pipeline's shift."""
-        steps = actor.config.rollout.steps
-        return torch.stack([self.draw_levels(steps, self._generator(actor, batch, row)) for row in range(len(batch))])
+        steps = sampler.config.rollout.steps
+        return torch.stack([self.draw_levels(steps, self._generator(sampler, batch, row)) for row in range(len(batch))])
 
-    def _generator(self, actor: DiffusionActor, batch: Batch, row: int) -> Generator:
+    def _generator(self, sampler: DiffusionSampler, batch: Batch, row: int) -> Generator:
         """Of a sample's levels: its own, its group's, or the same for all of an iteration."""
-        seed, iteration, group = actor.config.training.seed, batch.iteration, batch.group[row]
+        seed, iteration, group = sampler.config.training.seed, batch.iteration, batch.group[row]
         keys = {
             "sample": (batch.noise_seeds[row], 1),
             "group": (seed, iteration, group, 5),
@@ -263,11 +263,11 @@ class Matching(base.Algorithm):
         }
         return Generator().manual_seed(derive_seed(*keys[self.settings.levels_of]))
 
-    def noise_seeds(self, actor: DiffusionActor, batch: Batch) -> list[int]:
+    def noise_seeds(self, sampler: DiffusionSampler, batch: Batch) -> list[int]:
         """Of each sample's noise."""
         if self.settings.noise_of == "sample":
             return batch.noise_seeds
-        return [derive_seed(actor.config.training.seed, batch.iteration, group, 6) for group in batch.group]
+        return [derive_seed(sampler.config.training.seed, batch.iteration, group, 6) for group in batch.group]
 
     def item_numbers(self, batch: Batch, levels: int, device: torch.device) -> Tensor:
         """[N, 2] (sample, place among its levels), or (group, place), group after group."""

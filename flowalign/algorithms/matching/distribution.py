@@ -23,6 +23,7 @@ from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised
 from flowalign.policies.settings import Role
 from flowalign.rollouts.diffusion import DiffusionActor
 from flowalign.rollouts.draw import Sampled
+from flowalign.rollouts.pictures import DiffusionSampler
 from samplers import derive_seed
 
 
@@ -71,18 +72,18 @@ class DistributionMatching(OnlineMatching):
     def credit(self, record: Record) -> Tensor:
         return torch.zeros_like(record.reward)
 
-    def steps(self, actor: DiffusionActor, batch: Batch) -> Tensor:
+    def steps(self, sampler: DiffusionSampler, batch: Batch) -> Tensor:
         """[B, L] different steps of the generator, in random order; the same for all of an iteration."""
-        count, seed = self.level_count(actor.config), derive_seed(actor.config.training.seed, batch.iteration, 7)
-        order = torch.randperm(actor.config.rollout.steps, generator=Generator().manual_seed(seed))
+        count, seed = self.level_count(sampler.config), derive_seed(sampler.config.training.seed, batch.iteration, 7)
+        order = torch.randperm(sampler.config.rollout.steps, generator=Generator().manual_seed(seed))
         return order.repeat(-(-count // len(order)))[:count].expand(len(batch), -1)
 
     def experience(self, sampled: Sampled, record: Record, actor: DiffusionActor) -> base.Experience:
         experience = super().experience(sampled, record, actor)
         assert isinstance(experience, Experience)
-        experience.steps = self.steps(actor, experience.batch).to(actor.device)
+        experience.steps = self.steps(actor.sampler, experience.batch).to(actor.device)
         own = experience.clean.guidance[0]
-        experience.generator = self.asked(actor, experience.batch, experience.clean.x0, own)
+        experience.generator = self.asked(actor.sampler, experience.batch, experience.clean.x0, own)
         return experience
 
     def redrawn(self, experience: base.Experience, number: int) -> base.Experience:

@@ -26,6 +26,7 @@ from flowalign.policies.diffusion import DiffusersPolicy, Noised
 from flowalign.policies.diffusion.families import family_of
 from flowalign.rollouts.diffusion import DiffusionActor
 from flowalign.rollouts.draw import Sampled
+from flowalign.rollouts.pictures import DiffusionSampler
 from samplers import derive_seed
 
 
@@ -87,18 +88,18 @@ class DMD2(DistributionMatching):
         experience = super().experience(sampled, record, actor)
         assert isinstance(experience, Experience)
         if self.settings.gan is not None:
-            experience.real = self.real(actor, experience.batch, self.settings.gan)
+            experience.real = self.real(actor.sampler, experience.batch, self.settings.gan)
         return experience
 
-    def real(self, actor: DiffusionActor, batch: Batch, gan: Gan) -> Tensor:
+    def real(self, sampler: DiffusionSampler, batch: Batch, gan: Gan) -> Tensor:
         """[B, ...] latents of real samples of these prompts."""
         if gan.real == "files":
-            return latents(actor, batch, "target")
-        scale = self.settings.reference_guidance or actor.config.rollout.guidance
-        sampling = actor.config.rollout.arguments() | {"steps": gan.steps, "sigmas": None, "guidance": scale}
+            return latents(sampler, batch, "target")
+        scale = self.settings.reference_guidance or sampler.config.rollout.guidance
+        sampling = sampler.config.rollout.arguments() | {"steps": gan.steps, "sigmas": None, "guidance": scale}
         seeds = [derive_seed(seed, 14) for seed in batch.seeds]
-        with actor.policy.reference():
-            return actor.policy.sample(batch.prompts, seeds, metadata=batch.metadata, **sampling).trajectory.final
+        with sampler.policy.reference():
+            return sampler.policy.sample(batch.prompts, seeds, metadata=batch.metadata, **sampling).trajectory.final
 
     def diffused(self, experience: distribution.Experience, items: Tensor, state: Noised, x0: Tensor) -> Noised:
         noised = experience.noised(items)

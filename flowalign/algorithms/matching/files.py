@@ -27,6 +27,7 @@ from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.storage import makes_videos
 from flowalign.rollouts.diffusion import DiffusionActor
 from flowalign.rollouts.draw import Sampled
+from flowalign.rollouts.pictures import DiffusionSampler
 from samplers import derive_seed
 
 
@@ -63,17 +64,17 @@ def check_files(prompts: Prompts, name: str) -> None:
             raise ConfigError(f"data.prompts: {name} makes {made}, and {file} is {given}")
 
 
-def size(actor: DiffusionActor) -> dict[str, Any]:
+def size(sampler: DiffusionSampler) -> dict[str, Any]:
     """Of the samples, and of a batch, as arguments of the policy's methods."""
-    sampling = actor.config.rollout.arguments()
+    sampling = sampler.config.rollout.arguments()
     return {name: sampling[name] for name in ("height", "width", "num_frames", "batch_size") if name in sampling}
 
 
-def latents(actor: DiffusionActor, batch: Batch, key: str) -> Tensor:
+def latents(sampler: DiffusionSampler, batch: Batch, key: str) -> Tensor:
     """[B, ...] latents of the files under a key of the metadata, brought to the size of the rollout."""
     files = [record[key] for record in batch.metadata]
     distinct = list(dict.fromkeys(files))
-    encoded = actor.policy.encode([opened(file) for file in distinct], **size(actor))
+    encoded = sampler.policy.encode([opened(file) for file in distinct], **size(sampler))
     return encoded[[distinct.index(file) for file in files]]
 
 
@@ -102,7 +103,7 @@ class FileMatching(base.Matching):
     def items(self, config: Config) -> int:
         return config.training.group_size
 
-    def learned(self, actor: DiffusionActor, batch: Batch, x0: Sequence[Tensor]) -> base.Experience:
+    def learned(self, sampler: DiffusionSampler, batch: Batch, x0: Sequence[Tensor]) -> base.Experience:
         """Clean samples to learn from, one or several of each row of the batch, which share its noise and level.
 
         Args:
@@ -112,10 +113,10 @@ class FileMatching(base.Matching):
             the samples of the first, then the second's, ...; the items are numbered by the first.
         """
         whole = Batch.cat([self.prompted(batch)] * len(x0))
-        clean, guided, levels = self.clean(actor, whole, torch.cat(list(x0)))
-        nothing = torch.zeros(len(whole), device=actor.device)
-        group = torch.tensor(whole.group, device=actor.device)
-        items = self.item_numbers(batch, levels.shape[1], actor.device)
+        clean, guided, levels = self.clean(sampler, whole, torch.cat(list(x0)))
+        nothing = torch.zeros(len(whole), device=sampler.device)
+        group = torch.tensor(whole.group, device=sampler.device)
+        items = self.item_numbers(batch, levels.shape[1], sampler.device)
         return base.Experience(batch, {}, items, clean, levels, whole.noise_seeds, nothing, nothing, group, guided)
 
     def prompted(self, batch: Batch) -> Batch:
@@ -127,18 +128,18 @@ class FileMatching(base.Matching):
         whole.prompts = ["" if left else text for left, text in zip(empty, batch.prompts)] if share else batch.prompts
         return whole
 
-    def drawn_levels(self, actor: DiffusionActor, batch: Batch) -> Tensor:
+    def drawn_levels(self, sampler: DiffusionSampler, batch: Batch) -> Tensor:
         """[B, 1] of every line's levels one for each of its members."""
-        steps, members = actor.config.rollout.steps, actor.config.training.group_size
+        steps, members = sampler.config.rollout.steps, sampler.config.training.group_size
         first = {group: row for row, group in reversed(list(enumerate(batch.group)))}
         drawn = {
-            group: self.draw_levels(steps, self._generator(actor, batch, row), count=members)
+            group: self.draw_levels(steps, self._generator(sampler, batch, row), count=members)
             for group, row in first.items()
         }
         levels = torch.cat([drawn[group] for group in dict.fromkeys(batch.group)])
         return levels.repeat(len(batch) // len(levels))[:, None]
 
-    def rollout(self, sampler: DiffusionActor, batch: Batch) -> tuple[Rollout | None, Batch]:
+    def rollout(self, sampler: DiffusionSampler, batch: Batch) -> tuple[Rollout | None, Batch]:
         """The data's samples stand for themselves; in the first iteration a short rollout to verify replay by."""
         if batch.iteration > 0:
             return None, batch

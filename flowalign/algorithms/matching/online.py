@@ -19,6 +19,7 @@ from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.rollouts.diffusion import DiffusionActor
 from flowalign.rollouts.draw import Sampled
+from flowalign.rollouts.pictures import DiffusionSampler
 
 
 class OnlineSettings(MatchingSettings):
@@ -52,14 +53,14 @@ class OnlineMatching(Matching):
             return []
         return [f"rollout.{key}" for key in ("kernel", "eta", "plan") if getattr(rollout, key) != fields[key].default]
 
-    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
+    def rollout(self, sampler: DiffusionSampler, batch: Batch) -> tuple[Rollout, Batch]:
         """The samples to learn from, sampled or found by a search, and the batch they are of."""
-        return (self.sampled(actor, batch) if actor.search is None else actor.found(batch)), batch
+        return (self.sampled(sampler, batch) if sampler.search is None else sampler.found(batch)), batch
 
-    def sampled(self, actor: DiffusionActor, batch: Batch) -> Rollout:
+    def sampled(self, sampler: DiffusionSampler, batch: Batch) -> Rollout:
         """Samples by plain sampling."""
-        eta = None if self.settings.stochastic else torch.zeros(actor.config.rollout.steps)
-        return actor.rollout(batch, eta)
+        eta = None if self.settings.stochastic else torch.zeros(sampler.config.rollout.steps)
+        return sampler.rollout(batch, eta)
 
     def credit(self, record: Record) -> Tensor:
         """[B] what each sample weighs, from the record of all processes, one action a sample."""
@@ -87,7 +88,7 @@ class OnlineMatching(Matching):
         metrics = actor.score_metrics(scores, record.group) | actor.metrics
         actor.metrics = {}
         begin = time.perf_counter()
-        clean, guided, levels = self.clean(actor, batch, rollout.trajectory.final)
+        clean, guided, levels = self.clean(actor.sampler, batch, rollout.trajectory.final)
         metrics["seconds/levels"] = time.perf_counter() - begin
         own = (actor.own(values, len(batch)) for values in (self.credit(record), record.reward, record.group))
         advantage, rewards, group = own
@@ -97,7 +98,7 @@ class OnlineMatching(Matching):
             self.item_numbers(batch, levels.shape[1], actor.device),
             clean,
             levels,
-            self.noise_seeds(actor, batch),
+            self.noise_seeds(actor.sampler, batch),
             advantage,
             rewards,
             group,
@@ -116,7 +117,7 @@ class OnlineMatching(Matching):
         policy.verify(experience.rollout)
 
     def show(self, actor: DiffusionActor, batch: Batch) -> Seen:
-        rollout = self.sampled(actor, batch)
-        images = actor.decode(rollout, shown=True)
+        rollout = self.sampled(actor.sampler, batch)
+        images = actor.sampler.decode(rollout, shown=True)
         scores = actor.score(images, batch)
         return Seen(rollout, batch, images, scores, scores.value)

@@ -111,7 +111,7 @@ class OPD(OnlineMatching):
                 f"algorithm.teachers: none teaches the prompt {prompt!r}; one without 'where' takes the rest"
             )
         experience.owner = torch.tensor(owner, device=actor.device)
-        experience.lessons = [self.asked(actor, batch, experience.clean.x0, t.guidance) for t in teachers]
+        experience.lessons = [self.asked(actor.sampler, batch, experience.clean.x0, t.guidance) for t in teachers]
         return experience
 
     def points(self, policy: DiffusersPolicy, experience: base.Experience, items: Tensor) -> base.Points:

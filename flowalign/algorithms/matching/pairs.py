@@ -3,6 +3,7 @@
 Both of a pair are noised by the same noise to the same level.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from os.path import isfile
 from pathlib import Path
@@ -20,6 +21,7 @@ from flowalign.data.batches import Batch, draw_batch
 from flowalign.data.votes import Votes
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.pictures import DiffusionSampler
 
 
 class PairSettings(FileSettings):
@@ -41,6 +43,8 @@ class PairMatching(FileMatching):
     settings: PairSettings
     data = Preferences
     headline = "preference/accuracy"
+    votes: Mapping[str, float] = {}
+    """What the metrics say of the people's choices in the last batch."""
 
     def read(self, data: Data) -> Prompts:
         return Preferences.of(data).of_pictures()
@@ -50,10 +54,9 @@ class PairMatching(FileMatching):
         if self.settings.heldout is not None:
             Preferences.read(self.settings.heldout).of_pictures()
 
-    def rollout(self, sampler: DiffusionActor, batch: Batch) -> tuple[Rollout | None, Batch]:
+    def rollout(self, sampler: DiffusionSampler, batch: Batch) -> tuple[Rollout | None, Batch]:
         if self.settings.votes is not None:
-            batch, counts = self.with_votes(batch, sampler.config.training.seed)
-            sampler.metrics |= counts
+            batch, self.votes = self.with_votes(batch, sampler.config.training.seed)
         return super().rollout(sampler, batch)
 
     def with_votes(self, batch: Batch, seed: int) -> tuple[Batch, dict[str, float]]:
@@ -79,11 +82,13 @@ class PairMatching(FileMatching):
         return voted, {"preference/votes": float(len(choices)), "preference/votes_share": share}
 
     def lessons(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
-        return self.pairs(actor, batch)
+        experience = self.pairs(actor, batch)
+        experience.metrics |= self.votes
+        return experience
 
     def pairs(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
         """The pictures of these preferences, the chosen ones first, each at a level."""
-        return self.learned(actor, batch, [latents(actor, batch, key) for key in Preferences.samples])
+        return self.learned(actor.sampler, batch, [latents(actor.sampler, batch, key) for key in Preferences.samples])
 
     def losses(
         self, policy: DiffusersPolicy, experience: base.Experience, items: Tensor

@@ -23,6 +23,7 @@ from flowalign.data import Prompts, Targets
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.pictures import DiffusionSampler
 from samplers import derive_seed
 
 
@@ -51,11 +52,11 @@ class RPO(PairMatching):
         super().check(config)
 
     def lessons(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
-        rollout = actor.rollout(batch, torch.zeros(actor.config.rollout.steps))
-        scores = actor.score(actor.decode(rollout), batch)
+        rollout = actor.sampler.rollout(batch, torch.zeros(actor.config.rollout.steps))
+        scores = actor.score(actor.sampler.decode(rollout), batch)
         own = actor.score([opened(record["target"]) for record in batch.metadata], batch)
         sampled = rollout.whole(rollout.trajectory.final)
-        experience = self.learned(actor, batch, [latents(actor, batch, "target"), sampled])
+        experience = self.learned(actor.sampler, batch, [latents(actor.sampler, batch, "target"), sampled])
         experience.noise_seeds[len(batch) :] = [derive_seed(seed, 9) for seed in batch.noise_seeds]
         generators = [Generator().manual_seed(derive_seed(seed, 10)) for seed in batch.noise_seeds]
         draws = torch.stack([torch.rand((), generator=generator) for generator in generators])
@@ -65,12 +66,12 @@ class RPO(PairMatching):
         experience.metrics |= actor.score_metrics(scores, experience.group[: len(batch)])
         return experience
 
-    def drawn_levels(self, actor: DiffusionActor, batch: Batch) -> Tensor:
+    def drawn_levels(self, sampler: DiffusionSampler, batch: Batch) -> Tensor:
         """[B, 1] the second half's are its own."""
         first, second = batch[: len(batch) // 2], batch[len(batch) // 2 :]
         # numbers that no other group has
         second = dataclasses.replace(second, group=[2**31 + group for group in second.group])
-        return torch.cat([super(RPO, self).drawn_levels(actor, half) for half in (first, second)])
+        return torch.cat([super(RPO, self).drawn_levels(sampler, half) for half in (first, second)])
 
     def loss(self, points: base.Points) -> tuple[Tensor, dict[str, Tensor]]:
         chosen, sampled = gains(points)

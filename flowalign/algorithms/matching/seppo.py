@@ -53,9 +53,9 @@ class SePPO(PairMatching):
         return Targets.of(data)
 
     def lessons(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
-        rollout = actor.rollout(batch, torch.zeros(actor.config.rollout.steps))
+        rollout = actor.sampler.rollout(batch, torch.zeros(actor.config.rollout.steps))
         sampled = rollout.whole(rollout.trajectory.final)
-        return self.learned(actor, batch, [latents(actor, batch, "target"), sampled])
+        return self.learned(actor.sampler, batch, [latents(actor.sampler, batch, "target"), sampled])
 
     def loss(self, points: base.Points) -> tuple[Tensor, dict[str, Tensor]]:
         chosen, sampled = (points.error_old - points.error).chunk(2)

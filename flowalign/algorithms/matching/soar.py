@@ -21,6 +21,7 @@ from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.pictures import DiffusionSampler
 from samplers import derive_seed
 
 
@@ -51,9 +52,9 @@ class SOAR(TargetMatching):
     def items(self, config: Config) -> int:
         return super().items(config) * (1 + self.settings.points)
 
-    def drawn_levels(self, actor: DiffusionActor, batch: Batch) -> Tensor:
+    def drawn_levels(self, sampler: DiffusionSampler, batch: Batch) -> Tensor:
         """[B, 2 + points] of every row s, s1 and the levels of its points."""
-        first = super().drawn_levels(actor, batch)
+        first = super().drawn_levels(sampler, batch)
         second = (first - self.settings.step).clamp(min=EDGE)
         generators = [Generator().manual_seed(derive_seed(seed, 8)) for seed in batch.noise_seeds]
         shares = torch.stack([torch.rand(self.settings.points, generator=generator) for generator in generators])
@@ -62,7 +63,9 @@ class SOAR(TargetMatching):
     def lessons(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
         experience = super().lessons(actor, batch)
         whole, clean, levels = self.prompted(batch), experience.clean, experience.levels
-        guided, _ = self.at_levels(actor, whole, clean.x0, self.drawn_levels(actor, whole), self.settings.step_guidance)
+        guided, _ = self.at_levels(
+            actor.sampler, whole, clean.x0, self.drawn_levels(actor.sampler, whole), self.settings.step_guidance
+        )
         noise = []
         for rows in torch.arange(len(batch), device=actor.device).split(actor.config.rollout.batch_size):
             noised = experience.noised(torch.stack([rows, rows * 0], 1))

@@ -47,7 +47,7 @@ class SRUM(TargetMatching):
         made = super().lessons(actor, batch)
         x0 = made.clean.x0
         rewards = torch.stack([reward_map(record, *x0.shape[-2:]) for record in batch.metadata])
-        anchors = latents(actor, batch, "anchor")
+        anchors = latents(actor.sampler, batch, "anchor")
         return Experience(
             **vars(made), rewards=rewards.view(len(x0), *[1] * (x0.dim() - 3), *x0.shape[-2:]).to(x0), anchors=anchors
         )

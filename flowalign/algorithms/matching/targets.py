@@ -12,4 +12,4 @@ class TargetMatching(FileMatching):
     headline = "matching/error"
 
     def lessons(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
-        return self.learned(actor, batch, [latents(actor, batch, "target")])
+        return self.learned(actor.sampler, batch, [latents(actor.sampler, batch, "target")])

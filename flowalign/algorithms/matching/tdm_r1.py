@@ -83,14 +83,16 @@ class TDMR1(AlongODE):
         chances = torch.arange(1.0, actor.config.rollout.steps + 1)
         count = self.level_count(actor.config)
         steps = torch.multinomial(chances, count, replacement=True, generator=Generator().manual_seed(seed))
-        drawn = self.above(actor, batch, steps.expand(len(batch), -1), seed, self.settings.least_judged)
-        clean, levels = self.at_levels(actor, batch, x0, drawn, self.guidance(actor))
+        drawn = self.above(actor.sampler, batch, steps.expand(len(batch), -1), seed, self.settings.least_judged)
+        clean, levels = self.at_levels(actor.sampler, batch, x0, drawn, self.guidance(actor.sampler))
         experience.judged = Judged(clean, levels, steps.to(actor.device).expand(len(batch), -1))
 
         seed = derive_seed(actor.config.training.seed, batch.iteration, 12)
-        drawn = self.above(actor, batch, self.steps(actor, batch), seed, self.settings.least_rewarded)
-        clean, levels = self.at_levels(actor, batch, x0, drawn, self.guidance(actor))
-        experience.guided_surrogate, _ = self.at_levels(actor, batch, x0, drawn, self.settings.surrogate_guidance)
+        drawn = self.above(actor.sampler, batch, self.steps(actor.sampler, batch), seed, self.settings.least_rewarded)
+        clean, levels = self.at_levels(actor.sampler, batch, x0, drawn, self.guidance(actor.sampler))
+        experience.guided_surrogate, _ = self.at_levels(
+            actor.sampler, batch, x0, drawn, self.settings.surrogate_guidance
+        )
         seeds = [derive_seed(seed, group) for group in batch.group]
         experience.rewarded = replace(experience, clean=clean, levels=levels, noise_seeds=seeds)
         return experience

@@ -29,7 +29,7 @@ from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import rescored
 from flowalign.rollouts.draw import Sampled
-from flowalign.rollouts.language import LanguageActor
+from flowalign.rollouts.language import LanguageActor, LanguageSampler
 
 
 class Modulation(base.AlgorithmSettings):
@@ -116,16 +116,16 @@ class LanguageAlgorithm(PolicyGradient):
     def experience(self, sampled: Sampled, record: Record, actor: LanguageActor) -> Experience:
         return self.augmented(actor, super().experience(sampled, record, actor))
 
-    def rollout(self, actor: LanguageActor, batch: Batch) -> tuple[TextRollout, Batch]:
+    def rollout(self, sampler: LanguageSampler, batch: Batch) -> tuple[TextRollout, Batch]:
         """A text of every sample of the batch."""
-        return self.sampled(actor, batch), batch
+        return self.sampled(sampler, batch), batch
 
-    def rescored(self, actor: LanguageActor, rollout: TextRollout) -> TextRollout:
-        return rescored(actor.policy, rollout, actor.config.rollout.batch_size)
+    def rescored(self, sampler: LanguageSampler, rollout: TextRollout) -> TextRollout:
+        return rescored(sampler.policy, rollout, sampler.config.rollout.batch_size)
 
-    def sampled(self, actor: LanguageActor, batch: Batch) -> TextRollout:
+    def sampled(self, sampler: LanguageSampler, batch: Batch) -> TextRollout:
         """A text of every sample of the batch."""
-        return actor.rollout(batch)
+        return sampler.rollout(batch)
 
     def record(self, sampled: Sampled, actor: LanguageActor) -> Record:
         record, batch = super().record(sampled, actor), sampled.batch
@@ -136,9 +136,9 @@ class LanguageAlgorithm(PolicyGradient):
         record.reward = self.rewards(actor, batch, record)
         return record
 
-    def weights(self, actor: LanguageActor, record: Record) -> Tensor:
+    def weights(self, sampler: LanguageSampler, record: Record) -> Tensor:
         """[B, T] whose product with the losses has the aggregated loss as its mean over B of sums over T."""
-        return action_weights(self.counted(record), self.aggregation, actor.config.most_tokens) * len(record.group)
+        return action_weights(self.counted(record), self.aggregation, sampler.config.most_tokens) * len(record.group)
 
     def shares(self, record: Record) -> Tensor | float:
         assert record.entropy is not None

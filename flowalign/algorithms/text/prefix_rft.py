@@ -23,7 +23,7 @@ from flowalign.core.imitation import prefix_share, uncertain_prefix
 from flowalign.data.batches import Batch
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import continued
-from flowalign.rollouts.language import LanguageActor
+from flowalign.rollouts.language import LanguageActor, LanguageSampler
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -50,23 +50,23 @@ class PrefixRFT(language.LanguageAlgorithm):
     def progress(self, done: float) -> None:
         self.done = done
 
-    def prefixes(self, actor: LanguageActor, batch: Batch) -> list[list[int]]:
+    def prefixes(self, sampler: LanguageSampler, batch: Batch) -> list[list[int]]:
         """Token ids of the demonstration that each sample begins with; none but for the last of a group."""
         share = prefix_share(self.done, self.settings.start, self.settings.end)
         shown = [row for row, last in enumerate(last_members(batch)) if last]
         made: list[list[int]] = [[] for _ in batch.prompts]
         for row, text in zip(shown, demonstrations(batch, shown, self.settings.demonstration), strict=True):
-            tokens = actor.policy.tokenizer(text, add_special_tokens=False).input_ids
+            tokens = sampler.policy.tokenizer(text, add_special_tokens=False).input_ids
             made[row] = list(tokens[: min(int(share * len(tokens)), len(tokens) - 1)])
         return made
 
-    def sampled(self, actor: LanguageActor, batch: Batch) -> TextRollout:
-        arguments = actor.config.rollout.arguments()
-        return continued(actor.policy, batch.prompts, self.prefixes(actor, batch), batch.noise_seeds, **arguments)
+    def sampled(self, sampler: LanguageSampler, batch: Batch) -> TextRollout:
+        arguments = sampler.config.rollout.arguments()
+        return continued(sampler.policy, batch.prompts, self.prefixes(sampler, batch), batch.noise_seeds, **arguments)
 
     def augmented(self, actor: LanguageActor, experience: Experience) -> Experience:
         rollout = experience.rollout
-        count = torch.tensor([len(own) for own in self.prefixes(actor, experience.batch)], device=actor.device)
+        count = torch.tensor([len(own) for own in self.prefixes(actor.sampler, experience.batch)], device=actor.device)
         prefix = (torch.arange(rollout.mask.shape[1], device=actor.device) < count[:, None]) & rollout.mask
         learned = uncertain_prefix(rollout.entropy, prefix, self.settings.uncertain)
         experience.weight = experience.weight.where(~prefix | learned, 0)

@@ -17,7 +17,7 @@ from flowalign.data.batches import Batch
 from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import scored
-from flowalign.rollouts.language import LanguageActor
+from flowalign.rollouts.language import LanguageActor, LanguageSampler
 
 
 class ViSurfSettings(language.LanguageSettings):
@@ -32,16 +32,16 @@ class ViSurf(language.LanguageAlgorithm):
     settings: ViSurfSettings
     takes_turns = False
 
-    def sampled(self, actor: LanguageActor, batch: Batch) -> TextRollout:
+    def sampled(self, sampler: LanguageSampler, batch: Batch) -> TextRollout:
         last = last_members(batch)
         others = [row for row in range(len(batch)) if not last[row]]
         shown = [row for row in range(len(batch)) if last[row]]
-        sampling = actor.config.rollout
+        sampling = sampler.config.rollout
         texts = demonstrations(batch, shown, self.settings.demonstration)
         prompts = [batch.prompts[row] for row in shown]
         parts = [
-            actor.rollout(batch[others]),
-            scored(actor.policy, prompts, texts, Decoding.of(sampling), sampling.batch_size),
+            sampler.rollout(batch[others]),
+            scored(sampler.policy, prompts, texts, Decoding.of(sampling), sampling.batch_size),
         ]
         joined = TextRollout.cat(parts)
         place = {row: i for i, row in enumerate([*others, *shown])}

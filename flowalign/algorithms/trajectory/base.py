@@ -27,6 +27,7 @@ from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.rollouts.diffusion import DiffusionActor
 from flowalign.rollouts.draw import Sampled
+from flowalign.rollouts.pictures import DiffusionSampler
 from samplers import Transition
 from samplers.kernels import gaussian_log_prob, traits_of
 from samplers.plans import Tree
@@ -167,14 +168,14 @@ class TrajectoryAlgorithm(PolicyGradient):
     def items(self, config: Config) -> int:
         return config.training.group_size * len(learned_steps(config))
 
-    def rescored(self, actor: DiffusionActor, rollout: Rollout) -> Rollout:
+    def rescored(self, sampler: DiffusionSampler, rollout: Rollout) -> Rollout:
         """The trajectories, with velocities and log-probabilities of the weights of now at the stochastic steps."""
         trajectory, kernel = rollout.trajectory, rollout.kernel
         again = replace(trajectory, velocity=trajectory.velocity.clone(), log_prob=trajectory.log_prob.clone())
-        for items in rollout.mask.nonzero().split(actor.config.rollout.batch_size):
+        for items in rollout.mask.nonzero().split(sampler.config.rollout.batch_size):
             samples, steps = items.unbind(1)
             with torch.no_grad():
-                velocity = actor.policy.velocity(rollout, samples, steps)
+                velocity = sampler.policy.velocity(rollout, samples, steps)
             again.velocity[samples, steps] = velocity.float()
             again.log_prob[samples, steps] = again.score(kernel, velocity, samples, steps).log_prob
         return replace(rollout, trajectory=again)
@@ -241,7 +242,7 @@ class TrajectoryAlgorithm(PolicyGradient):
     def show(self, actor: DiffusionActor, batch: Batch) -> base.Seen:
         seen: Experience = self.at_once(actor, batch)
         earned = seen.advantage.where(seen.rollout.mask, torch.nan)
-        pictures = actor.decode(seen.rollout, shown=True)
+        pictures = actor.sampler.decode(seen.rollout, shown=True)
         return base.Seen(
             seen.rollout, seen.batch, pictures, seen.scores, seen.reward, earned, self.wins(len(seen.batch))
         )

@@ -28,6 +28,7 @@ from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import Rollout
 from flowalign.rollouts.diffusion import DiffusionActor
 from flowalign.rollouts.draw import Sampled
+from flowalign.rollouts.pictures import DiffusionSampler
 from flowalign.settings import Section
 from rewards import Scores
 from samplers.plans import Tree
@@ -88,9 +89,9 @@ class BranchGRPO(TrajectoryAlgorithm):
                 f"{limit:g}; fewer splits or at most {int(trees * limit / needed)} prompts_per_iteration would fit"
             )
 
-    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
+    def rollout(self, sampler: DiffusionSampler, batch: Batch) -> tuple[Rollout, Batch]:
         roots = [batch.group.index(g) for g in dict.fromkeys(batch.group)]
-        rollout, _ = actor.tree(batch[roots])
+        rollout, _ = sampler.tree(batch[roots])
         return rollout, batch
 
     def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
@@ -102,8 +103,8 @@ class BranchGRPO(TrajectoryAlgorithm):
 
     def experience(self, sampled: Sampled, record: Record, actor: DiffusionActor) -> Experience:
         experience = super().experience(sampled, record, actor)
-        assert isinstance(actor.plan, Tree)
-        experience.advantage = experience.advantage * self._kept(experience, actor.plan)
+        assert isinstance(actor.sampler.plan, Tree)
+        experience.advantage = experience.advantage * self._kept(experience, actor.sampler.plan)
         return experience
 
     def _kept(self, experience: Experience, plan: Tree) -> Tensor:

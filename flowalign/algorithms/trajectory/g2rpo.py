@@ -23,6 +23,7 @@ from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
 from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.pictures import DiffusionSampler
 from rewards import Scores
 
 
@@ -42,8 +43,8 @@ class G2RPO(TrajectoryAlgorithm):
     def branches(self, config: Config) -> int:
         return len(places(config))
 
-    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
-        return branch_everywhere(actor, batch)
+    def rollout(self, sampler: DiffusionSampler, batch: Batch) -> tuple[Rollout, Batch]:
+        return branch_everywhere(sampler, batch)
 
     def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
         """[B, L] the reward at each granularity; `credit` spreads it to the branching step."""
@@ -51,7 +52,7 @@ class G2RPO(TrajectoryAlgorithm):
         rows, steps = made.mask.nonzero().unbind(1)
         rewards = [scores.value]
         for stride in self.settings.strides[1:]:
-            finished = actor.finish(rollout, made.latents[rows, steps + 1], rows, steps + 1, stride)
+            finished = actor.sampler.finish(rollout, made.latents[rows, steps + 1], rows, steps + 1, stride)
             images = actor.policy.decode_latents(rollout.whole(finished, rows), actor.config.rollout.batch_size)
             rewards.append(actor.score(images, batch).value)
         return torch.stack(rewards, 1)

@@ -17,7 +17,7 @@ from flowalign.config import Config, Named
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import Rollout
-from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.pictures import DiffusionSampler
 from samplers import Window
 from samplers.completion import path
 
@@ -50,11 +50,11 @@ class MixGRPO(TrajectoryAlgorithm):
                 "several cannot be learned from together; algorithm.flash: null works"
             )
 
-    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
+    def rollout(self, sampler: DiffusionSampler, batch: Batch) -> tuple[Rollout, Batch]:
         if self.settings.flash is None:
-            return super().rollout(actor, batch)
-        eta = actor.etas(batch)
+            return super().rollout(sampler, batch)
+        eta = sampler.etas(batch)
         after = int((eta > 0).nonzero()[-1]) + 1
         count = max(1, int(self.settings.flash * (len(eta) - after)))
         kept = [*range(after), *path(after, len(eta), count)[:-1]]
-        return actor.rollout(batch, eta, kept=kept), batch
+        return sampler.rollout(batch, eta, kept=kept), batch

@@ -19,7 +19,7 @@ from flowalign.algorithms.trajectory.base import Steps, TrajectoryAlgorithm
 from flowalign.core.divergences import gaussian_entropy
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
-from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.pictures import DiffusionSampler
 from samplers.kernels import Kernel
 from samplers.learned import LearnedNoise
 
@@ -51,13 +51,13 @@ class ReinFlow(TrajectoryAlgorithm):
     def progress(self, done: float) -> None:
         self.network.anneal(done)
 
-    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
+    def rollout(self, sampler: DiffusionSampler, batch: Batch) -> tuple[Rollout, Batch]:
         # the kernel knows the prompts of one network batch
-        size = actor.config.rollout.batch_size
+        size = sampler.config.rollout.batch_size
         parts = []
         for i in range(0, len(batch), size):
             part = batch[range(i, min(i + size, len(batch)))]
-            parts.append(actor.rollout(part, kernel=self._kernel(actor.policy, part.prompts)))
+            parts.append(sampler.rollout(part, kernel=self._kernel(sampler.policy, part.prompts)))
         return Rollout.cat(parts), batch
 
     def _kernel(self, policy: DiffusersPolicy, prompts: Sequence[str]) -> Kernel:

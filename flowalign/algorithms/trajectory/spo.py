@@ -28,6 +28,7 @@ from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.rollouts.dense import Estimator
 from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.pictures import DiffusionSampler
 from rewards import Scores
 from samplers import step_std
 from samplers.tree import side_branches
@@ -67,16 +68,16 @@ class SPO(StepPairs):
     def items(self, config: Config) -> int:
         return sum(step >= self.settings.start for step in learned_steps(config))
 
-    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
+    def rollout(self, sampler: DiffusionSampler, batch: Batch) -> tuple[Rollout, Batch]:
         firsts = [batch.group.index(g) for g in dict.fromkeys(batch.group)]
         members = len(batch) // len(firsts)
-        trunk = actor.rollout(batch[firsts])
+        trunk = sampler.rollout(batch[firsts])
         seeds = [batch.noise_seeds[first + 1 : first + members] for first in firsts]
-        size = actor.config.rollout.batch_size
+        size = sampler.config.rollout.batch_size
         branches = side_branches(
-            actor.policy.at(trunk), trunk.trajectory, trunk.kernel, seeds, self.settings.start, size
+            sampler.policy.at(trunk), trunk.trajectory, trunk.kernel, seeds, self.settings.start, size
         )
-        samples = torch.arange(len(firsts), device=actor.device).repeat_interleave(members)
+        samples = torch.arange(len(firsts), device=sampler.device).repeat_interleave(members)
         return trunk.branch(branches, samples), batch
 
     def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:

@@ -169,6 +169,6 @@ class StepPairs(base.Algorithm):
 
     def show(self, actor: DiffusionActor, batch: Batch) -> base.Seen:
         seen: Experience = self.at_once(actor, batch)
-        images = actor.decode(seen.rollout, shown=True)
+        images = actor.sampler.decode(seen.rollout, shown=True)
         earned = seen.preference.where(seen.rollout.mask, torch.nan)
         return base.Seen(seen.rollout, seen.batch, images, seen.scores, seen.scores.value, earned)

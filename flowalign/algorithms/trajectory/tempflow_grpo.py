@@ -14,7 +14,7 @@ from flowalign.config import Config
 from flowalign.core.losses import noise_weight
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
-from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.pictures import DiffusionSampler
 from samplers import step_std
 
 
@@ -26,8 +26,8 @@ class TempFlowGRPO(TrajectoryAlgorithm):
     def branches(self, config: Config) -> int:
         return len(places(config))
 
-    def rollout(self, actor: DiffusionActor, batch: Batch) -> tuple[Rollout, Batch]:
-        return branch_everywhere(actor, batch)
+    def rollout(self, sampler: DiffusionSampler, batch: Batch) -> tuple[Rollout, Batch]:
+        return branch_everywhere(sampler, batch)
 
     def loss(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
         trajectory = actions.rollout.trajectory

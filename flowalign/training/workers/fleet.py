@@ -17,7 +17,7 @@ from flowalign.config import BaseConfig
 from flowalign.config.workers import RolloutWorkers
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError, FlowalignError
-from flowalign.rollouts.base import Actor
+from flowalign.policies.base import Policy
 from flowalign.rollouts.draw import Made
 from flowalign.training.workers.worker import Weights, Worker, received
 
@@ -87,7 +87,7 @@ class Fleet:
         self.config, self.workers = config, workers
         self.deaths, self.seconds, self.lags = 0, 0.0, list[int]()
         """since the last `measured`: workers that died, seconds that they sampled, iterations that weights were old"""
-        self.actor: Actor | None = None
+        self.policy: Policy | None = None
         """the learner's, once it is there"""
         # without it Ray ends this process in the middle of an update, a minute after its head is gone
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
@@ -173,7 +173,7 @@ class Fleet:
         """
         from ray.exceptions import RayActorError, RayTaskError
 
-        assert self.actor is not None
+        assert self.policy is not None
         [place] = [place for place in self.places if task in place.tasks]
         while True:
             self._wait(task.ref)
@@ -195,8 +195,8 @@ class Fleet:
         place.tasks.remove(task)
         self.seconds += sent.seconds
         self.lags.append(task.part.iteration - task.held.weights.iteration)
-        made = received(sent.made, self.actor)
-        self.actor.policy.forwards += made.forwards
+        made = received(sent.made, self.policy)
+        self.policy.forwards += made.forwards
         return made
 
     def _wait(self, ref: Any) -> None:

@@ -15,16 +15,18 @@ from torch import Tensor
 
 from flowalign.config import BaseConfig, kind_of
 from flowalign.data.batches import Batch
+from flowalign.policies.base import Policy
 from flowalign.policies.diffusion import Rollout
-from flowalign.rollouts.base import Actor
 from flowalign.rollouts.draw import Made
+from flowalign.rollouts.sampler import Sampler
 from flowalign.settings import parse
-from flowalign.training.building import build_accelerator, build_actor, build_policy, make_trainable
+from flowalign.training.building import build_accelerator, build_policy, build_sampler, make_trainable
 from flowalign.training.distributed.sharding import restore
 from flowalign.training.learner import parameter_groups
 from flowalign.training.memory import while_it_fits
-from rewards import as_reward
 
+SENT = frozenset({"image", "text", "prompt"})
+"""What workers send of their samples, in the words of a reward's needs."""
 LAUNCHED = re.compile("(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(ACCELERATE|FSDP)_.*")
 """environment of a learner among others, by which a worker would take itself for one of them"""
 
@@ -69,17 +71,17 @@ class Worker:
         """of the weights that it has"""
 
     @cached_property
-    def parts(self) -> tuple[Any, Actor]:
-        """The algorithm, and the actor that it samples through; built at the first use, so that who asks is told what
+    def parts(self) -> tuple[Any, Sampler]:
+        """The algorithm, and what it samples with; built at the first use, so that who asks is told what
         fails."""
         accelerator = build_accelerator()
         algorithm = self.config.build_algorithm()
         policy = build_policy(self.config, accelerator.device)
         make_trainable(policy, self.config.model, self._reference)
-        actor = build_actor(self.config, policy, as_reward(_unscored), accelerator)
+        sampler = build_sampler(self.config, policy, SENT)
         groups = parameter_groups(policy, {**policy.companions, **algorithm.modules(policy)})
         self.parameters = {name: parameter for group in groups for name, parameter in group.items()}
-        return algorithm, actor
+        return algorithm, sampler
 
     @property
     def _reference(self) -> bool:
@@ -87,12 +89,12 @@ class Worker:
 
     def load(self, weights: Weights) -> None:
         """Sample with these from now on."""
-        algorithm, actor = self.parts
+        algorithm, sampler = self.parts
         restore(self.parameters, weights.tensors)
         algorithm.progress(weights.rest["progress"])
         algorithm.updates = weights.rest["updates"]
         if "plan" in weights.rest:
-            actor.plan.load_state_dict(weights.rest["plan"])  # type: ignore[attr-defined]
+            sampler.plan.load_state_dict(weights.rest["plan"])  # type: ignore[attr-defined]
         self.iteration = weights.iteration
 
     def sample(self, batch: Batch, iteration: int) -> Sent:
@@ -102,33 +104,29 @@ class Worker:
             iteration: of the weights that are meant.
         """
         begin = time.perf_counter()
-        algorithm, actor = self.parts
+        algorithm, sampler = self.parts
         assert self.iteration == iteration, "weights are loaded before samples of theirs are asked for"
-        actor.policy.forwards = 0
+        sampler.policy.forwards = 0
 
         def sampled() -> Made:
-            return algorithm.made(actor, batch)
+            return algorithm.made(sampler, batch)
 
-        with actor.policy.reference() if self._reference else nullcontext():
+        with sampler.policy.reference() if self._reference else nullcontext():
             made = while_it_fits(self.config, "rollout", "batch_size", sampled, lambda: True)
         rollout = made.rollout
         if isinstance(rollout, Rollout):
             # the learner's stands in for it there
             rollout = replace(rollout, policy=None)
         buffer = io.BytesIO()
-        torch.save(tuple(made._replace(rollout=rollout, forwards=actor.policy.forwards)), buffer)
+        torch.save(tuple(made._replace(rollout=rollout, forwards=sampler.policy.forwards)), buffer)
         return Sent(buffer.getvalue(), time.perf_counter() - begin)
 
 
-def received(sent: bytes, actor: Actor) -> Made:
-    """What a worker sent, for the learner's actor."""
+def received(sent: bytes, policy: Policy) -> Made:
+    """What a worker sent, for the learner's policy."""
     # accelerate's 'cpu:0' of several processes is no place that a file can be read to
-    device = actor.device if actor.device.type != "cpu" else "cpu"
+    device = policy.device if policy.device.type != "cpu" else "cpu"
     made = Made(*torch.load(io.BytesIO(sent), map_location=device, weights_only=False))
     if isinstance(made.rollout, Rollout):
-        made.rollout.policy = actor.policy
+        made.rollout.policy = policy
     return made
-
-
-def _unscored(samples: list[Any], prompts: list[str]) -> list[float]:
-    raise AssertionError("rewards are the learner's")

@@ -25,7 +25,7 @@ def test_nft_learns_from_the_best_of_n(tmp_path: Path) -> None:
     trainer = small_run("tiny_sd3/nft", tmp_path, SEARCH, *sampling)
     actor: Any = trainer.actor
     kept: list[tuple[Rollout, Batch]] = []
-    found = actor.found
+    found = actor.sampler.found
 
     def watched(batch: Batch) -> Rollout:
         rollout = found(batch)
@@ -39,7 +39,7 @@ def test_nft_learns_from_the_best_of_n(tmp_path: Path) -> None:
         kept.append((rollout, batch))
         return rollout
 
-    actor.found = watched
+    actor.sampler.found = watched
     trainer.train()
     [(_, batch)] = kept
     [line] = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
@@ -67,4 +67,4 @@ def test_searches_that_cannot_be_learned_from_are_refused(name: str, overrides: 
 
 def test_methods_that_follow_gradients_do_not_sample_for_a_training() -> None:
     with pytest.raises(ConfigError, match="rollout.search: das follows gradients"):
-        SearchSampler(RolloutSearch(name="das"))
+        SearchSampler(RolloutSearch(name="das"), actor=None)  # type: ignore[arg-type]

@@ -29,17 +29,17 @@ def late_brightness(images: Sequence[Image], prompts: Sequence[str]) -> list[flo
 class CrowdedFlowGRPO(FlowGRPO):
     """Samples as on devices of which the second holds four samples at a time."""
 
-    def rollout(self, actor: Any, batch: Any) -> Any:
-        if actor.accelerator.process_index != 1:
-            return super().rollout(actor, batch)
+    def rollout(self, sampler: Any, batch: Any) -> Any:
+        if os.environ.get("RANK") != "1":
+            return super().rollout(sampler, batch)
 
         def check(module: Any, args: Any, kwargs: Any) -> None:
             if len((*args, *kwargs.values())[0]) > 4:
                 raise torch.OutOfMemoryError("CUDA out of memory")
 
-        hook = actor.policy.denoiser.register_forward_pre_hook(check, with_kwargs=True)
+        hook = sampler.policy.denoiser.register_forward_pre_hook(check, with_kwargs=True)
         try:
-            return super().rollout(actor, batch)
+            return super().rollout(sampler, batch)
         finally:
             hook.remove()
 

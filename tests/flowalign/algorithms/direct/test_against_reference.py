@@ -37,8 +37,8 @@ def test_the_judge_compares_with_the_starts_picture_of_the_same_prompt(run) -> N
     assert ((metrics["reward/mean"] > 0) & (metrics["reward/mean"] < 1)).all()
     # the start's own picture, whatever the policy became, and of no member's noise
     references = [record["reference"] for record in experience.metadata]
-    plain = run.actor.rollout(batch)
-    assert all(one not in run.actor.decode(plain) for one in references)
+    plain = run.actor.sampler.rollout(batch)
+    assert all(one not in run.actor.sampler.decode(plain) for one in references)
     x0 = experience.rollout.trajectory.latents
     window = experience.first
     rows = torch.arange(4)

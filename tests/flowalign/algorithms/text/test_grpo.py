@@ -213,7 +213,7 @@ def test_one_step_has_trls_loss_and_gradient() -> None:
     )
     reward = as_reward(lambda texts, prompts: [step.reward(text) for text in texts])
     actor = LanguageActor(config, policy, reward, Accelerator(cpu=True))
-    actor.rollout = lambda batch: rollout  # type: ignore[method-assign]
+    actor.sampler.rollout = lambda batch: rollout  # type: ignore[method-assign]
     batch = Batch(prompts, [{}] * 8, group, [0] * 8, list(range(8)), 0, group)
     algorithm = GRPO(
         LanguageSettings(
@@ -235,14 +235,14 @@ def test_one_step_has_trls_loss_and_gradient() -> None:
 def test_in_low_precision_ratios_start_at_one(old: str, clipped: bool, world: Path, tmp_path: Path) -> None:
     """Those of a whole text, which GSPO clips at 3e-4: a model of real size is further off by rounding alone."""
     run = trainer(world, tmp_path, "model.dtype=bfloat16", f"training.old_log_prob={old}", name="gspo")
-    sampled = run.actor.rollout
+    sampled = run.actor.sampler.rollout
 
     def rounded(batch: Batch) -> Any:
         rollout = sampled(batch)
         rollout.log_prob = (rollout.log_prob + 0.01 * torch.randn_like(rollout.log_prob)).where(rollout.mask, 0)
         return rollout
 
-    run.actor.rollout = rounded
+    run.actor.sampler.rollout = rounded
     run.train()
     (metrics,) = run.metrics.read()
     assert (metrics["policy/clip_fraction"] > 0.1) == clipped
@@ -253,14 +253,14 @@ def test_in_low_precision_ratios_start_at_one(old: str, clipped: bool, world: Pa
 def test_divergences_count_whole_whatever_weighs_the_policys_loss(world: Path, tmp_path: Path) -> None:
     settings = "algorithm.entropy_share=0.3", "algorithm.kl_weight=0.5", "algorithm.off_policy={level: token}"
     run = trainer(world, tmp_path, *settings)
-    sampled = run.actor.rollout
+    sampled = run.actor.sampler.rollout
 
     def by_another_engine(batch: Batch) -> Any:
         rollout = sampled(batch)
         rollout.log_prob = rollout.log_prob + 0.2
         return rollout
 
-    run.actor.rollout = by_another_engine
+    run.actor.sampler.rollout = by_another_engine
     experience = run.collect(Draw(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False)))
     with torch.no_grad():
         for parameter in run.policy.trainable().values():

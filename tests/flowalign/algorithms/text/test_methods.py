@@ -142,7 +142,7 @@ def test_chord_is_a_mean_of_grpo_and_imitation(weighting: str, tmp_path: Path) -
     experience = collected(run, iteration=10)
     changed(run)
     batch = experience.batch
-    sampled = run.actor.rollout(batch)[torch.arange(32)]
+    sampled = run.actor.sampler.rollout(batch)[torch.arange(32)]
     sampled.completion_ids, sampled.mask = experience.rollout.completion_ids[:32], experience.rollout.mask[:32]
     sampled.log_prob = experience.rollout.log_prob[:32]
     prompts, answers = batch.prompts[::8], [record["answer"] for record in batch.metadata[::8]]
@@ -205,7 +205,7 @@ def test_visurf_puts_the_demonstration_among_the_group(tmp_path: Path) -> None:
     texts = run.policy.decode(experience.rollout)
     answers = [record["answer"] for record in experience.batch.metadata]
     assert texts[7::8] == answers[7::8]
-    plain = run.actor.rollout(experience.batch)
+    plain = run.actor.sampler.rollout(experience.batch)
     assert [t for i, t in enumerate(texts) if i % 8 != 7] == [
         t for i, t in enumerate(run.policy.decode(plain)) if i % 8 != 7
     ]
@@ -313,7 +313,7 @@ def test_a_bound_on_the_sum_is_not_undone_by_centring_each_step(reward: str) -> 
 def test_off_policy_weights_are_forward_over_sampling(level: str, rule: str, tmp_path: Path) -> None:
     settings = f"algorithm.off_policy={{level: {level}, rule: {rule}, largest: 1.05}}"
     run = trainer(tmp_path, "off_policy", settings)
-    sample = run.actor.rollout
+    sample = run.actor.sampler.rollout
 
     def distorted(batch: Any) -> Any:
         """What an engine of other numerics would report."""
@@ -322,7 +322,7 @@ def test_off_policy_weights_are_forward_over_sampling(level: str, rule: str, tmp
         rollout.log_prob = (rollout.log_prob + 0.1 * torch.randn_like(rollout.log_prob)).where(rollout.mask, 0)
         return rollout
 
-    run.actor.rollout = distorted
+    run.actor.sampler.rollout = distorted
     batch = draw_batch(run.prompts, 0, 4, 8, 0, False)
     reported = distorted(batch).log_prob
     experience = run.collect(Draw(run.actor, batch))

@@ -50,15 +50,15 @@ def test_first_update_has_ratio_one_and_moves_the_weights(name: str, tmp_path: P
 def test_dense_rewards_telescope_to_the_whole_change(tmp_path: Path):
     run = trainer("dense_grpo", tmp_path)
     batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=False)
-    rollout = run.actor.rollout(batch)
-    final = run.actor.score(run.actor.decode(rollout), batch).value
+    rollout = run.actor.sampler.rollout(batch)
+    final = run.actor.score(run.actor.sampler.decode(rollout), batch).value
     values = run.actor.values(rollout, batch, final, Estimator())
     dense = dense_rewards(values)
     torch.testing.assert_close(dense.sum(1), values[:, -1] - values[:, 0], atol=1e-5, rtol=0)
     assert (dense[~rollout.trajectory.mask.cpu()] == 0).all()
     # the start noise is completed to the plain ODE sample
     made = completions(run.policy.at(rollout), rollout.trajectory)
-    plain = run.actor.trunk(batch).trajectory.final
+    plain = run.actor.sampler.trunk(batch).trajectory.final
     torch.testing.assert_close(made.latents[made.index[:, 0]], plain, atol=1e-4, rtol=0)
 
 
@@ -205,7 +205,7 @@ def test_mix_grpo_flash_walks_fewer_steps_after_the_window(tmp_path: Path):
         batch.prompts,
         batch.seeds,
         noise_seeds=batch.noise_seeds,
-        kernel=run.actor.kernel,
+        kernel=run.actor.sampler.kernel,
         eta=rollout.trajectory.eta[0],
         **run.config.rollout.arguments([0, 1, 2, 3, 7]) | {"order": 2},
     )
@@ -221,14 +221,14 @@ def test_mix_grpo_flash_walks_fewer_steps_after_the_window(tmp_path: Path):
 def test_shared_prefixes_change_nothing_but_the_cost(tmp_path: Path):
     run = trainer("demo", tmp_path)
     batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=True)
-    shared = run.actor.rollout(batch).trajectory
+    shared = run.actor.sampler.rollout(batch).trajectory
     forwards = run.policy.forwards
     apart = run.policy.sample(
         batch.prompts,
         batch.seeds,
         noise_seeds=batch.noise_seeds,
-        kernel=run.actor.kernel,
-        eta=run.actor.etas(batch),
+        kernel=run.actor.sampler.kernel,
+        eta=run.actor.sampler.etas(batch),
         **run.config.rollout.arguments(),
     ).trajectory
     torch.testing.assert_close(shared.latents, apart.latents, atol=1e-4, rtol=0)

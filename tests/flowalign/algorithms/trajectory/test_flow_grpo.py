@@ -55,11 +55,11 @@ def test_a_whole_update_has_the_published_loops_gradient(shared: ModuleType, tmp
     prompts = [prompt for prompt in shared.PROMPTS for _ in range(shared.MEMBERS)]
     group = [row // shared.MEMBERS for row in range(count)]
     batch = Batch(prompts, [{}] * count, group, list(range(count)), list(range(count)), 0, group)
-    rollout = run.actor.rollout(batch)
+    rollout = run.actor.sampler.rollout(batch)
     # the trajectories of their pipeline
     rollout.trajectory.latents[:, : len(shared.SIGMAS)] = stored["states"]
     rollout.trajectory.log_prob[:, :-1] = stored["log_prob"]
-    run.actor.rollout = lambda batch: rollout
+    run.actor.sampler.rollout = lambda batch: rollout
     experience = run.collect(Draw(run.actor, batch))
     torch.testing.assert_close(experience.advantage[:, :-1], stored["advantage"], atol=1e-5, rtol=1e-5)
     with torch.no_grad():

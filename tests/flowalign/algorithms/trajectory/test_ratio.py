@@ -49,13 +49,13 @@ def test_steps_that_earlier_weights_drew_are_weighed_and_ratios_refer_to_the_wei
     settings = f"algorithm.off_policy={{level: {level}, rule: {rule}, largest: {largest}}}"
     run = small_run("tiny_sd3/flow_grpo", tmp_path, settings, "algorithm.kl_weight=0")
     batch = draw_batch(run.prompts, 0, 4, 4, 0, share_start_noise=False)
-    earlier = run.actor.rollout(batch)
+    earlier = run.actor.sampler.rollout(batch)
     recorded = earlier.log_prob.clone()
     torch.manual_seed(0)
     with torch.no_grad():
         for weights in run.learner.parameters.values():
             weights += 0.02 * torch.randn_like(weights)
-    run.actor.rollout = lambda _: earlier
+    run.actor.sampler.rollout = lambda _: earlier
     experience = run.collect(Draw(run.actor, batch))
     assert torch.equal(earlier.log_prob, recorded)
     samples, steps = earlier.mask.nonzero().unbind(1)
