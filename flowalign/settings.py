@@ -2,7 +2,7 @@
 
 import math
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -18,6 +18,9 @@ class Section(BaseModel):
 
 def parse(section: type[BaseModel], values: Any, where: str = "") -> Any:
     """Validate values as a section, turning pydantic's report into one line for people."""
+    half = _place(values, where, lambda value: isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value))
+    if half is not None:
+        raise ConfigError(f"{half}: holds half of a surrogate pair, which is no character")
     try:
         return section.model_validate(values)
     except ValidationError as error:
@@ -42,16 +45,23 @@ def shortened(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-def not_finite(values: Any, where: str = "") -> str | None:
+def not_finite(values: Any) -> str | None:
     """The place of a number among nested settings that is infinite or none."""
-    if isinstance(values, float) and not math.isfinite(values):
-        return where
+    return _place(values, "", lambda value: isinstance(value, float) and not math.isfinite(value))
+
+
+def _place(values: Any, where: str, wrong: Callable[[Any], bool]) -> str | None:
+    """The place of the first wrong value or key among nested settings."""
     pairs: Iterable[tuple[Any, Any]] = ()
     if isinstance(values, dict):
+        if any(map(wrong, values)):
+            return where or "a key"
         pairs = values.items()
     elif isinstance(values, list | tuple):
         pairs = enumerate(values)
-    places = (not_finite(value, f"{where}.{key}" if where else str(key)) for key, value in pairs)
+    elif wrong(values):
+        return where
+    places = (_place(value, f"{where}.{key}" if where else str(key), wrong) for key, value in pairs)
     return next((place for place in places if place is not None), None)
 
 

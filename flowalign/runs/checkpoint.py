@@ -37,7 +37,13 @@ LEARNED = ("trainable", "ema", "optimizer", "value_head", "value_head_optimizer"
 def optimizer_tensors(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """An optimizer's state_dict as flat tensors ('3.exp_avg') and JSON."""
     flat = {f"{index}.{key}": value for index, values in state["state"].items() for key, value in _flat(values).items()}
-    tensors = {key: value.contiguous() for key, value in flat.items() if isinstance(value, Tensor)}
+    tensors: dict[str, Tensor] = {}
+    places = set()
+    for key, value in flat.items():
+        if isinstance(value, Tensor):
+            # quantised moments share their code book, and a file has each tensor once
+            tensors[key] = value.clone() if value.data_ptr() in places else value.contiguous()
+            places.add(value.data_ptr())
     numbers = {key: value for key, value in flat.items() if key not in tensors}
     return tensors, {"param_groups": state["param_groups"], "numbers": numbers}
 

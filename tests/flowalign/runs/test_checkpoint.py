@@ -197,3 +197,12 @@ def test_a_folder_is_trained_in_by_one_process_at_a_time(tmp_path: Path) -> None
         pass
     with locked(tmp_path / "run"):
         pass
+
+
+def test_moments_that_share_their_code_book_are_each_written() -> None:
+    """As bitsandbytes' of 8 bits do on a CPU; safetensors writes no tensor twice."""
+    book = torch.rand(256)
+    moments = {"state": {i: {"state1": torch.zeros(4), "qmap1": book} for i in range(2)}, "param_groups": []}
+    tensors, rest = optimizer_tensors(moments)
+    assert len({value.data_ptr() for value in tensors.values()}) == 4
+    assert torch.equal(optimizer_state(tensors, rest)["state"][1]["qmap1"], book)
