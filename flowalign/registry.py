@@ -1,4 +1,4 @@
-"""Names in configurations to code. Imports happen when a name is used; a dotted path needs no registration."""
+"""Names in configurations to code: a class of a folder is known by its `name`. Imports happen when a name is used."""
 
 import ast
 import contextlib
@@ -15,102 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from flowalign.errors import ConfigError, FlowalignError, nearest
 
-ALGORITHMS = {
-    "flow_grpo": "flowalign.algorithms.trajectory.flow_grpo:FlowGRPO",
-    "flow_grpo_fast": "flowalign.algorithms.trajectory.flow_grpo_fast:FlowGRPOFast",
-    "dance_grpo": "flowalign.algorithms.trajectory.dance_grpo:DanceGRPO",
-    "mix_grpo": "flowalign.algorithms.trajectory.mix_grpo:MixGRPO",
-    "dense_grpo": "flowalign.algorithms.trajectory.dense_grpo:DenseGRPO",
-    "tp_grpo": "flowalign.algorithms.trajectory.tp_grpo:TPGRPO",
-    "pref_grpo": "flowalign.algorithms.trajectory.pref_grpo:PrefGRPO",
-    "g2rpo": "flowalign.algorithms.trajectory.g2rpo:G2RPO",
-    "tempflow_grpo": "flowalign.algorithms.trajectory.tempflow_grpo:TempFlowGRPO",
-    "branch_grpo": "flowalign.algorithms.trajectory.branch_grpo:BranchGRPO",
-    "hicogen": "flowalign.algorithms.trajectory.hicogen:HiCoGen",
-    "grpo_guard": "flowalign.algorithms.trajectory.grpo_guard:GRPOGuard",
-    "flow_dppo": "flowalign.algorithms.trajectory.flow_dppo:FlowDPPO",
-    "reinflow": "flowalign.algorithms.trajectory.reinflow:ReinFlow",
-    "d3po": "flowalign.algorithms.trajectory.d3po:D3PO",
-    "spo": "flowalign.algorithms.trajectory.spo:SPO",
-    "prdp": "flowalign.algorithms.trajectory.prdp:PRDP",
-    "dsrl": "flowalign.algorithms.trajectory.dsrl:DSRL",
-    "grpo": "flowalign.algorithms.text.grpo:GRPO",
-    "kdrl": "flowalign.algorithms.text.kdrl:KDRL",
-    "g_opd": "flowalign.algorithms.text.g_opd:GOPD",
-    "chord": "flowalign.algorithms.text.chord:CHORD",
-    "relift": "flowalign.algorithms.text.relift:ReLIFT",
-    "visurf": "flowalign.algorithms.text.visurf:ViSurf",
-    "prefix_rft": "flowalign.algorithms.text.prefix_rft:PrefixRFT",
-    "aepo": "flowalign.algorithms.text.aepo:AEPO",
-    "nft": "flowalign.algorithms.matching.nft:NFT",
-    "awm": "flowalign.algorithms.matching.awm:AWM",
-    "dgpo": "flowalign.algorithms.matching.dgpo:DGPO",
-    "crd": "flowalign.algorithms.matching.crd:CRD",
-    "rwr": "flowalign.algorithms.matching.rwr:RWR",
-    "raft": "flowalign.algorithms.matching.raft:RAFT",
-    "online_dpo": "flowalign.algorithms.matching.online_dpo:OnlineDPO",
-    "opd": "flowalign.algorithms.matching.opd:OPD",
-    "dmd2": "flowalign.algorithms.matching.dmd2:DMD2",
-    "tdm": "flowalign.algorithms.matching.tdm:TDM",
-    "tdm_r1": "flowalign.algorithms.matching.tdm_r1:TDMR1",
-    "dpo": "flowalign.algorithms.matching.dpo:DPO",
-    "sdpo": "flowalign.algorithms.matching.sdpo:SDPO",
-    "mapo": "flowalign.algorithms.matching.mapo:MaPO",
-    "inpo": "flowalign.algorithms.matching.inpo:InPO",
-    "kto": "flowalign.algorithms.matching.kto:KTO",
-    "sft": "flowalign.algorithms.matching.sft:SFT",
-    "rpo": "flowalign.algorithms.matching.rpo:RPO",
-    "seppo": "flowalign.algorithms.matching.seppo:SePPO",
-    "dragon": "flowalign.algorithms.matching.dragon:DRAGON",
-    "soar": "flowalign.algorithms.matching.soar:SOAR",
-    "srum": "flowalign.algorithms.matching.srum:SRUM",
-    "refl": "flowalign.algorithms.direct.refl:ReFL",
-    "draft": "flowalign.algorithms.direct.draft:DRaFT",
-    "draft_plus": "flowalign.algorithms.direct.draft_plus:DRaFTPlus",
-    "alignprop": "flowalign.algorithms.direct.alignprop:AlignProp",
-    "leap_align": "flowalign.algorithms.direct.leap_align:LeapAlign",
-    "srpo": "flowalign.algorithms.direct.srpo:SRPO",
-    "r0": "flowalign.algorithms.direct.r0:R0",
-    "instruct_video": "flowalign.algorithms.direct.instruct_video:InstructVideo",
-    "reward_dance_refl": "flowalign.algorithms.direct.reward_dance_refl:RewardDanceReFL",
-    "one_reward": "flowalign.algorithms.direct.one_reward:OneReward",
-    "hypernoise": "flowalign.algorithms.direct.hypernoise:HyperNoise",
-    "adjoint_matching": "flowalign.algorithms.direct.adjoint_matching:AdjointMatching",
-}
-REWARDS = {
-    "shapes": "rewards.shapes.reward:ShapesReward",
-    "shapes_mass": "rewards.shapes.mass:ShapesMass",
-    "tiny_clip": "rewards.shapes.clip:TinyCLIP",
-    "clip_score": "rewards.clip:CLIPScore",
-    "pick_score": "rewards.clip:PickScore",
-    "hpsv2": "rewards.clip:HPSv2",
-    "hpsv3": "rewards.hpsv3:HPSv3",
-    "hpsv3_plus": "rewards.hpsv3:HPSv3Plus",
-    "edit_reward": "rewards.edit_reward:EditReward",
-    "video_reward": "rewards.video_reward:VideoReward",
-    "goal_baseline": "rewards.clip:GoalBaseline",
-    "clip_i": "rewards.clip:CLIPImage",
-    "lambda_harmonic": "rewards.clip:LambdaHarmonic",
-    "aesthetic": "rewards.aesthetic:Aesthetic",
-    "aesthetic_v25": "rewards.aesthetic:AestheticV25",
-    "clip_t5": "rewards.clip_t5:ClipT5Score",
-    "dina": "rewards.latent:DiNa",
-    "face_identity": "rewards.face:FaceIdentity",
-    "clap": "rewards.sound:CLAP",
-    "imagebind": "rewards.imagebind:ImageBind",
-    "q_align": "rewards.rated:QAlign",
-    "deqa": "rewards.rated:DeQA",
-    "image_reward": "rewards.image_reward:ImageReward",
-    "pisces": "rewards.transport:PISCES",
-    "relations": "rewards.relations:RelationsReward",
-    "spelling": "rewards.spelling:SpellingReward",
-    "ocr": "rewards.rules:OCR",
-    "jpeg_size": "rewards.rules:JPEGSize",
-    "image_statistic": "rewards.rules:ImageStatistic",
-    "detection": "rewards.detection:Detection",
-    "group_diversity": "rewards.rules:GroupDiversity",
-    "frechet_distance": "rewards.sets:FrechetDistance",
-    "vendi": "rewards.sets:Vendi",
+NAMED_BY_THEIR_PARTS = {
     "weighted_sum": "rewards.compose:WeightedSum",
     "normalized": "rewards.compose:Normalized",
     "product": "rewards.compose:Product",
@@ -131,131 +36,68 @@ REWARDS = {
     "vlm_regions": "rewards.judges.regions:RegionJudge",
     "vlm_pairwise": "rewards.judges.reward:PairwiseJudgeReward",
     "remote": "rewards.remote:RemoteReward",
-    "exact_match": "rewards.text.verifiers:ExactMatch",
-    "maths": "rewards.text.verifiers:Maths",
-    "multiple_choice": "rewards.text.verifiers:MultipleChoice",
-    "text_format": "rewards.text.shape:TextFormat",
-    "soft_length": "rewards.text.shape:SoftLength",
     "length_switch": "rewards.text.shape:LengthSwitch",
-    "majority": "rewards.text.shape:Majority",
-    "rlpr": "rewards.text.likelihood:RLPR",
-    "self_aligned": "rewards.text.likelihood:SelfAligned",
-    "self_certainty": "rewards.text.likelihood:SelfCertainty",
-    "implicit_prm": "rewards.text.steps:ImplicitPRM",
     "information_gain": "rewards.text.steps:InformationGain",
-    "path_faithfulness": "rewards.text.steps:PathFaithfulness",
     "clip_bound": "rewards.text.steps:ClipBound",
     "delta_bound": "rewards.text.steps:DeltaBound",
     "gated": "rewards.text.steps:Gated",
     "trust_weighted": "rewards.text.steps:TrustWeighted",
     "text_judge": "rewards.judges.reward:JudgeReward",
     "text_pairwise": "rewards.judges.reward:PairwiseJudgeReward",
-    "listener": "rewards.judges.listener:Listener",
-    "thought_prm": "rewards.judges.thoughts:ThoughtPRM",
-    "environment": "rewards.text.turns:EnvironmentReward",
     "compared": "rewards.pairwise:Compared",
     "picture": "flowalign.policies.rendering:Rendered",
     "votes": "flowalign.reward_training.live:LiveVotes",
 }
-SELECTIONS = {
-    "shuffled": "flowalign.data.selection.shuffled:Shuffled",
-    "together": "flowalign.data.selection.together:Together",
-    "shares": "flowalign.data.selection.shares:Shares",
-    "mopps": "flowalign.data.selection.mopps:MoPPS",
-    "sec": "flowalign.data.selection.sec:SEC",
-}
-SEARCHES = {
-    "best_of_n": "flowalign.search.best_of_n:BestOfN",
-    "fk_steering": "flowalign.search.fk_steering:FKSteering",
-    "beam": "flowalign.search.beam:Beam",
-    "evosearch": "flowalign.search.evosearch:EvoSearch",
-    "ttsnap": "flowalign.search.ttsnap:TTSnap",
-    "dno": "flowalign.search.dno:DNO",
-    "reno": "flowalign.search.reno:ReNO",
-    "das": "flowalign.search.das:DAS",
-    "nrg": "flowalign.search.nrg:NRG",
-    "chain": "flowalign.search.chain:Chain",
-}
-SUITES = {
-    "shapes": "flowalign.evaluation.benchmarks.worlds:Shapes",
-    "relations": "flowalign.evaluation.benchmarks.worlds:Relations",
-    "spelling": "flowalign.evaluation.benchmarks.worlds:Spelling",
-    "geneval": "flowalign.evaluation.benchmarks.geneval:GenEval",
-    "ocr": "flowalign.evaluation.benchmarks.ocr:Words",
-    "geneval2": "flowalign.evaluation.benchmarks.geneval2:GenEval2",
-    "dpg": "flowalign.evaluation.benchmarks.dpg:DPGBench",
-    "t2i_compbench": "flowalign.evaluation.benchmarks.t2i_compbench:T2ICompBench",
-    "unigenbench": "flowalign.evaluation.benchmarks.unigenbench:UniGenBench",
-    "drawbench": "flowalign.evaluation.benchmarks.preference:DrawBench",
-    "parti": "flowalign.evaluation.benchmarks.preference:PartiPrompts",
-    "dreambench": "flowalign.evaluation.benchmarks.dreambench:DreamBench",
-    "vbench": "flowalign.evaluation.benchmarks.vbench:VBench",
-}
-ENVIRONMENTS = {"higher_lower": "flowalign.policies.environments.higher_lower:HigherLower"}
-MODELS = {
-    "sd3": "flowalign.policies.diffusion.families.sd3:SD3",
-    "sd3_inpaint": "flowalign.policies.diffusion.families.inpaint:SD3Inpaint",
-    "flux": "flowalign.policies.diffusion.families.flux:Flux",
-    "flux_kontext": "flowalign.policies.diffusion.families.flux:FluxKontext",
-    "flux_fill": "flowalign.policies.diffusion.families.flux:FluxFill",
-    "flux_control": "flowalign.policies.diffusion.families.flux:FluxControl",
-    "flux2": "flowalign.policies.diffusion.families.flux2:Flux2",
-    "flux2_klein": "flowalign.policies.diffusion.families.flux2:Flux2Klein",
-    "qwen_image": "flowalign.policies.diffusion.families.qwen_image:QwenImage",
-    "qwen_image_edit": "flowalign.policies.diffusion.families.qwen_image:QwenImageEdit",
-    "qwen_image_edit_plus": "flowalign.policies.diffusion.families.qwen_image:QwenImageEditPlus",
-    "qwen_image21": "flowalign.policies.diffusion.families.qwen_image:QwenImage21",
-    "z_image": "flowalign.policies.diffusion.families.z_image:ZImage",
-    "chroma": "flowalign.policies.diffusion.families.chroma:Chroma",
-    "lumina2": "flowalign.policies.diffusion.families.lumina2:Lumina2",
-    "sana": "flowalign.policies.diffusion.families.sana:Sana",
-    "wan": "flowalign.policies.diffusion.families.wan:Wan",
-    "wan_i2v": "flowalign.policies.diffusion.families.wan:WanImageToVideo",
-    "ltx": "flowalign.policies.diffusion.families.ltx:LTX",
-    "ltx_i2v": "flowalign.policies.diffusion.families.ltx:LTXImageToVideo",
-    "ltx2": "flowalign.policies.diffusion.families.ltx2:LTX2",
-    "ltx2_i2v": "flowalign.policies.diffusion.families.ltx2:LTX2ImageToVideo",
-    "hunyuan_image": "flowalign.policies.diffusion.families.hunyuan:HunyuanImage",
-    "hunyuan_video": "flowalign.policies.diffusion.families.hunyuan:HunyuanVideo",
-    "hunyuan_video15": "flowalign.policies.diffusion.families.hunyuan:HunyuanVideo15",
-    "hunyuan_video15_i2v": "flowalign.policies.diffusion.families.hunyuan:HunyuanVideo15ImageToVideo",
-    "kandinsky5_image": "flowalign.policies.diffusion.families.kandinsky5:Kandinsky5Image",
-    "kandinsky5_edit": "flowalign.policies.diffusion.families.kandinsky5:Kandinsky5ImageEdit",
-    "kandinsky5_video": "flowalign.policies.diffusion.families.kandinsky5:Kandinsky5Video",
-    "kandinsky5_i2v": "flowalign.policies.diffusion.families.kandinsky5:Kandinsky5ImageToVideo",
-    "cogview4": "flowalign.policies.diffusion.families.cogview4:CogView4",
-    "stable_diffusion": "flowalign.policies.diffusion.families.stable_diffusion:StableDiffusion",
-    "stable_diffusion_inpaint": "flowalign.policies.diffusion.families.inpaint:StableDiffusionInpaint",
-    "sdxl": "flowalign.policies.diffusion.families.stable_diffusion:SDXL",
-    "sdxl_inpaint": "flowalign.policies.diffusion.families.inpaint:SDXLInpaint",
-}
+"""rewards whose own name says what they are made of, e.g. win_rate(shapes), and those that stand in other folders"""
 
-TABLES: dict[str, dict[str, str] | str] = {
-    "algorithms": ALGORITHMS,
+TABLES = {
+    "algorithms": "flowalign.algorithms",
     "kernels": "samplers.kernels:KERNELS",
     "plans": "samplers.plans:PLANS",
-    "rewards": REWARDS,
-    "models": MODELS,
+    "rewards": "rewards",
+    "models": "flowalign.policies.diffusion.families",
     "advantages": "flowalign.core.advantages:ADVANTAGES",
     "losses": "flowalign.core.losses:LOSSES",
     "levels": "flowalign.algorithms.matching.levels:LEVELS",
     "caches": "flowalign.policies.diffusion.caching:CACHES",
-    "selections": SELECTIONS,
-    "environments": ENVIRONMENTS,
-    "searches": SEARCHES,
-    "suites": SUITES,
+    "selections": "flowalign.data.selection",
+    "environments": "flowalign.policies.environments",
+    "searches": "flowalign.search",
+    "suites": "flowalign.evaluation.benchmarks",
 }
-"""names to paths, or the path of a table that stands with what it names"""
+"""the folder whose classes have a `name`, or the path of a table that stands with what it names"""
 
 
 GIVEN = "python:"
 """what a name begins with that stands for an object handed over in Python, which cannot be built again"""
 
 
-def names(table: str) -> Mapping[str, Any]:
+def names(table: str) -> dict[str, Any]:
     """The names of a table, each with its path or with what it stands for."""
-    entries = TABLES[table]
-    return _imported(entries) if isinstance(entries, str) else entries
+    source = TABLES[table]
+    return _imported(source) if ":" in source else _in_folder(source)
+
+
+NAMED_CLASS = re.compile(r'^(?:class (\w+)|def |@)|^    name = "(\w+)"', re.MULTILINE)
+
+
+@functools.cache
+def _in_folder(package: str) -> dict[str, str]:
+    """Paths of the classes of a folder whose body says `name = "..."`, read from their files without importing them."""
+    found: dict[str, str] = dict(NAMED_BY_THEIR_PARTS) if package == "rewards" else {}
+    root = Path(__file__).parents[1]
+    for file in sorted(root.joinpath(*package.split(".")).rglob("*.py")):
+        owner = None
+        for match in NAMED_CLASS.finditer(file.read_text(encoding="utf-8")):
+            name = match[2]
+            if name is None:
+                owner = match[1]
+            elif owner is not None:
+                path = f"{'.'.join(file.relative_to(root).with_suffix('').parts)}:{owner}"
+                if name in found:
+                    raise ConfigError(f"two classes are called '{name}': {found[name]} and {path}; rename one")
+                found[name] = path
+    return found
 
 
 def _imported(path: str) -> Any:
@@ -336,16 +178,16 @@ def described(table: str, name: str) -> str:
 
 def listed(table: str) -> dict[str, str]:
     """The paths of a table's names, without importing what they stand for."""
-    entries = TABLES[table]
-    if not isinstance(entries, str):
-        return entries
-    module, _, attribute = entries.partition(":")
+    source = TABLES[table]
+    if ":" not in source:
+        return _in_folder(source)
+    module, _, attribute = source.partition(":")
     for part in _source(module).body:
         if isinstance(part, ast.AnnAssign) and ast.unparse(part.target) == attribute:
             assert isinstance(part.value, ast.Dict)
             pairs = zip(part.value.keys, part.value.values, strict=True)
             return {ast.literal_eval(key): f"{module}:{ast.unparse(value)}" for key, value in pairs if key is not None}
-    raise KeyError(entries)
+    raise KeyError(source)
 
 
 @functools.cache

@@ -27,7 +27,7 @@ class SetScore:
         model: a CLIP of transformers, whose embeddings of the pictures are looked at; default none: thumbnails.
     """
 
-    name = "set"
+    name: str
     spec = Spec(frozenset({"image"}), kind="set")
 
     def __init__(self, model: str | None = None, batch_size: int = 32, device: str = "auto") -> None:

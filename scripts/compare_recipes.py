@@ -94,7 +94,7 @@ def settings_of(config: BaseConfig) -> dict[str, Any]:
 def _usual_targets(path: str) -> list[str]:
     """Where a LoRA goes by default in a model of this name."""
     pipeline = PIPELINES[tiny_name(path)].pipeline
-    families = (registry.resolve("models", name) for name in registry.MODELS)
+    families = (registry.resolve("models", name) for name in registry.names("models"))
     return list(next(family for family in families if pipeline in family.pipelines).lora_targets)
 
 

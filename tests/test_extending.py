@@ -122,11 +122,11 @@ def test_an_example_is_trained_with(module: ModuleType, plain: Metrics, tmp_path
 
 @pytest.mark.parametrize("module", ["my_sd3"], indirect=True)
 def test_a_family_of_ones_own_is_trained(module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    line = re.search(r'`registry.MODELS\["(\w+)"\] = "([\w.]+)"`', PAGE)
+    line = re.search(r'`registry.names\("models"\)\["(\w+)"\] = "([\w.]+)"`', PAGE)
     assert line is not None
     names: dict[str, Any] = {"pipe": load_pipeline(ASSETS / "tiny_sd3", torch.float32)}
     exec(EXAMPLES["my_sd3"][1], names)
-    monkeypatch.setitem(registry.MODELS, *line.groups())
+    monkeypatch.setitem(registry.names("models"), *line.groups())
     policy = DiffusersPolicy(names["pipe"], encode_options={"max_sequence_length": 0})
     _, metrics = train(tmp_path, policy=policy)
     assert type(policy.family) is module.MySD3

@@ -17,6 +17,7 @@ class Beam:
         kernel, eta: of the steps, which need noise to be different.
     """
 
+    name = "beam"
     width: int | None = None
     children: int = 4
     kernel: str = "cps"

@@ -13,6 +13,7 @@ class BestOfN:
         n: samples, at least 1; default as many as the budget pays for.
     """
 
+    name = "best_of_n"
     n: int | None = None
 
     def __post_init__(self) -> None:

@@ -59,6 +59,7 @@ class Chain:
         levels: weights of the reward's parts.
     """
 
+    name = "chain"
     editor: str | None = None
     instruction: str = "Add {unit} to the picture, and keep the rest as it is."
     splitter: str | None = None

@@ -34,6 +34,7 @@ class DAS:
         kernel, eta: of the steps.
     """
 
+    name = "das"
     gradients: ClassVar[bool] = True
     particles: int | None = None
     strength: float = 100.0

@@ -52,6 +52,7 @@ class DNO:
         kernel, eta: of the steps; eta 0 walks the ODE and leaves the start noise alone to improve.
     """
 
+    name = "dno"
     iterations: int | None = None
     nearby: int = 0
     distance: float = 0.01

@@ -48,6 +48,7 @@ class EvoSearch:
         kernel, eta: of the one noisy step by which a child leaves its parent's way.
     """
 
+    name = "evosearch"
     population: int | None = None
     at: list[float] = field(default_factory=lambda: [0.0, 0.2, 0.4, 0.6])
     offspring: float = 0.5

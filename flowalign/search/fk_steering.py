@@ -66,6 +66,7 @@ class FKSteering:
         kernel, eta: of the steps, which need noise to be different.
     """
 
+    name = "fk_steering"
     particles: int | None = None
     strength: float = 10.0
     potential: Kind = "diff"

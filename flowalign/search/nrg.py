@@ -22,6 +22,7 @@ class NRG:
         strength: of the tilt exp(strength * reward); 0 samples plainly.
     """
 
+    name = "nrg"
     gradients: ClassVar[bool] = True
     n: int | None = None
     strength: float = 100.0

@@ -32,6 +32,7 @@ class ReNO:
         regularization: weight of the noise's improbability, beside the reward.
     """
 
+    name = "reno"
     gradients: ClassVar[bool] = True
     one_step: ClassVar[bool] = True
     iterations: int | None = None

@@ -22,6 +22,7 @@ class TTSnap:
         noisy: folder of a reward of noisy states, which prunes in the place of the reward that is searched for.
     """
 
+    name = "ttsnap"
     starts: int | None = None
     at: list[float] = field(default_factory=lambda: [0.2, 0.4, 0.6])
     keep: float | list[float] = 0.5

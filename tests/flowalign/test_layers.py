@@ -4,7 +4,7 @@ import ast
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from flowalign.registry import ALGORITHMS, SEARCHES
+from flowalign.registry import names
 
 ROOT = Path(__file__).parents[2]
 ROOMS = """
@@ -61,8 +61,8 @@ def test_the_core_knows_no_library_of_models():
 
 
 def test_no_file_of_a_method_is_long_and_none_imports_another():
-    methods = {path.partition(":")[0] for path in [*ALGORITHMS.values(), *SEARCHES.values()]}
-    assert len(methods) == len(ALGORITHMS) + len(SEARCHES)
+    methods = {path.partition(":")[0] for path in [*names("algorithms").values(), *names("searches").values()]}
+    assert len(methods) == len(names("algorithms")) + len(names("searches"))
     for name in methods:
         assert len(MODULES[name].read_text().splitlines()) <= 200, name
         assert not IMPORTS[name] & methods, name

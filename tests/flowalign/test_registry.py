@@ -1,6 +1,7 @@
 """Names to objects: rewards inside rewards are checked when the configuration is read, and built with it."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,3 +151,18 @@ def test_what_the_documentation_configures_is_right(name: str) -> None:
                 registry.check("rewards", entry.name, entry.settings, name)
                 seen += 1
     assert seen
+
+
+def test_a_class_of_a_folder_is_known_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "flowalign" / "algorithms" / "mine"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(registry, "__file__", str(tmp_path / "flowalign" / "registry.py"))
+    read = registry._in_folder.__wrapped__
+    text = (
+        'class Base:\n    """No name."""\n\n\nclass Mine(Base):\n    name = "mine"\n\n\ndef f():\n    name = "local"\n'
+    )
+    (folder / "mine.py").write_text(text)
+    assert read("flowalign.algorithms") == {"mine": "flowalign.algorithms.mine.mine:Mine"}
+    (folder / "other.py").write_text('class Other:\n    name = "mine"\n')
+    with pytest.raises(ConfigError, match=r"two classes are called 'mine': .*mine:Mine and .*other:Other"):
+        read("flowalign.algorithms")

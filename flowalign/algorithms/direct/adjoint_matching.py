@@ -54,6 +54,7 @@ class Experience(base.Experience):
 class AdjointMatching(base.DirectAlgorithm):
     """Adjoint matching: regression onto the reward's gradient, carried back to every step (arXiv 2409.08861)."""
 
+    name = "adjoint_matching"
     Settings = AdjointMatchingSettings
     settings: AdjointMatchingSettings
     unit = "steps"

@@ -28,6 +28,7 @@ class AlignPropSettings(DirectSettings):
 class AlignProp(DirectAlgorithm):
     """AlignProp: the reward's gradient through the steps after a random one (arXiv 2310.03739)."""
 
+    name = "alignprop"
     Settings = AlignPropSettings
     settings: AlignPropSettings
 

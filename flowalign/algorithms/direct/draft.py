@@ -25,6 +25,7 @@ class DRaFTSettings(LastStepsSettings):
 class DRaFT(LastSteps):
     """DRaFT: the reward's gradient through the last K steps (arXiv 2309.17400)."""
 
+    name = "draft"
     Settings = DRaFTSettings
     settings: DRaFTSettings
 

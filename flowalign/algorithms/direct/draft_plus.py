@@ -20,5 +20,6 @@ class DRaFTPlusSettings(LastStepsSettings):
 class DRaFTPlus(LastSteps):
     """DRaFT+: DRaFT with a penalty on the window's distance from the start weights (NeMo-Aligner)."""
 
+    name = "draft_plus"
     Settings = DRaFTPlusSettings
     settings: DRaFTPlusSettings

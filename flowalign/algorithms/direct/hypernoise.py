@@ -36,6 +36,7 @@ class HyperNoiseSettings(base.DirectSettings):
 class HyperNoise(DirectAlgorithm):
     """HyperNoise: a LoRA that moves the start noise of a generator that stays as it was (arXiv 2508.09968)."""
 
+    name = "hypernoise"
     Settings = HyperNoiseSettings
     settings: HyperNoiseSettings
     idle = "the reward does not depend on the start noise"

@@ -29,6 +29,7 @@ class InstructVideoSettings(DirectSettings):
 class InstructVideo(DirectAlgorithm):
     """InstructVideo: the reward of a sample's frames after it was noised and denoised again (arXiv 2312.12490)."""
 
+    name = "instruct_video"
     Settings = InstructVideoSettings
     settings: InstructVideoSettings
 

@@ -28,6 +28,7 @@ class LeapAlignSettings(DirectSettings):
 class LeapAlign(DirectAlgorithm):
     """LeapAlign: the reward's gradient along two leaps from any step (arXiv 2604.15311)."""
 
+    name = "leap_align"
     Settings = LeapAlignSettings
     settings: LeapAlignSettings
 

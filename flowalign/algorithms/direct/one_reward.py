@@ -29,6 +29,7 @@ class OneRewardSettings(LateStepSettings):
 class OneReward(AgainstReference):
     """OneReward: one judge told a criterion, against the reference's picture, by ReFL (arXiv 2508.21066)."""
 
+    name = "one_reward"
     Settings = OneRewardSettings
     settings: OneRewardSettings
     template = "one_reward"

@@ -22,6 +22,7 @@ class R0Settings(DirectSettings):
 class R0(DirectAlgorithm):
     """R0: the reward of the x0 predicted at any of a few steps, and nearness to the start (arXiv 2503.13070)."""
 
+    name = "r0"
     Settings = R0Settings
     settings: R0Settings
 

@@ -11,3 +11,5 @@ from flowalign.algorithms.direct.late_step import LateStep
 
 class ReFL(LateStep):
     """ReFL: the reward of the x0 that one random late step predicts (arXiv 2304.05977)."""
+
+    name = "refl"

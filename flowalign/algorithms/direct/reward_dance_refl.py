@@ -16,6 +16,7 @@ from flowalign.rollouts.pictures import DiffusionSampler
 class RewardDanceReFL(AgainstReference):
     """RewardDance: P(yes) of a judge that compares with the start weights' picture, by ReFL (arXiv 2509.08826)."""
 
+    name = "reward_dance_refl"
     template = "reward_dance_reference"
 
     @property

@@ -44,6 +44,7 @@ class SRPOSettings(DirectSettings):
 class SRPO(DirectAlgorithm):
     """SRPO: a jump between noise levels, x0 by the known noise, a reward relative to prefixes (arXiv 2509.06942)."""
 
+    name = "srpo"
     Settings = SRPOSettings
     settings: SRPOSettings
 

@@ -41,6 +41,7 @@ class AWMSettings(AdvantageSettings):
 class AWM(AdvantageMatching):
     """AWM: the sample's matching error, weighted by its advantage (arXiv 2509.25050)."""
 
+    name = "awm"
     Settings = AWMSettings
     settings: AWMSettings
     compares = frozenset({"old"})

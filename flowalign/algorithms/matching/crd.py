@@ -48,6 +48,7 @@ class CRDSettings(AdvantageSettings):
 class CRD(AdvantageMatching):
     """CRD: implicit rewards fitted to rewards, both centred in their group (arXiv 2603.14128)."""
 
+    name = "crd"
     Settings = CRDSettings
     settings: CRDSettings
     compares = frozenset({"old"})

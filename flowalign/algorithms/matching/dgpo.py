@@ -47,6 +47,7 @@ class DGPOSettings(AdvantageSettings):
 class DGPO(AdvantageMatching):
     """DGPO: whole groups as preferences, any sampler (arXiv 2510.08425)."""
 
+    name = "dgpo"
     Settings = DGPOSettings
     settings: DGPOSettings
     compares = frozenset({"old", "reference"})

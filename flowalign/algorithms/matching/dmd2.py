@@ -38,6 +38,7 @@ class DMD2Settings(DistributionSettings):
 class DMD2(DistributionMatching):
     """DMD2: a few-step generator by the difference of two scores (arXiv 2405.14867)."""
 
+    name = "dmd2"
     Settings = DMD2Settings
     settings: DMD2Settings
     experience_type = Experience

@@ -24,6 +24,7 @@ class DPOSettings(PairSettings):
 class DPO(PairMatching):
     """Diffusion-DPO: preferences between pictures, without a reward or rollouts (arXiv 2311.12908, 2501.13918)."""
 
+    name = "dpo"
     Settings = DPOSettings
     settings: DPOSettings
     compares = frozenset({"reference"})

@@ -42,6 +42,7 @@ class DRAGONSettings(OnlineSettings):
 class DRAGON(OnlineMatching):
     """DRAGON: own samples in a better and a worse set, by rewards of samples or sets (arXiv 2504.15217)."""
 
+    name = "dragon"
     Settings = DRAGONSettings
     settings: DRAGONSettings
     compares = frozenset({"reference"})

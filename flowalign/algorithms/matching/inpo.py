@@ -32,6 +32,7 @@ class InPOSettings(PairSettings):
 class InPO(PairMatching):
     """InPO: preferences at the noise that inverting the picture gives (arXiv 2503.18454)."""
 
+    name = "inpo"
     Settings = InPOSettings
     settings: InPOSettings
     compares = frozenset({"reference"})

@@ -40,6 +40,7 @@ class KTOSettings(FileSettings):
 class KTO(TargetMatching):
     """Diffusion-KTO: pictures that are each labelled good or bad, without pairs (arXiv 2404.04465)."""
 
+    name = "kto"
     Settings = KTOSettings
     settings: KTOSettings
     data = Labels

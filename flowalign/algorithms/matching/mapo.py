@@ -26,6 +26,7 @@ class MaPOSettings(PairSettings):
 class MaPO(PairMatching):
     """MaPO: preferences without a reference, by the margin of the errors' likelihoods (arXiv 2406.06424)."""
 
+    name = "mapo"
     Settings = MaPOSettings
     settings: MaPOSettings
 

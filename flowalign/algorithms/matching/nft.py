@@ -37,6 +37,7 @@ class NFTSettings(AdvantageSettings):
 class NFT(AdvantageMatching):
     """DiffusionNFT: good and bad samples on the forward process, any sampler (arXiv 2509.16117)."""
 
+    name = "nft"
     Settings = NFTSettings
     settings: NFTSettings
     compares = frozenset({"old"})

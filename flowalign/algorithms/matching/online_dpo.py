@@ -33,6 +33,7 @@ class OnlineDPOSettings(OnlineSettings):
 class OnlineDPO(OnlineMatching):
     """Diffusion-DPO on the best and the worst own sample of each group (arXiv 2311.12908, 2501.13918)."""
 
+    name = "online_dpo"
     Settings = OnlineDPOSettings
     settings: OnlineDPOSettings
     has_advantages = True

@@ -61,6 +61,7 @@ class Experience(base.Experience):
 class OPD(OnlineMatching):
     """On-policy distillation from one or several teachers, at the student's own states (arXiv 2605.15055)."""
 
+    name = "opd"
     Settings = OPDSettings
     settings: OPDSettings
     searches = False

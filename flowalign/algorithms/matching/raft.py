@@ -22,6 +22,7 @@ class RAFTSettings(OnlineSettings):
 class RAFT(OnlineMatching):
     """RAFT: fine-tuning on the best own samples (arXiv 2304.06767)."""
 
+    name = "raft"
     Settings = RAFTSettings
     settings: RAFTSettings
 

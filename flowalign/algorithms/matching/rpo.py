@@ -35,6 +35,7 @@ class RPOSettings(PairSettings):
 class RPO(PairMatching):
     """RPO: pictures of a subject against samples, labelled by a reward such as lambda_harmonic (arXiv 2407.12164)."""
 
+    name = "rpo"
     Settings = RPOSettings
     settings: RPOSettings
     compares = frozenset({"reference"})

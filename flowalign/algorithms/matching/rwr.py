@@ -29,6 +29,7 @@ class RWRSettings(OnlineSettings):
 class RWR(OnlineMatching):
     """Reward-weighted flow matching on own samples (arXiv 2502.06061, 2501.13918)."""
 
+    name = "rwr"
     Settings = RWRSettings
     settings: RWRSettings
     only_advantages = True

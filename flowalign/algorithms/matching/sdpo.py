@@ -37,6 +37,7 @@ class SDPOSettings(PairSettings):
 class SDPO(PairMatching):
     """Diffusion-SDPO: the rejected picture's gradient is limited so that the chosen one's error falls (2511.03317)."""
 
+    name = "sdpo"
     Settings = SDPOSettings
     settings: SDPOSettings
     compares = frozenset({"reference"})

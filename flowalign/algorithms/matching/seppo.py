@@ -37,6 +37,7 @@ class SePPOSettings(PairSettings):
 class SePPO(PairMatching):
     """SePPO: pictures of the data against samples of an earlier self, after the abstract (arXiv 2410.05255)."""
 
+    name = "seppo"
     Settings = SePPOSettings
     settings: SePPOSettings
     compares = frozenset({"old"})

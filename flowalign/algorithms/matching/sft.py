@@ -14,5 +14,7 @@ from flowalign.algorithms.matching.targets import TargetMatching
 class SFT(TargetMatching):
     """Supervised fine-tuning on pictures or videos of the data, as the model was trained."""
 
+    name = "sft"
+
     def loss(self, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
         return points.error, {}

@@ -41,6 +41,7 @@ class SOARSettings(FileSettings):
 class SOAR(TargetMatching):
     """SOAR: fine-tuning on pictures, and the way back from the model's own mistakes (arXiv 2604.12617)."""
 
+    name = "soar"
     Settings = SOARSettings
     settings: SOARSettings
 

@@ -39,6 +39,7 @@ class Experience(base.Experience):
 class SRUM(TargetMatching):
     """SRUM: own pictures with a reward for every region, from a judge that returns boxes (arXiv 2510.12784)."""
 
+    name = "srum"
     Settings = SRUMSettings
     settings: SRUMSettings
     data = Judged

@@ -5,3 +5,5 @@ from flowalign.algorithms.matching.along_ode import AlongODE
 
 class TDM(AlongODE):
     """TDM: distribution matching at every step of a few-step trajectory (arXiv 2503.06674)."""
+
+    name = "tdm"

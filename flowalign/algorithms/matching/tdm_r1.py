@@ -52,6 +52,7 @@ class Experience(distribution.Experience):
 class TDMR1(AlongODE):
     """TDM-R1: a few-step generator, its score and a surrogate of the reward (arXiv 2603.07700)."""
 
+    name = "tdm_r1"
     Settings = TDMR1Settings
     settings: TDMR1Settings
     experience_type = Experience

@@ -39,6 +39,7 @@ class AEPOSettings(language.LanguageSettings):
 class AEPO(Imitating):
     """AEPO: right texts of another temperature are imitated to hold the entropy at a target (arXiv 2510.08141)."""
 
+    name = "aepo"
     Settings = AEPOSettings
     settings: AEPOSettings
 

@@ -43,6 +43,7 @@ class CHORDSettings(language.LanguageSettings):
 class CHORD(Imitating):
     """CHORD: imitation of demonstrations mixed into GRPO with a weight that changes (arXiv 2508.11408)."""
 
+    name = "chord"
     Settings = CHORDSettings
     settings: CHORDSettings
     takes_turns = False

@@ -30,6 +30,7 @@ class GOPDSettings(language.LanguageSettings):
 class GOPD(language.LanguageAlgorithm):
     """G-OPD: every token is rewarded by how much more probable a teacher finds it (arXiv 2602.12125)."""
 
+    name = "g_opd"
     Settings = GOPDSettings
     settings: GOPDSettings
     teacher: Teacher | None = None

@@ -11,3 +11,5 @@ from flowalign.algorithms.text.base import LanguageAlgorithm
 
 class GRPO(LanguageAlgorithm):
     """GRPO on a language model's tokens, its advantage, loss and aggregation by name (arXiv 2402.03300)."""
+
+    name = "grpo"

@@ -37,6 +37,7 @@ class KDRLSettings(language.LanguageSettings):
 class KDRL(language.LanguageAlgorithm):
     """KDRL: GRPO with the divergence from a teacher in its loss (arXiv 2506.02208)."""
 
+    name = "kdrl"
     Settings = KDRLSettings
     settings: KDRLSettings
     teacher: Teacher | None = None

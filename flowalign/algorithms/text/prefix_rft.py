@@ -41,6 +41,7 @@ class PrefixRFTSettings(language.LanguageSettings):
 class PrefixRFT(language.LanguageAlgorithm):
     """Prefix-RFT: each group's last member continues a demonstration; `reward/mean` counts it (arXiv 2507.01679)."""
 
+    name = "prefix_rft"
     Settings = PrefixRFTSettings
     settings: PrefixRFTSettings
     takes_turns = False

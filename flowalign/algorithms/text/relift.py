@@ -29,6 +29,7 @@ class ReLIFTSettings(language.LanguageSettings):
 class ReLIFT(Imitating):
     """ReLIFT: demonstrations of the prompts that no text of the group solves (arXiv 2506.07527)."""
 
+    name = "relift"
     Settings = ReLIFTSettings
     settings: ReLIFTSettings
     takes_turns = False

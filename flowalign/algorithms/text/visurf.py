@@ -28,6 +28,7 @@ class ViSurfSettings(language.LanguageSettings):
 class ViSurf(language.LanguageAlgorithm):
     """ViSurf: each group's last member is a demonstration; `reward/mean` counts it (arXiv 2510.10606)."""
 
+    name = "visurf"
     Settings = ViSurfSettings
     settings: ViSurfSettings
     takes_turns = False

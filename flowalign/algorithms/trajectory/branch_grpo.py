@@ -64,6 +64,7 @@ class BranchGRPOSettings(trajectory.PolicySettings):
 class BranchGRPO(TrajectoryAlgorithm):
     """BranchGRPO: tree rollouts, leaf rewards backed up to the branches (arXiv 2509.06040)."""
 
+    name = "branch_grpo"
     Settings = BranchGRPOSettings
     settings: BranchGRPOSettings
     fields = frozenset()

@@ -14,3 +14,5 @@ from flowalign.algorithms.trajectory.step_pairs import StepPairs
 
 class D3PO(StepPairs):
     """D3PO: at every step, the best picture of a group is preferred to its worst (arXiv 2311.13231)."""
+
+    name = "d3po"

@@ -26,6 +26,7 @@ class DanceGRPOSettings(trajectory.PolicySettings):
 class DanceGRPO(TrajectoryAlgorithm):
     """DanceGRPO: constant-diffusion SDE, best and worst members, a random share of steps (arXiv 2505.07818)."""
 
+    name = "dance_grpo"
     Settings = DanceGRPOSettings
     settings: DanceGRPOSettings
 

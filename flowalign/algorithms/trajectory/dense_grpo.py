@@ -28,6 +28,7 @@ class DenseGRPOSettings(trajectory.PolicySettings):
 class DenseGRPO(TrajectoryAlgorithm):
     """DenseGRPO: each step earns what it added to the completed picture's reward (arXiv 2601.20218)."""
 
+    name = "dense_grpo"
     Settings = DenseGRPOSettings
     settings: DenseGRPOSettings
     fields = frozenset()

@@ -41,6 +41,7 @@ class DSRLSettings(PolicyGradientSettings):
 class DSRL(PolicyGradient):
     """DSRL: a small policy over the start noise of a generator that stays as it is (arXiv 2506.15799)."""
 
+    name = "dsrl"
     Settings = DSRLSettings
     settings: DSRLSettings
     unit = "start noises"

@@ -24,6 +24,7 @@ class FlowDPPOSettings(trajectory.PolicySettings):
 class FlowDPPO(TrajectoryAlgorithm):
     """Flow-DPPO: actions that moved too far are dropped by their divergence, nothing is clipped (arXiv 2606.11025)."""
 
+    name = "flow_dppo"
     Settings = FlowDPPOSettings
     settings: FlowDPPOSettings
 

@@ -13,3 +13,5 @@ from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 
 class FlowGRPO(TrajectoryAlgorithm):
     """Flow-GRPO: one reward a trajectory, clipped policy gradient on every SDE step (arXiv 2505.05470)."""
+
+    name = "flow_grpo"

@@ -17,4 +17,5 @@ from samplers import Random, Window
 class FlowGRPOFast(TrajectoryAlgorithm):
     """Flow-GRPO-Fast: a random early window of one to three stochastic steps."""
 
+    name = "flow_grpo_fast"
     plan = (Window | Random, "{name: window, size: 2, order: random}")

@@ -36,6 +36,7 @@ class G2RPOSettings(trajectory.PolicySettings):
 class G2RPO(TrajectoryAlgorithm):
     """G2RPO: branches of one stochastic step, advantages summed over granularities (arXiv 2510.01982)."""
 
+    name = "g2rpo"
     Settings = G2RPOSettings
     settings: G2RPOSettings
     plan = SINGLE

@@ -21,4 +21,5 @@ class GRPOGuardSettings(trajectory.PolicySettings):
 class GRPOGuard(TrajectoryAlgorithm):
     """GRPO-Guard: normalised ratios and evened-out step gradients against over-optimisation (arXiv 2510.22319)."""
 
+    name = "grpo_guard"
     Settings = GRPOGuardSettings

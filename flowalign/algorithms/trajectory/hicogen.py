@@ -27,6 +27,7 @@ class HiCoGenSettings(trajectory.PolicySettings):
 class HiCoGen(TrajectoryAlgorithm):
     """HiCoGen: global, subject and relation rewards of one picture, noise that decays (arXiv 2511.19965)."""
 
+    name = "hicogen"
     Settings = HiCoGenSettings
     settings: HiCoGenSettings
     fields = frozenset()

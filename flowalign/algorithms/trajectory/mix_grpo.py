@@ -31,6 +31,7 @@ class MixGRPOSettings(trajectory.PolicySettings):
 class MixGRPO(TrajectoryAlgorithm):
     """MixGRPO: a window of stochastic steps that slides over the schedule (arXiv 2507.21802)."""
 
+    name = "mix_grpo"
     Settings = MixGRPOSettings
     settings: MixGRPOSettings
     plan = (Window, "{name: window, size: 4, order: progressive, every: 25}")

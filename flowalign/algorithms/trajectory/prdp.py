@@ -35,6 +35,7 @@ class PRDPSettings(step_pairs.StepPairSettings):
 class PRDP(StepPairs):
     """PRDP, after its abstract: regress reward differences from the log-ratios of trajectories (arXiv 2402.08714)."""
 
+    name = "prdp"
     Settings = PRDPSettings
     settings: PRDPSettings
     unit = "pairs"

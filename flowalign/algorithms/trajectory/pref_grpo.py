@@ -42,6 +42,7 @@ class PrefGRPOSettings(trajectory.PolicySettings):
 class PrefGRPO(TrajectoryAlgorithm):
     """Pref-GRPO: the reward is the win rate in pairwise comparisons within the group (arXiv 2508.20751)."""
 
+    name = "pref_grpo"
     Settings = PrefGRPOSettings
     settings: PrefGRPOSettings
     judge: PairwiseReward | None = None

@@ -34,6 +34,7 @@ class ReinFlowSettings(trajectory.PolicySettings):
 class ReinFlow(TrajectoryAlgorithm):
     """ReinFlow: the noise of each step is learned with the policy (arXiv 2505.22094)."""
 
+    name = "reinflow"
     Settings = ReinFlowSettings
     settings: ReinFlowSettings
     noise = "own"

@@ -51,6 +51,7 @@ class SPOSettings(step_pairs.StepPairSettings):
 class SPO(StepPairs):
     """SPO: at every state the best of several next states is preferred to the worst (arXiv 2406.04314)."""
 
+    name = "spo"
     Settings = SPOSettings
     settings: SPOSettings
     # whether a group can teach does not show in the rewards of its last branches

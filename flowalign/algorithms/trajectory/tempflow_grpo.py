@@ -21,6 +21,7 @@ from samplers import step_std
 class TempFlowGRPO(TrajectoryAlgorithm):
     """TempFlow-GRPO: single-step branches at every step, weighted by their noise (arXiv 2508.04324)."""
 
+    name = "tempflow_grpo"
     plan = SINGLE
 
     def branches(self, config: Config) -> int:

@@ -28,6 +28,7 @@ class TPGRPOSettings(trajectory.PolicySettings):
 class TPGRPO(TrajectoryAlgorithm):
     """TP-GRPO: dense rewards in which turning points get their aggregated effect (arXiv 2602.06422)."""
 
+    name = "tp_grpo"
     Settings = TPGRPOSettings
     settings: TPGRPOSettings
     fields = frozenset()

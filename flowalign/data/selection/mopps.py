@@ -21,6 +21,8 @@ class MoPPS:
         members: how many observations one group's success rate counts as.
     """
 
+    name = "mopps"
+
     def __init__(self, target: float = 0.5, candidates: int = 4, memory: float = 0.5, members: int = 8) -> None:
         if not (0 <= target <= 1 and 0 < memory <= 1 and candidates >= 1 and members >= 1):
             raise ValueError("mopps: target in [0, 1], memory in (0, 1], candidates and members at least 1")

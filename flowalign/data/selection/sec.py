@@ -20,6 +20,8 @@ class SEC:
         temperature: of the softmax.
     """
 
+    name = "sec"
+
     def __init__(self, key: str = "category", rate: float = 0.5, temperature: float = 1.0) -> None:
         if not (0 < rate <= 1 and temperature > 0):
             raise ValueError("sec: rate in (0, 1] and temperature above 0")

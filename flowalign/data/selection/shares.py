@@ -18,6 +18,8 @@ class Shares:
         shares: of each task, relative to the others; prompts of a task that is not named are not trained on.
     """
 
+    name = "shares"
+
     def __init__(self, by: str, shares: Mapping[str, float]) -> None:
         if not shares or min(shares.values()) <= 0:
             raise ValueError("shares: give each task a share above 0")

@@ -10,6 +10,8 @@ from flowalign.data.batches import shuffled
 class Shuffled:
     """Every prompt in turn, in a seeded order that is new each time the list is used up."""
 
+    name = "shuffled"
+
     def __init__(self) -> None:
         self.drawn = 0
 

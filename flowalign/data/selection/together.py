@@ -17,6 +17,8 @@ class Together(Shuffled):
             An iteration takes whole sets where prompts_per_iteration is a multiple of their size.
     """
 
+    name = "together"
+
     def __init__(self, key: str = "pair") -> None:
         super().__init__()
         self.key = key

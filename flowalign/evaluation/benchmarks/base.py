@@ -11,7 +11,7 @@ SampleScores = dict[str, float | list[float]]
 
 
 class Suite:
-    """A protocol that figures can be compared under. Subclass it and add a line to the registry's `SUITES`.
+    """A protocol that figures can be compared under. Subclass it, with a `name`.
 
     A score's mean is over everything that samples gave under its name; the headline, 'overall', is the mean of the
     means named in `headline`. What may be set, such as a judge, stands in the results beside the version.

@@ -19,6 +19,8 @@ class HigherLower:
         unclear: what is answered to a text that is no whole number.
     """
 
+    name = "higher_lower"
+
     def __init__(self, key: str = "answer", higher: str = "+", lower: str = "-", unclear: str = "=") -> None:
         self.key, self.higher, self.lower, self.unclear = key, higher, lower, unclear
 

@@ -15,7 +15,7 @@ from flowalign.data import Prompts
 from flowalign.data.batches import Batch, draw_batch
 from flowalign.errors import ConfigError
 from flowalign.evaluation.scores import evaluate
-from flowalign.registry import ALGORITHMS, resolve
+from flowalign.registry import names, resolve
 from flowalign.rollouts.draw import Draw
 from flowalign.rollouts.scoring import Scoring
 from flowalign.training import Trainer
@@ -100,7 +100,7 @@ def collected(folder: Path, name: str, overlap: int, *overrides: str) -> tuple[E
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in ALGORITHMS if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)]
+    "name", [name for name in names("algorithms") if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)]
 )
 def test_every_algorithm_collects_the_same_in_parts(name: str, tmp_path: Path):
     whole, alone = collected(tmp_path, name, 1)

@@ -11,13 +11,13 @@ from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.app.gallery.runs import read_run
 from flowalign.core.advantages import group_advantage
 from flowalign.data.batches import draw_batch
-from flowalign.registry import ALGORITHMS, resolve
+from flowalign.registry import names, resolve
 from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 from flowalign.training.previews import preview
 from tests.flowalign.small_run import small_run
 
-TRAJECTORY = [name for name in ALGORITHMS if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)]
+TRAJECTORY = [name for name in names("algorithms") if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)]
 
 
 def trainer(name: str, folder: Path, *overrides: str) -> Trainer:

@@ -9,7 +9,7 @@ from flowalign.policies.diffusion.families.base import Family
 
 def family_of(pipeline_class: str) -> Family:
     """The family a pipeline class belongs to."""
-    families: list[type[Family]] = [registry.resolve("models", name) for name in registry.MODELS]
+    families: list[type[Family]] = [registry.resolve("models", name) for name in registry.names("models")]
     for family in families:
         if pipeline_class in family.pipelines:
             return family()

@@ -30,7 +30,7 @@ ATTENTION: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
 
 
 class Family:
-    """What a pipeline's own call does not tell. Subclass it for a new family and add a line to the registry's `MODELS`.
+    """What a pipeline's own call does not tell. Subclass it for a new family, with a `name`.
 
     Outside the pipeline's loop latents are [B, C, H, W] ([B, C, F, H, W] for videos), x = (1 - sigma) * x0 + sigma *
     noise, and the velocity is noise - x0; `pack`, `unpack`, `scale` and `flow_velocity` go between the two.

@@ -13,6 +13,7 @@ from flowalign.policies.diffusion.families.latents import Packed
 class Chroma(Packed, TrueGuidance):
     """Chroma: FLUX.1 schnell's successor without distilled guidance, and with a mask on the text."""
 
+    name = "chroma"
     pipelines = ("ChromaPipeline",)
     lora_targets = JOINT_ATTENTION
     shared = ("txt_ids", "img_ids")

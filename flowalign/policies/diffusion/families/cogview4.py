@@ -13,6 +13,7 @@ from flowalign.policies.diffusion.families.guidance import TrueGuidance
 class CogView4(TrueGuidance):
     """CogView4 6B; its text is padded to a multiple of 16 tokens, and the padding read."""
 
+    name = "cogview4"
     pipelines = ("CogView4Pipeline",)
     lora_targets = ATTENTION
     unpadded = True

@@ -14,6 +14,7 @@ from flowalign.policies.diffusion.families.latents import Packed
 class Flux(Packed, DistilledGuidance):
     """FLUX.1 dev and schnell; schnell ignores the guidance scale."""
 
+    name = "flux"
     pipelines = ("FluxPipeline",)
     middle = "transformer_blocks"
     divides_tokens = True
@@ -32,6 +33,7 @@ class Flux(Packed, DistilledGuidance):
 class FluxKontext(Flux):
     """FLUX.1 Kontext: edits a picture (arXiv 2506.15742), at the size of the result."""
 
+    name = "flux_kontext"
     pipelines = ("FluxKontextPipeline",)
     images = (1, 1)
 
@@ -54,6 +56,7 @@ class FluxBeside(Flux):
 class FluxFill(FluxBeside):
     """FLUX.1 Fill: makes the part of a picture that a mask shows, from the rest and the mask."""
 
+    name = "flux_fill"
     pipelines = ("FluxFillPipeline",)
     takes_mask = True
 
@@ -61,6 +64,7 @@ class FluxFill(FluxBeside):
 class FluxControl(FluxBeside):
     """FLUX.1 Canny, Depth and their like: from a picture of edges or of depth."""
 
+    name = "flux_control"
     pipelines = ("FluxControlPipeline",)
 
     def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:

@@ -62,10 +62,12 @@ class Flux2Latents(Tokens, Packed):
 class Flux2(Flux2Latents, DistilledGuidance):
     """FLUX.2 dev, whose guidance scale is an input."""
 
+    name = "flux2"
     pipelines = ("Flux2Pipeline",)
 
 
 class Flux2Klein(Flux2Latents, TrueGuidance):
     """FLUX.2 klein; the step-distilled ones are to be sampled at guidance 1."""
 
+    name = "flux2_klein"
     pipelines = ("Flux2KleinPipeline",)

@@ -42,6 +42,7 @@ class Hunyuan(TrueGuidance):
 class HunyuanImage(Hunyuan):
     """HunyuanImage 2.1; in its distilled release the guidance scale is an input."""
 
+    name = "hunyuan_image"
     pipelines = ("HunyuanImagePipeline",)
     embedded: bool
 
@@ -62,6 +63,7 @@ class HunyuanImage(Hunyuan):
 class HunyuanVideo(DistilledGuidance, Video):
     """HunyuanVideo (arXiv 2412.03603), text to video, which DanceGRPO trained."""
 
+    name = "hunyuan_video"
     pipelines = ("HunyuanVideoPipeline",)
     lora_targets = JOINT_ATTENTION
 
@@ -77,6 +79,7 @@ class HunyuanVideo(DistilledGuidance, Video):
 class HunyuanVideo15(Hunyuan, Video):
     """HunyuanVideo 1.5, text to video; room for a first frame, empty here, stands beside the channels."""
 
+    name = "hunyuan_video15"
     pipelines = ("HunyuanVideo15Pipeline",)
     # the text stream ends in the last block
     dead_ends = tuple(f"transformer_blocks.-1.{name}" for name in ("attn.add_q_proj", "attn.to_add_out", "ff_context"))
@@ -92,6 +95,7 @@ class HunyuanVideo15(Hunyuan, Video):
 class HunyuanVideo15ImageToVideo(HunyuanVideo15):
     """HunyuanVideo 1.5, image to video, in the size among the pipeline's own that is nearest to the picture's."""
 
+    name = "hunyuan_video15_i2v"
     pipelines = ("HunyuanVideo15ImageToVideoPipeline",)
     images = (1, 1)
 

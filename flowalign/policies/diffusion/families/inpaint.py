@@ -32,16 +32,19 @@ class Inpaint(Family):
 class StableDiffusionInpaint(Inpaint, StableDiffusion):
     """Stable Diffusion 1.5 and 2 that fill a part of a picture."""
 
+    name = "stable_diffusion_inpaint"
     pipelines = ("StableDiffusionInpaintPipeline",)
 
 
 class SDXLInpaint(Inpaint, SDXL):
     """Stable Diffusion XL that fills a part of a picture."""
 
+    name = "sdxl_inpaint"
     pipelines = ("StableDiffusionXLInpaintPipeline",)
 
 
 class SD3Inpaint(Inpaint, SD3):
     """Stable Diffusion 3 that fills a part of a picture; decoded with the VAE's shift, which diffusers 0.42 forgets."""
 
+    name = "sd3_inpaint"
     pipelines = ("StableDiffusion3InpaintPipeline",)

@@ -57,6 +57,7 @@ class Kandinsky5(TrueGuidance):
 class Kandinsky5Image(Kandinsky5):
     """Kandinsky 5, text to image, as videos of one frame, in the pipeline's own sizes."""
 
+    name = "kandinsky5_image"
     pipelines = ("Kandinsky5T2IPipeline",)
 
     def check_size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> None:
@@ -76,6 +77,7 @@ class Kandinsky5Image(Kandinsky5):
 class Kandinsky5ImageEdit(Kandinsky5Image):
     """Kandinsky 5, picture to picture: the source stands beside the channels, and the text encoder sees it too."""
 
+    name = "kandinsky5_edit"
     pipelines = ("Kandinsky5I2IPipeline",)
     images = (1, 1)
     encodes_images = True
@@ -84,12 +86,14 @@ class Kandinsky5ImageEdit(Kandinsky5Image):
 class Kandinsky5Video(Kandinsky5, Video):
     """Kandinsky 5, text to video."""
 
+    name = "kandinsky5_video"
     pipelines = ("Kandinsky5T2VPipeline",)
 
 
 class Kandinsky5ImageToVideo(Kandinsky5Video):
     """Kandinsky 5, image to video: the first frame is given, with all its channels, and the others are sampled."""
 
+    name = "kandinsky5_i2v"
     pipelines = ("Kandinsky5I2VPipeline",)
     images = (1, 1)
     sampled: int

@@ -16,6 +16,7 @@ from flowalign.policies.diffusion.families.latents import Tokens, VideoVAE
 class LTX(Tokens, VideoVAE):
     """LTX-Video, text to video (arXiv 2501.00103)."""
 
+    name = "ltx"
     pipelines = ("LTXPipeline",)
     lora_targets = ATTENTION
 
@@ -56,6 +57,7 @@ class LTX(Tokens, VideoVAE):
 class LTXImageToVideo(LTX):
     """LTX-Video, image to video: the first frame is given, and only the others meet the scheduler, as videos."""
 
+    name = "ltx_i2v"
     pipelines = ("LTXImageToVideoPipeline",)
     images = (1, 1)
     one_each = True

@@ -19,6 +19,7 @@ class LTX2(LTX):
     Guidance is by the text alone, without the pipeline's further terms and rescaling.
     """
 
+    name = "ltx2"
     pipelines = ("LTX2Pipeline",)
     samples_sound = True
     lora_targets = tuple(f"{part}.{name}" for part in ("attn1", "attn2") for name in LTX.lora_targets)
@@ -56,6 +57,7 @@ class LTX2(LTX):
 class LTX2ImageToVideo(LTXImageToVideo, LTX2):
     """LTX-2, picture to video and sound; the picture enters as it is, without the pipeline's H.264 compression."""
 
+    name = "ltx2_i2v"
     pipelines = ("LTX2ImageToVideoPipeline",)
 
     def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:

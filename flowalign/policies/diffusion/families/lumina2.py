@@ -13,6 +13,7 @@ from flowalign.policies.diffusion.families.guidance import TrueGuidance, rescali
 class Lumina2(TrueGuidance, MaskedEncoding):
     """Lumina-Image 2.0 (arXiv 2503.21758): predicts x0 - noise; guidance rescaled to the norm of the positive call."""
 
+    name = "lumina2"
     pipelines = ("Lumina2Pipeline",)
     lora_targets = ATTENTION
 

@@ -18,6 +18,7 @@ from flowalign.policies.diffusion.families.latents import Packed, Tokens, VideoV
 class QwenImage(Packed, TrueGuidance, VideoVAE):
     """Qwen-Image (arXiv 2508.02324): guidance by two calls, rescaled to the norm of the positive one."""
 
+    name = "qwen_image"
     pipelines = ("QwenImagePipeline",)
     middle = "transformer_blocks"
     divides_tokens = True
@@ -66,6 +67,7 @@ class QwenImage(Packed, TrueGuidance, VideoVAE):
 class QwenImageEdit(QwenImage):
     """Qwen-Image-Edit: the text encoder, too, sees the picture that is edited."""
 
+    name = "qwen_image_edit"
     pipelines = ("QwenImageEditPipeline",)
     images = (1, 1)
     encodes_images = True
@@ -83,6 +85,7 @@ class QwenImageEdit(QwenImage):
 class QwenImageEditPlus(QwenImageEdit):
     """Qwen-Image-Edit 2509 and later: edits up to three pictures into one."""
 
+    name = "qwen_image_edit_plus"
     pipelines = ("QwenImageEditPlusPipeline",)
     images = (1, 3)
     # diffusers' call takes no more
@@ -101,6 +104,7 @@ class QwenImageEditPlus(QwenImageEdit):
 class QwenImage21(Tokens, QwenImage):
     """Qwen-Image 2.1, text to image: texts and pictures in one sequence, where a text's length moves the picture."""
 
+    name = "qwen_image21"
     pipelines = ("QwenImage21Pipeline",)
     lora_targets = ATTENTION
     dead_ends = ()

@@ -13,6 +13,7 @@ from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, Maske
 class Sana(MaskedEncoding):
     """Sana (arXiv 2410.10629), on its scheduler's own noise levels by steps of first order."""
 
+    name = "sana"
     pipelines = ("SanaPipeline",)
     lora_targets = ATTENTION
 

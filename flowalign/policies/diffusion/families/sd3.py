@@ -11,6 +11,7 @@ from flowalign.policies.diffusion.families.base import JOINT_ATTENTION, Encoded,
 class SD3(Family):
     """Stable Diffusion 3 and 3.5 (arXiv 2403.03206)."""
 
+    name = "sd3"
     pipelines = ("StableDiffusion3Pipeline",)
     lora_targets = JOINT_ATTENTION
     middle = "transformer_blocks"

@@ -19,6 +19,7 @@ from samplers import v_from_epsilon
 class StableDiffusion(Family):
     """Stable Diffusion 1.5 and 2. Whatever scheduler the pipeline has, the timesteps are DDIM's, down to x0."""
 
+    name = "stable_diffusion"
     pipelines = ("StableDiffusionPipeline",)
     denoiser = "unet"
     lora_targets = ATTENTION
@@ -83,6 +84,7 @@ def _levels(scheduler: Any) -> Tensor:
 class SDXL(StableDiffusion):
     """Stable Diffusion XL (arXiv 2307.01952)."""
 
+    name = "sdxl"
     pipelines = ("StableDiffusionXLPipeline",)
     text_inputs = {"encoder_hidden_states": "prompt_embeds", "added_cond_kwargs.text_embeds": "pooled_prompt_embeds"}
 

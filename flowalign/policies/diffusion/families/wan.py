@@ -15,6 +15,7 @@ from flowalign.policies.diffusion.families.latents import VideoVAE
 class Wan(TrueGuidance, VideoVAE):
     """Wan 2.1 and 2.2 text to video (arXiv 2503.20314); both transformers of Wan 2.2 14B, of high and low noise."""
 
+    name = "wan"
     pipelines = ("WanPipeline",)
     middle = "blocks"
     divides_tokens = True
@@ -37,6 +38,7 @@ class Wan(TrueGuidance, VideoVAE):
 class WanImageToVideo(Wan):
     """Wan 2.1 and 2.2 image to video: the first frame beside the channels, or in the latents' place (Wan 2.2 5B)."""
 
+    name = "wan_i2v"
     pipelines = ("WanImageToVideoPipeline",)
     images = (1, 1)
     replaces: bool

@@ -13,6 +13,7 @@ from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, Famil
 class ZImage(Family):
     """Z-Image and its turbo: samples and captions travel in lists, and the network predicts x0 - noise."""
 
+    name = "z_image"
     pipelines = ("ZImagePipeline",)
     lora_targets = ATTENTION
     unconditional = 1

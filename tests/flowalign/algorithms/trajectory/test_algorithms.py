@@ -14,7 +14,7 @@ from flowalign.config import load, recipe
 from flowalign.core.credit import dense_rewards, turning_point_rewards
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
-from flowalign.registry import ALGORITHMS, resolve
+from flowalign.registry import names, resolve
 from flowalign.rollouts.dense import Estimator
 from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
@@ -22,7 +22,7 @@ from rewards import Scores, Spec, WeightedSum, as_reward
 from samplers.completion import completions
 from tests.flowalign.small_run import small_run
 
-TRAJECTORY = [name for name in ALGORITHMS if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)]
+TRAJECTORY = [name for name in names("algorithms") if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)]
 
 
 def trainer(name: str, folder: Path, *overrides: str, **more: Any) -> Trainer:
@@ -31,7 +31,7 @@ def trainer(name: str, folder: Path, *overrides: str, **more: Any) -> Trainer:
 
 
 def test_every_algorithm_has_a_recipe_for_the_tiny_model():
-    for name in ALGORITHMS:
+    for name in names("algorithms"):
         model = {"pictures": "tiny_sd3", "text": "tiny_lm"}[resolve("algorithms", name).kind]
         assert load(recipe(f"{model}/{name}")).algorithm.name == name
 

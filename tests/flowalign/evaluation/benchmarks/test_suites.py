@@ -333,8 +333,10 @@ def test_what_is_not_shipped_is_named_with_its_licence(tmp_path, monkeypatch):
 
 
 def test_every_suite_says_what_it_is():
-    assert {"shapes", "relations", "spelling", "geneval", "ocr", "geneval2", "dpg", "vbench"} <= registry.SUITES.keys()
-    for name in registry.SUITES:
+    assert {"shapes", "relations", "spelling", "geneval", "ocr", "geneval2", "dpg", "vbench"} <= registry.names(
+        "suites"
+    ).keys()
+    for name in registry.names("suites"):
         suite = registry.resolve("suites", name)
         assert suite.name == name and suite.version >= 1
         assert registry.summary("suites", name)

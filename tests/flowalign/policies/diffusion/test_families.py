@@ -12,7 +12,7 @@ from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.experts import check_zero
 from flowalign.policies.diffusion.families import Family
-from flowalign.registry import MODELS, resolve
+from flowalign.registry import names, resolve
 from samplers.completion import complete, path
 
 DOCS = Path(__file__).parents[4] / "docs" / "models.md"
@@ -24,7 +24,7 @@ def tested() -> set[str]:
     return {type(build(name)).__name__ for name in PIPELINES}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", names("models"))
 def test_every_model_is_documented_and_conforms(name: str, tested: set[str]) -> None:
     family: type[Family] = resolve("models", name)
     assert family.pipelines and set(family.pipelines) <= tested
