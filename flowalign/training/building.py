@@ -1,5 +1,6 @@
 """The models and rewards that a configuration names, built."""
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -169,7 +170,15 @@ def build_accelerator(**settings: Any) -> Accelerator:
 
     Args:
         settings: of accelerate.
+
+    Raises:
+        ConfigError: DeepSpeed is asked for.
     """
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+        raise ConfigError(
+            "the launch configuration asks for DeepSpeed, which is not supported; configs/accelerate/fsdp2.yaml shards "
+            "the same"
+        )
     return Accelerator(
         # without it processes of torchrun on a machine without accelerators would not find each other
         cpu=not torch.accelerator.is_available(),

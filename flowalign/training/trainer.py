@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import DeepSpeedPlugin, InitProcessGroupKwargs
+from accelerate import InitProcessGroupKwargs
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -50,7 +50,6 @@ from flowalign.training.building import (
 )
 from flowalign.training.distributed.heartbeat import Heartbeat
 from flowalign.training.distributed.sharding import distribute, whole
-from flowalign.training.distributed.zero import ZeroLearner
 from flowalign.training.evaluator import Evaluator
 from flowalign.training.given import recorded
 from flowalign.training.health import Health
@@ -162,14 +161,7 @@ class Trainer:
         selection = config.data.selection
         self.selection = registry.build("selections", selection.name, selection.settings, "data.selection")
         self.groups = Groups(self.prompts, self.selection, self.actor, self.algorithm.branches(config))
-        if isinstance(sharding, DeepSpeedPlugin):
-            if workers is not None:
-                raise ConfigError(
-                    "rollout.workers: DeepSpeed keeps their weights to itself; configs/accelerate/fsdp2.yaml works"
-                )
-            self.learner: Learner = ZeroLearner(self.algorithm, self.actor, sharding)
-        else:
-            self.learner = Learner(self.algorithm, self.actor, sharding)
+        self.learner = Learner(self.algorithm, self.actor, sharding)
         self.ahead: Ahead | None = None
         """of a run with workers"""
         if self.fleet is not None and workers is not None:

@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowalign.errors import ConfigError
-
 
 class Experts(nn.Module):
     """Networks of one architecture as one, which asks for each sample the network that the pipeline asked.
@@ -115,16 +113,3 @@ def own_weights(weights: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 def apart(network: nn.Module) -> list[Any]:
     """The networks that are called by themselves: a pipeline asks one of several, and not the whole they make."""
     return list(network.members.values()) if isinstance(network, Experts) else [network]
-
-
-def check_zero(network: nn.Module) -> None:
-    """Refuse to give several networks to DeepSpeed.
-
-    Raises:
-        ConfigError: says what works.
-    """
-    if isinstance(network, Experts):
-        raise ConfigError(
-            f"this pipeline has {len(network.members)} denoisers, of which DeepSpeed takes one; shards by "
-            "configs/accelerate/fsdp2.yaml work"
-        )

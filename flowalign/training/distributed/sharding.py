@@ -11,13 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from accelerate import (
-    Accelerator,
-    DeepSpeedPlugin,
-    DistributedDataParallelKwargs,
-    FullyShardedDataParallelPlugin,
-)
-from accelerate.utils import is_deepspeed_available
+from accelerate import Accelerator, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, OffloadPolicy, fully_shard
@@ -26,7 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from flowalign.config import BaseConfig
 from flowalign.errors import ConfigError
 from flowalign.policies.base import Policy, repeated_blocks
-from flowalign.policies.diffusion.experts import Experts, apart, check_zero
+from flowalign.policies.diffusion.experts import Experts, apart
 
 
 class Sharding:
@@ -92,31 +86,8 @@ def sharded(network: nn.Module) -> list[FSDPModule]:
     return [module for module in network.modules() if isinstance(module, FSDPModule)]
 
 
-def zero_settings(device: torch.device) -> DeepSpeedPlugin | None:
-    """The launch configuration's settings of DeepSpeed, None where it does not ask for it.
-
-    Raises:
-        ConfigError: DeepSpeed is not installed, or another stage than 2 and 3 is asked for.
-    """
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() != "true":
-        return None
-    if not is_deepspeed_available():
-        raise ConfigError(
-            "the launch configuration asks for DeepSpeed: pip install 'flowalign[deepspeed]'; "
-            "configs/accelerate/fsdp2.yaml shards the same without it"
-        )
-    os.environ.setdefault("DS_ACCELERATOR", device.type)
-    settings = DeepSpeedPlugin()
-    if settings.zero_stage not in (2, 3):
-        raise ConfigError(f"zero_stage: {settings.zero_stage} is not supported; 2 and 3 are")
-    return settings
-
-
-def check_settings(config: BaseConfig, copies: bool) -> None:
+def check_settings(config: BaseConfig) -> None:
     """Refuse what does not go with shards.
-
-    Args:
-        copies: the weights are whole on every process, gradients and moments alone are in shards.
 
     Raises:
         ConfigError: says which setting, and what works.
@@ -135,31 +106,29 @@ def check_settings(config: BaseConfig, copies: bool) -> None:
     if config.training.optimizer.offload:
         raise ConfigError(
             "training.optimizer.offload: moments in shards go to the host with these, by fsdp_offload_params: true "
-            "in the launch configuration, or DeepSpeed's offload_optimizer; false works"
+            "in the launch configuration; false works"
         )
     if config.training.offload_copies:
         raise ConfigError("training.offload_copies: copies of shards are in shards, and stay; false works")
     # a language model has its weights gathered while it samples
-    if config.model.kind == "pictures" and not copies and (config.data.dynamic_sampling or config.data.replay):
+    if config.model.kind == "pictures" and (config.data.dynamic_sampling or config.data.replay):
         raise ConfigError(
             "data.dynamic_sampling, data.replay: processes would sample different numbers of times, and a network in "
             "shards runs on all of them or on none; null works, or whole copies (configs/accelerate/multi_gpu.yaml)"
         )
 
 
-def distribute(policy: Policy, config: BaseConfig, accelerator: Accelerator) -> Sharding | DeepSpeedPlugin | None:
+def distribute(policy: Policy, config: BaseConfig, accelerator: Accelerator) -> Sharding | None:
     """Copies of the policy's network on every process, or shards of it: as the launch configuration says.
 
     Returns:
-        how the network is divided, None where it is copied; with DeepSpeed its settings, for the learner.
+        how the network is divided, None where it is copied.
 
     Raises:
         ConfigError: the network or a setting does not go with shards, or with several processes.
     """
-    zero, sharding = zero_settings(accelerator.device), Sharding.configured(accelerator.device)
-    if zero is not None and config.rows(accelerator.num_processes) < accelerator.num_processes:
-        raise ConfigError("model.context_parallel: DeepSpeed does not go with it; configs/accelerate/fsdp2.yaml works")
-    if zero is None and sharding is None:
+    sharding = Sharding.configured(accelerator.device)
+    if sharding is None:
         # Buffers are constants; to send them at each forward would make processes wait whose prompts take fewer calls.
         accelerator.ddp_handler = DistributedDataParallelKwargs(
             broadcast_buffers=False, find_unused_parameters=isinstance(policy.network, Experts)
@@ -167,11 +136,7 @@ def distribute(policy: Policy, config: BaseConfig, accelerator: Accelerator) -> 
         # a wrapper refuses a network of which nothing is trained
         policy.model = accelerator.prepare(policy.network) if policy.trainable() else policy.network
         return None
-    if zero is not None:
-        check_zero(policy.network)
-    check_settings(config, copies=zero is not None and zero.zero_stage == 2)
-    if sharding is None:
-        return zero
+    check_settings(config)
     sharding.shard(policy.network)
     if policy._reference is not None:
         sharding.shard(policy._reference)

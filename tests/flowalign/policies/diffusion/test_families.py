@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from flowalign.errors import ConfigError
 from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.policies.diffusion import DiffusersPolicy
-from flowalign.policies.diffusion.experts import check_zero
 from flowalign.policies.diffusion.families import Family
 from flowalign.registry import names, resolve
 from samplers.completion import complete, path
@@ -70,12 +69,6 @@ def test_a_vae_that_overflows_in_float16_decodes_in_float32() -> None:
     assert policy.family.latents(pipe, 2 * pixels - 1).isfinite().all()
     own = pipe.image_processor.postprocess(pipe.vae.decode(latents / pipe.vae.config.scaling_factor)[0], "pt")
     torch.testing.assert_close(pixels, own)
-
-
-def test_two_denoisers_are_not_given_to_deepspeed() -> None:
-    check_zero(DiffusersPolicy(build("wan")).network)
-    with pytest.raises(ConfigError, match="2 denoisers.*fsdp2.yaml work"):
-        check_zero(DiffusersPolicy(build("wan22_14b")).network)
 
 
 def test_filling_by_a_network_that_sees_no_mask_is_refused() -> None:
