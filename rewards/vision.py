@@ -156,7 +156,7 @@ class ModelReward(ABC):
 
 
 def weights_file(source: str | Path) -> Path:
-    """A file of weights: a local one, or 'owner/repository/file' on the Hugging Face hub.
+    """A file of weights: a local one, or 'owner/repository/file' or 'owner/repository@commit/file' on the hub.
 
     Raises:
         FileNotFoundError: neither.
@@ -165,11 +165,12 @@ def weights_file(source: str | Path) -> Path:
     if path.is_file():
         return path
     owner, repository, file = (*str(source).split("/", 2), "", "")[:3]
+    repository, _, revision = repository.partition("@")
     if path.is_absolute() or not file:
         raise FileNotFoundError(f"no weights at '{source}'; give a file, or 'owner/repository/file' on the hub")
     from huggingface_hub import hf_hub_download
 
-    return Path(hf_hub_download(f"{owner}/{repository}", file))
+    return Path(hf_hub_download(f"{owner}/{repository}", file, revision=revision or None))
 
 
 def load_weights(source: str | Path) -> dict[str, Tensor]:
@@ -183,10 +184,17 @@ def load_weights(source: str | Path) -> dict[str, Tensor]:
     return tensors.get("state_dict", tensors)
 
 
+WEIGHTS = "pytorch_model*.bin"
+"""the files of weights that transformers writes, where others, such as training_args.bin, are pickles of any kind"""
+
+
 def load_repository(source: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The config.json and all tensors of a folder or a hub name, however many files they are in.
 
     For networks whose class transformers does not have, so that its `from_pretrained` cannot read them.
+
+    Args:
+        source: of a hub name, what follows an @ is a branch, a tag or a commit.
 
     Raises:
         FileNotFoundError: there are none.
@@ -195,8 +203,10 @@ def load_repository(source: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not folder.is_dir():
         from huggingface_hub import snapshot_download
 
-        folder = Path(snapshot_download(source, allow_patterns=["*.json", "*.model", "*.safetensors", "*.bin"]))
-    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
+        name, _, revision = source.partition("@")
+        patterns = ["*.json", "*.model", "*.safetensors", WEIGHTS]
+        folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob(WEIGHTS))
     if not files or not (folder / "config.json").is_file():
         raise FileNotFoundError(f"no config.json and weights at '{source}'")
     tensors = {name: tensor for file in files for name, tensor in load_weights(file).items()}
