@@ -689,17 +689,20 @@ def advise(config: Config, costs: Costs, gpus: int, usable: float) -> list[str]:
     def without(taken: list[Way], way: Way) -> list[Way]:
         return [one for one in taken if one is not way]
 
+    def with_it(taken: list[Way], way: Way) -> list[Way]:
+        # of several numbers of GPUs for a sample, or of prompts, one counts
+        setting = way[0].split(":")[0]
+        return [*(one for one in taken if one[0].split(":")[0] != setting), way]
+
     taken: list[Way] = []
-    for way in _ways(config, costs, gpus):
-        if peak(taken) <= usable:
-            break
-        # of several numbers of GPUs for a sample, or of prompts, the last counts
-        start = way[0].split(":")[0]
-        others = [one for one in taken if one[0].split(":")[0] != start]
-        if peak([*others, way]) < peak(taken):
-            taken = [*others, way]
     fits = peak(taken) <= usable
-    for way in sorted(taken, key=lambda way: peak(without(taken, way))):
+    ways = [] if fits else list(_ways(config, costs, gpus))
+    # each time the first that helps, since what fills the memory is another part after each
+    while not fits and (more := next((way for way in ways if peak(with_it(taken, way)) < peak(taken)), None)):
+        taken = with_it(taken, more)
+        fits = peak(taken) <= usable
+    # of two that save as much, what costs more goes
+    for way in sorted(reversed(taken), key=lambda way: peak(without(taken, way))):
         if fits and peak(without(taken, way)) <= usable:
             taken = without(taken, way)
     names = [name for name, _ in sorted(taken, key=lambda way: -peak(without(taken, way)))]
@@ -734,8 +737,9 @@ def _ways(config: Config, costs: Costs, gpus: int) -> Iterator[Way]:
 
 
 def _fewer_prompts(config: Config, gpus: int) -> Iterator[int]:
-    """Smaller numbers of groups that the run could have, the largest first."""
-    for prompts in range(config.training.prompts_per_iteration - 1, 0, -1):
+    """Half as many groups, a quarter and so on, where the run could have so many."""
+    prompts = config.training.prompts_per_iteration
+    while prompts := prompts // 2:
         changed = config.model_copy(deep=True)
         changed.training.prompts_per_iteration = prompts
         with contextlib.suppress(ConfigError):
