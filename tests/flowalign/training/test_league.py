@@ -20,7 +20,7 @@ SMALL = [
     "evaluation.limit=2",
     "evaluation.where={category: [single]}",
 ]
-CONFIGS = [recipe("tiny_sd3/demo"), recipe("tiny_sd3/single_step")]
+CONFIGS = [recipe("tiny_sd3/flow_grpo_early"), recipe("tiny_sd3/single_step")]
 
 
 def league(folder: Path) -> Path:
