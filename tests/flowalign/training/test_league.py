@@ -30,8 +30,8 @@ def league(folder: Path) -> Path:
 def test_every_run_uses_up_the_same_budget_and_none_is_done_twice(tmp_path: Path, capsys) -> None:
     table = league(tmp_path)
     results = json.loads((tmp_path / "league.json").read_text())["results"]
-    assert set(results) == {"base", "demo", "single_step"}
-    for name in ("demo", "single_step"):
+    assert set(results) == {"base", "flow_grpo_early", "single_step"}
+    for name in ("flow_grpo_early", "single_step"):
         first, second = results[name]
         assert first["forwards"] >= 150 and second["forwards"] >= 150
         # an iteration of two groups of four takes at most 60 more
@@ -42,21 +42,25 @@ def test_every_run_uses_up_the_same_budget_and_none_is_done_twice(tmp_path: Path
     assert results["base"][0]["kl"] == 0
     text = table.read_text()
     assert text.startswith("| algorithm | rank | strict |") and "| base | " in text
-    assert text.count("\n") == 5 and all(name in text for name in ("base", "demo", "single_step"))
+    assert text.count("\n") == 5 and all(name in text for name in ("base", "flow_grpo_early", "single_step"))
     assert (tmp_path / "league.png").stat().st_size > 1000
 
     done = {path: path.read_bytes() for path in tmp_path.glob("*-seed*/metrics.jsonl")}
     assert len(done) == 4
     # one run is lost: it alone is done again, to the same figures
-    (tmp_path / "demo-seed6" / "league.json").unlink()
+    (tmp_path / "flow_grpo_early-seed6" / "league.json").unlink()
     assert league(tmp_path).read_text() == text
     assert {path: path.read_bytes() for path in done} == done
     # figures of other settings would stand in the table as this league's
-    with pytest.raises(ConfigError, match=r"demo-seed5 was trained with other settings \(.*group_size: 4 -> 6\)"):
+    with pytest.raises(
+        ConfigError, match=r"flow_grpo_early-seed5 was trained with other settings \(.*group_size: 4 -> 6\)"
+    ):
         run_league(
             CONFIGS, 2, Budget.parse("forwards=150"), tmp_path, None, [*SMALL, "training.group_size=6"], 1, first_seed=5
         )
-    with pytest.raises(ConfigError, match="demo-seed5 was judged with --pictures 1 and --panel tiny_clip; the same"):
+    with pytest.raises(
+        ConfigError, match="flow_grpo_early-seed5 was judged with --pictures 1 and --panel tiny_clip; the same"
+    ):
         run_league(CONFIGS, 2, Budget.parse("forwards=150"), tmp_path, "tiny_clip", SMALL, 3, first_seed=5)
     # as a league of an earlier version has it
     (tmp_path / "base.json").write_text(json.dumps(results["base"][0]))
