@@ -64,7 +64,7 @@ def test_every_run_uses_up_the_same_budget_and_none_is_done_twice(tmp_path: Path
         run_league(CONFIGS, 2, Budget.parse("forwards=150"), tmp_path, "tiny_clip", SMALL, 3, first_seed=5)
     # as a league of an earlier version has it
     (tmp_path / "base.json").write_text(json.dumps(results["base"][0]))
-    with pytest.raises(ConfigError, match="base.json: nothing of the start weights as demo is judged"):
+    with pytest.raises(ConfigError, match="base.json: nothing of the start weights as flow_grpo_early is judged"):
         league(tmp_path)
 
 
