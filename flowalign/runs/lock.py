@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from flowalign.errors import ConfigError
 from flowalign.runs.foreign import check_folder
 
@@ -16,25 +18,16 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: another process trains there, or it holds a link or a pipe.
     """
-    if os.name != "posix":
-        yield
-        return
-    import fcntl
-
     folder.mkdir(parents=True, exist_ok=True)
     check_folder(folder)
-    with open(folder / ".lock", "a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            raise ConfigError(
-                f"{folder} is being trained by process {file.read().strip()}; name=... starts another run"
-            ) from error
-        except OSError:
-            # a file system without locks
-            pass
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+    lock, owner = FileLock(folder / ".lock"), folder / ".lock_owner"
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        process = owner.read_text(encoding="utf-8") if owner.exists() else "that has just begun"
+        raise ConfigError(f"{folder} is being trained by process {process}; name=... starts another run") from error
+    try:
+        owner.write_text(str(os.getpid()), encoding="utf-8")
         yield
+    finally:
+        lock.release()
