@@ -31,6 +31,8 @@ RINGS = ("_native_cudnn", "_native_flash", "flash", "flash_hub", "_flash_3_hub")
 """attention backends that give the normaliser by which a ring joins its parts, and have a backward pass"""
 BACKENDS = ("native", *RINGS, "flash_varlen_hub", "_flash_3_varlen_hub")
 """those that exchange attention heads, and have a backward pass"""
+MENDED = "0.42"
+"""the diffusers whose ring attention `Ring` mends"""
 
 
 def check_context_parallel(path: str | Path, model: Model) -> None:
@@ -62,6 +64,11 @@ def check_network(pipeline_class: str, network: Any, described: Mapping[str, Any
     for name, degree, able in (("ulysses", settings.ulysses, BACKENDS), ("ring", settings.ring, RINGS)):
         if degree > 1 and attention not in able:
             raise ConfigError(f"{WHERE}.{name}: not with model.attention: {attention}; {', '.join(able)} work")
+    if settings.ring > 1 and not diffusers.__version__.startswith(f"{MENDED}."):
+        raise ConfigError(
+            f"{WHERE}.ring: its mend is for diffusers {MENDED}, and {diffusers.__version__} is installed; "
+            f"ulysses works, or pip install 'diffusers~={MENDED}.0'"
+        )
     heads = described["num_attention_heads"]
     if heads % settings.ulysses:
         raise ConfigError(

@@ -186,6 +186,13 @@ def refused(name: str, ulysses: int = 1, ring: int = 1, attention: str | None = 
     return said
 
 
+def test_a_ring_is_refused_with_another_diffusers_than_the_one_it_mends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffusers.__version__", "0.43.0")
+    assert "its mend is for diffusers 0.42, and 0.43.0 is installed; ulysses works" in refused(
+        "wan", 1, 2, "_native_cudnn"
+    )
+
+
 def test_what_a_pipeline_cannot_divide_is_refused_before_its_weights_are_read() -> None:
     assert "SD3Transformer2DModel of StableDiffusion3Pipeline cannot have its tokens divided" in refused("sd35", 2)
     # diffusers has a plan for it, whose masks do not fit the attention heads that a process has
