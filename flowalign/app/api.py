@@ -386,7 +386,10 @@ def compare(
     Returns:
         columns `reward`, `error`, and the paired `difference` to the first run with its own `difference_error`.
     """
-    import pandas
+    try:
+        import pandas
+    except ImportError as error:
+        raise ConfigError("compare returns a data frame: pip install 'flowalign[pandas]'") from error
 
     opened = [run if isinstance(run, Run) else Run(Path(run)) for run in runs]
     judge = _judge(opened[0], reward)
