@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads: th
 import torch
 from torch import Tensor
 
-from flowalign.app.cli.launch import load_for_sampling
+from flowalign.app.loading import load_for_sampling
 from flowalign.config import load, recipe
 from flowalign.data import ASSETS, Prompts
 from flowalign.policies.diffusion import DiffusersPolicy

@@ -8,7 +8,7 @@ Prompts, rewards and sampling are as in the first run's evaluation; texts are th
 import argparse
 from pathlib import Path
 
-from flowalign.app.cli.launch import load_for_sampling
+from flowalign.app.loading import load_for_sampling
 from flowalign.config import load
 from flowalign.config.rewards import build_reward
 from flowalign.data import Prompts

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from flowalign.config import Data, Named
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch
-from flowalign.policies.diffusion import Rollout
 from flowalign.policies.settings import Role, Snapshot
 from flowalign.rollouts.draw import Made, Sampled
 from flowalign.settings import Section
@@ -69,7 +68,8 @@ class Experience:
 class Seen:
     """A batch that was sampled and scored for people to look at."""
 
-    rollout: Rollout
+    rollout: Any
+    """Of the policy's kind."""
     batch: Batch
     images: list[Image]
     scores: Scores

@@ -251,7 +251,7 @@ class PolicyGradient(base.Algorithm):
     @property
     def clip_range(self) -> float | None:
         """How far a ratio may be from 1 before the loss clips it, on the narrower side; None where it does not."""
-        defaults = getattr(inspect.unwrap(self.loss_of), "__kwdefaults__", None) or {}
+        defaults = {name: each.default for name, each in inspect.signature(self.loss_of).parameters.items()}
         settings = defaults | self.settings.loss.settings
         ranges = [settings.get(name) for name in ("clip_range", "clip_range_high")]
         return min((each for each in ranges if each is not None), default=None)

@@ -12,7 +12,7 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 
 from flowalign import registry
-from flowalign.app.cli.launch import load_for_sampling
+from flowalign.app.loading import load_for_sampling
 from flowalign.config import Config, Weighted
 from flowalign.config import load as load_config
 from flowalign.config.loader import merge

@@ -142,6 +142,9 @@ class Policy(Generic[R]):
         """Compute activations again in the backward pass instead of keeping them."""
         raise NotImplementedError
 
+    def drop_unasked(self) -> None:
+        """Before an optimizer's step: take gradients from networks that no process asked; all processes call it."""
+
     def compile(self, **settings: Any) -> None:
         """Compile the network's repeated blocks, one graph for all that are alike; put nothing more on it after.
 

@@ -16,7 +16,6 @@ from flowalign.algorithms.policy_gradient import PolicyGradient
 from flowalign.config.sections import Subsample
 from flowalign.core.subsampling import inclusion, subsample
 from flowalign.policies.base import Policy
-from flowalign.policies.diffusion.experts import drop_unasked
 from flowalign.policies.settings import Role, Snapshot
 from flowalign.policies.snapshots import Snapshots
 from flowalign.rollouts.base import Actor
@@ -277,7 +276,7 @@ class Learner(Optimization):
         sums = while_it_fits(self.config, "training", "micro_batch_size", backward, lambda: alone)
         sums["policy/loss"] = sums.pop("loss")
         self._share_own_gradients()
-        drop_unasked(self.policy.network)
+        self.policy.drop_unasked()
         # a process may have none of its own
         count = len(items) if weights is None else weights.sum().clamp(min=1)
         means = {name: value / count for name, value in sums.items()}

@@ -162,7 +162,7 @@ def _load(
     model: str, lora: Path | None, dtype: str, trained: bool, asked: dict[str, Any]
 ) -> "tuple[DiffusersPolicy, Sampling]":
     """The model to measure, and how it is sampled: a run as it evaluates, others as their own call does."""
-    from flowalign.app.cli.launch import load_for_sampling
+    from flowalign.app.loading import load_for_sampling
     from flowalign.evaluation.benchmarks.run import own_sampling
     from flowalign.policies.diffusion import DiffusersPolicy
     from flowalign.policies.settings import Sampling

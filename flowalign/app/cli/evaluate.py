@@ -166,7 +166,7 @@ def _evaluate(
     run: Path, judge: "Reward", heldout: Any, trust: bool, steps: int | None = None, trained: bool = True
 ) -> "Evaluated":
     """A run's samples of the held-out prompts, made as it makes its own, and their scores."""
-    from flowalign.app.cli.launch import load_for_sampling
+    from flowalign.app.loading import load_for_sampling
     from flowalign.data import Prompts
     from flowalign.evaluation.scores import evaluate
     from flowalign.training.building import check_media

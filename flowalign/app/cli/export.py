@@ -113,8 +113,8 @@ def _write(
 
 
 def _merge(run: Path, config: "BaseConfig", folder: Path) -> None:
-    from flowalign.app.cli.launch import load_for_sampling
     from flowalign.app.export import write_merged
+    from flowalign.app.loading import load_for_sampling
     from flowalign.policies.diffusion import DiffusersPolicy
 
     if config.model.kind != "pictures":

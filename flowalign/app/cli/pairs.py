@@ -63,8 +63,8 @@ def pairs(
     trust: Trust = False,
 ) -> None:
     """Sample every prompt from several seeds, for votes in the gallery: the first round of DPO needs no run."""
-    from flowalign.app.cli.launch import load_for_sampling
     from flowalign.app.gallery.votes import DPO
+    from flowalign.app.loading import load_for_sampling
     from flowalign.data import Prompts
     from flowalign.policies.diffusion import DiffusersPolicy
     from flowalign.runs.samples import save_samples

@@ -159,8 +159,8 @@ def train_reward(
 def _train_noisy(
     scorer: Any, generator: str, train: Any, test: Any, output: Path, steps: int | None, per_prompt: int, given: Any
 ) -> None:
-    from flowalign.app.cli.launch import load_for_sampling
     from flowalign.app.cli.sampling import given as options
+    from flowalign.app.loading import load_for_sampling
     from flowalign.reward_training.noisy import train_noisy_reward
 
     policy, sampling = load_for_sampling(generator, None, "float32")

@@ -33,7 +33,7 @@ def sample(
     trust: options.Trust = False,
 ) -> None:
     """Sample pictures, or a text run's texts, from a model or from what a run trained."""
-    from flowalign.app.cli.launch import load_for_sampling
+    from flowalign.app.loading import load_for_sampling
     from flowalign.policies.diffusion import DiffusersPolicy
     from flowalign.policies.language.policy import LanguagePolicy
     from flowalign.runs.samples import save_picture

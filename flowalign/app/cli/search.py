@@ -52,7 +52,7 @@ def search(
     trust: options.Trust = False,
 ) -> None:
     """Search better pictures or videos from a frozen model, by a reward and within a budget."""
-    from flowalign.app.cli.launch import load_for_sampling
+    from flowalign.app.loading import load_for_sampling
     from flowalign.policies.diffusion import DiffusersPolicy
     from flowalign.search.engine import Budget
     from flowalign.search.run import build_methods, check_reward

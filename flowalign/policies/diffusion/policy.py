@@ -23,7 +23,7 @@ from flowalign.policies.diffusion.caching import caching
 from flowalign.policies.diffusion.checks import check_replay
 from flowalign.policies.diffusion.conditions import EXTRA_INPUT, CallRecorder, Conditions, Ragged, standing_in
 from flowalign.policies.diffusion.embeddings import EmbeddingStore
-from flowalign.policies.diffusion.experts import Experts, own_weights
+from flowalign.policies.diffusion.experts import Experts, drop_unasked, own_weights
 from flowalign.policies.diffusion.families import Family, family_of, to_device
 from flowalign.policies.diffusion.forward_process import CleanSamples, ForwardProcess, Noised
 from flowalign.policies.diffusion.prompts import PromptEncoder
@@ -616,6 +616,9 @@ class DiffusersPolicy(Policy[Rollout]):
             pictures += self.family.pictures(self.pipeline, pixels.float())
         self.release_vae()
         return pictures
+
+    def drop_unasked(self) -> None:
+        drop_unasked(self.network)
 
     def release_vae(self) -> None:
         """Let the VAE leave the device, where it only visits."""

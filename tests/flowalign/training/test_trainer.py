@@ -20,7 +20,7 @@ from accelerate.state import AcceleratorState
 from diffusers import StableDiffusion3Pipeline
 from safetensors.torch import load_file
 
-from flowalign.app.cli.launch import load_for_sampling
+from flowalign.app.loading import load_for_sampling
 from flowalign.config import load
 from flowalign.data import ASSETS
 from flowalign.errors import ConfigError, FlowalignError

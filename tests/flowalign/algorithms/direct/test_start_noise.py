@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from flowalign.app.cli.launch import load_for_sampling
+from flowalign.app.loading import load_for_sampling
 from flowalign.config import load, recipe
 from flowalign.core.divergences import standard_normal_kl
 from flowalign.data.batches import draw_batch

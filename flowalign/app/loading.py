@@ -1,4 +1,4 @@
-"""From a name on the command line to a policy."""
+"""From a run, a folder or a hub name to a policy that is ready to sample."""
 
 from collections.abc import Mapping
 from pathlib import Path
