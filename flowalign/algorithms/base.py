@@ -91,26 +91,22 @@ class Algorithm:
     Settings: ClassVar[type[AlgorithmSettings]] = AlgorithmSettings
     kind: ClassVar[Literal["pictures", "text"]] = "pictures"
     """of the samples that it learns from"""
-    learns_texts: ClassVar[bool] = True
-    """text encoders can be trained by it: its losses ask for velocities of a rollout's states"""
     scored: ClassVar[bool] = True
     """finished samples are decoded and scored before anything is learned from them"""
-    shards: bool = True
-    """its network may be in shards"""
-    refills: ClassVar[bool] = False
-    """it samples what it draws, group by group: groups can be replaced"""
-    replays: ClassVar[bool] = False
-    """and a group of an earlier iteration can stand in for one"""
-    searches: ClassVar[bool] = False
-    """it learns from finished samples alone, so that a search may have found them"""
-    takes_workers: ClassVar[bool] = False
-    """its `rollout` is all that it needs of sampling, so that other processes can do it"""
+    combines: frozenset[str] = frozenset({"text_lora", "shards"})
+    """What a run may combine it with, of these names:
+
+    - text_lora: text encoders can be trained, since its losses ask for velocities of a rollout's states
+    - shards: its network may be in shards
+    - refill: it samples what it draws, group by group, so that groups can be replaced
+    - replay: a group of an earlier iteration can stand in for one
+    - search: it learns from finished samples alone, so that a search may have found them
+    - workers: its `rollout` is all that it needs of sampling, so that other processes can do it
+    - ratios: it compares the policy with the one that sampled, action by action
+    - advantages: items have advantages, whose size tells how much they teach
+    """
     moves_start: ClassVar[bool] = False
     """what it trains moves the start noise of a generator that stays as it is, and is asked whenever that samples"""
-    has_ratios: ClassVar[bool] = False
-    """it compares the policy with the one that sampled, action by action"""
-    has_advantages: ClassVar[bool] = False
-    """items have advantages, whose size tells how much they teach"""
     headline: ClassVar[str]
     """the metric that the progress bar shows"""
     unit: ClassVar[str]

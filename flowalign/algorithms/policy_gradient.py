@@ -117,11 +117,7 @@ class PolicyGradient(base.Algorithm):
 
     settings: PolicyGradientSettings
     headline = "reward/mean"
-    refills = True
-    replays = True
-    has_ratios = True
-    has_advantages = True
-    takes_workers = True
+    combines = base.Algorithm.combines | {"refill", "replay", "ratios", "advantages", "workers"}
     fields: ClassVar[frozenset[str]] = frozenset({"rewards"})
     """fields of its record that an advantage may need, of those that not every rollout has"""
     dense: ClassVar[bool] = False

@@ -190,11 +190,6 @@ class Config(BaseConfig):
             )
 
     def _check_search(self, search: RolloutSearch, algorithm: Any) -> None:
-        if not algorithm.searches:
-            raise ConfigError(
-                f"rollout.search: {type(algorithm).__name__} learns from the steps that its samples took, and a search "
-                "keeps finished samples alone; nft, raft and the others that match them work"
-            )
         if algorithm.settings.stochastic:
             raise ConfigError("rollout.search: a search makes its own noise; algorithm.stochastic: false works")
         if self.rollout.overlap > 1:
@@ -204,10 +199,10 @@ class Config(BaseConfig):
     def _check_cache(self, cache: Named, algorithm: Any) -> None:
         cache.part("caches", "rollout.cache")
         replayed = self.training.old_log_prob == "replayed"
-        if not algorithm.searches and not (algorithm.has_ratios and replayed):
+        if "search" not in algorithm.combines and not ("ratios" in algorithm.combines and replayed):
             why, works = (
                 ("ratios compare", "training.old_log_prob: replayed works")
-                if algorithm.has_ratios
+                if "ratios" in algorithm.combines
                 else ("updates compare", "nft, raft and the others that match finished samples work")
             )
             raise ConfigError(
@@ -232,11 +227,6 @@ class Config(BaseConfig):
             return
         if self.model.embeddings is not None:
             raise ConfigError("model.embeddings: with text_lora they change in every update; null works")
-        if not algorithm.learns_texts:
-            raise ConfigError(
-                f"model.text_lora: {self.algorithm.name} learns from clean samples and their kept embeddings; methods "
-                "that learn from the steps of a rollout work, flow_grpo and draft among them"
-            )
         if self.model.offload_text:
             raise ConfigError("model.text_lora: text encoders are trained on the device; offload_text: false works")
         if self.model.lora is None and self.model.text_lora.denoiser:

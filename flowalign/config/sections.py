@@ -24,6 +24,43 @@ NO_WEIGHT = 1e-6
 """of a reward, beside the largest, by which nothing is learned"""
 
 
+NO_GROUPS = "'{name}' has no groups of samples whose rewards could be alike; flow_grpo and, for texts, grpo work"
+COMBINATIONS = (
+    ("data.dynamic_sampling", "refill", NO_GROUPS),
+    ("data.replay", "refill", NO_GROUPS),
+    (
+        "data.replay",
+        "replay",
+        "how '{name}' learns from a group depends on the iteration that sampled it; data.dynamic_sampling works",
+    ),
+    (
+        "training.old_log_prob",
+        "ratios",
+        "'{name}' has no ratios of old and new probabilities; null works",
+    ),
+    ("training.subsample.by=advantage", "advantages", "'{name}' has no advantages; uniform works"),
+    (
+        "rollout.search",
+        "search",
+        "'{name}' learns from the steps that its samples took, and a search keeps finished samples alone; nft, raft "
+        "and the others that match them work",
+    ),
+    (
+        "rollout.workers",
+        "workers",
+        "'{name}' cannot learn from samples of other processes: it takes gradients through them, learns their noise, "
+        "or is given them; flow_grpo and, for texts, grpo work",
+    ),
+    (
+        "model.text_lora",
+        "text_lora",
+        "{name} learns from clean samples and their kept embeddings; methods that learn from the steps of a rollout "
+        "work, flow_grpo and draft among them",
+    ),
+)
+"""each a setting, what an algorithm's `combines` must have for it, and why the setting is refused otherwise"""
+
+
 class Named(BaseModel):
     """Something chosen by name or dotted path; further keys are its own settings."""
 
@@ -238,6 +275,7 @@ class BaseConfig(Section):
                 f"training.prompts_per_iteration: {training.prompts_per_iteration} groups cannot be split over "
                 f"{rows} processes (groups stay whole); {up} would work"
             )
+        self._check_combinations(algorithm)
         groups = training.prompts_per_iteration // rows
         self.check_sampling(groups, algorithm)
         workers = getattr(self.rollout, "workers", None)
@@ -256,28 +294,11 @@ class BaseConfig(Section):
         if not hasattr(registry.build("selections", chosen.name, chosen.settings, "data.selection"), "picks"):
             raise ConfigError(f"data.selection: '{chosen.name}' is no selection (docs/extending.md)")
         self.data.kept(algorithm.read(self.data))
-        refilled = [key for key in ("dynamic_sampling", "replay") if getattr(self.data, key) is not None]
-        if refilled and not algorithm.refills:
-            raise ConfigError(
-                f"data.{refilled[0]}: '{self.algorithm.name}' has no groups of samples whose rewards could be alike; "
-                "flow_grpo and, for texts, grpo work"
-            )
-        if self.data.replay is not None and not algorithm.replays:
-            raise ConfigError(
-                f"data.replay: how '{self.algorithm.name}' learns from a group depends on the iteration that sampled "
-                "it; data.dynamic_sampling works"
-            )
-        if training.old_log_prob is not None and not algorithm.has_ratios:
-            raise ConfigError(
-                f"training.old_log_prob: '{self.algorithm.name}' has no ratios of old and new probabilities; null works"
-            )
         if training.subsample is not None and getattr(algorithm, "loss_looks_at", "action") == "group":
             raise ConfigError(
                 f"training.subsample: the loss of '{self.algorithm.name}' looks at whole groups, of which some members "
                 "would be missing; null works"
             )
-        if training.subsample is not None and training.subsample.by == "advantage" and not algorithm.has_advantages:
-            raise ConfigError(f"training.subsample.by: '{self.algorithm.name}' has no advantages; uniform works")
         if self.evaluation.prompts is not None:
             Prompts.of(self.evaluation)
         elif evaluation.panel:
@@ -327,6 +348,17 @@ class BaseConfig(Section):
                     f"rewards.{i}.weight: nothing would be learned from '{named.name}' with a weight of "
                     f"{named.weight:g}; 1.0 works"
                 )
+
+    def _check_combinations(self, algorithm: Any) -> None:
+        """Refuse settings that the algorithm does not declare to go with."""
+        for place, needed, why in COMBINATIONS:
+            key, _, wanted = place.partition("=")
+            value: Any = self
+            for part in key.split("."):
+                value = getattr(value, part, None)
+            asked_for = value == wanted if wanted else value is not None
+            if asked_for and needed not in algorithm.combines:
+                raise ConfigError(f"{key}: {why.format(name=self.algorithm.name)}")
 
     def rows(self, processes: int) -> int:
         """How many of so many processes have groups of their own."""

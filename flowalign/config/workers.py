@@ -28,18 +28,12 @@ class RolloutWorkers(Section):
             config: the whole one.
             groups: of a process, an iteration.
         """
-        name = config.algorithm.name
         if find_spec("ray") is None:
             raise ConfigError("rollout.workers: ray is not installed; pip install 'flowalign[ray]', or leave them out")
         if [int(number) for number in version("ray").split(".")[:2]] < [2, 60]:
             raise ConfigError(
                 f"rollout.workers: Ray {version('ray')} lets in whoever reaches its ports; from 2.60 on it asks for a "
                 "token: pip install -U 'flowalign[ray]'"
-            )
-        if not algorithm.takes_workers:
-            raise ConfigError(
-                f"rollout.workers: '{name}' cannot learn from samples of other processes: it takes gradients through "
-                "them, learns their noise, or is given them; flow_grpo and, for texts, grpo work"
             )
         if self.count > groups:
             raise ConfigError(
@@ -62,7 +56,7 @@ class RolloutWorkers(Section):
             self._check_staleness(config, algorithm)
 
     def _check_staleness(self, config: Any, algorithm: Any) -> None:
-        if not algorithm.has_ratios:
+        if "ratios" not in algorithm.combines:
             raise ConfigError(
                 f"rollout.workers.staleness: '{config.algorithm.name}' has no ratios to earlier weights, by which "
                 "samples of theirs would be corrected; 0 works, or flow_grpo and, for texts, grpo"

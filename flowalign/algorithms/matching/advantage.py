@@ -41,7 +41,7 @@ class AdvantageMatching(OnlineMatching):
 
     Settings = AdvantageSettings
     settings: AdvantageSettings
-    has_advantages = True
+    combines = OnlineMatching.combines | {"advantages"}
 
     def __init__(self, settings: AdvantageSettings) -> None:
         super().__init__(settings)

@@ -166,7 +166,7 @@ class Matching(base.Algorithm):
     settings: MatchingSettings
     unit = "noise levels"
     noise: ClassVar[Literal["kernel", "own", "start"]] = "start"
-    learns_texts = False
+    combines = base.Algorithm.combines - {"text_lora"}
     compares: ClassVar[frozenset[str]] = frozenset()
     """what the loss compares the policy with: 'old', 'reference'"""
     whole_groups: ClassVar[bool] = False

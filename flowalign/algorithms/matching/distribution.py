@@ -61,9 +61,8 @@ class DistributionMatching(OnlineMatching):
     Settings = DistributionSettings
     settings: DistributionSettings
     compares = frozenset({"reference"})
-    searches = False
+    combines = OnlineMatching.combines - {"search", "refill"}
     experience_type = Experience
-    refills = False
 
     @property
     def roles(self) -> Mapping[str, Role]:

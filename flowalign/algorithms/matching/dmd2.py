@@ -46,7 +46,8 @@ class DMD2(DistributionMatching):
 
     def __init__(self, settings: DMD2Settings) -> None:
         super().__init__(settings)
-        self.shards = settings.gan is None
+        if settings.gan is not None:
+            self.combines = self.combines - {"shards"}
 
     def read(self, data: Data) -> Prompts:
         gan = self.settings.gan

@@ -35,9 +35,7 @@ class OnlineMatching(Matching):
     Settings: ClassVar[type[AlgorithmSettings]] = OnlineSettings
     settings: OnlineSettings
     headline = "reward/mean"
-    refills = True
-    searches = True
-    takes_workers = True
+    combines = Matching.combines | {"refill", "search", "workers"}
     only_advantages = False
     """without an advantage a sample teaches nothing"""
     experience_type: ClassVar[type[Experience]] = Experience
@@ -105,7 +103,7 @@ class OnlineMatching(Matching):
             guided,
             rollout,
             # where groups are not to have spread, rewards are only measured
-            scores if self.refills else None,
+            scores if "refill" in self.combines else None,
             self.only_advantages,
             None if kept is None else actor.own(kept, len(batch)),
             None if held is None else actor.own(held, len(batch)),

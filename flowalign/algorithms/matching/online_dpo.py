@@ -36,7 +36,7 @@ class OnlineDPO(OnlineMatching):
     name = "online_dpo"
     Settings = OnlineDPOSettings
     settings: OnlineDPOSettings
-    has_advantages = True
+    combines = OnlineMatching.combines | {"advantages"}
     compares = frozenset({"reference"})
     whole_groups = True
 

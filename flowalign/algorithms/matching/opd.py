@@ -64,9 +64,8 @@ class OPD(OnlineMatching):
     name = "opd"
     Settings = OPDSettings
     settings: OPDSettings
-    searches = False
+    combines = OnlineMatching.combines - {"search", "refill"}
     experience_type = Experience
-    refills = False
 
     @property
     def uses_reference(self) -> bool:

@@ -56,7 +56,7 @@ class TDMR1(AlongODE):
     Settings = TDMR1Settings
     settings: TDMR1Settings
     experience_type = Experience
-    refills = True
+    combines = AlongODE.combines | {"refill"}
     whole_groups = True
 
     def __init__(self, settings: TDMR1Settings) -> None:

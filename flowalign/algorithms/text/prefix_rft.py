@@ -45,7 +45,7 @@ class PrefixRFT(language.LanguageAlgorithm):
     Settings = PrefixRFTSettings
     settings: PrefixRFTSettings
     takes_turns = False
-    replays = False
+    combines = language.LanguageAlgorithm.combines - {"replay"}
     done = 0.0
 
     def progress(self, done: float) -> None:

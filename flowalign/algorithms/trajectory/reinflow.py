@@ -39,7 +39,7 @@ class ReinFlow(TrajectoryAlgorithm):
     settings: ReinFlowSettings
     noise = "own"
     # the kernel of a rollout is the network that learns
-    takes_workers = False
+    combines = TrajectoryAlgorithm.combines - {"workers"}
     network: LearnedNoise
 
     def modules(self, policy: DiffusersPolicy) -> Mapping[str, nn.Module]:

@@ -55,7 +55,7 @@ class SPO(StepPairs):
     Settings = SPOSettings
     settings: SPOSettings
     # whether a group can teach does not show in the rewards of its last branches
-    refills = False
+    combines = StepPairs.combines - {"refill"}
 
     def check(self, config: Config) -> None:
         super().check(config)

@@ -65,8 +65,7 @@ class StepPairs(base.Algorithm):
     settings: StepPairSettings
     headline = "reward/mean"
     unit = "steps"
-    refills = True
-    takes_workers = True
+    combines = base.Algorithm.combines | {"refill", "workers"}
     uses_reference = True
     ties_teach: ClassVar[bool] = False
 

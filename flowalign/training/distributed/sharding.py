@@ -94,7 +94,7 @@ def check_settings(config: BaseConfig) -> None:
     """
     if getattr(config.model, "base_bits", None) is not None:
         raise ConfigError("model.base_bits: quantised weights are not put in shards; null works, or whole copies")
-    if not config.build_algorithm().shards:
+    if "shards" not in config.build_algorithm().combines:
         raise ConfigError(
             f"algorithm: {config.algorithm.name} asks its network with other weights for one gradient, and one in "
             "shards cannot do that; whole copies work (configs/accelerate/multi_gpu.yaml)"
