@@ -52,7 +52,7 @@ def test_nft_learns_from_the_best_of_n(tmp_path: Path) -> None:
     ("name", "overrides", "says"),
     [
         ("flow_grpo", [SEARCH], "rollout.search: 'flow_grpo' learns from the steps that its samples took"),
-        ("tdm", [SEARCH], "rollout.search: TDM learns from the steps"),
+        ("tdm", [SEARCH], "rollout.search: 'tdm' learns from the steps"),
         ("raft", ["rollout.search={name: evosarch}"], "did you mean 'evosearch'"),
         ("raft", ["rollout.search={budget: seconds=3}"], "rollout.search.budget"),
         ("raft", ["rollout.search={name: fk_steering, strengt: 3}"], "did you mean 'strength'"),
