@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import Node, get_gradient_edge
 
 from rewards.base import Latents, Metadata, RewardError, Scores, asking, checked
 
@@ -46,7 +46,8 @@ def _reaches(value: Any, source: Tensor) -> bool:
     if not isinstance(value, Tensor) or value.grad_fn is None:
         return False
     wanted = get_gradient_edge(source).node
-    seen, waiting = set(), [value.grad_fn]
+    seen: set[Node] = set()
+    waiting: list[Node | None] = [value.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is wanted:

@@ -726,14 +726,16 @@ def _ways(config: Config, costs: Costs, gpus: int) -> Iterator[Way]:
         yield f"shards over the {gpus} GPUs (configs/accelerate/fsdp2.yaml)", lambda own: None
     for n in (n for n in costs.divides if n > config.model.context_parallel.degree and gpus % n == 0):
         divided = ContextParallel(ulysses=n)
-        yield f"{SHARED}: {{ulysses: {n}}}", lambda own, d=divided: setattr(own.model, "context_parallel", d)
+        yield f"{SHARED}: {{ulysses: {n}}}", _setter("model", "context_parallel", divided)
     if config.model.lora is not None:
         yield "model.base_bits: 4", lambda own: setattr(own.model, "base_bits", 4)
     for prompts in _fewer_prompts(config, gpus):
-        yield (
-            f"training.prompts_per_iteration: {prompts}",
-            lambda own, n=prompts: setattr(own.training, "prompts_per_iteration", n),
-        )
+        yield f"training.prompts_per_iteration: {prompts}", _setter("training", "prompts_per_iteration", prompts)
+
+
+def _setter(section: str, key: str, value: object) -> Callable[[Config], None]:
+    """Set a key of a configuration's section to a value."""
+    return lambda config: setattr(getattr(config, section), key, value)
 
 
 def _fewer_prompts(config: Config, gpus: int) -> Iterator[int]:
