@@ -17,7 +17,8 @@ from flowalign.algorithms import base
 from flowalign.config import Named
 from flowalign.core.losses import LOOKS_AT, LooksAt
 from flowalign.core.off_policy import Level, Rule, correction
-from flowalign.core.record import Record, masked_mean
+from flowalign.core.record import Actions, Record, masked_mean
+from flowalign.core.seams import check_shape, checked_loss
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.base import Policy
@@ -207,6 +208,8 @@ class PolicyGradient(base.Algorithm):
         rollout, batch, scores = sampled.rollout, sampled.batch, sampled.scores
         begin = time.perf_counter()
         reward = self.step_reward(actor, rollout, batch, scores)
+        if type(self).credit is PolicyGradient.credit:  # a credit of its own may read rewards of another shape
+            check_shape(f"{type(self).__name__}.step_reward", reward, scores.value.shape, rollout.mask.shape)
         actor.add_seconds("reward", time.perf_counter() - begin)
         record: Record = actor.record(rollout, batch, scores, reward)
         return record
@@ -219,11 +222,18 @@ class PolicyGradient(base.Algorithm):
     def advantages(self, record: Record) -> Tensor:
         """[B, T] what each action earned; 0 where none was drawn."""
         advantage = self.credit(record)
+        source = f"{type(self).__name__}.credit (algorithm.advantage: '{self.settings.advantage.name}')"
+        check_shape(source, advantage, record.group.shape, record.mask.shape)
         if advantage.dim() == 1:
             advantage = advantage[:, None].expand_as(record.mask)
         if record.weight is not None:
             advantage = advantage * record.weight[:, None]
         return advantage.where(record.mask, 0)
+
+    def named_loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss that the settings name, of each action, and named values for the metrics."""
+        source = f"algorithm.loss: '{self.settings.loss.name}'"
+        return checked_loss(source, self.loss_of(actions), actions.log_prob.shape)
 
     def weights(self, sampler: Any, record: Record) -> Tensor:
         """[B, T] of the actions' losses."""

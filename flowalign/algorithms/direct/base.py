@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 from flowalign.algorithms import base
 from flowalign.algorithms.direct.differentiable import check_made, check_named
 from flowalign.config import Config
+from flowalign.core.seams import checked_loss
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
@@ -157,7 +158,8 @@ class DirectAlgorithm(base.Algorithm):
         latents = self.finished(window, experience)
         owners = samples.repeat(len(latents) // len(samples))
         scores = self.scores(experience, owners, experience.finished(policy, latents, owners))
-        loss, metrics = self.loss(scores)
+        source = f"{type(self).__name__}.loss"
+        loss, metrics = checked_loss(source, self.loss(scores), [len(owners)], [len(samples)])
         loss, metrics = (tree_map(lambda own: own.view(-1, len(samples)).mean(0), each) for each in (loss, metrics))
         if held:
             divergence = window.divergence

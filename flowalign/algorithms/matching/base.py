@@ -16,6 +16,7 @@ from torch import Generator, Tensor
 from flowalign.algorithms import base
 from flowalign.config import Config, Named
 from flowalign.core.divergences import velocity_mse
+from flowalign.core.seams import checked_loss
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised, Rollout
@@ -278,7 +279,8 @@ class Matching(base.Algorithm):
         self, policy: DiffusersPolicy, experience: Experience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         points = self.points(policy, experience, items)
-        loss, values = self.loss(points)
+        source, count = f"{type(self).__name__}.loss", len(points.velocity)
+        loss, values = checked_loss(source, self.loss(points), [count], [len(items)])
         penalty, more = self.penalized(torch.zeros_like(points.error), points)
         loss = by_item(loss, items) + by_item(penalty, items)
         counted = experience.counted(items)

@@ -15,6 +15,7 @@ from flowalign.algorithms.base import AlgorithmSettings, Seen
 from flowalign.algorithms.matching.base import Experience, Matching, MatchingSettings
 from flowalign.config import Config
 from flowalign.core.record import Record
+from flowalign.core.seams import check_shape
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.rollouts.diffusion import DiffusionActor
@@ -88,7 +89,9 @@ class OnlineMatching(Matching):
         begin = time.perf_counter()
         clean, guided, levels = self.clean(actor.sampler, batch, rollout.trajectory.final)
         metrics["seconds/levels"] = time.perf_counter() - begin
-        own = (actor.own(values, len(batch)) for values in (self.credit(record), record.reward, record.group))
+        credit = self.credit(record)
+        check_shape(f"{type(self).__name__}.credit", credit, record.group.shape)
+        own = (actor.own(values, len(batch)) for values in (credit, record.reward, record.group))
         advantage, rewards, group = own
         return self.experience_type(
             batch,

@@ -223,8 +223,7 @@ class LanguageAlgorithm(PolicyGradient):
 
     def token_losses(self, experience: Experience, rows: Tensor, tokens: Actions) -> tuple[Tensor, dict[str, Tensor]]:
         """[N, T] losses of these rows' tokens, and values for the metrics by name."""
-        losses: tuple[Tensor, dict[str, Tensor]] = self.loss_of(tokens)
-        return losses
+        return self.named_loss(tokens)
 
     def penalties(
         self, policy: LanguagePolicy, experience: Experience, rows: Tensor, tokens: Actions

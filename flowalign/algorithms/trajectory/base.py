@@ -22,6 +22,7 @@ from flowalign.config import Config, Named
 from flowalign.core.divergences import gaussian_kl, velocity_mse
 from flowalign.core.losses import guard_log_ratio
 from flowalign.core.record import Actions, Record
+from flowalign.core.seams import checked_loss
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
@@ -219,9 +220,9 @@ class TrajectoryAlgorithm(PolicyGradient):
     def policy_loss(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
         """[N] the named loss, of the ratio that the settings say."""
         if self.settings.ratio == "plain":
-            return self.loss_of(actions)
+            return self.named_loss(actions)
         log_ratio = self.log_ratio(actions)
-        loss, metrics = self.loss_of(replace(actions, log_prob=log_ratio, old_log_prob=torch.zeros_like(log_ratio)))
+        loss, metrics = self.named_loss(replace(actions, log_prob=log_ratio, old_log_prob=torch.zeros_like(log_ratio)))
         return loss / -actions.dt, metrics
 
     def penalty(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
@@ -258,7 +259,7 @@ class TrajectoryAlgorithm(PolicyGradient):
         if self.uses_reference:
             with torch.no_grad(), policy.reference():
                 actions.velocity_reference = policy.velocity(experience.rollout, *items.unbind(1))
-        loss, values = self.loss(actions)
+        loss, values = checked_loss(f"{type(self).__name__}.loss", self.loss(actions), [len(items)])
         counted = experience.counted(items)
         if counted is not None:
             loss = loss.where(counted, 0)

@@ -110,7 +110,7 @@ class DSRL(PolicyGradient):
             experience.group[samples],
             experience.reward[samples],
         )
-        loss, metrics = self.loss_of(actions)
+        loss, metrics = self.named_loss(actions)
         metrics |= {"policy/kl": kl, "policy/ratio": actions.ratio}
         return loss + self.settings.kl_weight * kl, metrics
 
