@@ -13,7 +13,7 @@ from peft import LoraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
-from flowalign.errors import ConfigError, FlowalignError
+from flowalign.errors import ConfigError, FlowalignError, nearest
 from flowalign.policies.settings import SamplingSettings
 from flowalign.policies.snapshots import Snapshots
 
@@ -335,6 +335,16 @@ def best_device() -> torch.device:
     return found or torch.device("cpu")
 
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""What networks run in, by name."""
+
+
 def torch_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """A dtype by its name."""
-    return getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    """A dtype by its name.
+
+    Raises:
+        ConfigError: no network runs in one of this name.
+    """
+    if isinstance(dtype, str) and dtype not in DTYPES:
+        raise ConfigError(f"dtype '{dtype}': {nearest(dtype, DTYPES)}")
+    return DTYPES[dtype] if isinstance(dtype, str) else dtype
