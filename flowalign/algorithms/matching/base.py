@@ -30,8 +30,9 @@ class MatchingSettings(base.AlgorithmSettings):
 
     levels: Named = Named(name="schedule")
     """`flowalign list levels`, with its settings"""
-    levels_of: Literal["sample", "group", "batch"] = "sample"
-    """what has noise levels of its own"""
+    levels_of: Literal["sample", "micro_batch", "group", "batch"] = "sample"
+    """what has noise levels of its own; with `micro_batch` as many neighbours of a group share theirs as fill a
+    micro-batch with all their levels"""
     noise_of: Literal["sample", "group"] = "sample"
     """what has noise of its own, at each level"""
     guidance: float | None = Field(None, ge=1)
@@ -255,10 +256,13 @@ class Matching(base.Algorithm):
         return torch.stack([self.draw_levels(steps, self._generator(sampler, batch, row)) for row in range(len(batch))])
 
     def _generator(self, sampler: DiffusionSampler, batch: Batch, row: int) -> Generator:
-        """Of a sample's levels: its own, its group's, or the same for all of an iteration."""
+        """Of a sample's levels: its own, its neighbours', its group's, or the same for all of an iteration."""
         seed, iteration, group = sampler.config.training.seed, batch.iteration, batch.group[row]
+        neighbours = max(1, sampler.config.training.micro_batch_size // self.level_count(sampler.config))
+        place = (row - batch.group.index(group)) // neighbours
         keys = {
             "sample": (batch.noise_seeds[row], 1),
+            "micro_batch": (seed, iteration, group, 5, place),
             "group": (seed, iteration, group, 5),
             "batch": (seed, iteration, 5),
         }
