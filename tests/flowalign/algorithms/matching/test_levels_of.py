@@ -25,6 +25,6 @@ def test_neighbours_that_fill_a_micro_batch_share_their_levels(tmp_path) -> None
         "output": str(tmp_path),
     }
     trainer = Trainer(config, progress=False)
-    drawn = trainer.algorithm.drawn_levels(trainer.actor, trainer.groups.draw(0).batch)
+    drawn = trainer.algorithm.drawn_levels(trainer.sampler, trainer.groups.draw(0).batch)
     assert drawn[::2].tolist() == drawn[1::2].tolist()
     assert len({tuple(row) for row in drawn.tolist()}) == 6
