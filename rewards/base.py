@@ -12,10 +12,10 @@ from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 import numpy as np
 import torch
-from PIL import Image as PIL
 from PIL.Image import Image
 from torch import Tensor
 
+from rewards.pictures import read_picture
 from samplers.rows import Rows
 
 logger = logging.getLogger(__name__)
@@ -535,10 +535,10 @@ def groups(prompts: Sequence[str], metadata: Metadata) -> list[list[int]]:
 def source_images(metadata: Metadata) -> list[list[Image]]:
     """The pictures each sample was made from, as they are in their files: metadata["image"], one or several."""
     given = [record["image"] if isinstance(record["image"], list | tuple) else [record["image"]] for record in metadata]
-    return [[own if isinstance(own, Image) else PIL.open(own).convert("RGB") for own in row] for row in given]
+    return [[own if isinstance(own, Image) else read_picture(own) for own in row] for row in given]
 
 
 def reference_images(metadata: Metadata) -> list[Image]:
     """The reference picture of each sample: metadata["reference"], a picture or its file."""
     references = [record["reference"] for record in metadata]
-    return [r if isinstance(r, Image) else PIL.open(r).convert("RGB") for r in references]
+    return [r if isinstance(r, Image) else read_picture(r) for r in references]

@@ -6,10 +6,10 @@ from typing import Any
 
 import httpx2
 import torch
-from PIL import Image
 
 from rewards.base import Metadata, RewardError, Scores, Spec, sides
 from rewards.http import Asker
+from rewards.pictures import PictureError, read_picture
 from rewards.wire import FILES, Encoding, encode
 
 
@@ -61,7 +61,7 @@ class RemoteReward:
             try:
                 records = [self._opened(record) for record in metadata[rows]]
                 body, kind = encode(samples[rows], prompts[rows], records, self.images)
-            except (TypeError, OSError) as error:
+            except (TypeError, OSError, PictureError) as error:
                 raise RewardError(f"reward '{self.name}': the metadata cannot be sent: {error}") from error
             scores = self.asker.post("/score", body, kind, _read_scores)
             if {count} != {len(values) for values in (scores.value, *scores.parts.values())}:
@@ -85,7 +85,7 @@ class RemoteReward:
 
 
 def _picture(file: Any) -> Any:
-    return Image.open(file).convert("RGB") if isinstance(file, str) else file
+    return read_picture(file) if isinstance(file, str) else file
 
 
 def _read_spec(response: httpx2.Response) -> Spec:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import PIL.Image
 import torch
 from PIL.Image import Image
 from torch import Tensor
 
 from rewards.base import Metadata, Scores, Spec
 from rewards.clip import load_dual_encoder
+from rewards.pictures import read_picture
 from rewards.rules import thumbnail
 
 PICTURES = {".png", ".jpg", ".jpeg", ".webp"}
@@ -67,7 +67,7 @@ class FrechetDistance(SetScore):
         files = sorted(file for file in Path(exemplars).glob("*") if file.suffix.lower() in PICTURES)
         if len(files) < 2:
             raise ValueError(f"exemplars: {exemplars} has {len(files)} pictures; a distance from them takes two")
-        self.exemplars = self.features([PIL.Image.open(file).convert("RGB") for file in files])
+        self.exemplars = self.features([read_picture(file) for file in files])
 
     def of_set(self, features: Tensor) -> float:
         return -frechet_distance(features, self.exemplars)

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from PIL import Image as PIL
 from PIL.Image import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from rewards.base import Metadata, Scores, Spec
 from rewards.clip import picture_settings
+from rewards.pictures import read_picture
 from rewards.shapes.clip import TINY_CLIP
 from rewards.vision import Dtype, ModelReward, pick_device
 
@@ -147,7 +147,7 @@ class PISCES(ModelReward):
     def _fitted(self, file: Path) -> tuple[Tensor, Tensor, Tensor]:
         """The map of prompts to real pictures: means of both, and the matrix between."""
         records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
-        pictures = [self.preprocess.images([PIL.open(file.parent / own["target"]).convert("RGB")]) for own in records]
+        pictures = [self.preprocess.images([read_picture(file.parent / own["target"])]) for own in records]
         texts = self._texts([own["prompt"] for own in records])[0]
         whole = torch.cat([self._pictures(p.to(self.device, self.dtype))[0] for p in pictures])
         return texts.mean(0), whole.mean(0), gaussian_map(texts, whole)

@@ -3,6 +3,7 @@
 import functools
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -10,9 +11,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from pydantic import Field
 
-from flowalign.data.files import ASSETS, folder, is_data_set, located, records
+from flowalign.data.files import ASSETS, CLIPS, folder, is_data_set, located, records
 from flowalign.errors import ConfigError
 from flowalign.settings import Section
+from rewards.pictures import PictureError, read_picture
 
 
 def shipped(path: str) -> Path | str:
@@ -108,12 +110,15 @@ class Prompts:
         """
         cls.check_source(source)
         texts, metadata, files = [], [], folder(source)
+        named: list[tuple[str, str]] = []
         for place, text, line in records(source, column, split, subset):
             for record in cls.parts(line):
                 cls.check(record, files, place)
+                named += [(place, file) for file in cls.pictures(record)]
                 if all(record.get(key) in values for key, values in (where or {}).items()):
                     texts.append(text)
                     metadata.append(record)
+        check_pictures(named)
         if not texts:
             raise ConfigError(f"{located(source)}: no {cls.noun} is left" + (f" where {dict(where)}" if where else ""))
         return cls(texts, metadata)
@@ -155,6 +160,12 @@ class Prompts:
     def files(self) -> list[str]:
         """The pictures and videos to learn from."""
         return [record[key] for record in self.metadata for key in self.samples]
+
+    @classmethod
+    def pictures(cls, record: dict[str, Any]) -> list[str]:
+        """The files of pictures that a checked record names."""
+        named = [record[key] for key in (*cls.samples, "image", "mask") if key in record]
+        return [file for own in named for file in ([own] if isinstance(own, str) else own)]
 
     @classmethod
     def check(cls, record: dict[str, Any], folder: Path, place: str) -> None:
@@ -233,6 +244,11 @@ class Preferences(Prompts):
         return self
 
     @classmethod
+    def pictures(cls, record: dict[str, Any]) -> list[str]:
+        """The files of pictures that a checked record names: none, where it is a choice between texts."""
+        return [] if record.get("medium") == "text" else super().pictures(record)
+
+    @classmethod
     def check(cls, record: dict[str, Any], folder: Path, place: str) -> None:
         """Make 'chosen' and 'rejected' paths of files that are there; texts stay."""
         if record.get("medium") != "text":
@@ -250,6 +266,31 @@ def _prompts(kind: type[Prompts], asked: str, stamp: tuple[int, int] | None) -> 
     assert listed.prompts is not None
     found = kind.read(listed.prompts, listed.where, listed.column, listed.split, listed.subset).spread(listed.limit)
     return kind(found.texts, [listed.metadata | record for record in found.metadata])
+
+
+def check_pictures(named: Sequence[tuple[str, str]]) -> None:
+    """Refuse files that cannot be read as pictures, before anything is learned from the first.
+
+    Args:
+        named: of each the place that names it, and the file; videos are left to their reader.
+
+    Raises:
+        ConfigError: the first of them, and the line that names it.
+    """
+    places = {file: place for place, file in reversed(named) if Path(file).suffix.lower() not in (*CLIPS, ".webp")}
+
+    def problem(file: str) -> str | None:
+        try:
+            read_picture(file)
+        except PictureError as error:
+            return str(error)
+        return None
+
+    # Pillow lets go of the interpreter while it decodes
+    with ThreadPoolExecutor() as pool:
+        for file, said in zip(places, pool.map(problem, places), strict=True):
+            if said is not None:
+                raise ConfigError(f"{places[file]}: {said}")
 
 
 def _picture(path: Path, place: str) -> str:

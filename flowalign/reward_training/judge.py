@@ -13,6 +13,7 @@ from flowalign.data import Preferences
 from flowalign.errors import ConfigError
 from flowalign.reward_training.scorer import PreferenceModel
 from rewards.judges import LocalJudge, Question, Template, load_template
+from rewards.pictures import read_picture
 
 
 class JudgeScorer(PreferenceModel):
@@ -35,7 +36,7 @@ class JudgeScorer(PreferenceModel):
         self.judge = LocalJudge(self.network, *self.parts)
 
     def margins(self, pairs: Preferences, rows: Sequence[int]) -> Tensor:
-        sides = [[PIL.Image.open(pairs.metadata[i][key]) for i in rows] for key in ("chosen", "rejected")]
+        sides = [[read_picture(pairs.metadata[i][key]) for i in rows] for key in ("chosen", "rejected")]
         texts = [self.template.text(self.question, pairs.texts[i], pairs.metadata[i]) for i in rows]
         if self.template.pairwise:
             shown = [*zip(*sides, strict=True), *zip(*reversed(sides), strict=True)]

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from scipy.optimize import minimize
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from flowalign.data.votes import Votes
 from flowalign.errors import ConfigError
 from rewards.base import Metadata, Scores, Spec
 from rewards.clip import PICK_SCORE, PICK_SCORE_PROCESSOR, PickScore
+from rewards.pictures import PictureError, read_picture
 from rewards.shapes.clip import TINY_CLIP
 from rewards.vision import Dtype
 
@@ -90,9 +90,8 @@ class LiveVotes(PickScore):
             if (prompt, file) in self._seen:
                 continue
             try:
-                with Image.open(file) as opened:
-                    picture = opened.convert("RGB")
-            except OSError:
+                picture = read_picture(file)
+            except PictureError:
                 return False
             pixels = self.preprocess.images([picture]).to(self.device, self.dtype)
             with torch.no_grad():

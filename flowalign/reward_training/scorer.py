@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL.Image
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -16,6 +15,7 @@ from flowalign.data import Preferences
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.reward_training.supervised import LOWER, fit, new_folder
 from rewards.clip import picture_settings
+from rewards.pictures import read_picture
 from rewards.vision import pick_device
 
 
@@ -76,7 +76,7 @@ class Scorer(PreferenceModel):
     def scores(self, files: Sequence[str | Path], texts: Sequence[str]) -> Tensor:
         """[N] scores of pictures with their prompts."""
         device = self.network.device
-        pixels = self.preprocess.images([PIL.Image.open(file) for file in files]).to(device)
+        pixels = self.preprocess.images([read_picture(file) for file in files]).to(device)
         # a text that comes more than once is encoded once
         distinct = list(dict.fromkeys(texts))
         tokens = self.tokenizer(

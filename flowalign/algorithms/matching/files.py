@@ -28,6 +28,7 @@ from flowalign.policies.diffusion.storage import makes_videos
 from flowalign.rollouts.diffusion import DiffusionActor
 from flowalign.rollouts.draw import Sampled
 from flowalign.rollouts.pictures import DiffusionSampler
+from rewards.pictures import read_picture
 from samplers import derive_seed
 
 
@@ -41,8 +42,7 @@ def opened(file: str) -> Any:
             return [frame.convert("RGB") for frame in load_video(file)]
         except ImportError as error:
             raise ConfigError(f"{file}: to read videos, pip install imageio imageio-ffmpeg") from error
-    with PIL.Image.open(file) as picture:
-        return picture.convert("RGB")
+    return read_picture(file)
 
 
 class FileSettings(base.MatchingSettings):

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image as PIL
 from PIL.Image import Image
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from flowalign.errors import ConfigError, nearest
 from flowalign.evaluation.benchmarks.base import SampleScores, Suite
 from rewards import Metadata
 from rewards.clip import DualEncoder, load_dual_encoder
+from rewards.pictures import read_picture
 
 LIST = "prompts_and_classes.txt"
 
@@ -76,7 +76,7 @@ class DreamBench(Suite):
 
     @cached_property
     def _subject(self) -> Tensor:
-        return self._see([PIL.open(path).convert("RGB") for path in self.photographs])
+        return self._see([read_picture(path) for path in self.photographs])
 
     @torch.no_grad()
     def _see(self, images: Sequence[Image]) -> Tensor:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import PIL.Image
 from diffusers import DiffusionPipeline
 from PIL import ImageOps
 from PIL.Image import Image
@@ -11,14 +10,14 @@ from PIL.Image import Image
 from flowalign.data import Source
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion.families import Family
+from rewards.pictures import read_picture
 
 
 def opened(source: Source, size: tuple[int, int] | None) -> tuple[list[Image], Image | None]:
     """The pictures and the mask of a source, cut to width and height around their middle."""
     pictures = []
     for name in [*source.images, *([] if source.mask is None else [source.mask])]:
-        with PIL.Image.open(name) as file:
-            picture = file.convert("RGB")
+        picture = read_picture(name)
         pictures.append(picture if size is None else ImageOps.fit(picture, size))
     return pictures[: len(source.images)], None if source.mask is None else pictures[-1].convert("L")
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import PIL.Image
 import torch
 from PIL.Image import Image
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import ATTENTION_PROJECTIONS, LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
+from rewards.pictures import read_picture
 
 
 class VisionLanguagePolicy(LanguagePolicy):
@@ -100,5 +100,4 @@ class VisionLanguagePolicy(LanguagePolicy):
 
 
 def _opened(image: Image | str | Path) -> Image:
-    picture = image if isinstance(image, Image) else PIL.Image.open(image)
-    return picture.convert("RGB")
+    return image.convert("RGB") if isinstance(image, Image) else read_picture(image)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from flowalign.config import load, recipe
 from flowalign.data import Preferences, PromptList, Prompts, Targets, files
@@ -135,7 +136,7 @@ def test_preferences_are_read_alike(datasets: Any, tmp_path: Path) -> None:
     import pyarrow.parquet
 
     for name in ("one.png", "two.png"):
-        (tmp_path / name).write_bytes(b"")
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
     row = {"text": "a cat", "chosen": "two.png", "rejected": "one.png", "rater": "Ada"}
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row, {**row, "rater": "Bob"}]), tmp_path / "p.parquet")
     read = Preferences.read(str(tmp_path / "p.parquet"), {"rater": ["Ada"]}, column="text")
@@ -173,7 +174,10 @@ def test_without_the_libraries_the_message_has_the_command(tmp_path: Path, monke
 def test_a_folder_of_pictures_and_captions_is_data(tmp_path: Path) -> None:
     for name in ("b/1.png", "a.jpg", "c.mp4"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
+        if name == "c.mp4":
+            (tmp_path / name).write_bytes(b"")
+        else:
+            Image.new("RGB", (8, 8)).save(tmp_path / name)
         (tmp_path / name).with_suffix(".txt").write_text(f"what {name}\nshows \n")
     read = Targets.read(str(tmp_path))
     assert read.texts == ["what a.jpg shows", "what b/1.png shows", "what c.mp4 shows"]

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from scipy.stats import binomtest
 
 from flowalign.app.gallery.votes import agreement, results, wilson
@@ -18,7 +19,7 @@ from flowalign.errors import ConfigError
 
 def pair(folder, n: int) -> Pair:
     for side in ("a", "b"):
-        (folder / f"{side}{n}.png").write_bytes(b"")
+        Image.new("RGB", (8, 8)).save(folder / f"{side}{n}.png")
     return Pair(f"pair{n}", f"prompt {n} \u05e9 \n'", str(n), folder / f"a{n}.png", folder / f"b{n}.png")
 
 
