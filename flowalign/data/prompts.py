@@ -14,7 +14,6 @@ from pydantic import Field
 from flowalign.data.files import ASSETS, CLIPS, folder, is_data_set, located, records
 from flowalign.errors import ConfigError
 from flowalign.settings import Section
-from rewards.pictures import PictureError, read_picture
 
 
 def shipped(path: str) -> Path | str:
@@ -277,6 +276,11 @@ def check_pictures(named: Sequence[tuple[str, str]]) -> None:
     Raises:
         ConfigError: the first of them, and the line that names it.
     """
+    if not named:
+        return
+    # which loads torch, and lists of texts need none
+    from rewards.pictures import PictureError, read_picture
+
     places = {file: place for place, file in reversed(named) if Path(file).suffix.lower() not in (*CLIPS, ".webp")}
 
     def problem(file: str) -> str | None:
