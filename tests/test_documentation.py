@@ -63,13 +63,13 @@ SMALLER = {
 }
 PLACES = {
     "RUN": "runs/tiny_lm-gspo-seed0",
-    "runs/one": "runs/tiny_sd3-demo-seed0",
-    "runs/two": "runs/tiny_sd3-dense_grpo-seed0",
+    "runs/one": "runs/tiny_sd3-dense_grpo-seed0",
+    "runs/two": "runs/tiny_sd3-demo-seed0",
 }
 ELSEWHERE = re.compile(
     r"Qwen|black-forest-labs|configs/(sd3|flux|qwen_vl)/(?!\S+ --dry-run$)|tiny_sd3/{|^league.*(reinflow|dpo)|--serve"
     r"|^demo|^plan|text_better|runs/sd3-|(gallery|train) runs/round|mine\.txt|my_run\.yaml"
-    r"|^bench (?!tiny_sd3|runs/tiny)|^league.*grpo_guard.*spelling"
+    r"|^train sd(15|3)/|^bench (?!tiny_sd3|runs/tiny)|^league.*grpo_guard.*spelling"
     r"|runs/(pairs|guided|heldout|started|sifted|listening|direct|few-)|rollout\.workers|\.yaml \S*think|tiny_vlm/judge"
 )
 """large models and their plans (tools/test_plan.py), servers, rollout workers (training/test_workers.py), the demos

@@ -305,7 +305,8 @@ class Trainer:
 
     def iterate(self) -> dict[str, float]:
         """One iteration, and what the metrics say of it: sample and score groups, record, learn."""
-        begun, progress = self.actor.exchanges, self._begin()
+        progress = self._begin()
+        begun = self.actor.exchanges
         with self.learner.sampling():
             groups = self._groups(progress)
             # from the start again, where an attempt ran out of memory

@@ -244,7 +244,7 @@ def test_a_run_that_goes_on_says_what_is_set_otherwise_and_serves_its_newest_wei
     # the run did not come to its end, and its LoRA is its newest checkpoint's all the same
     newest = Checkpoints(folder / "checkpoints", keep=2).newest()
     assert newest is not None and newest.name == "checkpoint-000004"
-    [served] = (folder / "lora").iterdir()
+    [served] = (folder / "lora").glob("*.safetensors")
     own, new, old = (
         load_file(place / served.name) for place in (folder / "lora", newest, uninterrupted / "run" / "lora")
     )

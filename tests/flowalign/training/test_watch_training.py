@@ -24,7 +24,7 @@ HONEST = "[{name: shapes}]"
 def run(folder: Path, rewards: str, panel: str, *overrides: str, resume: bool = False) -> Trainer:
     """Up to 12 iterations on the shipped model, evaluated every 3."""
     config = load(
-        recipe("tiny_sd3/demo"),
+        recipe("tiny_sd3/flow_grpo_early"),
         [
             *("rollout.plan={name: window, start: 1, size: 2}", "training.updates_per_iteration=2"),
             *("training.iterations=12", "training.prompts_per_iteration=4", "training.optimizer.schedule=constant"),
@@ -161,4 +161,4 @@ def test_a_run_that_does_not_get_better_ends_with_its_best_weights(tmp_path):
 )
 def test_what_cannot_be_watched_is_refused(overrides, hint):
     with pytest.raises(ConfigError, match=hint.replace(".", r"\.")):
-        load(recipe("tiny_sd3/demo"), overrides).check(1)
+        load(recipe("tiny_sd3/flow_grpo_early"), overrides).check(1)

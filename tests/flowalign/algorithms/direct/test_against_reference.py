@@ -47,7 +47,7 @@ def test_the_judge_compares_with_the_starts_picture_of_the_same_prompt(run) -> N
     shown = run.policy.decode_latents(predicted)
     asked = run.actor.reward(shown, batch.prompts, [{"reference": picture} for picture in references]).value
     torch.testing.assert_close(-loss, asked, atol=0.02, rtol=0)
-    again = RewardDanceReFL(settings).compared(run.actor, batch)
+    again = RewardDanceReFL(settings).compared(run.actor.sampler, batch)
     assert [record["reference"] for record in again.metadata] == references
 
 

@@ -11,7 +11,13 @@ from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 from tests.flowalign.small_run import small_run
 
-FEW = ["training.prompts_per_iteration=2", "training.group_size=2", "training.optimizer.schedule=constant"]
+FEW = [
+    "training.prompts_per_iteration=2",
+    "training.group_size=2",
+    "training.optimizer.schedule=constant",
+    # more updates than the fake learns alone; they are not made here
+    "training.iterations=20",
+]
 
 
 def collected(name: str, folder: Path, *overrides: str, moved: bool = True) -> tuple[Trainer, object]:

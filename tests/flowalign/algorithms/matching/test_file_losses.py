@@ -229,7 +229,7 @@ def test_dragon_swaps_what_makes_a_set_better(reward: Any) -> None:
     # of each group the first two are in D+ at first, the third is the first one's partner
     greys = [100, 101, 130, 101, 102, 103, 102, 60]
     samples = [Image.new("RGB", (1, 1), (grey, grey, grey)) for grey in greys]
-    scores = method.score(actor, samples, batch)
+    scores = method.scores(actor, samples, batch)
     chosen = method.chosen(scores.value, batch)
     assert chosen.tolist() == [[2, 1, 0, 3], [4, 7, 6, 5]]
     assert scores.parts["set"][0] == pytest.approx(float(torch.tensor([130.0, 101, 102, 60]).std()))

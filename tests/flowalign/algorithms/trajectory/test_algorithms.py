@@ -192,7 +192,7 @@ def test_mix_grpo_flash_walks_fewer_steps_after_the_window(tmp_path: Path):
     window = ["rollout.steps=10", f"rollout.sigmas={sigmas}", "rollout.plan={name: window, start: 1, size: 2}"]
     run = trainer("mix_grpo", tmp_path, *window, "algorithm.flash=0.4", "rollout.share_start_noise=false")
     batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=False)
-    rollout, _ = run.algorithm.rollout(run.actor, batch)
+    rollout, _ = run.algorithm.rollout(run.sampler, batch)
     # steps 0, 1 and 2, then int(0.4 * 7) of the seven after the window
     assert rollout.trajectory.mask.tolist() == [[False, True, True, False, False]] * 8
     torch.testing.assert_close(rollout.trajectory.sigmas, torch.tensor([1, 0.9, 0.8, 0.7, 0.3, 0]))
@@ -200,7 +200,7 @@ def test_mix_grpo_flash_walks_fewer_steps_after_the_window(tmp_path: Path):
     run.policy.verify(rollout)
     # members that share their start noise go the same way
     batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=True)
-    forked, _ = run.algorithm.rollout(run.actor, batch)
+    forked, _ = run.algorithm.rollout(run.sampler, batch)
     apart = run.policy.sample(
         batch.prompts,
         batch.seeds,

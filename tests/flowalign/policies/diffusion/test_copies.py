@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flowalign.config import load, recipe
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
-from flowalign.tools.tiny_pipelines import PIPELINES, build
+from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.training.distributed.sharding import distribute
 from tests.flowalign.policies.diffusion.test_conformance import (
     STEPS,
