@@ -194,7 +194,7 @@ def test_gradient_goes_through_a_composition():
     scores = Product([Brightness(), Brightness()]).score_pixels(pixels, ["x"] * 2, [{}] * 2)
     (gradient,) = torch.autograd.grad(scores.value.sum(), pixels)
     torch.testing.assert_close(gradient, torch.full_like(pixels, 2 * 0.25 / 48))
-    with pytest.raises(RewardError, match="'a' in .* is not differentiable"):
+    with pytest.raises(RewardError, match="'a' is not differentiable"):
         Product([Brightness(), a]).score_pixels(pixels, ["x"] * 2, [{}] * 2)
 
 

@@ -162,7 +162,10 @@ def clip_t5(folder):
         tensors[f"{owner}embed_tokens.weight"] = words
     tensors["shared.weight"] = words
     vision_names = [name for name in tensors if name.startswith("vision")]
-    for file, names in (("1.bin", vision_names), ("2.bin", [name for name in tensors if name not in vision_names])):
+    for file, names in (
+        ("pytorch_model-1.bin", vision_names),
+        ("pytorch_model-2.bin", [name for name in tensors if name not in vision_names]),
+    ):
         torch.save({name: tensors[name] for name in names}, folder / "model" / file)
     files = {"model": str(folder / "model"), "tower": str(folder / "clip"), "tokenizer": str(folder / "t5")}
     return ClipT5Score(**files, batch_size=2, device="cpu", dtype="float32")

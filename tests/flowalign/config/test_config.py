@@ -147,7 +147,7 @@ def test_an_unknown_name_gets_the_nearest(override: str, hint: str) -> None:
         (["evaluation.sigmas=[1.0, 0.5]"], "evaluation.sigmas"),
         (["rollout.guidance_gradient=conditional"], "there is no unconditional branch"),
         (["rollout.negative_prompt=blurry"], "rollout.guidance is 1"),
-        (["training.ema_every=8"], "training.ema_decay"),
+        (["training.ema_decay=null", "training.ema_every=8"], "training.ema_decay"),
         (["evaluation.guidance_2=2"], "evaluation.guidance is 1"),
     ],
 )

@@ -147,7 +147,7 @@ def test_a_run_whose_reward_falls_says_so_once(tmp_path: Path, caplog: pytest.Lo
         return [1 - 0.02 * calls + 0.01 * i for i in range(len(samples))]
 
     own = ["training.iterations=24", "training.group_size=2", "training.prompts_per_iteration=1", "training.previews=0"]
-    run = small_run("tiny_sd3/demo", tmp_path, *own, "training.optimizer.schedule=constant", reward=worse)
+    run = small_run("tiny_sd3/flow_grpo_early", tmp_path, *own, "training.optimizer.schedule=constant", reward=worse)
     with caplog.at_level(logging.WARNING):
         run.train()
     messages = [record.getMessage() for record in caplog.records]
@@ -162,7 +162,7 @@ def test_held_out_scores_that_fall_are_told_too(tmp_path: Path, caplog: pytest.L
         return [level + 0.01 * i for i in range(len(samples))]
 
     own = ["evaluation.prompts=shapes_heldout", "evaluation.limit=4", "training.previews=0"]
-    run = small_run("tiny_sd3/demo", tmp_path, *own, reward=reward)
+    run = small_run("tiny_sd3/flow_grpo_early", tmp_path, *own, reward=reward)
     run.health.rate = run.health.highest = 1e-3
     with caplog.at_level(logging.WARNING):
         run.evaluate()

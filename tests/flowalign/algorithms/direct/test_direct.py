@@ -243,7 +243,7 @@ def test_r0_and_instruct_video_take_their_windows(run) -> None:
 
 @pytest.fixture
 def memoryless(run, monkeypatch) -> None:
-    monkeypatch.setattr(run.actor, "kernel", KERNELS["ddim"])
+    monkeypatch.setattr(run.sampler, "kernel", KERNELS["ddim"])
     monkeypatch.setattr(run.config.rollout, "eta", 1.0)
 
 

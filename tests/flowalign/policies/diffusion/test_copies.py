@@ -9,8 +9,8 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 from torch import Tensor
 
 from flowalign.config import load, recipe
-from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.planning.tiny_pipelines import PIPELINES, build
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.training.distributed.sharding import distribute
 from tests.flowalign.policies.diffusion.test_conformance import (
     STEPS,

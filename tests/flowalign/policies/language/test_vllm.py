@@ -113,7 +113,7 @@ def test_every_rollout_has_the_weights_of_now(policy: LanguagePolicy) -> None:
 def test_training_weighs_what_the_engine_thought_otherwise_of(tmp_path: Path) -> None:
     run = small_run("tiny_lm/off_policy", tmp_path, "training.iterations=2")
     run.config.rollout.engine = "vllm"
-    run.actor._engine = engine_of(run.policy, off=0.1)
+    run.sampler._engine = engine_of(run.policy, off=0.1)
     experience = run.collect(Draw(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False)))
     # pi_old / pi_sampler = exp(-0.1) everywhere
     assert experience.metrics["policy/off_policy_weight"] == pytest.approx(0.904837, abs=1e-4)
@@ -121,7 +121,7 @@ def test_training_weighs_what_the_engine_thought_otherwise_of(tmp_path: Path) ->
     run.train()
     lines = run.metrics.read()
     assert all(line["policy/ratio"] == pytest.approx(1, abs=1e-5) for line in lines)
-    assert run.actor._engine.model.resets == 3
+    assert run.sampler._engine.model.resets == 3
 
 
 @pytest.mark.parametrize(
