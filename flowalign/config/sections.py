@@ -8,7 +8,6 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from flowalign import registry
-from flowalign.core.seams import check_method
 from flowalign.data import Difficulty, PromptList, Prompts
 from flowalign.data.selection.settings import DynamicSampling, ReplaySettings
 from flowalign.errors import ConfigError, nearest
@@ -235,6 +234,8 @@ class BaseConfig(Section):
         kind = registry.resolve("algorithms", self.algorithm.name)
         if not hasattr(kind, "Settings"):
             raise ConfigError(f"algorithm: '{self.algorithm.name}' is no algorithm (docs/extending.md)")
+        from flowalign.core.seams import check_method  # loads torch
+
         check_method(kind)
         return kind(parse(kind.Settings, self.algorithm.settings, "algorithm"))
 

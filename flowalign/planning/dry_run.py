@@ -159,8 +159,6 @@ def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         trainer = Trainer(small, policy, progress=False)
-        # the policy's own update is tried too
-        trainer.learner.head_start = 0
         begin = time.perf_counter()
         trainer.train()
         whole = time.perf_counter() - begin
@@ -224,6 +222,10 @@ def small_config(config: BaseConfig, folder: str, full: bool) -> BaseConfig:
     tree = isinstance(config, Config) and config.rollout.plan.name == "tree"
     if not full and not tree:
         training.group_size = min(training.group_size, MEMBERS)
+    # the policy's own update is tried too
+    for role, settings in small.algorithm.settings.items():
+        if isinstance(settings, dict) and "alone" in settings:
+            _replace(small, role, settings | {"alone": 0})
     # what an algorithm asks of single rewards, which are not there
     _replace(small, "kl_gate", None)
     if "by" in small.algorithm.settings.get("advantage", {}):

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
 
 PACKAGES = (
     *("flowalign", "torch", "torchvision", "diffusers", "transformers", "accelerate", "peft", "open-clip-torch"),
@@ -19,6 +18,7 @@ def env(
 ) -> None:
     """Print versions and devices, and a run's configuration without its secrets, for a report of a problem."""
     import torch
+    import yaml
 
     versions = {}
     for name in PACKAGES:

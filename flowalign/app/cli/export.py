@@ -10,7 +10,6 @@ import typer
 from flowalign.app.cli.modules import opened
 from flowalign.app.cli.sampling import TRUST
 from flowalign.errors import ConfigError
-from flowalign.runs.checkpoint import check_weights
 from flowalign.runs.files import check_output, write_folder
 
 if TYPE_CHECKING:
@@ -106,6 +105,8 @@ def _write(
         source = next((own for own in (run / "lora", run / "model") if own.is_dir()), None)
         if source is None:
             raise ConfigError(f"{run} has exported no weights yet; it does so at its end")
+        from flowalign.runs.checkpoint import check_weights
+
         check_weights(source)
         shutil.copytree(source, folder, dirs_exist_ok=True)
         use, tags = f"The weights that were trained, over `{config.model.path}`.", tags if source.name == "lora" else []

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 
 from flowalign.config import Config, Lora, load, recipe
 from flowalign.data import Prompts
@@ -30,7 +31,8 @@ def test_every_recipe_is_valid(path: Path, tmp_path: Path) -> None:
     if "accelerate" in path.parts:
         pytest.skip("a configuration of accelerate")
     # the files that do not come with flowalign
-    line = {key: "own.jsonl" for key in ("prompt", "chosen", "rejected", "image", "target")}
+    Image.new("RGB", (8, 8)).save(tmp_path / "own.png")
+    line = {key: "own.png" for key in ("prompt", "chosen", "rejected", "image", "target")}
     line |= {"regions": []}
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(line | {"label": label}) + "\n" for label in (True, False)))
     data = load(path).data
