@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rewards.base import Metadata, Scores, Spec, reference_images
+from rewards.hub import hub
 from rewards.vision import Dtype, ModelReward, Preprocess, load_weights, pick_device
 
 Backend = Literal["transformers", "open_clip"]
@@ -81,9 +82,9 @@ def load_dual_encoder(
 def _load_transformers(model: str, processor: str | None, device: torch.device, dtype: torch.dtype) -> DualEncoder:
     from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 
-    network = AutoModel.from_pretrained(model, dtype=dtype).to(device).eval().requires_grad_(False)
-    tokenizer = AutoTokenizer.from_pretrained(processor or model)
-    picture = AutoImageProcessor.from_pretrained(processor or model)
+    network = AutoModel.from_pretrained(**hub(model), dtype=dtype).to(device).eval().requires_grad_(False)
+    tokenizer = AutoTokenizer.from_pretrained(**hub(processor or model))
+    picture = AutoImageProcessor.from_pretrained(**hub(processor or model))
     text = network.config.text_config
     length = text.max_position_embeddings
     # SigLIP has learned on padded texts; CLIP ignores what follows a text's end

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from rewards.base import Metadata, Scores, Spec
 from rewards.clip import picture_settings
+from rewards.hub import hub
 from rewards.vision import Dtype, ModelReward, load_repository, pick_device, without_prefix
 from rewards.wording import WORDINGS, named_texts
 
@@ -33,8 +34,9 @@ class ClipT5(nn.Module):
 
         super().__init__()
         own = without_prefix(tensors, "vision_tower.vision_tower.vision_model.")
-        clip = {"config": AutoConfig.from_pretrained(tower).vision_config, "state_dict": own} if own else {}
-        self.vision = CLIPVisionModel.from_pretrained(None if own else tower, dtype=dtype, **clip)
+        config_of = AutoConfig.from_pretrained(**hub(tower)).vision_config if own else None
+        given = {"pretrained_model_name_or_path": None, "config": config_of, "state_dict": own}
+        self.vision = CLIPVisionModel.from_pretrained(**(given if own else hub(tower)), dtype=dtype)
         projector = without_prefix(tensors, "mm_projector.")
         inside, outside = self.vision.config.hidden_size, config["d_model"]
         self.projector = nn.Sequential(nn.Linear(inside, outside), nn.GELU(), nn.Linear(outside, outside)).to(dtype)
@@ -134,9 +136,9 @@ class ClipT5Score(ModelReward):
         self.before, self.after = read_question(Path(question) if question else WORDINGS / "clip_t5.txt").split(IMAGE)
         self.network = load_clip_t5(model, tower, device, dtype)
         self.device, self.dtype = pick_device(device), getattr(torch, dtype)
-        self.tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+        self.tokenizer = AutoTokenizer.from_pretrained(**hub(tokenizer))
         self.answer = torch.tensor(self.tokenizer(answer).input_ids, device=self.device)
-        self.preprocess = replace(picture_settings(AutoImageProcessor.from_pretrained(tower)), fit="square")
+        self.preprocess = replace(picture_settings(AutoImageProcessor.from_pretrained(**hub(tower))), fit="square")
 
     def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         # each piece ends with the end of a text, as in training

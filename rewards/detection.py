@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from rewards.base import Metadata, RewardError, Scores, Spec
 from rewards.clip import load_dual_encoder
+from rewards.hub import hub
 from rewards.segmentation import instances
 from rewards.vision import pick_device
 
@@ -55,9 +56,11 @@ def load_detector(model: str, device: str) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoImageProcessor, AutoModelForObjectDetection
     from transformers import Mask2FormerForUniversalSegmentation as Mask2Former
 
-    segments = AutoConfig.from_pretrained(model).model_type == "mask2former"
-    network: Any = (Mask2Former if segments else AutoModelForObjectDetection).from_pretrained(model)
-    return AutoImageProcessor.from_pretrained(model), network.to(pick_device(device)).eval().requires_grad_(False)
+    segments = AutoConfig.from_pretrained(**hub(model)).model_type == "mask2former"
+    network: Any = (Mask2Former if segments else AutoModelForObjectDetection).from_pretrained(**hub(model))
+    return AutoImageProcessor.from_pretrained(**hub(model)), network.to(pick_device(device)).eval().requires_grad_(
+        False
+    )
 
 
 THRESHOLDS = {"mask2former": (0.3, 0.9), "rt_detr": (0.3, 0.6), "rt_detr_v2": (0.3, 0.6)}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rewards.aesthetic import LinearHead
 from rewards.base import Metadata, Scores
+from rewards.hub import hub
 from rewards.vision import Dtype, ModelReward, Preprocess, load_weights, pick_device, without_prefix
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the head's output over the authors' validation pictures
@@ -122,7 +123,7 @@ class ImageReward(ModelReward):
 
         super().__init__(batch_size)
         self.network = load_image_reward(weights, device, dtype)
-        self.tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+        self.tokenizer = AutoTokenizer.from_pretrained(**hub(tokenizer))
         self.preprocess = Preprocess((self.network.size, self.network.size))
         self.device, self.dtype = pick_device(device), getattr(torch, dtype)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rewards.base import Latents, Metadata, RewardError, Scores, Spec, vae_of
+from rewards.hub import hub
 from rewards.vision import Dtype, load_weights, pick_device, weights_file
 
 
@@ -151,9 +152,9 @@ def load_dina(weights: str, head: str, config: str, base: str, device: str, dtyp
     """Trunk, head and the pipeline that reads prompts and pictures; rewards that name the same ones share them."""
     from diffusers import DiffusionPipeline
 
-    saved = DiffusionPipeline.load_config(base)
+    saved = DiffusionPipeline.load_config(**hub(base))
     absent = {name: None for name, entry in saved.items() if entry == [None, None]}
-    pipeline = DiffusionPipeline.from_pretrained(base, dtype=getattr(torch, dtype), **absent)
+    pipeline = DiffusionPipeline.from_pretrained(**hub(base), dtype=getattr(torch, dtype), **absent)
     # the authors' is YAML under the name of a JSON file
     settings = yaml.safe_load(weights_file(config).read_text(encoding="utf-8"))["model"]
     layers = settings["visual_head_idx"], settings["text_head_idx"]

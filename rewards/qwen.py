@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rewards.base import Metadata, Scores
+from rewards.hub import hub
 
 PIXELS = 448 * 448  # about which pictures are resized to, their shape kept
 RESIZE = 28  # the authors' multiple of a side, Qwen2's merged patch
@@ -44,12 +45,12 @@ class Reader(nn.Module):
         from tokenizers import AddedToken
 
         super().__init__()
-        self.processor = transformers.AutoProcessor.from_pretrained(base)
+        self.processor = transformers.AutoProcessor.from_pretrained(**hub(base))
         self.processor.tokenizer.padding_side = "right"
         self.processor.tokenizer.add_tokens([AddedToken(marker, special=True) for marker in markers])
         self.markers = self.processor.tokenizer.convert_tokens_to_ids(list(markers))
         backbone = {new: tensor for name, tensor in tensors.items() if (new := place(name)) is not None}
-        config = transformers.AutoConfig.from_pretrained(base)
+        config = transformers.AutoConfig.from_pretrained(**hub(base))
         if config.model_type not in MODELS:
             raise ValueError(f"{title}: '{base}' is a {config.model_type}; it takes one of {', '.join(MODELS)}")
         config.text_config.vocab_size = backbone["language_model.embed_tokens.weight"].shape[0]

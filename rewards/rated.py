@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rewards.base import Metadata, Scores, Spec
 from rewards.clip import picture_settings
+from rewards.hub import hub
 from rewards.owl import Owl
 from rewards.vision import Dtype, ModelReward, load_repository, pick_device
 from rewards.wording import WORDINGS, named_texts
@@ -72,7 +73,7 @@ class RatingWord(ModelReward):
 
         super().__init__(batch_size)
         asked = read_question(self.name, Path(question) if question else WORDINGS / "rated.txt", aspect)
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer = AutoTokenizer.from_pretrained(**hub(model))
 
         def tokens(text: str) -> list[int]:
             ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
@@ -84,7 +85,7 @@ class RatingWord(ModelReward):
         self.before = torch.tensor([tokenizer.bos_token_id, *tokens(before)], device=self.device)
         self.after = torch.tensor(tokens(after), device=self.device)
         self.words = torch.tensor([tokens(word)[0] for word in WORDS], device=self.device)
-        self.preprocess = replace(picture_settings(AutoImageProcessor.from_pretrained(model)), fit="square")
+        self.preprocess = replace(picture_settings(AutoImageProcessor.from_pretrained(**hub(model))), fit="square")
 
     def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         logits = self.network(pixels, self.before, self.after)[:, self.words].float()

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from rewards.base import Metadata, Scores, Sound, Spec
+from rewards.hub import hub
 from rewards.vision import pick_device
 
 
@@ -16,8 +17,8 @@ def load_clap(model: str, device: str) -> tuple[Any, Any]:
     """Load network and processor; rewards that name the same ones share them."""
     from transformers import ClapModel, ClapProcessor
 
-    network = ClapModel.from_pretrained(model).to(pick_device(device)).eval().requires_grad_(False)
-    return network, ClapProcessor.from_pretrained(model)
+    network = ClapModel.from_pretrained(**hub(model)).to(pick_device(device)).eval().requires_grad_(False)
+    return network, ClapProcessor.from_pretrained(**hub(model))
 
 
 class CLAP:

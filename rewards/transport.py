@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from rewards.base import Metadata, Scores, Spec
 from rewards.clip import picture_settings
+from rewards.hub import hub
 from rewards.pictures import read_picture
 from rewards.shapes.clip import TINY_CLIP
 from rewards.vision import Dtype, ModelReward, pick_device
@@ -66,9 +67,11 @@ class PISCES(ModelReward):
         if not (0 < share <= 1 and 0 <= quality_weight <= 1 and entropy > 0):
             raise ValueError("pisces: share in (0, 1], quality_weight in [0, 1] and entropy above 0 work")
         self.device, self.dtype = pick_device(device), getattr(torch, dtype)
-        self.network = CLIPModel.from_pretrained(model, dtype=self.dtype).to(self.device).eval().requires_grad_(False)
-        self.tokenizer = AutoTokenizer.from_pretrained(model)
-        self.preprocess = picture_settings(AutoImageProcessor.from_pretrained(model))
+        self.network = (
+            CLIPModel.from_pretrained(**hub(model), dtype=self.dtype).to(self.device).eval().requires_grad_(False)
+        )
+        self.tokenizer = AutoTokenizer.from_pretrained(**hub(model))
+        self.preprocess = picture_settings(AutoImageProcessor.from_pretrained(**hub(model)))
         self.share, self.entropy, self.frames = share, entropy, frames
         self.quality_weight = 0.0 if real is None else quality_weight
         self.map = None if real is None else self._fitted(Path(real))

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rewards.base import Metadata, Scores, Spec
+from rewards.hub import split_revision
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -165,12 +166,12 @@ def weights_file(source: str | Path) -> Path:
     if path.is_file():
         return path
     owner, repository, file = (*str(source).split("/", 2), "", "")[:3]
-    repository, _, revision = repository.partition("@")
+    name, revision = split_revision(f"{owner}/{repository}")
     if path.is_absolute() or not file:
         raise FileNotFoundError(f"no weights at '{source}'; give a file, or 'owner/repository/file' on the hub")
     from huggingface_hub import hf_hub_download
 
-    return Path(hf_hub_download(f"{owner}/{repository}", file, revision=revision or None))
+    return Path(hf_hub_download(name, file, revision=revision))
 
 
 def load_weights(source: str | Path) -> dict[str, Tensor]:
@@ -203,9 +204,9 @@ def load_repository(source: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not folder.is_dir():
         from huggingface_hub import snapshot_download
 
-        name, _, revision = source.partition("@")
+        name, revision = split_revision(source)
         patterns = ["*.json", "*.model", "*.safetensors", WEIGHTS]
-        folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob(WEIGHTS))
     if not files or not (folder / "config.json").is_file():
         raise FileNotFoundError(f"no config.json and weights at '{source}'")

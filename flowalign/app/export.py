@@ -26,6 +26,7 @@ from flowalign.policies.diffusion.families import family_of
 from flowalign.policies.diffusion.lora_formats import converted, layout_of, pairs_of
 from flowalign.policies.diffusion.storage import described_by, load_config, lora_file
 from flowalign.runs.checkpoint import check_weights, order_metadata
+from rewards.hub import hub
 
 Kind = Literal["diffusers", "kohya", "comfyui"]
 ARCHITECTURES = {
@@ -109,7 +110,7 @@ def _widths(base: str | Path, name: str, network: str) -> Callable[[str], int]:
     """The outputs of a network's layers, without its weights."""
     kind: Any = getattr(diffusers, network)
     with torch.device("meta"):
-        whole = kind.from_config(kind.load_config(str(base), subfolder=name))
+        whole = kind.from_config(kind.load_config(**hub(base), subfolder=name))
     return lambda layer: int(whole.get_submodule(layer).out_features)
 
 

@@ -16,6 +16,7 @@ from flowalign.runs.foreign import ForeignError, inside, read_bytes, read_json, 
 from flowalign.runs.metrics import MetricsFile
 from flowalign.runs.samples import FOLDER as SAMPLES
 from flowalign.training.evaluator import before_and_after, ended_at
+from rewards.hub import split_revision
 
 PAIRS = 6
 """samples before and after, at most"""
@@ -72,8 +73,9 @@ def _front(config: BaseConfig, tags: Sequence[str]) -> dict[str, Any]:
     """What the hub reads of a card."""
     pictures = config.model.kind == "pictures"
     front: dict[str, Any] = {"library_name": "diffusers" if pictures else "transformers"}
-    if not Path(config.model.path).exists() and config.model.path.count("/") == 1:
-        front["base_model"] = config.model.path
+    base, _ = split_revision(config.model.path)
+    if not Path(base).exists() and base.count("/") == 1:
+        front["base_model"] = base
     if not pictures:
         front["pipeline_tag"] = "text-generation"
     return front | {"tags": ["flowalign", "reinforcement-learning", *tags]}

@@ -16,8 +16,9 @@ from flowalign import registry
 from flowalign.config import BaseConfig, Config, Named
 from flowalign.data.files import is_data_set
 from flowalign.errors import FlowalignError
+from rewards.hub import AT, split_revision
 
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 NETWORKS = ("model", "weights", "head", "config", "tower", "colour_model")
 """settings of rewards that name a network, or a file of it"""
 READERS = ("processor", "tokenizer", "base")
@@ -46,6 +47,12 @@ class Download:
     def kind(self) -> str:
         """As the hub calls it."""
         return "dataset" if self.part == "data set" else "model"
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """Arguments of huggingface_hub's functions."""
+        name, revision = split_revision(self.repository)
+        return {"repo_id": name, "revision": revision, "repo_type": self.kind}
 
 
 def downloads(config: BaseConfig) -> list[Download]:
@@ -97,7 +104,8 @@ def _of_reward(where: str, reward: Named) -> Iterable[Download | None]:
             if not isinstance(name, str) or Path(name).exists():
                 continue
             owner, repository, file = (*name.split("/", 2), "", "")[:3]
-            if file:
+            # a revision at the end may have slashes of its own
+            if file and not AT.fullmatch(name):
                 yield Download(place, f"{owner}/{repository}", file)
             else:
                 yield _repository(place, name, part)
@@ -145,7 +153,7 @@ def best_ending(weights: Sequence[str]) -> str:
 def here(one: Download) -> Path | None:
     """Where it is in the cache; None if a part is missing."""
     try:
-        folder = huggingface_hub.snapshot_download(one.repository, repo_type=one.kind, local_files_only=True)
+        folder = huggingface_hub.snapshot_download(**one.where, local_files_only=True)
     except LocalEntryNotFoundError:
         return None
     path = Path(folder)
@@ -201,12 +209,10 @@ def size(one: Download) -> Size:
         FlowalignError: the hub refuses, or is out of reach; says what to do.
     """
     try:
-        info: Any = huggingface_hub.HfApi().repo_info(
-            one.repository, repo_type=one.kind, files_metadata=True, timeout=10
-        )
+        info: Any = huggingface_hub.HfApi().repo_info(**one.where, files_metadata=True, timeout=10)
         folders = []
         if one.part == "pipeline":
-            index = huggingface_hub.hf_hub_download(one.repository, "model_index.json")
+            index = huggingface_hub.hf_hub_download(**one.where, filename="model_index.json")
             folders = list(components(Path(index)))
     except GatedRepoError as error:
         raise FlowalignError(_gated(one)) from error
@@ -225,8 +231,9 @@ class Unreachable(FlowalignError):
 
 
 def _gated(one: Download) -> str:
+    name, _ = split_revision(one.repository)
     return (
-        f"{one.needed_by}: {one.repository} is gated: accept its licence at https://huggingface.co/{one.repository}, "
+        f"{one.needed_by}: {name} is gated: accept its licence at https://huggingface.co/{name}, "
         "then `hf auth login` with a token of that account"
     )
 
@@ -234,7 +241,7 @@ def _gated(one: Download) -> str:
 def get(one: Download, files: Sequence[str]) -> None:
     """Load files of a repository into the cache."""
     try:
-        huggingface_hub.snapshot_download(one.repository, repo_type=one.kind, allow_patterns=list(files))
+        huggingface_hub.snapshot_download(**one.where, allow_patterns=list(files))
     except GatedRepoError as error:
         raise FlowalignError(_gated(one)) from error
 

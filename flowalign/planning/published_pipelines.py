@@ -16,6 +16,7 @@ from flowalign.errors import ConfigError, nearest
 from flowalign.planning.fake_device import DEVICE
 from flowalign.planning.random_models import default_dtype, random_pipeline
 from flowalign.planning.tiny_pipelines import Tiny, assembled, part, pipelines_of
+from rewards.hub import split_revision
 
 DATA: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 PARTS: dict[str, Any] = DATA["parts"]
@@ -34,6 +35,7 @@ def published(path: str) -> Tiny | None:
     """
     if Path(shipped(path)).is_dir():
         return None
+    path, _ = split_revision(path)
     if path.lower() not in NAMES:
         raise ConfigError(
             f"model.path: no configuration of '{path}' comes with flowalign; {nearest(path.lower(), NAMES)} "

@@ -16,6 +16,7 @@ from flowalign.errors import ConfigError
 from flowalign.planning.tiny_pipelines import DATA, PIPELINES, part
 from flowalign.policies.diffusion.storage import check_index, load_config
 from flowalign.policies.language.policy import LanguagePolicy
+from rewards.hub import hub
 
 FAMILIES: dict[str, str] = DATA["hub_names"]
 """beginnings of hub names, in lower case, and the tiny pipeline of the same class; the longest that fits counts"""
@@ -50,7 +51,7 @@ def random_pipeline(path: str, dtype: torch.dtype, device: torch.device, everyth
 
     source = str(shipped(path))
     try:
-        index = DiffusionPipeline.load_config(source, local_files_only=True)
+        index = DiffusionPipeline.load_config(**hub(source), local_files_only=True)
         check_index(source, index)
         parts: dict[str, Any] = {}
         for name, entry in index.items():
@@ -62,14 +63,16 @@ def random_pipeline(path: str, dtype: torch.dtype, device: torch.device, everyth
                 continue
             target = getattr(diffusers if library == "diffusers" else transformers, kind)
             if not issubclass(target, nn.Module):
-                parts[name] = target.from_pretrained(source, subfolder=name, local_files_only=True)
+                parts[name] = target.from_pretrained(**hub(source), subfolder=name, local_files_only=True)
                 continue
             there = everything or name in ("transformer", "transformer_2", "unet")
             with torch.device(device if there else "cpu"), default_dtype(dtype):
                 if library == "diffusers":
-                    parts[name] = target.from_config(target.load_config(source, subfolder=name, local_files_only=True))
+                    parts[name] = target.from_config(
+                        target.load_config(**hub(source), subfolder=name, local_files_only=True)
+                    )
                 else:
-                    own = transformers.AutoConfig.from_pretrained(source, subfolder=name, local_files_only=True)
+                    own = transformers.AutoConfig.from_pretrained(**hub(source), subfolder=name, local_files_only=True)
                     parts[name] = target(own)
     except OSError as error:
         raise _no_files(path, error) from error
@@ -86,8 +89,8 @@ def random_language_model(
     """
     source = str(shipped(path))
     try:
-        own = AutoConfig.from_pretrained(source, local_files_only=True)
-        reader = kind.readers.from_pretrained(source, local_files_only=True)
+        own = AutoConfig.from_pretrained(**hub(source), local_files_only=True)
+        reader = kind.readers.from_pretrained(**hub(source), local_files_only=True)
     except OSError as error:
         raise _no_files(path, error) from error
     with torch.device(device):

@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -76,6 +76,9 @@ class Policy(Generic[R]):
     def untrained(self) -> tuple[str, ...]:
         """Beginnings of the names of weights that the network cannot use, and that are not trained."""
         return ()
+
+    def expect(self, coming: Callable[[], Sequence[str]]) -> None:
+        """Be told how to ask for the prompts that come next; here there is nothing to prepare."""
 
     def add_lora(self, rank: int, alpha: float, targets: Sequence[str] | str | None = None, init: Any = True) -> None:
         """Train a LoRA adapter; the reference is the same network with the adapter off.

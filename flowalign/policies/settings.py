@@ -57,7 +57,8 @@ class Network(Section):
     kind: Literal["pictures", "text"]
     """of the samples that it makes"""
     path: str
-    """a folder, a hub name, or a model shipped with flowalign; of pictures also a single file (.safetensors)"""
+    """a folder, a hub name, also with its revision (owner/name@commit), or a model shipped with flowalign; of pictures also
+    a single file (.safetensors)"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """of the frozen weights and the forward pass; what is trained stays float32"""
     lora: Lora | None = Lora()
@@ -114,7 +115,8 @@ class Model(Network):
 class TextModel(Network):
     kind: Literal["text"]
     path: str
-    """a folder, a hub name of a causal language model, or 'tiny_lm', which is shipped with flowalign"""
+    """a folder, a hub name of a causal language model, also with its revision (owner/name@commit), or 'tiny_lm',
+    which is shipped with flowalign"""
     padding: Literal["left", "right"] = "left"
     """side of the padding when log-probabilities are computed; sampling always pads on the left"""
     chat: bool = False

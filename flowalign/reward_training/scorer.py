@@ -15,6 +15,7 @@ from flowalign.data import Preferences
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.reward_training.supervised import LOWER, fit, new_folder
 from rewards.clip import picture_settings
+from rewards.hub import hub
 from rewards.pictures import read_picture
 from rewards.vision import pick_device
 
@@ -30,8 +31,8 @@ class PreferenceModel:
 
     def __init__(self, model: str, network: Any, parts: Sequence[tuple[Any, str]], device: str) -> None:
         try:
-            self.network = network.from_pretrained(model, dtype=torch.float32).to(pick_device(device)).eval()
-            self.parts = [kind.from_pretrained(path) for kind, path in parts]
+            self.network = network.from_pretrained(**hub(model), dtype=torch.float32).to(pick_device(device)).eval()
+            self.parts = [kind.from_pretrained(**hub(path)) for kind, path in parts]
         except (OSError, ValueError) as error:
             raise ConfigError(f"no model to train at '{model}': {' '.join(str(error).split())[:300]}") from error
 

@@ -1,5 +1,6 @@
 """The groups of a run's iterations: which are drawn, and what stands in for those that teach nothing."""
 
+import copy
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,9 @@ from flowalign.data.selection.base import Selection
 from flowalign.data.selection.replay import Replay, Stored
 from flowalign.rollouts.base import Actor
 from flowalign.rollouts.draw import Draw, Sampled, Workers, joined
+
+AHEAD = 8
+"""Iterations whose prompts are encoded together."""
 
 
 class Groups:
@@ -29,6 +33,8 @@ class Groups:
         self.prompts, self.selection, self.actor, self.branches = prompts, selection, actor, branches
         config = actor.config
         self.seed, self.size = config.training.seed, config.training.group_size
+        self.next = 0
+        """The iteration after the last one that was drawn."""
         # a text draws from its noise seed alone; a picture that is made of it starts from the start noise
         self.shares_start_noise = getattr(config.rollout, "share_start_noise", True)
         self.dynamic = config.data.dynamic_sampling
@@ -40,6 +46,14 @@ class Groups:
         count = self.actor.config.training.prompts_per_iteration
         return self.selection.picks(self.prompts, iteration, count, self.seed)
 
+    def coming(self) -> list[str]:
+        """This process's prompts of the next iterations, as far as can be told now."""
+        selection, training, processes = copy.deepcopy(self.selection), self.actor.config.training, self.actor.processes
+        count = training.prompts_per_iteration
+        share = slice(processes.row * count // processes.rows, (processes.row + 1) * count // processes.rows)
+        picks = [selection.picks(self.prompts, i, count, self.seed)[share] for i in range(self.next, self.next + AHEAD)]
+        return [self.prompts.texts[pick] for pick in itertools.chain.from_iterable(picks)]
+
     def draw(self, iteration: int, workers: Workers | None = None, picks: list[int] | None = None) -> Draw:
         """This process's part of an iteration's groups.
 
@@ -48,7 +62,7 @@ class Groups:
             picks: the prompts; default `picks`.
         """
         processes = self.actor.processes
-        picks = self.picks(iteration) if picks is None else picks
+        picks, self.next = self.picks(iteration) if picks is None else picks, iteration + 1
         batch = draw_batch(
             self.prompts,
             iteration,

@@ -161,6 +161,7 @@ class Trainer:
         selection = config.data.selection
         self.selection = registry.build("selections", selection.name, selection.settings, "data.selection")
         self.groups = Groups(self.prompts, self.selection, self.actor, self.algorithm.branches(config))
+        self.policy.expect(self.groups.coming)
         self.learner = Learner(self.algorithm, self.actor, sharding)
         self.ahead: Ahead | None = None
         """of a run with workers"""

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor, LogitsProcessor, LogitsProcessorList
 from transformers.image_processing_backends import TorchvisionBackend
 
+from rewards.hub import hub
 from rewards.judges.base import Judge, Question, spells
 from rewards.judges.cache import CachedJudge
 from rewards.usage import Usage, usage_of
@@ -50,8 +51,8 @@ class Local:
 @cache
 def _load(path: str, dtype: str, device: str) -> tuple[Any, Any]:
     """Model and processor; judges of the same weights share them."""
-    model = AutoModelForImageTextToText.from_pretrained(path, dtype=getattr(torch, dtype))
-    return model.to(device).eval().requires_grad_(False), AutoProcessor.from_pretrained(path)
+    model = AutoModelForImageTextToText.from_pretrained(**hub(path), dtype=getattr(torch, dtype))
+    return model.to(device).eval().requires_grad_(False), AutoProcessor.from_pretrained(**hub(path))
 
 
 class LocalJudge:

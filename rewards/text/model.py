@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rewards.base import RewardError
+from rewards.hub import hub
 from rewards.vision import pick_device
 
 
@@ -41,8 +42,10 @@ class CausalModel:
 
         place = pick_device(device)
         try:
-            network = AutoModelForCausalLM.from_pretrained(path, dtype="float32" if place.type == "cpu" else "auto")
-            tokenizer = AutoTokenizer.from_pretrained(path)
+            network = AutoModelForCausalLM.from_pretrained(
+                **hub(path), dtype="float32" if place.type == "cpu" else "auto"
+            )
+            tokenizer = AutoTokenizer.from_pretrained(**hub(path))
         except (OSError, ValueError) as error:
             raise ValueError(f"no language model at '{path}': {' '.join(str(error).split())[:300]}") from error
         return cls(network.to(place).requires_grad_(False).eval(), tokenizer)

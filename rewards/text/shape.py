@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from rewards.base import Around, Metadata, Reward, RewardError, Scores, Spec, as_reward, groups, score, spec_of
+from rewards.hub import hub
 from rewards.text.model import CausalModel
 
 
@@ -66,7 +67,7 @@ def _tokenizer(path: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(**hub(path))
     except (OSError, ValueError) as error:
         raise ValueError(f"no tokenizer at '{path}': {' '.join(str(error).split())[:300]}") from error
 

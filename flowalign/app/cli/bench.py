@@ -217,10 +217,13 @@ def revision(model: str) -> str | None:
     """The commit of a model of the hub, once it is here; None of what is on this machine alone."""
     from huggingface_hub import try_to_load_from_cache
 
-    if Path(model).exists() or model.count("/") != 1:
+    from rewards.hub import split_revision
+
+    name, asked = split_revision(model)
+    if Path(name).exists() or name.count("/") != 1:
         return None
-    for name in ("model_index.json", "config.json"):
-        there = try_to_load_from_cache(model, name)
+    for file in ("model_index.json", "config.json"):
+        there = try_to_load_from_cache(name, file, revision=asked)
         if isinstance(there, str):
             # .../snapshots/COMMIT/config.json
             return Path(there).parent.name

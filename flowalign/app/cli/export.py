@@ -19,7 +19,7 @@ LORA = """\
 ```python
 from diffusers import DiffusionPipeline
 
-pipe = DiffusionPipeline.from_pretrained("{base}")
+pipe = DiffusionPipeline.from_pretrained({base})
 pipe.load_lora_weights(".", weight_name="{file}")
 ```"""
 WHOLE = """\
@@ -89,6 +89,7 @@ def _write(
     from flowalign.app.export import write_lora
     from flowalign.app.model_card import write_card
     from flowalign.config import Config
+    from rewards.hub import split_revision
 
     tags = ["lora"]
     if merge:
@@ -98,7 +99,9 @@ def _write(
         files = write_lora(run, config, kind, folder)
         names = "`, `".join(file.name for file in files)
         if kind == "diffusers":
-            use = LORA.format(base=config.model.path, file=files[0].name)
+            name, revision = split_revision(config.model.path)
+            base = f'"{name}"' + ("" if revision is None else f', revision="{revision}"')
+            use = LORA.format(base=base, file=files[0].name)
         else:
             use = OTHERS[kind].format(file=names)
     else:

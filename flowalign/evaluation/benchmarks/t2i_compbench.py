@@ -20,6 +20,7 @@ from flowalign.evaluation.benchmarks.published import Published, lines, located
 from rewards import Metadata
 from rewards.clip import CLIPScore
 from rewards.detection import Found
+from rewards.hub import hub
 from rewards.vision import Preprocess, pick_device
 
 DIGESTS = {
@@ -172,8 +173,10 @@ def owl(name: str, device: str, threshold: float = 0.1) -> Callable[[Image, Sequ
     """A detector of transformers that is told what to look for; what it finds comes the surest first."""
     from transformers import AutoProcessor, Owlv2ForObjectDetection
 
-    network: Any = Owlv2ForObjectDetection.from_pretrained(name).to(pick_device(device)).eval().requires_grad_(False)
-    processor = AutoProcessor.from_pretrained(name)
+    network: Any = (
+        Owlv2ForObjectDetection.from_pretrained(**hub(name)).to(pick_device(device)).eval().requires_grad_(False)
+    )
+    processor = AutoProcessor.from_pretrained(**hub(name))
 
     @torch.no_grad()
     def detect(image: Image, names: Sequence[str]) -> list[Found]:
@@ -198,8 +201,8 @@ def blip_vqa(name: str, device: str, side: int = 480) -> Callable[[Image, str], 
     from transformers import AutoTokenizer, BlipForQuestionAnswering
 
     place = pick_device(device)
-    network: Any = BlipForQuestionAnswering.from_pretrained(name).to(place).eval().requires_grad_(False)
-    tokenizer = AutoTokenizer.from_pretrained(name)
+    network: Any = BlipForQuestionAnswering.from_pretrained(**hub(name)).to(place).eval().requires_grad_(False)
+    tokenizer = AutoTokenizer.from_pretrained(**hub(name))
     preprocess = Preprocess((side, side), fit="squash")
 
     @torch.no_grad()

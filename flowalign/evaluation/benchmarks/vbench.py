@@ -21,6 +21,7 @@ from flowalign.evaluation.benchmarks.base import SampleScores, Suite
 from flowalign.evaluation.benchmarks.published import Published, lines, located
 from rewards import Metadata
 from rewards.clip import load_dual_encoder
+from rewards.hub import hub
 from rewards.vision import pick_device
 
 COMMIT = "45e79ec14e69a2187202c675d2dbce1a71843d53"
@@ -99,7 +100,7 @@ class VBench(Suite):
     def _dino(self) -> Any:
         from transformers import AutoModel
 
-        network: Any = AutoModel.from_pretrained(self.dino)
+        network: Any = AutoModel.from_pretrained(**hub(self.dino))
         return network.to(pick_device(self.device)).eval().requires_grad_(False)
 
     @torch.no_grad()

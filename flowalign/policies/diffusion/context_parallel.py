@@ -25,6 +25,7 @@ from flowalign.errors import ConfigError
 from flowalign.policies.diffusion.families import family_of
 from flowalign.policies.diffusion.storage import load_config
 from flowalign.policies.settings import Model
+from rewards.hub import hub
 
 WHERE = "model.context_parallel"
 RINGS = ("_native_cudnn", "_native_flash", "flash", "flash_hub", "_flash_3_hub")
@@ -49,7 +50,7 @@ def check_context_parallel(path: str | Path, model: Model) -> None:
     saved = load_config(path)
     denoiser = family_of(saved["_class_name"]).denoiser
     network: Any = getattr(diffusers, saved[denoiser][1])
-    check_network(saved["_class_name"], network, network.load_config(str(path), subfolder=denoiser), model)
+    check_network(saved["_class_name"], network, network.load_config(**hub(path), subfolder=denoiser), model)
 
 
 def check_network(pipeline_class: str, network: Any, described: Mapping[str, Any], model: Model) -> None:

@@ -13,6 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rewards.hub import hub
+
 ENCODING = ("text_encoder", "tokenizer")
 """how the names of the parts begin that encode prompts"""
 
@@ -66,7 +68,7 @@ def _origin(path: str | Path) -> list[Any]:
     """What tells text encoders from others."""
     root = Path(path)
     if not root.exists():
-        _, commit = DiffusionPipeline.load_config(str(path), return_commit_hash=True)
+        _, commit = DiffusionPipeline.load_config(**hub(path), return_commit_hash=True)
         return [str(path), commit]
     parts = [file for file in root.rglob("*") if file.relative_to(root).parts[0].startswith(ENCODING)]
     files = sorted(file for file in parts if file.is_file()) if root.is_dir() else [root]

@@ -231,6 +231,10 @@ class DiffusersPolicy(Policy[Rollout]):
                     "what is saved; a LoRA of the denoiser alone works"
                 )
 
+    def expect(self, coming: Callable[[], Sequence[str]]) -> None:
+        """Encode these prompts with the next ones that are asked for, in one visit of the text encoders."""
+        self.encoder.coming = coming
+
     def prompt_vectors(self, prompts: Sequence[str], sources: Sequence[Source | None] | None = None) -> Tensor:
         """[B, D] one vector a prompt: the mean over its tokens of the text embedding."""
         return self.encoder.vectors(prompts, sources)

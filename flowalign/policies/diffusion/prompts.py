@@ -3,6 +3,7 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from torch.utils._pytree import tree_map_only
 from flowalign.data import Source
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion.embeddings import EmbeddingStore
-from flowalign.policies.diffusion.families import Family, to_device
+from flowalign.policies.diffusion.families import Family
 from flowalign.policies.diffusion.sources import opened
+from flowalign.policies.diffusion.visiting import visiting
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,8 @@ class PromptEncoder:
         self.embeddings: OrderedDict[Prompt, dict[str, Tensor]] = OrderedDict()
         self.place = device
         """where the text encoders encode"""
+        self.coming: Callable[[], Sequence[str]] = tuple
+        """gives the prompts that will be asked for next; they are encoded with one that is missing, in one visit"""
         self.trained = False
         """the text encoders change, so that what they made before is old"""
 
@@ -74,7 +78,7 @@ class PromptEncoder:
         size: tuple[int, int] | None = None,
         negative: bool = False,
     ) -> list[Prompt]:
-        """Put the embeddings of the distinct prompts into the cache; the text encoders leave the device after.
+        """Put the embeddings of the distinct prompts into the cache; the text encoders visit the device for it.
 
         Each is encoded alone: in a batch it would depend, in its last bits, on those it came with, and a resumed run,
         whose cache is empty, would not repeat the uninterrupted one.
@@ -100,27 +104,31 @@ class PromptEncoder:
             return keys
         self.load()
         self._report_cut([text for text, *_ in missing])
-        encoders = self.parts
-        for encoder in encoders:
-            to_device(encoder, self.place)
-        for key in missing:
-            text, source, *_ = key
-            if source is None and self.family.encodes_images:
-                name = type(self.pipeline).__name__
-                raise ConfigError(f"{name} encodes prompts with their pictures, and {text!r} came without")
-            pictures = {} if source is None else {"image": opened(source, size)[0]}
-            options = self.options | pictures
-            encode = self.family.encode_negative if negative else self.family.encode
-            encoded = encode(self.pipeline, [text], device=self.place, **options)
-            # laid out as they are read from a file, or products with them would differ in their last bits
-            self.embeddings[key] = {name: value[0].cpu().contiguous() for name, value in encoded.items()}
-            if self.store is not None and source is None and not self.trained:
-                self.store.write(text, negative, self.embeddings[key])
-        if self.place.type != "cpu" and not self.trained:
-            for encoder in encoders:
-                to_device(encoder, "cpu")
-        self._forget(len(set(keys)))
+        travels = self.place.type != "cpu" and not self.trained
+        if travels and not negative and not self.family.encodes_images:
+            later = dict.fromkeys((text, None, None, False) for text in self.coming())
+            missing += [key for key in later if key not in {*self.embeddings, *missing} and not self._stored(key)]
+        with visiting(self.parts, self.place) if travels else nullcontext():
+            for key in missing:
+                self.embeddings[key] = self._encoded(*key)
+        self._forget(len({*keys, *missing}))
         return keys
+
+    def _encoded(
+        self, text: str, source: Source | None, size: tuple[int, int] | None, negative: bool
+    ) -> dict[str, Tensor]:
+        """The embeddings of a prompt, on the host."""
+        if source is None and self.family.encodes_images:
+            name = type(self.pipeline).__name__
+            raise ConfigError(f"{name} encodes prompts with their pictures, and {text!r} came without")
+        pictures = {} if source is None else {"image": opened(source, size)[0]}
+        encode = self.family.encode_negative if negative else self.family.encode
+        encoded = encode(self.pipeline, [text], device=self.place, **(self.options | pictures))
+        # laid out as they are read from a file, or products with them would differ in their last bits
+        embeddings = {name: value[0].cpu().contiguous() for name, value in encoded.items()}
+        if self.store is not None and source is None and not self.trained:
+            self.store.write(text, negative, embeddings)
+        return embeddings
 
     def _stored(self, key: Prompt) -> bool:
         """Whether the embeddings were made before, in which case they are now in the cache."""

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from flowalign.errors import ConfigError, FlowalignError, nearest
 from flowalign.policies.diffusion.families import family_of
+from rewards.hub import hub
 
 
 def check_options(path: str | Path, encode: Mapping[str, Any], attention: str | None) -> None:
@@ -86,7 +87,7 @@ def load_config(path: str | Path) -> dict[str, Any]:
             whatever module stands there.
     """
     try:
-        saved: dict[str, Any] = DiffusionPipeline.load_config(str(path))
+        saved: dict[str, Any] = DiffusionPipeline.load_config(**hub(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"no pipeline at '{path}': {' '.join(str(error).split())}") from error
     check_index(path, saved)
@@ -195,7 +196,7 @@ def load_pipeline(
     denoiser = family_of(saved["_class_name"]).denoiser
     quantised = {} if base_bits is None else {"quantization_config": quantisation(base_bits, denoiser, dtype)}
     with _readable(path):
-        return DiffusionPipeline.from_pretrained(str(path), dtype=dtype, **absent, **quantised, **parts)
+        return DiffusionPipeline.from_pretrained(**hub(path), dtype=dtype, **absent, **quantised, **parts)
 
 
 def load_text_encoders(path: str | Path, dtype: torch.dtype) -> dict[str, Any]:
@@ -204,7 +205,7 @@ def load_text_encoders(path: str | Path, dtype: torch.dtype) -> dict[str, Any]:
     for part, (library, name) in _text_encoders(load_config(path)).items():
         kind = _class_of([library, name])
         with _readable(path):
-            loaded[part] = kind.from_pretrained(str(path), subfolder=part, dtype=dtype).requires_grad_(False).eval()
+            loaded[part] = kind.from_pretrained(**hub(path), subfolder=part, dtype=dtype).requires_grad_(False).eval()
     return loaded
 
 

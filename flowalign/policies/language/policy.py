@@ -22,6 +22,7 @@ from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.token_sampler import SeededSampler
 from flowalign.runs.checkpoint import check_weights
 from rewards import bind
+from rewards.hub import hub
 from rewards.text.model import CausalModel
 
 logger = logging.getLogger(__name__)
@@ -71,8 +72,8 @@ class LanguagePolicy(Policy[TextRollout]):
     ) -> Self:
         """Load a model and its tokenizer or processor."""
         try:
-            reader = cls.readers.from_pretrained(str(path))
-            network = cls.networks.from_pretrained(str(path), dtype=torch_dtype(dtype))
+            reader = cls.readers.from_pretrained(**hub(path))
+            network = cls.networks.from_pretrained(**hub(path), dtype=torch_dtype(dtype))
         except (OSError, ValueError) as error:
             raise ConfigError(f"no {cls.noun} at '{path}': {' '.join(str(error).split())[:300]}") from error
         return cls(network, reader, device, **settings)

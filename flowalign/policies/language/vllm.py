@@ -18,6 +18,7 @@ from flowalign.errors import ConfigError
 from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout, right_padded
+from rewards.hub import split_revision
 
 
 def require_vllm() -> None:
@@ -46,8 +47,10 @@ class Engine:
         import vllm
 
         self.policy, self.parameters = policy, vllm.SamplingParams
+        name, revision = split_revision(path)
         self.model: Any = vllm.LLM(
-            model=path,
+            model=name,
+            revision=revision,
             dtype=str(policy.dtype).removeprefix("torch."),
             gpu_memory_utilization=memory,
             # of the distribution that was drawn from, its temperature included
