@@ -57,8 +57,8 @@ class Network(Section):
     kind: Literal["pictures", "text"]
     """of the samples that it makes"""
     path: str
-    """a folder, a hub name, also with its revision (owner/name@commit), or a model shipped with flowalign; of pictures also
-    a single file (.safetensors)"""
+    """a folder, a hub name, also with its revision (owner/name@commit), or a model shipped with flowalign; of pictures
+    also a single file (.safetensors)"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """of the frozen weights and the forward pass; what is trained stays float32"""
     lora: Lora | None = Lora()
