@@ -187,8 +187,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     place = tmp_path_factory.mktemp("documented")
     (place / "configs").symlink_to(ROOT / "configs")
     rng = np.random.default_rng(0)
-    (place / "runs/tiny_sd3-demo-seed0/gallery").mkdir(parents=True)
-    votes = Votes(place / "runs/tiny_sd3-demo-seed0/gallery/votes.sqlite")
+    (place / PLACES["runs/one"] / "gallery").mkdir(parents=True)
+    votes = Votes(place / PLACES["runs/one"] / "gallery/votes.sqlite")
     for i, text in enumerate(["a red circle", "a blue square", "two green triangles", "a yellow square"] * 3):
         sides = place / f"right{i}.png", place / f"wrong{i}.png"
         for side, shown in zip(sides, (text, "three purple circles"), strict=True):
