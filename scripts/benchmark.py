@@ -137,8 +137,8 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
     batch = draw_batch(trainer.prompts, 0, config.training.prompts_per_iteration, config.training.group_size, 0, False)
     if arguments.config:
         encode_at_random(policy, TEXT_TOKENS)
-    experience = trainer.collect(Draw(trainer.actor, batch))
-    rollout, images = experience.rollout, trainer.actor.sampler.decode(experience.rollout)
+    experience = trainer.collect(Draw(trainer.sampler, trainer.scorer, batch))
+    rollout, images = experience.rollout, trainer.sampler.decode(experience.rollout)
     policy.verify(rollout)
     # no advantage is zero, or the update would leave the action out
     experience = replace(experience, advantage=torch.ones_like(experience.advantage))
@@ -148,9 +148,9 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
     bare = bare_network(policy, rollout, pairs[: arguments.batch_size])
     parts: dict[str, Callable[[], object]] = {
         "bare_forwards": lambda: bare(forwards, backward=False),
-        "rollout": lambda: trainer.actor.sampler.rollout(batch),
-        "decode": lambda: trainer.actor.sampler.decode(rollout),
-        "reward": lambda: trainer.actor.score(images, batch),
+        "rollout": lambda: trainer.sampler.rollout(batch),
+        "decode": lambda: trainer.sampler.decode(rollout),
+        "reward": lambda: trainer.scorer.score(images, batch),
         "bare_forward_backwards": lambda: bare(micro_batches, backward=True),
         "update": lambda: trainer.learner.update(experience, pairs),
     }

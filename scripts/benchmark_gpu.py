@@ -114,12 +114,12 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
         config.model.gradient_checkpointing, config.model.compile = arguments.gradient_checkpointing, arguments.compile
         trainer = Trainer(config, policy, progress=False)
         # what the samples are worth is no part of the work measured, and decoding them takes memory
-        trainer.actor.sampler.decode = lambda rollout: [Image.new("RGB", (8, 8))] * len(rollout)
+        trainer.sampler.decode = lambda rollout: [Image.new("RGB", (8, 8))] * len(rollout)
     training = config.training
     batch = draw_batch(trainer.prompts, 0, training.prompts_per_iteration, training.group_size, 0, False)
     if not arguments.tiny:
         encode_at_random(policy, size.encoded)
-    experience = trainer.collect(Draw(trainer.actor, batch))
+    experience = trainer.collect(Draw(trainer.sampler, trainer.scorer, batch))
     rollout = experience.rollout
     experience = replace(experience, advantage=torch.ones_like(experience.advantage))
     pairs = next(trainer.learner.chunks(experience, 0))
@@ -127,7 +127,7 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, Any]:
     agreement = published.disagreement()
 
     parts: dict[str, Callable[[], object]] = {
-        "rollout": lambda: trainer.actor.sampler.rollout(batch),
+        "rollout": lambda: trainer.sampler.rollout(batch),
         "rollout_published": published.rollout,
         "update": lambda: trainer.learner.update(experience, pairs),
         "update_published": published.update,

@@ -139,8 +139,8 @@ def overlap(arguments: argparse.Namespace) -> dict[str, Any]:
     batches = [draw_batch(trainer.prompts, i, groups, members, 0, False) for i in range(arguments.repeats + 1)]
 
     def collect(i: int, parts: int, reward: Any) -> tuple[dict[str, float], list[float]]:
-        trainer.actor.reward, trainer.config.rollout.overlap = reward, parts
-        experience = trainer.collect(Draw(trainer.actor, batches[i]))
+        trainer.scorer.reward, trainer.config.rollout.overlap = reward, parts
+        experience = trainer.collect(Draw(trainer.sampler, trainer.scorer, batches[i]))
         return experience.metrics, experience.scores.value.tolist()
 
     nothing = FunctionReward(lambda images, prompts: [0.0] * len(images), "nothing")

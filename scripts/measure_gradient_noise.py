@@ -37,7 +37,7 @@ def gradient(run: Trainer, name: str, settings: dict[str, Any], iteration: int, 
     """Of the mean loss of two samples of each prompt that this iteration draws."""
     kind = registry.resolve("algorithms", name)
     algorithm = kind(kind.Settings(**settings))
-    experience = algorithm.at_once(run.actor, draw_batch(run.prompts, iteration, prompts, 2, 0, False))
+    experience = algorithm.at_once(run.sampler, run.scorer, draw_batch(run.prompts, iteration, prompts, 2, 0, False))
     parameters, total = list(run.policy.trainable().values()), torch.zeros(())
     for items in experience.items.split(16):
         loss, _ = algorithm.losses(run.policy, experience, items)

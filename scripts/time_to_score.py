@@ -208,7 +208,7 @@ def race(seed: int, folder: str, given: argparse.Namespace) -> dict[str, Any]:
     ways: dict[str, Way] = {}
     for name in given.ways:
         trainer = build("flow_grpo" if name == "published" else given.recipe, seed, folder, given)
-        reward, settings = trainer.actor.reward, trainer.config.evaluation
+        reward, settings = trainer.scorer.reward, trainer.config.evaluation
         if name == "published":
             published = Published(trainer.policy, trainer.prompts, reward, given)
             ways[name] = Way(trainer.policy, partial(published.iterate, seed=seed), given.most[0])

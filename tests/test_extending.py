@@ -59,13 +59,13 @@ def module(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def vivid(trainer: Trainer, metrics: Metrics, module: ModuleType) -> None:
-    assert isinstance(trainer.actor.reward, module.Vivid) and trainer.actor.reward.colours == 4
+    assert isinstance(trainer.scorer.reward, module.Vivid) and trainer.scorer.reward.colours == 4
     price = 0.01 * (metrics["reward/colours"] - 4)
     assert price > 0 and metrics["reward/mean"] == pytest.approx(metrics["reward/saturation"] - price, abs=1e-4)
 
 
 def root_sde(trainer: Trainer, metrics: Metrics, module: ModuleType) -> None:
-    assert trainer.actor.sampler.kernel is module.root_sde
+    assert trainer.sampler.kernel is module.root_sde
     assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-6)
     x, v = torch.ones(2, 3), torch.full((2, 3), 0.5)
     level, later = torch.full((2, 1), 0.8), torch.full((2, 1), 0.6)
@@ -76,7 +76,7 @@ def root_sde(trainer: Trainer, metrics: Metrics, module: ModuleType) -> None:
 
 def every_other(trainer: Trainer, metrics: Metrics, module: ModuleType) -> None:
     batch = trainer.groups.draw(0).batch
-    assert trainer.actor.sampler.rollout(batch).mask[0].tolist() == [False, True, False, True, False]
+    assert trainer.sampler.rollout(batch).mask[0].tolist() == [False, True, False, True, False]
 
 
 def ranks(trainer: Trainer, metrics: Metrics, module: ModuleType) -> None:

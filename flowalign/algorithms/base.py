@@ -5,21 +5,26 @@ subclasses: `trajectory/` learns from stochastic steps that were recorded, `text
 `policy_gradient.py`), `matching/` from noised clean samples.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+import torch
 from PIL.Image import Image
 from pydantic import ValidationInfo, field_validator
 from torch import Tensor, nn
 
-from flowalign.config import Data, Named
+from flowalign.config import BaseConfig, Data, Named
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch
+from flowalign.policies.base import Policy
 from flowalign.policies.settings import Role, Snapshot
-from flowalign.rollouts.draw import Made, Sampled
+from flowalign.rollouts.processes import Processes
+from flowalign.rollouts.sampler import RolloutT, Sampled, SamplerT
+from flowalign.rollouts.scoring import Scorer
 from flowalign.settings import Section
-from rewards import Scores
+from rewards import Reward, Scores
 
 
 class AlgorithmSettings(Section):
@@ -28,7 +33,7 @@ class AlgorithmSettings(Section):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _with_name(cls, value: Any, field: ValidationInfo) -> Any:
+    def _with_name(cls, value: object, field: ValidationInfo) -> Any:
         assert field.field_name is not None
         default = cls.model_fields[field.field_name].default
         if isinstance(default, Named) and isinstance(value, str):
@@ -64,7 +69,7 @@ class Experience:
         raise NotImplementedError
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Seen:
     """A batch that was sampled and scored for people to look at."""
 
@@ -81,8 +86,14 @@ class Seen:
     """[B, B] share of the row's wins over the column, NaN for pairs that did not meet; None without comparisons"""
 
 
-class Algorithm:
-    """Base of all families.
+ConfigT = TypeVar("ConfigT", bound=BaseConfig)
+PolicyT = TypeVar("PolicyT", bound=Policy[Any])
+ExperienceT = TypeVar("ExperienceT", bound=Experience)
+RecordT = TypeVar("RecordT")
+
+
+class Algorithm(ABC, Generic[ConfigT, SamplerT, PolicyT, RolloutT, RecordT, ExperienceT]):
+    """Base of all families, each of a kind of configuration, sampler, policy, rollout, record and experience.
 
     Args:
         settings: the algorithm's own, validated.
@@ -90,14 +101,13 @@ class Algorithm:
 
     Settings: ClassVar[type[AlgorithmSettings]] = AlgorithmSettings
     kind: ClassVar[Literal["pictures", "text"]] = "pictures"
-    """of the samples that it learns from"""
-    scored: ClassVar[bool] = True
-    """finished samples are decoded and scored before anything is learned from them"""
-    combines: frozenset[str] = frozenset({"text_lora", "shards"})
+    """Kind of samples that it learns from."""
+    combines: frozenset[str] = frozenset({"text_lora", "shards", "overlap"})
     """What a run may combine it with, of these names:
 
     - text_lora: text encoders can be trained, since its losses ask for velocities of a rollout's states
     - shards: its network may be in shards
+    - overlap: finished samples are scored before anything is learned from them, while others are sampled
     - refill: it samples what it draws, group by group, so that groups can be replaced
     - replay: a group of an earlier iteration can stand in for one
     - search: it learns from finished samples alone, so that a search may have found them
@@ -105,26 +115,28 @@ class Algorithm:
     - ratios: it compares the policy with the one that sampled, action by action
     - advantages: items have advantages, whose size tells how much they teach
     """
-    moves_start: ClassVar[bool] = False
-    """what it trains moves the start noise of a generator that stays as it is, and is asked whenever that samples"""
     headline: ClassVar[str]
-    """the metric that the progress bar shows"""
+    """Metric that the progress bar shows."""
     unit: ClassVar[str]
-    """what items are, in messages"""
+    """Noun for its items, in messages."""
     idle: ClassVar[str] = ""
-    """why its gradient may be 0, for people; empty: what is usual for its kind of samples"""
+    """Reason why its gradient may be 0, for people; empty: what is usual for its kind of samples."""
     noise: ClassVar[Literal["kernel", "own", "start"]] = "kernel"
-    """what makes the samples of a group differ: noise of the configured kernel, of the algorithm, or of the start"""
-
-    updates: int = 0
-    """that the weights have had, told before each iteration"""
+    """Noise that makes the samples of a group differ: the configured kernel's, the algorithm's own, or the start's."""
 
     def __init__(self, settings: AlgorithmSettings) -> None:
         self.settings = settings
+        self.updates = 0
+        """Updates that the weights have had, told before each iteration."""
 
     @property
     def uses_reference(self) -> bool:
         """Whether the loss compares with the start weights."""
+        return False
+
+    @property
+    def moves_start(self) -> bool:
+        """Whether it trains what moves the start noise of a generator that stays as it is."""
         return False
 
     @property
@@ -139,85 +151,87 @@ class Algorithm:
 
     @property
     def sampling_weights(self) -> str:
-        """What draws the next samples unless `rollout.weights` says otherwise."""
+        """Weights that draw the next samples unless `rollout.weights` says otherwise."""
         return "policy"
 
-    def check(self, config: Any) -> None:
+    def check(self, config: ConfigT) -> None:
         """Refuse configurations that cannot work with this algorithm, saying what would."""
 
-    def without_effect(self, config: Any) -> list[str]:
+    def without_effect(self, config: ConfigT) -> list[str]:
         """Settings that are not as by default, and that this method does not look at."""
         return []
 
-    def check_reward(self, reward: Any, config: Any) -> None:
+    def check_reward(self, reward: Reward, config: ConfigT) -> None:
         """Refuse a reward that it cannot learn from, before the model that is trained loads."""
 
-    def check_pipeline(self, config: Any, name: str) -> None:
+    def check_pipeline(self, config: ConfigT, name: str) -> None:
         """Refuse data that a pipeline of this class cannot learn from, before its weights are read."""
 
     def read(self, data: Data) -> Prompts:
-        """What batches are drawn from."""
+        """Prompts that batches are drawn from."""
         return Prompts.of(data)
 
-    def items(self, config: Any) -> int:
-        """How many items a group has."""
-        raise NotImplementedError
+    @abstractmethod
+    def items(self, config: ConfigT) -> int:
+        """Number of items that a group has."""
 
-    def branches(self, config: Any) -> int:
-        """How many groups of samples an iteration makes of a prompt."""
+    def branches(self, config: ConfigT) -> int:
+        """Number of groups of samples that an iteration makes of a prompt."""
         return 1
 
-    def modules(self, policy: Any) -> Mapping[str, nn.Module]:
+    def modules(self, policy: PolicyT) -> Mapping[str, nn.Module]:
         """Networks of the algorithm's own that are trained and saved with the policy."""
         return {}
 
     def progress(self, done: float) -> None:
         """Told before each iteration what share of training is done, in [0, 1]."""
 
-    def rollout(self, sampler: Any, batch: Batch) -> tuple[Any, Batch]:
+    def rollout(self, sampler: SamplerT, batch: Batch) -> tuple[RolloutT, Batch]:
         """The trajectories to learn from, and the samples they are of; a group's stand side by side."""
         return sampler.rollout(batch), batch
 
-    def scorer(self, actor: Any) -> Callable[[Sequence[Any], Batch], Scores]:
-        """The function (samples, batch) -> scores of finished samples; here the reward.
+    def decode(self, sampler: SamplerT, rollout: RolloutT) -> list[Any] | None:
+        """Finished samples to be scored; None where nothing is scored before anything is learned."""
+        return sampler.decode(rollout)
+
+    def score(self, scorer: Scorer, samples: Sequence[Any], batch: Batch) -> Scores:
+        """Scores of finished samples; here the reward's.
 
         It may run in a thread of its own while the policy samples further groups, and so leaves the policy alone.
         """
-        score: Callable[[Sequence[Any], Batch], Scores] = actor.score
-        return score
+        return scorer.score(samples, batch)
 
-    def record(self, sampled: Sampled, actor: Any) -> Any:
-        """What advantages are worked out from, gathered from all processes; here nothing."""
-        return None
+    @abstractmethod
+    def record(self, sampled: Sampled[SamplerT, RolloutT], processes: Processes) -> RecordT:
+        """What advantages are worked out from, gathered from all processes."""
 
-    def experience(self, sampled: Sampled, record: Any, actor: Any) -> Any:
+    @abstractmethod
+    def experience(self, sampled: Sampled[SamplerT, RolloutT], record: RecordT, processes: Processes) -> ExperienceT:
         """What this process learns from, with what was measured on the way."""
-        raise NotImplementedError
 
-    def made(self, sampler: Any, batch: Batch) -> Made:
-        """The rollout of a batch and its finished samples; also what a rollout worker makes."""
-        rollout, own = self.rollout(sampler, batch)
-        return Made(rollout, own, sampler.decode(rollout) if self.scored else None)
-
-    def at_once(self, actor: Any, batch: Batch) -> Any:
+    def at_once(self, sampler: SamplerT, scorer: Scorer, batch: Batch) -> ExperienceT:
         """The experience of a batch that is sampled and scored at once, to look at."""
-        rollout, own, samples, _ = self.made(actor.sampler, batch)
-        sampled = Sampled(rollout, own, None if samples is None else self.scorer(actor)(samples, own))
-        return self.experience(sampled, self.record(sampled, actor), actor)
+        rollout, batch = self.rollout(sampler, batch)
+        samples = self.decode(sampler, rollout)
+        scores = None if samples is None else self.score(scorer, samples, batch)
+        sampled = Sampled(rollout=rollout, batch=batch, scores=scores, sampler=sampler, scorer=scorer)
+        return self.experience(sampled, self.record(sampled, scorer.processes), scorer.processes)
 
-    def verify(self, policy: Any, experience: Any) -> None:
+    @abstractmethod
+    def verify(self, policy: PolicyT, experience: ExperienceT) -> None:
         """Before the first update: refuse a pipeline that replay does not reproduce."""
-        raise NotImplementedError
 
-    def losses(self, policy: Any, experience: Any, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    @abstractmethod
+    def losses(self, policy: PolicyT, experience: ExperienceT, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """[N] losses of items under the present weights, and named [N] values for the metrics."""
-        raise NotImplementedError
 
-    def role_losses(self, role: str, policy: Any, experience: Any, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def role_losses(
+        self, role: str, policy: PolicyT, experience: ExperienceT, items: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """The same of another set of weights, which the policy has meanwhile; its own are the snapshot 'policy'."""
         raise NotImplementedError
 
-    def redrawn(self, experience: Any, number: int) -> Any:
+    def redrawn(self, experience: ExperienceT, number: int) -> ExperienceT:
         """The experience for the update of this number, from 0, of another set of weights; with noise of its own."""
         return experience
 
@@ -226,13 +240,20 @@ class Algorithm:
         """Whether `measure` adds figures to an evaluation."""
         return False
 
-    def measure(self, actor: Any) -> dict[str, float]:
+    def measure(self, sampler: SamplerT) -> dict[str, float]:
         """Further figures of an evaluation; called on the main process alone."""
         return {}
 
-    def show(self, actor: Any, batch: Batch) -> Seen:
+    def show(self, sampler: SamplerT, scorer: Scorer, batch: Batch) -> Seen:
         """Sample and score a batch for people to look at; here by a plain rollout."""
-        rollout = actor.sampler.rollout(batch)
-        images = actor.sampler.decode(rollout, shown=True)
-        scores = actor.score(images, batch)
-        return Seen(rollout, batch, images, scores, scores.value)
+        rollout = sampler.rollout(batch)
+        images = sampler.decode(rollout, shown=True)
+        scores = scorer.score(images, batch)
+        return Seen(rollout=rollout, batch=batch, images=images, scores=scores, reward=scores.value)
+
+    def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        """Tensors by file, and JSON, of what it learned beside the weights, for the checkpoint."""
+        return {}, {}
+
+    def load_state(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], device: torch.device) -> None:
+        """The inverse of `state`."""

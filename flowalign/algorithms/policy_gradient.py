@@ -6,23 +6,25 @@ with the settings given; without a name they change the default's settings: `los
 
 import inspect
 import time
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms import base
+from flowalign.algorithms.base import ConfigT, PolicyT
 from flowalign.config import Named
 from flowalign.core.losses import LOOKS_AT, LooksAt
 from flowalign.core.off_policy import Level, Rule, correction
 from flowalign.core.record import Actions, Record, masked_mean
-from flowalign.core.seams import check_shape, checked_loss
-from flowalign.data.batches import Batch
+from flowalign.core.seams import MissingMethod, check_shape, checked_loss
 from flowalign.errors import ConfigError
-from flowalign.policies.base import Policy
-from flowalign.rollouts.draw import Sampled
+from flowalign.rollouts.processes import Processes
+from flowalign.rollouts.sampler import Sampled, SamplerT
+from flowalign.rollouts.scoring import score_metrics
 from rewards import Scores
 
 
@@ -47,8 +49,8 @@ class PolicyGradientSettings(base.AlgorithmSettings):
     """of the divergence from the start weights"""
 
     off_policy: OffPolicy | None = None
-    """weigh actions by how probable the weights of now find them, over how probable the weights or the engine that
-    sampled did; ratios then refer to the weights of now"""
+    """weigh actions by how probable the current weights find them, over how probable the weights or the engine that
+    sampled did; ratios then refer to the current weights"""
 
     moved: ClassVar[dict[str, str]] = {
         "clip_range": "loss: {clip_range: ...}",
@@ -61,7 +63,22 @@ class PolicyGradientSettings(base.AlgorithmSettings):
     }
 
 
-@dataclass
+class RecordedActions(Protocol):
+    """A rollout with the log-probabilities of its actions."""
+
+    @property
+    def mask(self) -> Tensor:
+        """[B, T] bool: the actions that were drawn."""
+
+    @property
+    def log_prob(self) -> Tensor:
+        """[B, T] log-probabilities when they were drawn."""
+
+
+ActionsT = TypeVar("ActionsT", bound=RecordedActions)
+
+
+@dataclass(kw_only=True)
 class Experience(base.Experience):
     """One process's trajectories of an iteration, and what each action earned."""
 
@@ -104,16 +121,18 @@ class Experience(base.Experience):
 
     @property
     def fresh(self) -> Tensor:
-        """[B] bool: sampled by the weights of now, not kept from an earlier iteration."""
+        """[B] bool: sampled by the current weights, not kept from an earlier iteration."""
         return torch.tensor(self.batch.picks, device=self.advantage.device) >= 0
 
 
-class PolicyGradient(base.Algorithm):
+class PolicyGradient(
+    base.Algorithm[ConfigT, SamplerT, PolicyT, ActionsT, Record, Experience],
+    Generic[ConfigT, SamplerT, PolicyT, ActionsT],
+):
     """Base of the trajectory family and of the language models' algorithms.
 
-    A method answers how to sample (`rollout`), what the
-    samples are worth (`scores`), which reward every action gets (`step_reward`), how rewards become advantages
-    (`credit`), and what the loss of an action is.
+    A method answers how to sample (`rollout`), what the samples are worth (`score`), which reward every action gets
+    (`step_reward`), how rewards become advantages (`credit`), and what the loss of an action is.
     """
 
     settings: PolicyGradientSettings
@@ -146,7 +165,7 @@ class PolicyGradient(base.Algorithm):
                 f"shows it one {self.piece} at a time; ppo works"
             )
 
-    def check(self, config: Any) -> None:
+    def check(self, config: ConfigT) -> None:
         if self.settings.off_policy is not None and (config.data.dynamic_sampling or config.data.replay):
             raise ConfigError("algorithm.off_policy: weighs one rollout; data.dynamic_sampling and replay go without")
 
@@ -158,29 +177,28 @@ class PolicyGradient(base.Algorithm):
         """Whether the advantage needs this field of the record."""
         return field in getattr(self.advantage_of, "needs", ())
 
-    def experience(self, sampled: Sampled, record: Record, actor: Any) -> Experience:
+    def experience(self, sampled: Sampled[SamplerT, ActionsT], record: Record, processes: Processes) -> Experience:
         """The trajectories with what each action earned."""
         rollout, batch, scores = sampled.rollout, sampled.batch, sampled.scores
-        advantage, penalty_weight = self.advantages(record), self.weights(actor.sampler, record)
+        advantage, penalty_weight = self.advantages(record), self.weights(sampled.sampler, record)
         weight = penalty_weight * self.shares(record)
-        metrics = actor.score_metrics(scores, record.group) | self.record_metrics(record) | actor.metrics
-        actor.metrics = {}
+        metrics = score_metrics(scores, record.group, processes) | self.record_metrics(record)
+        length = rollout.mask.shape[1]
 
         def own(values: Tensor) -> Tensor:
-            return actor.own(values, len(batch))
+            return processes.own(values, len(batch))
 
-        length = rollout.mask.shape[1]
         experience = Experience(
-            batch,
-            metrics,
-            self.items_of(rollout),
-            rollout,
-            scores,
-            own(record.reward) if record.reward.dim() == 1 else scores.value,
-            own(record.group),
-            own(advantage)[:, :length],
-            own(weight)[:, :length],
-            own(penalty_weight)[:, :length],
+            batch=batch,
+            metrics=metrics,
+            items=self.items_of(rollout),
+            rollout=rollout,
+            scores=scores,
+            reward=own(record.reward) if record.reward.dim() == 1 else scores.value,
+            group=own(record.group),
+            advantage=own(advantage)[:, :length],
+            weight=own(weight)[:, :length],
+            penalty_weight=own(penalty_weight)[:, :length],
             all_teach=self.loss_looks_at == "group",
         )
         off_policy = self.settings.off_policy
@@ -189,30 +207,39 @@ class PolicyGradient(base.Algorithm):
             ratio = correction(rollout.log_prob, sampled.sampler_log_prob, rollout.mask, **off_policy.model_dump())
             experience.weight = experience.weight * ratio
             mean = masked_mean(ratio.expand_as(rollout.mask), rollout.mask)
-            metrics["policy/off_policy_weight"] = actor.gather(mean).mean().item()
+            metrics["policy/off_policy_weight"] = processes.gather(mean).mean().item()
         return experience
 
-    def rescored(self, sampler: Any, rollout: Any) -> Any:
-        """The trajectories, with log-probabilities of the weights of now."""
-        raise NotImplementedError
+    def rescored(self, sampler: SamplerT, rollout: ActionsT) -> ActionsT:
+        """The trajectories, with log-probabilities of the current weights."""
+        raise MissingMethod(self, "rescored")
 
-    def step_reward(self, actor: Any, rollout: Any, batch: Batch, scores: Scores) -> Tensor:
+    def step_reward(self, sampled: Sampled[SamplerT, ActionsT], processes: Processes) -> Tensor:
         """[B] or [B, T] rewards; here the finished sample's, one a trajectory."""
-        return scores.value
+        reward: Tensor = sampled.scores.value
+        return reward
 
-    def record(self, sampled: Sampled, actor: Any) -> Record:
+    def record(self, sampled: Sampled[SamplerT, ActionsT], processes: Processes) -> Record:
         """The record of all processes."""
         if self.settings.off_policy is not None:
             sampled.sampler_log_prob = sampled.rollout.log_prob
-            sampled.rollout = self.rescored(actor.sampler, sampled.rollout)
-        rollout, batch, scores = sampled.rollout, sampled.batch, sampled.scores
+            sampled.rollout = self.rescored(sampled.sampler, sampled.rollout)
         begin = time.perf_counter()
-        reward = self.step_reward(actor, rollout, batch, scores)
+        reward = self.step_reward(sampled, processes)
         if type(self).credit is PolicyGradient.credit:  # a credit of its own may read rewards of another shape
-            check_shape(f"{type(self).__name__}.step_reward", reward, scores.value.shape, rollout.mask.shape)
-        actor.add_seconds("reward", time.perf_counter() - begin)
-        record: Record = actor.record(rollout, batch, scores, reward)
-        return record
+            shapes = sampled.scores.value.shape, sampled.rollout.mask.shape
+            check_shape(f"{type(self).__name__}.step_reward", reward, *shapes)
+        seconds = sampled.metrics.get("seconds/reward", 0.0)
+        sampled.metrics["seconds/reward"] = seconds + time.perf_counter() - begin
+        return self.gathered(sampled, reward, processes)
+
+    @abstractmethod
+    def gathered(self, sampled: Sampled[SamplerT, ActionsT], reward: Tensor, processes: Processes) -> Record:
+        """The record of all processes.
+
+        Args:
+            reward: [B] or [B, T] of this process's samples.
+        """
 
     def credit(self, record: Record) -> Tensor:
         """[B] or [B, T] advantages from the record of all processes."""
@@ -235,7 +262,7 @@ class PolicyGradient(base.Algorithm):
         source = f"algorithm.loss: '{self.settings.loss.name}'"
         return checked_loss(source, self.loss_of(actions), actions.log_prob.shape)
 
-    def weights(self, sampler: Any, record: Record) -> Tensor:
+    def weights(self, sampler: SamplerT, record: Record) -> Tensor:
         """[B, T] of the actions' losses."""
         return torch.ones_like(record.log_prob)
 
@@ -247,11 +274,11 @@ class PolicyGradient(base.Algorithm):
         """What the metrics say of the record."""
         return {}
 
-    def items_of(self, rollout: Any) -> Tensor:
+    @abstractmethod
+    def items_of(self, rollout: ActionsT) -> Tensor:
         """[N, ...] what is learned from in one piece, as of `Experience`."""
-        raise NotImplementedError
 
-    def verify(self, policy: Policy, experience: Experience) -> None:
+    def verify(self, policy: PolicyT, experience: Experience) -> None:
         policy.verify(experience.rollout)
 
     @property
@@ -262,15 +289,16 @@ class PolicyGradient(base.Algorithm):
         ranges = [settings.get(name) for name in ("clip_range", "clip_range_high")]
         return min((each for each in ranges if each is not None), default=None)
 
-    def replays_old(self, config: Any) -> bool:
+    def replays_old(self, config: ConfigT) -> bool:
         """Whether ratios refer to a replay where `training.old_log_prob` does not say."""
         return False
 
+    @abstractmethod
     def few(self, experience: Experience) -> Tensor:
         """Items enough to compare a replay with the rollout by; as many on every process."""
-        raise NotImplementedError
 
-    def replay(self, policy: Any, experience: Experience, items: Tensor, keep: bool) -> Tensor:
+    @abstractmethod
+    def replay(self, policy: PolicyT, experience: Experience, items: Tensor, keep: bool) -> Tensor:
         """Log-ratios of items between a replay and what ratios refer to, which before any update should be 0.
 
         Args:
@@ -280,4 +308,3 @@ class PolicyGradient(base.Algorithm):
             [N, K], K places of an action in its row of which the metrics speak; NaN where an item has none, and for
             rows that earlier weights sampled.
         """
-        raise NotImplementedError

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from flowalign import registry
-from flowalign.config.sections import BaseConfig, Heldout, Named
-from flowalign.config.workers import RolloutWorkers
-from flowalign.errors import ConfigError, nearest
+from flowalign.config.sections import BaseConfig, Heldout, Named, Rollouts, RolloutSearch
+from flowalign.errors import ConfigError
 from flowalign.policies.settings import Model, Sampling
 from flowalign.runs.files import check_output
 
@@ -28,15 +27,7 @@ def check_levels(sigmas: Sequence[float], where: str) -> None:
         )
 
 
-class RolloutSearch(Named):
-    """A search that finds each sample (`flowalign list searches`); further keys are the method's settings."""
-
-    name: str = "best_of_n"
-    budget: str = Field("samples=4", pattern=r"^(forwards|reward_calls|samples)=[1-9]\d*$")
-    """of each sample: forwards=40, reward_calls=8, or samples=4 and what they take"""
-
-
-class RolloutSampling(Sampling):
+class RolloutSampling(Sampling, Rollouts):
     kernel: str = "flow_sde"
     eta: float = Field(0.7, ge=0)
     plan: Named = Named(name="all")
@@ -44,26 +35,13 @@ class RolloutSampling(Sampling):
     """the members of a group start from the same noise"""
     guidance_gradient: Literal["both", "conditional"] = "both"
     """branches of guidance that updates have a gradient through; with one, an update costs about a quarter less"""
-    weights: str | None = None
-    """that draw the samples: policy, reference, ema, or a snapshot (`training.snapshots`, or the algorithm's own);
-    default the algorithm's choice"""
-    overlap: int = Field(1, ge=1)
-    """parts an iteration's groups are sampled in: the rewards of one are computed while the next is sampled"""
-    workers: RolloutWorkers | None = None
-    """processes of their own that sample; default this one"""
     cache: Named | None = None
     """of features, which rollouts keep from step to step (`flowalign list caches`); replay, completions and evaluation
     go without"""
-    search: RolloutSearch | None = None
-    """what finds each sample to learn from, for the reward that is trained; default plain sampling"""
 
 
 class Evaluation(Sampling, Heldout):
     """How held-out prompts are sampled, and scored."""
-
-    weights: str | None = None
-    """that are evaluated and saved, as in `rollout.weights`; default the average where there is one
-    (`training.ema_decay`), else the policy"""
 
 
 class Config(BaseConfig):
@@ -180,14 +158,8 @@ class Config(BaseConfig):
                 )
             if sampling.sigmas is not None:
                 check_levels(sampling.sigmas, f"{where}.sigmas")
-            self._check_weights(sampling.weights, where, algorithm)
         if self.rollout.rlg != 1:
             raise ConfigError("rollout.rlg: a run learns from the samples of its own weights; evaluation.rlg works")
-        if self.rollout.overlap > groups:
-            raise ConfigError(
-                f"rollout.overlap: the {groups} groups of a process cannot be split into {self.rollout.overlap} parts "
-                f"(groups stay whole); at most {groups} works"
-            )
 
     def _check_search(self, search: RolloutSearch, algorithm: Any) -> None:
         if algorithm.settings.stochastic:
@@ -246,17 +218,3 @@ class Config(BaseConfig):
             raise ConfigError("model.context_parallel: a search asks its rewards in each process; search: null works")
         if self.rollout.cache is not None:
             raise ConfigError("rollout.cache: processes that share a sample (context_parallel) go without; null works")
-
-    def _check_weights(self, name: str | None, where: str, algorithm: Any) -> None:
-        """Refuse weights that there will not be."""
-        averaged = ["ema"] if self.training.ema_decay is not None else []
-        known = ["policy", "reference", *averaged, *self.training.snapshots, *algorithm.snapshots]
-        if name == "ema" and not averaged:
-            raise ConfigError(f"{where}.weights: there is no average of the weights; set training.ema_decay")
-        if name == "reference" and where == "evaluation":
-            raise ConfigError(
-                "evaluation.weights: what is evaluated is saved too, and the reference is the model before training; "
-                "flowalign eval RUN --base evaluates it"
-            )
-        if name is not None and name not in known:
-            raise ConfigError(f"{where}.weights: no snapshot is called '{name}'; {nearest(name, known)}")

@@ -5,19 +5,16 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from flowalign import registry
-from flowalign.config.sections import BaseConfig, Heldout, Named
-from flowalign.config.workers import RolloutWorkers
+from flowalign.config.sections import BaseConfig, Heldout, Named, Rollouts
 from flowalign.errors import ConfigError
 from flowalign.policies.settings import TextModel, TextSampling
 
 
-class TextRollouts(TextSampling):
+class TextRollouts(TextSampling, Rollouts):
     engine: Literal["transformers", "vllm"] = "transformers"
     """what samples: the model's own generate, or vLLM (extra `vllm`; with algorithm.off_policy; never run here)"""
     engine_memory: float = Field(0.3, gt=0, lt=1)
     """share of the GPU's memory for vLLM"""
-    workers: RolloutWorkers | None = None
-    """processes of their own that sample; default this one"""
 
 
 class Turns(Named):

@@ -8,6 +8,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from flowalign import registry
+from flowalign.config.workers import RolloutWorkers
 from flowalign.data import Difficulty, PromptList, Prompts
 from flowalign.data.selection.settings import DynamicSampling, ReplaySettings
 from flowalign.errors import ConfigError, nearest
@@ -46,6 +47,11 @@ COMBINATIONS = (
         "and the others that match them work",
     ),
     (
+        "rollout.overlap",
+        "overlap",
+        "'{name}' has no samples scored before it learns, which could be done while others are sampled; 1 works",
+    ),
+    (
         "rollout.workers",
         "workers",
         "'{name}' cannot learn from samples of other processes: it takes gradients through them, learns their noise, "
@@ -74,6 +80,14 @@ class Named(BaseModel):
     def part(self, table: str, where: str) -> Any:
         """The function of the core that is meant, its settings checked and bound."""
         return registry.part(table, self.name, self.settings, where)
+
+
+class RolloutSearch(Named):
+    """A search that finds each sample (`flowalign list searches`); further keys are the method's settings."""
+
+    name: str = "best_of_n"
+    budget: str = Field("samples=4", pattern=r"^(forwards|reward_calls|samples)=[1-9]\d*$")
+    """Budget of each sample: forwards=40, reward_calls=8, or samples=4 and what they take."""
 
 
 class Weighted(Named):
@@ -111,6 +125,9 @@ class Heldout(SamplingSettings, PromptList):
     """default: the rewards trained on"""
     panel: list[Named] = []
     """rewards that are never trained on, to notice reward hacking by"""
+    weights: str | None = None
+    """Weights that are evaluated and saved, as in `rollout.weights`; default the average where there is one
+    (`training.ema_decay`), else the policy."""
     watch: Watch = Watch()
     samples_per_prompt: int = Field(1, ge=1)
     save_samples: int = Field(16, ge=0)
@@ -208,6 +225,20 @@ class Training(Section):
     """seconds without a sign of life after which a process is given up, and the run with it"""
 
 
+class Rollouts(SamplingSettings):
+    """How an iteration's samples are made, whatever they are."""
+
+    weights: str | None = None
+    """Weights that draw the samples: policy, reference, ema, or a snapshot (`training.snapshots`, or the algorithm's
+    own); default the algorithm's choice."""
+    overlap: int = Field(1, ge=1)
+    """Parts that an iteration's groups are sampled in: the rewards of one are computed while the next is sampled."""
+    workers: RolloutWorkers | None = None
+    """Processes of their own that sample; default this one."""
+    search: RolloutSearch | None = None
+    """Search that finds each sample to learn from, for the reward that is trained; default plain sampling."""
+
+
 class BaseConfig(Section):
     """What all configurations have."""
 
@@ -216,7 +247,7 @@ class BaseConfig(Section):
     rewards: list[Weighted] = []
     """weighted sum; each has `name`, optional `weight`, and its own settings. None where a reward is given in Python"""
     algorithm: Named
-    rollout: Section = Section()
+    rollout: Rollouts = Rollouts()
     evaluation: Heldout = Heldout()
     training: Training
     output: str = "runs"
@@ -281,9 +312,15 @@ class BaseConfig(Section):
         self._check_combinations(algorithm)
         groups = training.prompts_per_iteration // rows
         self.check_sampling(groups, algorithm)
-        workers = getattr(self.rollout, "workers", None)
-        if workers is not None:
-            workers.check(self, algorithm, groups, processes)
+        if self.rollout.overlap > groups:
+            raise ConfigError(
+                f"rollout.overlap: the {groups} groups of a process cannot be split into {self.rollout.overlap} parts "
+                f"(groups stay whole); at most {groups} works"
+            )
+        self._check_weights(self.rollout.weights, "rollout", algorithm)
+        self._check_weights(evaluation.weights, "evaluation", algorithm)
+        if self.rollout.workers is not None:
+            self.rollout.workers.check(self, algorithm, groups, processes)
         places: dict[str, Sequence[Named]] = {
             "rewards": self.rewards,
             "evaluation.rewards": evaluation.rewards or [],
@@ -359,9 +396,23 @@ class BaseConfig(Section):
             value: Any = self
             for part in key.split("."):
                 value = getattr(value, part, None)
-            asked_for = value == wanted if wanted else value is not None
+            asked_for = value == wanted if wanted else value not in (None, 1)
             if asked_for and needed not in algorithm.combines:
                 raise ConfigError(f"{key}: {why.format(name=self.algorithm.name)}")
+
+    def _check_weights(self, name: str | None, where: str, algorithm: Any) -> None:
+        """Refuse weights that there will not be."""
+        averaged = ["ema"] if self.training.ema_decay is not None else []
+        known = ["policy", "reference", *averaged, *self.training.snapshots, *algorithm.snapshots]
+        if name == "ema" and not averaged:
+            raise ConfigError(f"{where}.weights: there is no average of the weights; set training.ema_decay")
+        if name == "reference" and where == "evaluation":
+            raise ConfigError(
+                "evaluation.weights: what is evaluated is saved too, and the reference is the model before training; "
+                "flowalign eval RUN --base evaluates it"
+            )
+        if name is not None and name not in known:
+            raise ConfigError(f"{where}.weights: no snapshot is called '{name}'; {nearest(name, known)}")
 
     def rows(self, processes: int) -> int:
         """How many of so many processes have groups of their own."""

@@ -40,7 +40,7 @@ class RolloutWorkers(Section):
                 f"rollout.workers.count: {self.count} workers, and an iteration has {groups} groups for them, which "
                 f"stay whole; at most {groups} works"
             )
-        if getattr(config.rollout, "search", None) is not None:
+        if config.rollout.search is not None:
             raise ConfigError("rollout.workers: a search asks for rewards, and workers have none; search: null works")
         if config.rows(processes) != processes:
             raise ConfigError(

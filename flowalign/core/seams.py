@@ -12,19 +12,19 @@ from torch import Tensor
 from flowalign.errors import ConfigError, FlowalignError
 
 OURS = ("flowalign", "rewards", "samplers")
-MEANT = {"advantage": "credit"}
+MEANT = {"advantage": "credit", "rewards": "step_reward", "scorer": "score", "sample": "rollout"}
 """Names that people give to a method which is called otherwise."""
-CALLERS = {
-    "items": None,
-    "experience": None,
-    "verify": None,
-    "losses": None,
-    "loss": "losses",
-    "finished": "losses",
-    "credit": "experience",
-    "windows": "check",
-}
-"""Methods that a run calls, each with the method that calls it, where that one can be replaced."""
+HOOKS = {"rollout", "score", "step_reward", "credit", "loss", "losses", "items", "windows", "finished"}
+"""Methods that people write."""
+
+
+class MissingMethod(FlowalignError):
+    """A method that is called, and that a class of somebody's own does not have."""
+
+    def __init__(self, owner: object, name: str) -> None:
+        super().__init__(
+            f"algorithm: {type(owner).__name__} has no '{name}', which every run calls (docs/extending.md)"
+        )
 
 
 def check_shape(source: str, value: Any, *shapes: Iterable[int]) -> None:
@@ -62,25 +62,15 @@ def check_method(kind: type) -> None:
     Raises:
         ConfigError: it names the class and the method.
     """
-    own = [base for base in kind.__mro__ if base.__module__.split(".")[0] not in (*OURS, "builtins", "abc")]
-    if not own:
+    if kind.__module__.split(".")[0] in OURS:
         return
-    ours = {name for base in kind.__mro__ if base not in own for name in vars(base) if callable(getattr(base, name))}
-    methods = {name: value for base in reversed(own) for name, value in vars(base).items() if callable(value)}
-    called = {name for value in methods.values() for name in getattr(getattr(value, "__code__", None), "co_names", ())}
-    for name in methods.keys() - ours - called:
+    missing = sorted(getattr(kind, "__abstractmethods__", ()))
+    missing += [name for name in ("headline", "unit") if not isinstance(getattr(kind, name, None), str)]
+    if missing:
+        raise ConfigError(f"algorithm: {kind.__name__} has no '{missing[0]}', which every run asks (docs/extending.md)")
+    for name in dir(kind):
         meant = MEANT.get(name) or (name[:-1] if name.endswith("s") else f"{name}s")
-        if meant in ours:
-            raise ConfigError(f"algorithm: nothing calls {kind.__name__}.{name}; did you mean '{meant}'?")
-    for name, caller in CALLERS.items():
-        if caller not in methods and _only_raises(getattr(kind, name, None)):
-            raise ConfigError(f"algorithm: {kind.__name__} has no '{name}', which every run calls (docs/extending.md)")
-    for name in ("headline", "unit"):
-        if not isinstance(getattr(kind, name, None), str):
-            raise ConfigError(f"algorithm: {kind.__name__} has no '{name}', a text (docs/extending.md)")
-
-
-def _only_raises(method: Any) -> bool:
-    """Whether it is a base's method that a subclass is to write."""
-    code = getattr(method, "__code__", None)
-    return code is not None and method.__module__.startswith("flowalign.") and code.co_names == ("NotImplementedError",)
+        if meant in HOOKS - {name} and name not in HOOKS and hasattr(kind, meant):
+            raise ConfigError(
+                f"algorithm: nothing calls {kind.__name__}.{name}; did you mean '{meant}'? _{name} is free for your own"
+            )

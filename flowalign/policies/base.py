@@ -164,6 +164,13 @@ class Policy(Generic[R]):
         return {name: p for name, p in self.network.named_parameters() if p.requires_grad}
 
     @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Within it forwards do not count: they measure or show something."""
+        forwards = self.forwards
+        yield
+        self.forwards = forwards
+
+    @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
         """Within it the policy is the reference, for calls without gradients."""
         if self.lora_path is not None:

@@ -6,11 +6,18 @@ are.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from math import isnan
+from typing import Any, Literal
 
 import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
+
+from flowalign.rollouts.pictures import SampledPictures
+from flowalign.rollouts.processes import Processes
+from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
+from samplers import derive_seed
+from samplers.completion import completions
 
 
 @dataclass
@@ -139,3 +146,103 @@ def persistence(values: Tensor, group: Tensor) -> Tensor:
     # rounding leaves a group's equal values a little apart
     size = size.where(size > 1e-4 * len(values) ** 0.5, torch.nan)
     return (centred * centred[:, -1:]).sum(0) / (size * size[-1])
+
+
+class StateValues:
+    """What each state of a trajectory is worth, with what an estimator learns of it on the way.
+
+    Args:
+        estimator: how values are estimated.
+    """
+
+    def __init__(self, estimator: Estimator) -> None:
+        self.estimator = estimator
+        self.head: ValueHead | None = None
+        """The network of a learned estimator, once there are states."""
+
+    def __call__(self, sampled: SampledPictures, processes: Processes) -> Tensor:
+        """[B, T + 1] the values R_0 .. R_T of this process's trajectories; R_T is the finished sample's reward."""
+        # exact ones need no network that learns
+        estimator = Estimator() if processes.apart else self.estimator
+        iteration, final = sampled.batch.iteration, sampled.scores.value
+        exact = self._completed(sampled, None) if estimator.is_exact(iteration) else None
+        if exact is not None:
+            lasting = persistence(exact, torch.tensor(sampled.batch.group))
+            sampled.metrics |= {f"dense/persistence/{k}": v for k, v in enumerate(lasting.tolist()) if not isnan(v)}
+        if estimator.kind == "ode":
+            assert exact is not None
+            return exact
+        if estimator.kind == "learned":
+            values = self._predicted(sampled, exact, processes)
+            # the last state's reward is known
+            values[:, -1] = final
+        else:
+            values = self._completed(sampled, estimator.count, estimator.order)
+        if exact is not None:
+            for name, per_step in agreement(values, exact).items():
+                sampled.metrics |= {f"dense/{name}/{k}": v for k, v in enumerate(per_step.tolist())}
+            if estimator.kind == "learned" and iteration < estimator.warmup:
+                return exact
+        return values
+
+    def _completed(self, sampled: SampledPictures, count: int | None, order: Literal[1, 2] = 1) -> Tensor:
+        """[B, T + 1] rewards of what the states end in after so many ODE steps; None: all of the schedule."""
+        rollout, sampler = sampled.rollout, sampled.sampler
+        size = sampler.config.rollout.batch_size
+        ends = completions(sampler.policy.at(rollout), rollout.trajectory, count, size, order)
+        # the finished samples themselves come first, and have their scores
+        further = slice(len(rollout), None)
+        scores = sampled.scorer.score(
+            sampler.ends(rollout, ends, further),
+            sampled.batch,
+            ends.samples[further].tolist(),
+            ends.steps[further].tolist(),
+        )
+        return torch.cat([sampled.scores.value, scores.value])[ends.index.cpu()]
+
+    def _predicted(self, sampled: SampledPictures, exact: Tensor | None, processes: Processes) -> Tensor:
+        """[B, T + 1] values by the network, which learns the exact ones of all processes where they are given."""
+        rollout, seed = sampled.rollout, sampled.sampler.config.training.seed
+        trajectory = rollout.trajectory
+        batch, states = trajectory.latents.shape[:2]
+        # one vector a prompt: the mean over tokens of its embedding
+        condition = sampled.sampler.policy.prompt_vectors(rollout.prompts, rollout.sources).to(processes.device)
+        if self.head is None:
+            self._begin(trajectory.latents.shape[2], condition.shape[1], seed, processes.device)
+        assert self.head is not None
+        x = trajectory.latents.flatten(0, 1)
+        sigma = trajectory.sigmas.repeat(batch)
+        condition = condition.repeat_interleave(states, 0)
+        with torch.no_grad():
+            values = self.head(x, sigma, condition).unflatten(0, (batch, states)).cpu()
+        if exact is not None:
+            # every process learns the same, so that there is one network
+            target = exact.flatten().to(processes.device)
+            x, sigma, condition, target = (processes.gather(part) for part in (x, sigma, condition, target))
+            generator = torch.Generator().manual_seed(derive_seed(seed, sampled.batch.iteration, 4))
+            loss = self.head.distill(x, sigma, condition, target, self.optimizer, generator)
+            sampled.metrics["dense/head_loss"] = loss.item()
+        return values
+
+    def _begin(self, channels: int, condition_size: int, seed: int, device: torch.device) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.head = ValueHead(channels, condition_size).to(device)
+        self.optimizer = torch.optim.Adam(self.head.parameters(), 1e-3)
+
+    def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        """Tensors by file, and JSON, for the checkpoint."""
+        if self.head is None:
+            return {}, {}
+        moments, rest = optimizer_tensors(self.optimizer.state_dict())
+        rest |= {"channels": self.head.channels, "condition_size": self.head.condition_size}
+        return {"value_head": self.head.state_dict(), "value_head_optimizer": moments}, {"value_head": rest}
+
+    def load_state(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], device: torch.device) -> None:
+        """The inverse of `state`."""
+        if "value_head" in state:
+            own = state["value_head"]
+            self._begin(own["channels"], own["condition_size"], 0, device)
+            assert self.head is not None
+            self.head.load_state_dict(tensors["value_head"])
+            self.optimizer.load_state_dict(optimizer_state(tensors["value_head_optimizer"], own))

@@ -1,40 +1,13 @@
 """The groups of one iteration: the batches to sample, and what was sampled of them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
-
-from torch import Tensor
+from typing import Any, Protocol
 
 from flowalign.config import BaseConfig
 from flowalign.data.batches import Batch
-from flowalign.rollouts.base import Actor
-from flowalign.rollouts.scoring import Scored
+from flowalign.rollouts.sampler import Sampled, Sampler
+from flowalign.rollouts.scoring import Scored, Scorer
 from rewards import Scores
-
-
-@dataclass
-class Sampled:
-    """What was sampled of whole groups."""
-
-    rollout: Any
-    batch: Batch
-    scores: Any = None
-    """`Scores`; None where the algorithm does not have its samples scored"""
-    sampler_log_prob: Tensor | None = None
-    """[B, T] of whoever sampled, where the rollout was scored again by the current weights"""
-
-
-class Made(NamedTuple):
-    """What was made of a part."""
-
-    rollout: Any
-    batch: Batch
-    """of the rollout's samples"""
-    samples: list[Any] | None
-    """finished, as rewards need them; None where the algorithm does not have them scored"""
-    forwards: int = 0
-    """that it took in another process"""
 
 
 class Workers(Protocol):
@@ -48,14 +21,15 @@ class Draw:
     """The groups of a batch, an iterator over their parts: as many as the run's settings say (`parts_of`).
 
     Args:
-        actor: whose samples they are.
+        sampler: what samples them.
+        scorer: what scores them.
         batch: whole groups.
-        workers: sample them; None: the actor does.
+        workers: other processes that sample them; None: this one does.
     """
 
-    def __init__(self, actor: Actor, batch: Batch, workers: Workers | None = None) -> None:
-        self.actor, self.batch, self.workers = actor, batch, workers
-        self.parts = parts_of(actor.config)
+    def __init__(self, sampler: Sampler, scorer: Scorer, batch: Batch, workers: Workers | None = None) -> None:
+        self.sampler, self.scorer, self.batch, self.workers = sampler, scorer, batch, workers
+        self.parts = parts_of(sampler.config)
         self._begun: list[tuple[Batch, Any]] = []
         self._parts: list[tuple[Any, Batch, Scored | None]] = []
 
@@ -93,30 +67,32 @@ class Draw:
         """
         self._parts.append((rollout, batch, scored))
 
-    def whole(self) -> Sampled:
+    def whole(self) -> Sampled[Any, Any]:
         """All that was sampled since the last call, with its scores."""
         parts = [
-            Sampled(rollout, batch, None if scored is None else scored.result())
+            self._sampled(rollout, batch, None if scored is None else scored.result())
             for rollout, batch, scored in self._parts
         ]
         self._parts = []
-        return joined(self.actor, parts)
+        return self._joined(parts)
+
+    def _sampled(self, rollout: Any, batch: Batch, scores: Scores | None) -> Sampled[Any, Any]:
+        return Sampled(rollout=rollout, batch=batch, scores=scores, sampler=self.sampler, scorer=self.scorer)
+
+    def _joined(self, parts: Sequence[Sampled[Any, Any]]) -> Sampled[Any, Any]:
+        """Several parts as one."""
+        if len(parts) == 1:
+            return parts[0]
+        rollouts = [part.rollout for part in parts if part.rollout is not None]
+        scores = [part.scores for part in parts if part.scores is not None]
+        return self._sampled(
+            self.sampler.cat(rollouts) if rollouts else None,
+            Batch.cat([part.batch for part in parts]),
+            Scores.cat(scores) if scores else None,
+        )
 
 
 def parts_of(config: BaseConfig) -> int:
     """Parts that an iteration's groups are sampled in: `rollout.overlap`, and at least one for each worker."""
-    workers = getattr(config.rollout, "workers", None)
-    return max(getattr(config.rollout, "overlap", 1), workers.count if workers else 1)
-
-
-def joined(actor: Actor, parts: Sequence[Sampled]) -> Sampled:
-    """Several parts as one."""
-    if len(parts) == 1:
-        return parts[0]
-    rollouts = [part.rollout for part in parts if part.rollout is not None]
-    scores = [part.scores for part in parts if part.scores is not None]
-    return Sampled(
-        actor.sampler.cat(rollouts) if rollouts else None,
-        Batch.cat([part.batch for part in parts]),
-        Scores.cat(scores) if scores else None,
-    )
+    workers = config.rollout.workers
+    return max(config.rollout.overlap, workers.count if workers else 1)

@@ -3,6 +3,7 @@
 import copy
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from flowalign.data import Prompts
 from flowalign.data.batches import Batch, draw_batch, draw_groups
 from flowalign.data.selection.base import Selection
 from flowalign.data.selection.replay import Replay, Stored
-from flowalign.rollouts.base import Actor
-from flowalign.rollouts.draw import Draw, Sampled, Workers, joined
+from flowalign.rollouts.draw import Draw, Workers
+from flowalign.rollouts.processes import Processes
+from flowalign.rollouts.sampler import Sampled, Sampler
+from flowalign.rollouts.scoring import Scorer
 
 AHEAD = 8
 """Iterations whose prompts are encoded together."""
@@ -24,14 +27,25 @@ class Groups:
 
     Args:
         selection: picks prompts, and is told how every group fared that was drawn, whether kept or not.
-        actor: this process's, among the others.
+        sampler: what samples them.
+        scorer: what scores them.
+        processes: this process, among the others.
         branches: groups that an iteration makes of a prompt. They are replaced together: a place is a prompt's, and
             teaches where one of its groups has spread.
     """
 
-    def __init__(self, prompts: Prompts, selection: Selection, actor: Actor, branches: int = 1) -> None:
-        self.prompts, self.selection, self.actor, self.branches = prompts, selection, actor, branches
-        config = actor.config
+    def __init__(
+        self,
+        prompts: Prompts,
+        selection: Selection,
+        sampler: Sampler,
+        scorer: Scorer,
+        processes: Processes,
+        branches: int = 1,
+    ) -> None:
+        self.prompts, self.selection, self.branches = prompts, selection, branches
+        self.sampler, self.scorer, self.processes = sampler, scorer, processes
+        config = sampler.config
         self.seed, self.size = config.training.seed, config.training.group_size
         self.next = 0
         """The iteration after the last one that was drawn."""
@@ -43,12 +57,12 @@ class Groups:
 
     def picks(self, iteration: int) -> list[int]:
         """Numbers of the prompts of an iteration's groups, of all processes."""
-        count = self.actor.config.training.prompts_per_iteration
+        count = self.sampler.config.training.prompts_per_iteration
         return self.selection.picks(self.prompts, iteration, count, self.seed)
 
     def coming(self) -> list[str]:
         """This process's prompts of the next iterations, as far as can be told now."""
-        selection, training, processes = copy.deepcopy(self.selection), self.actor.config.training, self.actor.processes
+        selection, training, processes = copy.deepcopy(self.selection), self.sampler.config.training, self.processes
         count = training.prompts_per_iteration
         share = slice(processes.row * count // processes.rows, (processes.row + 1) * count // processes.rows)
         picks = [selection.picks(self.prompts, i, count, self.seed)[share] for i in range(self.next, self.next + AHEAD)]
@@ -58,10 +72,10 @@ class Groups:
         """This process's part of an iteration's groups.
 
         Args:
-            workers: sample them; None: the actor does.
+            workers: other processes that sample them; None: this one does.
             picks: the prompts; default `picks`.
         """
-        processes = self.actor.processes
+        processes = self.processes
         picks, self.next = self.picks(iteration) if picks is None else picks, iteration + 1
         batch = draw_batch(
             self.prompts,
@@ -75,7 +89,7 @@ class Groups:
             picks,
         )
         if self.dynamic is None and self.replay is None:
-            return Draw(self.actor, batch, workers)
+            return Draw(self.sampler, self.scorer, batch, workers)
         return RefilledDraw(self, batch, picks, workers)
 
     def learn(self, batch: Batch, reward: Tensor, gain: Tensor) -> None:
@@ -86,9 +100,10 @@ class Groups:
             reward: [B] of each.
             gain: [B] mean sizes of their advantages.
         """
-        value, gain = (self.actor.gather(column.to(self.actor.device)) for column in (reward, gain))
-        picks = self.actor.gather(torch.tensor(batch.picks, device=self.actor.device))
-        # what was replayed says nothing of the weights of now
+        gather, device = self.processes.gather, self.processes.device
+        value, gain = (gather(column.to(device)) for column in (reward, gain))
+        picks = gather(torch.tensor(batch.picks, device=device))
+        # what was replayed says nothing of the current weights
         numbers, index = picks[picks >= 0].unique(return_inverse=True)
         count = index.bincount()
         columns = [column[picks >= 0] for column in (value, gain)]
@@ -123,9 +138,9 @@ class RefilledDraw(Draw):
     """
 
     def __init__(self, groups: Groups, batch: Batch, picks: list[int], workers: Workers | None = None) -> None:
-        super().__init__(groups.actor, batch, workers)
-        self.groups, self.first_picks = groups, picks
-        self.current: dict[int, tuple[Sampled, int]]
+        super().__init__(groups.sampler, groups.scorer, batch, workers)
+        self.groups, self.processes, self.first_picks = groups, groups.processes, picks
+        self.current: dict[int, tuple[Sampled[Any, Any], int]]
         """of each place of this process its groups: what they were sampled with, and the number of its prompt there"""
 
     def __iter__(self) -> Iterator[tuple[Batch, Any]]:
@@ -153,10 +168,10 @@ class RefilledDraw(Draw):
                     )
                 )
                 self._fill(list(own))
-        self.actor.metrics |= {"groups/drawn": float(drawn), "groups/reward": rewards / drawn}
+        self.metrics = {"groups/drawn": float(drawn), "groups/reward": rewards / drawn}
         if groups.replay is not None:
             poor = self._replay(poor, mean, spread)
-        self.actor.metrics["groups/poor"] = float(len(poor))
+        self.metrics["groups/poor"] = float(len(poor))
 
     def _fill(self, places: list[int]) -> None:
         """Put what was just sampled into these places."""
@@ -167,7 +182,7 @@ class RefilledDraw(Draw):
         """[N] mean rewards and [N] their standard deviations, of all processes; of several groups the largest."""
         shape = (-1, self.groups.branches, self.groups.size)
         rewards = torch.stack([sampled.scores.value.view(shape)[i] for sampled, i in self.current.values()])
-        rewards = self.actor.gather(rewards.to(self.actor.device)).cpu()
+        rewards = self.processes.gather(rewards.to(self.processes.device)).cpu()
         # equal rewards may have a mean that rounding sets apart from them
         alike = rewards.amax(2) == rewards.amin(2)
         return rewards.mean((1, 2)), rewards.std(2, correction=0).masked_fill(alike, 0.0).amax(1)
@@ -198,22 +213,22 @@ class RefilledDraw(Draw):
         stored = replay.take(len(poor), iteration, self.groups.seed)
         new = {place: sampled for place, sampled in self.current.items() if place not in poor}
         fresh = [self._stored(*sampled, float(spread[place])) for place, sampled in new.items()]
-        replay.put(self.actor.processes.gather_objects(fresh))
+        replay.put(self.processes.gather_objects(fresh))
         filled, left = poor[: len(stored)], poor[len(stored) :]
         self._report(filled, mean)
         for place, group in zip(filled, stored, strict=True):
             if place in self.current:
                 batch = group.at(place, iteration, branches)
-                rollout = self.actor.sampler.restore(group.tensors, group.rest, batch)
-                self.current[place] = (Sampled(rollout, batch, group.scores), 0)
-        self.actor.metrics["groups/replayed"] = float(len(filled))
+                rollout = self.sampler.restore(group.tensors, group.rest, batch)
+                self.current[place] = (self._sampled(rollout, batch, group.scores), 0)
+        self.metrics["groups/replayed"] = float(len(filled))
         return left
 
-    def _stored(self, sampled: Sampled, number: int, spread: float) -> Stored:
+    def _stored(self, sampled: Sampled[Any, Any], number: int, spread: float) -> Stored:
         """The groups of one prompt, to be kept."""
         rows = self._rows(number)
         members = torch.tensor(rows)
-        tensors, rest = sampled.rollout[members.to(self.actor.device)].packed()
+        tensors, rest = sampled.rollout[members.to(self.processes.device)].packed()
         tensors = {name: value.to("cpu", copy=True) for name, value in tensors.items()}
         return Stored(tensors, rest, sampled.batch[rows], sampled.scores[members], spread)
 
@@ -222,16 +237,21 @@ class RefilledDraw(Draw):
         block = self.groups.branches * self.groups.size
         return list(range(number * block, (number + 1) * block))
 
-    def whole(self) -> Sampled:
+    def whole(self) -> Sampled[Any, Any]:
         """The groups in the order of their places."""
         parts = list({id(sampled): sampled for sampled, _ in self.current.values()}.values())
         if len(parts) == 1:
-            return parts[0]
+            return replace(parts[0], metrics=self.metrics)
         firsts, rows = {}, 0
         for part in parts:
             firsts[id(part)] = rows
             rows += len(part.batch)
         order = [firsts[id(sampled)] + row for sampled, i in self.current.values() for row in self._rows(i)]
-        every = joined(self.actor, parts)
-        rollout = every.rollout[torch.tensor(order, device=self.actor.device)]
-        return Sampled(rollout, every.batch[order], every.scores[torch.tensor(order)])
+        every = self._joined(parts)
+        return replace(
+            every,
+            rollout=every.rollout[torch.tensor(order, device=self.processes.device)],
+            batch=every.batch[order],
+            scores=every.scores[torch.tensor(order)],
+            metrics=self.metrics,
+        )

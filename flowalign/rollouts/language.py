@@ -1,11 +1,10 @@
-"""What an algorithm for language models acts through."""
+"""Samples texts, and gathers their record."""
 
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
 from flowalign.config.language import TextConfig
@@ -18,10 +17,8 @@ from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import at_tokens
 from flowalign.policies.language.turns import AgentPolicy
 from flowalign.policies.language.vllm import Engine
-from flowalign.rollouts.base import Actor
-from flowalign.rollouts.sampler import Sampler
-from rewards import Reward, Scores
-from samplers import derive_seed
+from flowalign.rollouts.processes import Processes
+from flowalign.rollouts.sampler import Sampled, Sampler
 
 
 class LanguageSampler(Sampler):
@@ -57,60 +54,51 @@ class LanguageSampler(Sampler):
         return TextRollout.unpacked(tensors, rest, batch.prompts).to(self.device)
 
 
-class LanguageActor(Actor):
-    """Samples and scores one process's texts."""
+SampledTexts = Sampled[LanguageSampler, TextRollout]
 
-    config: TextConfig
-    policy: LanguagePolicy
-    sampler: LanguageSampler
 
-    def __init__(self, config: TextConfig, policy: LanguagePolicy, reward: Reward, accelerator: Accelerator) -> None:
-        super().__init__(config, policy, reward, accelerator)
-        self.sampler = LanguageSampler(config, policy)
-        policy.bind(reward)
+def baseline(sampled: SampledTexts) -> Tensor:
+    """[B] rewards of the most probable completion of each sample's prompt, sampled once a group."""
+    batch, sampler = sampled.batch, sampled.sampler
+    numbers = list(dict.fromkeys(batch.group))
+    rows = [batch.group.index(number) for number in numbers]
+    arguments = sampler.config.rollout.arguments() | {"temperature": 0.0}
+    asked = batch[rows]
+    greedy = sampler.policy.sample(asked.prompts, [0] * len(rows), metadata=asked.metadata, **arguments)
+    value = sampled.scorer.score(sampler.policy.decode(greedy), batch, rows).value
+    return value[[numbers.index(group) for group in batch.group]]
 
-    def baseline(self, batch: Batch) -> Tensor:
-        """[B] rewards of the most probable completion of each sample's prompt, sampled once a group."""
-        numbers = list(dict.fromkeys(batch.group))
-        rows = [batch.group.index(number) for number in numbers]
-        arguments = self.config.rollout.arguments() | {"temperature": 0.0}
-        asked = batch[rows]
-        greedy = self.policy.sample(asked.prompts, [0] * len(rows), metadata=asked.metadata, **arguments)
-        value = self.score(self.policy.decode(greedy), batch, rows).value
-        return value[[numbers.index(group) for group in batch.group]]
 
-    def record(self, rollout: TextRollout, batch: Batch, scores: Scores, reward: Tensor) -> Record:
-        """The record of all processes.
+def record_of_texts(sampled: SampledTexts, reward: Tensor, processes: Processes) -> Record:
+    """The record of all processes, where a token is an action.
 
-        Args:
-            reward: [B] of this process's samples.
-        """
-        rewards, weights = self.separate(scores)
-        gathered = partial(self._gather_padded, length=self.maximum(rollout.mask.shape[1]))
-        return Record(
-            reward=self.gather(reward.to(self.device)),
-            group=self.gather(torch.tensor(batch.group, device=self.device)),
-            mask=gathered(rollout.mask),
-            log_prob=gathered(rollout.log_prob),
-            rewards=rewards,
-            weights=weights,
-            names=tuple(named.name for named in self.config.rewards),
-            seed=derive_seed(self.config.training.seed, batch.iteration, 3),
-            entropy=gathered(rollout.entropy),
-            steps=None if scores.steps is None else gathered(at_tokens(self.policy, rollout, scores.steps)),
-            turn=gathered(rollout.turn) if rollout.episodes else None,
-            ended=self.gather(rollout.ended),
-            weight=self.advantage_weight(scores),
-        )
+    Args:
+        reward: [B] of this process's samples.
+    """
+    rollout, scores = sampled.rollout, sampled.scores
+    gathered = partial(gather_padded, processes, length=processes.maximum(rollout.mask.shape[1]))
+    return Record(
+        reward=processes.gather(reward.to(processes.device)),
+        mask=gathered(rollout.mask),
+        log_prob=gathered(rollout.log_prob),
+        entropy=gathered(rollout.entropy),
+        steps=None if scores.steps is None else gathered(at_tokens(sampled.sampler.policy, rollout, scores.steps)),
+        turn=gathered(rollout.turn) if rollout.episodes else None,
+        ended=processes.gather(rollout.ended),
+        **sampled.gathered(processes),
+    )
 
-    def states(self, rollout: TextRollout, batch: Batch) -> Tensor:
-        """`states` (of turns) of all processes; a group is on one process, so that its numbers belong together."""
-        made = (states_of_turns if rollout.episodes else states)(rollout, batch.group)
-        return self._gather_padded(made, self.maximum(made.shape[1]))
 
-    def _gather_padded(self, values: Tensor, length: int) -> Tensor:
-        """Rows [B, T] of all processes, made `length` wide."""
-        return self.gather(torch.nn.functional.pad(values, (0, length - values.shape[1])))
+def gathered_states(sampled: SampledTexts, processes: Processes) -> Tensor:
+    """`states` (of turns) of all processes; a group is on one process, so that its numbers belong together."""
+    rollout = sampled.rollout
+    numbers = (states_of_turns if rollout.episodes else states)(rollout, sampled.batch.group)
+    return gather_padded(processes, numbers, processes.maximum(numbers.shape[1]))
+
+
+def gather_padded(processes: Processes, values: Tensor, length: int) -> Tensor:
+    """Rows [B, T] of all processes, padded to `length`."""
+    return processes.gather(torch.nn.functional.pad(values, (0, length - values.shape[1])))
 
 
 def states(rollout: TextRollout, group: Sequence[int]) -> Tensor:

@@ -8,11 +8,13 @@ from torch import Tensor
 
 from flowalign import registry
 from flowalign.config import Config
+from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.caching import caching
-from flowalign.rollouts.sampler import Sampler
+from flowalign.rollouts.processes import Processes
+from flowalign.rollouts.sampler import Sampled, Sampler
 from samplers import Trajectory, derive_seed
 from samplers.completion import Completions, complete, fork, path, perturb
 from samplers.plans import Tree
@@ -184,3 +186,45 @@ class DiffusionSampler(Sampler):
         rollout = again.branch(trajectory, torch.zeros(len(batch), dtype=torch.long, device=self.device))
         rollout.kernel, rollout.unlearned = self.kernel, self.unlearned
         return rollout
+
+    def calibrate(self, step_reward: Tensor, mask: Tensor) -> None:
+        """Let an adaptive plan learn from the step rewards [B, T] of all processes."""
+        if hasattr(self.plan, "update"):
+            self.plan.update(step_reward.cpu(), mask.cpu())
+            etas = self.plan.etas(self.config.rollout.steps, self.config.rollout.eta, 0, 0)
+            self.metrics |= {f"plan/eta/{k}": value for k, value in enumerate(etas.tolist())}
+
+    def state(self) -> dict[str, Any]:
+        return {"plan": self.plan.state_dict()} if hasattr(self.plan, "state_dict") else {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        if "plan" in state:
+            self.plan.load_state_dict(state["plan"])
+
+
+SampledPictures = Sampled[DiffusionSampler, Rollout]
+
+
+def record_of_steps(sampled: SampledPictures, reward: Tensor, processes: Processes) -> Record:
+    """The record of all processes where a denoising step is an action.
+
+    Args:
+        reward: [B] or [B, T] of this process's samples.
+    """
+    return Record(
+        log_prob=processes.gather(sampled.rollout.trajectory.log_prob),
+        mask=processes.gather(sampled.rollout.mask),
+        reward=processes.gather(reward.to(processes.device)),
+        **sampled.gathered(processes),
+    )
+
+
+def record_of_samples(sampled: SampledPictures, processes: Processes) -> Record:
+    """The record of all processes where a sample is one action, whose probability nobody asks for."""
+    reward = processes.gather(sampled.scores.value.to(processes.device))
+    return Record(
+        log_prob=torch.zeros_like(reward)[:, None],
+        mask=torch.ones_like(reward, dtype=torch.bool)[:, None],
+        reward=reward,
+        **sampled.gathered(processes),
+    )

@@ -1,6 +1,7 @@
 """The processes of a run: rows that sample and learn from groups of their own, and columns that share each sample."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -30,6 +31,24 @@ class Processes:
         self.columns = self.settings.degree
         self.rows = accelerator.num_processes // self.columns
         self.row, self.column = divmod(accelerator.process_index, self.columns)
+        self.exchanges = 0
+        """Times that processes have waited for each other here."""
+        self.apart = False
+        """This process looks at something by itself: nothing is exchanged."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return self.accelerator.device
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within it this process exchanges nothing with the others."""
+        self.apart = True
+        try:
+            yield
+        finally:
+            self.apart = False
 
     @cached_property
     def mesh(self) -> DeviceMesh:
@@ -43,20 +62,36 @@ class Processes:
 
     def gather(self, values: Tensor) -> Tensor:
         """Rows [B, ...] of all processes as one process would have them."""
+        if self.apart:
+            return values
+        self.exchanges += 1
         every = self.accelerator.gather(values.contiguous())
         if self.columns == 1:
             return every
         return every.unflatten(0, (self.rows, self.columns, -1))[:, 0].flatten(0, 1)
 
+    def own(self, values: Tensor, rows: int) -> Tensor:
+        """This process's rows of gathered values."""
+        return values[self.row * rows : (self.row + 1) * rows]
+
+    def maximum(self, count: int) -> int:
+        """The largest of a number over the processes."""
+        if self.apart:
+            return int(count)
+        self.exchanges += 1
+        return int(self.accelerator.gather(torch.tensor([count], device=self.device)).max())
+
     def gather_objects(self, values: list[Any]) -> list[Any]:
         """The lists of all rows as one."""
-        made: list[Any] = gather_object(values if self.column == 0 else [])
-        return made
+        self.exchanges += 1
+        gathered: list[Any] = gather_object(values if self.column == 0 else [])
+        return gathered
 
     def once(self, work: Callable[[], T]) -> T:
         """What the row's first process makes, for the row: a judge is asked once, and all have the same answer."""
-        if self.columns == 1:
+        if self.columns == 1 or self.apart:
             return work()
-        made = [work() if self.column == 0 else None]
-        torch.distributed.broadcast_object_list(made, src=self.row * self.columns, group=self._of_row)
-        return made[0]  # type: ignore[return-value]
+        self.exchanges += 1
+        answer = [work() if self.column == 0 else None]
+        torch.distributed.broadcast_object_list(answer, src=self.row * self.columns, group=self._of_row)
+        return answer[0]  # type: ignore[return-value]

@@ -1,7 +1,8 @@
 """What samples with a policy, whoever scores and learns: all that an algorithm's `rollout` is given."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -9,6 +10,9 @@ from torch import Tensor
 from flowalign.config import BaseConfig
 from flowalign.data.batches import Batch
 from flowalign.policies.base import Policy
+from flowalign.rollouts.processes import Processes
+from flowalign.rollouts.scoring import Scorer
+from samplers import derive_seed
 
 
 class Sampler:
@@ -21,6 +25,8 @@ class Sampler:
         self.config, self.policy = config, policy
         self.shown = False
         """People look at the samples of this iteration."""
+        self.metrics: dict[str, float] = {}
+        """What sampling measured in this iteration."""
 
     @property
     def device(self) -> torch.device:
@@ -45,3 +51,45 @@ class Sampler:
     def restore(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> Any:
         """The rollout of the batch's samples of which `packed` made these."""
         raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        """What adapts while it samples, for the checkpoint, as JSON."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+
+
+SamplerT = TypeVar("SamplerT", bound=Sampler)
+RolloutT = TypeVar("RolloutT")
+
+
+@dataclass(kw_only=True)
+class Sampled(Generic[SamplerT, RolloutT]):
+    """What was sampled of whole groups on this process, and by whom."""
+
+    rollout: RolloutT
+    batch: Batch
+    scores: Any = None
+    """`Scores` of the finished samples; None where the algorithm does not have them scored."""
+    sampler: SamplerT
+    """What sampled it, to sample further states or samples with."""
+    scorer: Scorer
+    """What scored it, to score further samples with."""
+    sampler_log_prob: Tensor | None = None
+    """[B, T] log-probabilities of whoever sampled, where the current weights scored the rollout again."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What sampling and scoring measured."""
+
+    def gathered(self, processes: Processes) -> dict[str, Any]:
+        """The fields that records of all kinds have, of all processes."""
+        rewards, weights = self.scorer.separate(self.scores)
+        weight, config = self.scores.weight, self.sampler.config
+        return {
+            "group": processes.gather(torch.tensor(self.batch.group, device=processes.device)),
+            "rewards": rewards,
+            "weights": weights,
+            "names": tuple(named.name for named in config.rewards),
+            "seed": derive_seed(config.training.seed, self.batch.iteration, 3),
+            "weight": None if weight is None else processes.gather(weight.to(processes.device)),
+        }

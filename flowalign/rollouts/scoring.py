@@ -1,17 +1,115 @@
-"""Scoring one part of a batch while the policy samples the next."""
+"""The reward as a run asks it: a part of a batch is scored while the policy samples the next."""
 
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from types import TracebackType
-from typing import ParamSpec, Self
+from typing import Any, ParamSpec, Self
 
 import torch
+from torch import Tensor
 
-from rewards import Scores
+from flowalign.core.advantages import zero_spread
+from flowalign.data.batches import Batch
+from flowalign.rollouts.extremes import Extremes
+from flowalign.rollouts.processes import Processes
+from rewards import Reward, Scores, WeightedSum, score, seen, usage
 
 P = ParamSpec("P")
+
+
+class Scorer:
+    """Scores one process's samples by a reward.
+
+    Args:
+        reward: scores samples.
+        processes: this process among those that share its samples, which ask a judge once.
+    """
+
+    def __init__(self, reward: Reward, processes: Processes) -> None:
+        self.reward, self.processes = reward, processes
+        self.calls = 0
+        """Samples that this process had scored."""
+        self.extremes: Extremes | None = None
+        """The best and the worst samples of an iteration that people look at, else None."""
+        # judges were asked before by somebody else in this process
+        usage.take()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within it samples are scored to be looked at: nothing is exchanged or counted."""
+        calls = self.calls
+        with self.processes.alone():
+            yield
+        self.calls = calls
+
+    def metadata(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """What rewards are told of samples of these rows: the prompt's metadata, the group, the start noise's seed."""
+        return [batch.metadata[i] | {"group": batch.group[i], "seed": batch.seeds[i]} for i in rows]
+
+    def score(
+        self,
+        samples: Sequence[Any],
+        batch: Batch,
+        rows: Sequence[int] | None = None,
+        steps: Sequence[int] | None = None,
+    ) -> Scores:
+        """Checked scores of one sample a row of the batch, or of samples of these rows.
+
+        Rewards that look at groups see the batch's; pictures finished from the states of different `steps` are
+        not in one group.
+        """
+        rows = range(len(batch)) if rows is None else rows
+        metadata = self.metadata(batch, rows)
+        if steps is not None:
+            for record, step in zip(metadata, steps, strict=True):
+                record["group"] = f"{record['group']}/{step}"
+        self.calls += len(samples)
+        prompts = [batch.prompts[i] for i in rows]
+        scores = self.processes.once(lambda: score(self.reward, samples, prompts, metadata))
+        if self.extremes is not None and steps is None and not self.processes.apart:
+            self.extremes.offer([seen(sample) for sample in samples], prompts, metadata, scores)
+        return scores
+
+    def separate(self, scores: Scores) -> tuple[Tensor, Tensor]:
+        """The rewards that a weighted sum adds up, [L, B] of all processes, and their weights [L]."""
+        if isinstance(self.reward, WeightedSum):
+            rewards = torch.stack([scores.parts[r.name] for r in self.reward.rewards])
+            weights = torch.tensor(self.reward.weights, device=self.processes.device)
+        else:
+            rewards, weights = scores.value[None], torch.ones(1, device=self.processes.device)
+        return self.processes.gather(rewards.T.to(self.processes.device)).T, weights
+
+    def judged(self) -> dict[str, float]:
+        """What judges were asked since the last time, and what it took, of all processes, which call this together."""
+        own = usage.take()
+        if not own:
+            return {}
+        totals = self.processes.gather(torch.tensor([[*own.values()]], device=self.processes.device)).sum(0).tolist()
+        return {name: count for name, count in zip(own, totals, strict=True) if count}
+
+
+def score_metrics(scores: Scores, group: Tensor, processes: Processes) -> dict[str, float]:
+    """What the metrics say of the scores of all processes.
+
+    Args:
+        group: [B] numbers of the groups of all processes.
+    """
+    value = processes.gather(scores.value.to(processes.device))
+    metrics = {
+        "reward/mean": value.mean().item(),
+        "reward/std": value.std(correction=0).item(),
+        "reward/zero_spread": zero_spread(value, group).item(),
+    }
+    for name, part in scores.parts.items():
+        mean = processes.gather(part.to(processes.device)).nanmean().item()
+        # NaN marks samples that a part does not apply to
+        if not math.isnan(mean):
+            metrics[f"reward/{name}"] = mean
+    return metrics
 
 
 class Scoring:
@@ -24,12 +122,12 @@ class Scoring:
 
     Args:
         threaded: score in a thread.
-        report: called on leaving with a part of the iteration's work and the seconds it took: 'rollout', 'reward' for
-            the scoring that was waited for, and in a thread 'reward_hidden' for the rest.
     """
 
-    def __init__(self, threaded: bool, report: Callable[[str, float], None]) -> None:
-        self._threaded, self._report = threaded, report
+    def __init__(self, threaded: bool) -> None:
+        self._threaded = threaded
+        self.seconds: dict[str, float] = {}
+        """Seconds by metric, after leaving: of the rollout, of waiting for scores, and in a thread of other scoring."""
 
     def __enter__(self) -> Self:
         self._scored = self._waited = 0.0
@@ -51,9 +149,9 @@ class Scoring:
             self._failed.set()
         if self._threaded:
             self._thread.shutdown()
-            self._report("reward_hidden", self._scored - self._waited)
-        self._report("reward", self._waited)
-        self._report("rollout", time.perf_counter() - self._begin - self._waited)
+            self.seconds["seconds/reward_hidden"] = self._scored - self._waited
+        self.seconds["seconds/reward"] = self._waited
+        self.seconds["seconds/rollout"] = time.perf_counter() - self._begin - self._waited
 
     def submit(self, score: Callable[P, Scores], *args: P.args, **kwargs: P.kwargs) -> "Scored":
         """The scores to come of `score(*args, **kwargs)`."""

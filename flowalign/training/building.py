@@ -1,7 +1,8 @@
 """The models and rewards that a configuration names, built."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,19 +18,17 @@ from flowalign.errors import ConfigError, nearest
 from flowalign.policies.base import Policy
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.caching import check_cacheable
-from flowalign.policies.diffusion.context_parallel import check_context_parallel
+from flowalign.policies.diffusion.context_parallel import TokenParts, check_context_parallel
 from flowalign.policies.diffusion.families import family_of
 from flowalign.policies.diffusion.storage import check_arguments, described_by, load_config, network_class
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.turns import AgentPolicy
 from flowalign.policies.language.vision_language import VisionLanguagePolicy
 from flowalign.policies.settings import Network, Sampling
-from flowalign.rollouts.base import Actor
-from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.language import LanguageActor, LanguageSampler
+from flowalign.rollouts.language import LanguageSampler
 from flowalign.rollouts.pictures import DiffusionSampler
+from flowalign.rollouts.processes import Processes
 from flowalign.rollouts.sampler import Sampler
-from flowalign.search.sampler import SearchSampler
 from flowalign.training.memory import allow_tf32, check_precision
 from rewards import Reward, Spec, WeightedSum, spec_of
 
@@ -189,19 +188,8 @@ def build_accelerator(**settings: Any) -> Accelerator:
     )
 
 
-def build_actor(config: BaseConfig, policy: Any, reward: Reward, accelerator: Accelerator) -> Actor:
-    """What samples and scores in this process."""
-    if isinstance(config, TextConfig):
-        return LanguageActor(config, policy, reward, accelerator)
-    assert isinstance(config, Config)
-    actor = DiffusionActor(config, policy, reward, accelerator)
-    if config.rollout.search is not None:
-        actor.sampler.search = SearchSampler(config.rollout.search, actor)
-    return actor
-
-
 def build_sampler(config: BaseConfig, policy: Any, needs: frozenset[str]) -> Sampler:
-    """What samples in a process that neither scores nor learns.
+    """What samples in this process.
 
     Args:
         needs: what the reward looks at, as of `rewards.Spec`.
@@ -210,6 +198,14 @@ def build_sampler(config: BaseConfig, policy: Any, needs: frozenset[str]) -> Sam
         return LanguageSampler(config, policy)
     assert isinstance(config, Config)
     return DiffusionSampler(config, policy, needs)
+
+
+def share_tokens(policy: Policy, processes: Processes) -> Callable[[], AbstractContextManager[None]]:
+    """Divide each sample's tokens among the processes that share it; within the result a process has them whole."""
+    if not isinstance(policy, DiffusersPolicy):
+        return nullcontext
+    policy.family.parts = processes.columns
+    return TokenParts(policy.every_network, processes.mesh).joined if processes.columns > 1 else nullcontext
 
 
 def make_trainable(policy: Policy, model: Network, keep_reference: bool) -> None:

@@ -13,7 +13,8 @@ from flowalign.data import Prompts
 from flowalign.evaluation.comparison import Comparison
 from flowalign.evaluation.scores import Evaluated, evaluate, scores_of
 from flowalign.evaluation.watch import NOTHING_SEEN, Panel, diagnose, watched
-from flowalign.rollouts.base import Actor
+from flowalign.rollouts.sampler import Sampler
+from flowalign.rollouts.scoring import Scorer
 from flowalign.runs.metrics import MetricsFile
 from flowalign.runs.samples import save_samples
 from flowalign.training.learner import Learner
@@ -50,21 +51,24 @@ def before_and_after(folder: Path, watch: Watch) -> Comparison | None:
 
 
 class Evaluator:
-    """Evaluates the policy that an actor acts with, as the evaluation section of its configuration says.
+    """Evaluates the policy that is trained, as the evaluation section of its configuration says.
 
     Args:
+        sampler: has the policy.
+        scorer: has the reward that is trained.
         folder: of the run; the means are appended to its `evaluations.jsonl`.
     """
 
-    def __init__(self, algorithm: Algorithm, actor: Actor, learner: Learner, folder: Path) -> None:
-        self.algorithm, self.actor, self.learner, self.folder = algorithm, actor, learner, folder
-        self.config, self.settings = actor.config, actor.config.evaluation
-        self.accelerator = actor.accelerator
+    def __init__(self, algorithm: Algorithm, sampler: Sampler, scorer: Scorer, learner: Learner, folder: Path) -> None:
+        self.algorithm, self.learner, self.folder = algorithm, learner, folder
+        self.sampler, self.scorer, self.processes = sampler, scorer, scorer.processes
+        self.config, self.settings = sampler.config, sampler.config.evaluation
+        self.accelerator = self.processes.accelerator
         own = self.settings.rewards
-        self.reward: Reward = build_reward(own, "evaluation.rewards") if own else actor.reward
+        self.reward: Reward = build_reward(own, "evaluation.rewards") if own else scorer.reward
         watchers = build_rewards(self.settings.panel, "evaluation.panel")
-        self.panel = Panel(self.reward, watchers, actor.reward, folder, actor.processes.row)
-        actor.policy.bind(self.panel)
+        self.panel = Panel(self.reward, watchers, scorer.reward, folder, self.processes.row)
+        sampler.policy.bind(self.panel)
         self.verdict = NOTHING_SEEN
         self.lines = MetricsFile(folder / "evaluations.jsonl")
 
@@ -81,22 +85,23 @@ class Evaluator:
         advance(self.panel, done)
         with self.learner.averaged(), self.learner.usable():
             result = evaluate(
-                self.actor.policy,
+                self.sampler.policy,
                 self.panel,
                 prompts,
                 settings,
                 settings.samples_per_prompt,
                 settings.seed,
-                self.actor.processes,
+                self.processes,
             )
-        line: dict[str, Any] = {"iteration": iteration} | self.actor.judged()
+        line: dict[str, Any] = {"iteration": iteration} | self.scorer.judged()
         if self.algorithm.measures or self.config.training.previews:
             # whole weights on every process, where they are in shards
             with self.learner.alone():
                 if self.accelerator.is_main_process and self.algorithm.measures:
-                    line |= self.algorithm.measure(self.actor)
+                    with self.processes.alone():
+                        line |= self.algorithm.measure(self.sampler)
                 if self.accelerator.is_main_process and self.config.training.previews:
-                    preview(self.actor, self.algorithm, prompts, self.folder, iteration)
+                    preview(self.sampler, self.scorer, self.algorithm, prompts, self.folder, iteration)
         if self.accelerator.is_main_process:
             for label, row in result.means(by="category").items():
                 # statistics of every category would be many, and say little
@@ -125,7 +130,7 @@ class Evaluator:
 
     def ends(self) -> bool:
         """Whether the watch ends the run: the main process's word, for all."""
-        return bool(self.actor.maximum(self._ends()))
+        return bool(self.processes.maximum(self._ends()))
 
     def _ends(self) -> bool:
         hacked = self.settings.watch.action == "stop" and self.verdict.status == "hacked"
@@ -133,7 +138,7 @@ class Evaluator:
 
     def returns(self, iteration: int) -> bool:
         """Whether a run that is over after so many iterations has earlier weights for its result."""
-        return bool(self.actor.maximum(self.accelerator.is_main_process and self._result(iteration) < iteration))
+        return bool(self.processes.maximum(self.accelerator.is_main_process and self._result(iteration) < iteration))
 
     def _result(self, last: int) -> int:
         """The iteration whose weights are the result of a run that was last evaluated after so many."""

@@ -202,9 +202,9 @@ def run_league(
             trainer.train()
             figures: dict[str, Any] = {
                 "forwards": trainer.policy.forwards,
-                "reward_calls": trainer.actor.reward_calls,
+                "reward_calls": trainer.scorer.calls,
             }
-            figures |= {"seconds": trainer.seconds, "iterations": trainer.iteration}
+            figures |= {"seconds": trainer.spent.seconds, "iterations": trainer.iteration}
             figures |= judge(trainer, panel_reward, pictures) | {"judged_with": [pictures, panel]}
             write_atomically(done, json.dumps(figures))
         results.setdefault(name, []).append(json.loads(done.read_text(encoding="utf-8")))

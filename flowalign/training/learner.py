@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from flowalign.algorithms import policy_gradient
 from flowalign.algorithms.base import Algorithm, Experience
 from flowalign.algorithms.policy_gradient import PolicyGradient
-from flowalign.config.sections import Subsample
+from flowalign.config.sections import BaseConfig, Subsample
 from flowalign.core.subsampling import inclusion, subsample
 from flowalign.policies.base import Policy
 from flowalign.policies.settings import Role, Snapshot
 from flowalign.policies.snapshots import Snapshots
-from flowalign.rollouts.base import Actor
+from flowalign.rollouts.processes import Processes
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
 from flowalign.training.distributed.sharding import Sharding, like, restore, unsynced, whole
 from flowalign.training.memory import make_optimizer, while_it_fits
@@ -57,13 +57,24 @@ class Learner(Optimization):
 
     Args:
         algorithm: whose losses; it may have networks of its own, which train beside the policy.
-        actor: acts with the policy that is trained, among the other processes.
+        policy: that is trained.
+        processes: this process, among the others.
         sharding: how the policy's network is divided into shards, None where every process has it whole.
+        without_context_parallel: within it a process can use the networks without those that share its samples.
     """
 
-    def __init__(self, algorithm: Algorithm, actor: Actor, sharding: Sharding | None = None) -> None:
-        self.algorithm, self.actor, self.sharding = algorithm, actor, sharding
-        self.policy, self.config, self.accelerator = actor.policy, actor.config, actor.accelerator
+    def __init__(
+        self,
+        config: BaseConfig,
+        algorithm: Algorithm,
+        policy: Policy,
+        processes: Processes,
+        sharding: Sharding | None = None,
+        without_context_parallel: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        self.config, self.algorithm, self.policy, self.processes = config, algorithm, policy, processes
+        self.sharding, self.accelerator = sharding, processes.accelerator
+        self.without_context_parallel = without_context_parallel
         training = self.config.training
         self.modules = {**self.policy.companions, **algorithm.modules(self.policy)}
         updates = training.iterations * training.updates_per_iteration
@@ -76,9 +87,7 @@ class Learner(Optimization):
         """every process has the network whole, and can use it by itself"""
         self._warned: set[str] = set()
         """metrics that a warning has named"""
-        self.shown_weights: str = getattr(self.config.evaluation, "weights", None) or (
-            "policy" if self.ema is None else "ema"
-        )
+        self.shown_weights: str = self.config.evaluation.weights or ("policy" if self.ema is None else "ema")
         """that are evaluated and saved"""
         self._keep_snapshots()
         self.role_optimizers = {name: self._role_optimizer(role, groups) for name, role in algorithm.roles.items()}
@@ -94,8 +103,7 @@ class Learner(Optimization):
     @property
     def sampling_weights(self) -> str:
         """That draw the next samples to learn from."""
-        set_otherwise: str | None = getattr(self.config.rollout, "weights", None)
-        return set_otherwise or self.algorithm.sampling_weights
+        return self.config.rollout.weights or self.algorithm.sampling_weights
 
     def _keep_snapshots(self) -> None:
         """Begin the named copies of the weights, the algorithm's and those that the configuration adds."""
@@ -128,7 +136,7 @@ class Learner(Optimization):
             rate = self.set_learning_rate(round(progress * self.updates) + i)
             measured = self._update_roles(experience, items)
             if updates >= self.head_start:
-                seed = derive_seed(self.config.training.seed, iteration, i, self.actor.processes.row, 7)
+                seed = derive_seed(self.config.training.seed, iteration, i, self.processes.row, 7)
                 measured |= self.update(experience, items, seed=seed)
             updates += 1
             self.snapshots.follow("update", updates, updates)
@@ -136,7 +144,7 @@ class Learner(Optimization):
             for name, value in measured.items() if not self.skipped else ():
                 sums[name].append(value)
         self.snapshots.follow("iteration", iteration + 1, updates)
-        metrics = {name: self.actor.gather(torch.stack(values)).mean().item() for name, values in sums.items()}
+        metrics = {name: self.processes.gather(torch.stack(values)).mean().item() for name, values in sums.items()}
         if skipped:
             metrics["policy/skipped_updates"] = skipped
         self._warn_if_idle(experience, experience.metrics | metrics, iteration)
@@ -178,7 +186,7 @@ class Learner(Optimization):
             # a measurement is no part of training's cost
             self.policy.forwards = forwards
         sums = torch.stack([size.nansum(0), (~size.isnan()).sum(0)])[None]
-        totals, counts = self.actor.gather(sums).sum(0).tolist()
+        totals, counts = self.processes.gather(sums).sum(0).tolist()
         means = {k: total / count for k, (total, count) in enumerate(zip(totals, counts, strict=True)) if count}
         if not means:
             return {}
@@ -193,7 +201,7 @@ class Learner(Optimization):
         clip_range, worst = self.algorithm.clip_range, max(means.values())
         if clip_range is None or worst <= clip_range / 2 or "policy/mismatch" in self._warned:
             return
-        workers = getattr(self.config.rollout, "workers", None)
+        workers = self.config.rollout.workers
         if workers is not None and workers.staleness:
             # earlier weights sampled: it is what the ratios are for
             return
@@ -212,7 +220,7 @@ class Learner(Optimization):
         outcome, name = experience.outcome(), ""
         if metrics.get("reward/zero_spread") == 1 and outcome is not None:
             # NGRPO's advantages, for one, are not 0 in a group of equal rewards
-            name = "" if self.actor.maximum(bool((outcome[1] > NO_ADVANTAGE).any())) else "reward/zero_spread"
+            name = "" if self.processes.maximum(bool((outcome[1] > NO_ADVANTAGE).any())) else "reward/zero_spread"
         norm = metrics.get("policy/gradient_norm", 1.0)
         if not name and norm < NO_MOVE:
             name = "policy/gradient_norm"
@@ -296,17 +304,17 @@ class Learner(Optimization):
             for parameter in module.parameters():
                 if parameter.grad is not None:
                     # of processes that share samples each has all of it, as many times as they are
-                    parameter.grad = self.accelerator.reduce(parameter.grad, "mean") / self.actor.processes.columns
+                    parameter.grad = self.accelerator.reduce(parameter.grad, "mean") / self.processes.columns
 
     def _total(self, experience: Experience, items: Tensor) -> float:
         """What the sum of the items' losses is divided by; a process's share where not all items count.
 
         Processes that share samples each have a part of the gradient, of which the mean over processes is taken.
         """
-        counted, columns = experience.counted(items), self.actor.processes.columns
+        counted, columns = experience.counted(items), self.processes.columns
         if counted is None:
             return len(items) / columns
-        return max(1.0, self.actor.gather(counted.sum()[None]).float().mean().item()) / columns
+        return max(1.0, self.processes.gather(counted.sum()[None]).float().mean().item()) / columns
 
     def _with_gradient(self, experience: Experience, items: Tensor) -> Tensor:
         """Leave out items that teach nothing, such as actions of zero advantage, unless the loss has other terms.
@@ -318,7 +326,7 @@ class Learner(Optimization):
             useful = experience.useful(items)
         if useful is None:
             return items
-        keep = max(1, self.actor.maximum(int(useful.sum())))
+        keep = max(1, self.processes.maximum(int(useful.sum())))
         # stable: the useful ones first, each part in its random order
         return items[torch.argsort(~useful, stable=True)[:keep]]
 
@@ -329,7 +337,7 @@ class Learner(Optimization):
         size = experience.size(items) if settings.by == "advantage" else torch.ones(len(items), device=items.device)
         probability = inclusion(size, settings.share, 0.5 if settings.by == "advantage" else 0.0)
         weights = subsample(probability, torch.Generator().manual_seed(seed))
-        keep = max(1, self.actor.maximum(int(weights.count_nonzero())))
+        keep = max(1, self.processes.maximum(int(weights.count_nonzero())))
         first = torch.argsort(weights == 0, stable=True)[:keep]
         return items[first], weights[first]
 
@@ -358,7 +366,7 @@ class Learner(Optimization):
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Within it a process can use the network without the others, with averaged weights where there is an EMA."""
-        with self.averaged(), self._gathered(), self.actor.undivided():
+        with self.averaged(), self._gathered(), self.without_context_parallel():
             yield
             self.accelerator.wait_for_everyone()
 
@@ -379,7 +387,7 @@ class Learner(Optimization):
         """Within it every process has all weights of the policy's network."""
         return self.sharding.gathered(self.policy.network) if self.sharding else contextlib.nullcontext()
 
-    def whole_weights(self) -> dict[str, Tensor] | None:
+    def full_state_dict(self) -> dict[str, Tensor] | None:
         """The weights to show of a network in shards, whole, to save; None where the network has them itself."""
         if self.sharding is None:
             return None

@@ -17,9 +17,10 @@ from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import characters
 from flowalign.policies.rendering import renderer
-from flowalign.rollouts.base import Actor
-from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.language import LanguageActor
+from flowalign.rollouts.language import LanguageSampler
+from flowalign.rollouts.pictures import DiffusionSampler
+from flowalign.rollouts.sampler import Sampler
+from flowalign.rollouts.scoring import Scorer
 from flowalign.runs.previews import Film, Group, save_previews
 from rewards import Reward
 from rewards import seen as look
@@ -31,40 +32,42 @@ MEMBERS = 8
 
 
 @torch.no_grad()
-def preview(actor: Actor, algorithm: Algorithm, prompts: Prompts, folder: Path, iteration: int) -> None:
+def preview(
+    sampler: Sampler, scorer: Scorer, algorithm: Algorithm, prompts: Prompts, folder: Path, iteration: int
+) -> None:
     """Sample a group of each of a few prompts as the algorithm does, and save how its members came to be.
 
     The same prompts, seeds and noises each time. It counts neither as forwards nor as reward calls.
     """
-    training = actor.config.training
+    training = sampler.config.training
     count, members = min(training.previews, len(prompts)), min(training.group_size, MEMBERS)
     share_start_noise = True
-    if isinstance(actor, DiffusionActor):
-        share_start_noise = actor.config.rollout.share_start_noise
+    if isinstance(sampler, DiffusionSampler):
+        share_start_noise = sampler.config.rollout.share_start_noise
         # a tree has as many leaves as it has
-        members = actor.sampler.plan.leaves if isinstance(actor.sampler.plan, Tree) else members
+        members = sampler.plan.leaves if isinstance(sampler.plan, Tree) else members
     batch = draw_batch(prompts.spread(count), 0, count, members, training.seed, share_start_noise)
     batch = dataclasses.replace(batch, iteration=iteration)
-    with actor.alone():
-        if isinstance(actor, LanguageActor):
-            films, groups = [], _groups_of_texts(actor, algorithm, batch)
+    with scorer.alone(), sampler.policy.uncounted():
+        if isinstance(sampler, LanguageSampler):
+            films, groups = [], _groups_of_texts(sampler, scorer, algorithm, batch)
         else:
-            assert isinstance(actor, DiffusionActor)
-            seen = algorithm.show(actor, batch)
+            assert isinstance(sampler, DiffusionSampler)
+            seen = algorithm.show(sampler, scorer, batch)
             # an algorithm that branches makes several groups of a prompt: the first one is shown
             firsts = [seen.batch.prompts.index(prompt) for prompt in dict.fromkeys(seen.batch.prompts)]
-            films = [_film(actor, seen, row) for row in firsts]
+            films = [_film(sampler, scorer, seen, row) for row in firsts]
             groups = [_group(seen, seen.batch.group[row]) for row in firsts]
     save_previews(folder, iteration, films, groups)
 
 
-def _film(actor: DiffusionActor, seen: Seen, row: int) -> Film:
+def _film(sampler: DiffusionSampler, scorer: Scorer, seen: Seen, row: int) -> Film:
     """What every state of a sample would end in, and what its steps earned."""
-    one = seen.rollout[torch.tensor([row], device=actor.device)]
+    one = seen.rollout[torch.tensor([row], device=sampler.device)]
     trajectory = one.trajectory
-    finished = completions(actor.policy.at(one), trajectory)
-    ends = actor.sampler.ends(one, finished, shown=True)
-    values = actor.score(ends, seen.batch, [row] * len(ends), finished.steps.tolist()).value[finished.index.cpu()]
+    finished = completions(sampler.policy.at(one), trajectory)
+    ends = sampler.ends(one, finished, shown=True)
+    values = scorer.score(ends, seen.batch, [row] * len(ends), finished.steps.tolist()).value[finished.index.cpu()]
     return Film(
         seen.batch.prompts[row],
         seen.batch.seeds[row],
@@ -101,18 +104,18 @@ def _group(seen: Seen, number: int) -> Group:
     )
 
 
-def _groups_of_texts(actor: LanguageActor, algorithm: Algorithm, batch: Batch) -> list[Group]:
+def _groups_of_texts(sampler: LanguageSampler, scorer: Scorer, algorithm: Algorithm, batch: Batch) -> list[Group]:
     """The groups of a batch of texts: what each token earned, or the pictures made of rewritten prompts."""
-    experience = algorithm.at_once(actor, batch)
+    experience = algorithm.at_once(sampler, scorer, batch)
     rollout, advantage = experience.rollout, experience.advantage
-    texts, rewriting = actor.policy.decode(rollout), renderer(actor.reward)
+    texts, rewriting = sampler.policy.decode(rollout), renderer(scorer.reward)
     samples: Sequence[Any] = texts
     if rewriting is not None:
-        samples = rewriting.render(texts, actor.metadata(batch, range(len(batch))))
+        samples = rewriting.render(texts, scorer.metadata(batch, range(len(batch))))
     earned = masked_mean(advantage, rollout.mask)
 
     def tokens(row: int) -> list[tuple[str, float, float, float]]:
-        return _tokens(actor.policy, rollout, advantage, row, texts[row])
+        return _tokens(sampler.policy, rollout, advantage, row, texts[row])
 
     groups = []
     for number in dict.fromkeys(batch.group):

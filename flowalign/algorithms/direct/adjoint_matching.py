@@ -25,8 +25,8 @@ from flowalign.config import Config
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.window import Window, unwrapped
-from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Sampled
+from flowalign.rollouts.pictures import SampledPictures
+from flowalign.rollouts.processes import Processes
 from samplers import derive_seed
 from samplers.noise import generators
 
@@ -43,7 +43,7 @@ class AdjointMatchingSettings(base.DirectSettings):
     """steps of a trajectory that are learned from"""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Experience(base.Experience):
     adjoint: Tensor
     """[B, T, ...] of the states that steps end in"""
@@ -79,16 +79,17 @@ class AdjointMatching(base.DirectAlgorithm):
     def items(self, config: Config) -> int:
         return config.training.group_size * self.settings.steps_per_sample
 
-    def experience(self, sampled: Sampled, record: None, actor: DiffusionActor) -> Experience:
-        plain = super().experience(sampled, record, actor)
+    def experience(self, sampled: SampledPictures, record: None, processes: Processes) -> Experience:
+        plain = super().experience(sampled, record, processes)
+        policy, config = sampled.sampler.policy, sampled.sampler.config
         guided = plain.rollout
-        conditions = guided.conditions.conditional(actor.policy.family.unconditional)
+        conditions = guided.conditions.conditional(policy.family.unconditional)
         plain.rollout = replace(guided, guidance=(1.0,) * len(guided.guidance), conditions=conditions)
-        rows = torch.arange(len(plain.batch), device=actor.device).split(actor.config.training.micro_batch_size)
-        made = [self.adjoint(actor.policy, plain, samples) for samples in rows]
+        rows = torch.arange(len(plain.batch), device=processes.device).split(config.training.micro_batch_size)
+        made = [self.adjoint(policy, plain, samples) for samples in rows]
         adjoint, value = (torch.cat(parts) for parts in zip(*made, strict=True))
-        metrics = plain.metrics | {"reward/mean": actor.gather(value).mean().item()}
-        items = self.steps(plain).to(actor.device)
+        metrics = plain.metrics | {"reward/mean": processes.gather(value).mean().item()}
+        items = self.steps(plain).to(processes.device)
         return Experience(**vars(plain) | {"items": items, "metrics": metrics, "adjoint": adjoint, "guided": guided})
 
     def verify(self, policy: DiffusersPolicy, experience: base.Experience) -> None:

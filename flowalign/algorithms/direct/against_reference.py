@@ -13,9 +13,9 @@ from flowalign.config import Config
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import Rollout
-from flowalign.rollouts.diffusion import DiffusionActor
 from flowalign.rollouts.pictures import DiffusionSampler
-from rewards import seen, spec_of
+from flowalign.rollouts.scoring import Scorer
+from rewards import Reward, seen, spec_of
 from samplers import derive_seed
 
 
@@ -25,7 +25,7 @@ class AgainstReference(LateStep):
     template: ClassVar[str]
     """a shipped template of the judge, for messages"""
 
-    def check_reward(self, reward: Any, config: Config) -> None:
+    def check_reward(self, reward: Reward, config: Config) -> None:
         super().check_reward(reward, config)
         if "reference" not in spec_of(reward).needs:
             raise ConfigError(
@@ -36,8 +36,8 @@ class AgainstReference(LateStep):
     def rollout(self, sampler: DiffusionSampler, batch: Batch) -> tuple[Rollout, Batch]:
         return super().rollout(sampler, self.compared(sampler, batch))
 
-    def show(self, actor: DiffusionActor, batch: Batch) -> Seen:
-        return super().show(actor, self.compared(actor.sampler, batch))
+    def show(self, sampler: DiffusionSampler, scorer: Scorer, batch: Batch) -> Seen:
+        return super().show(sampler, scorer, self.compared(sampler, batch))
 
     def compared(self, sampler: DiffusionSampler, batch: Batch) -> Batch:
         """The batch with a reference picture of each prompt in its metadata, from a start noise of its own."""

@@ -6,6 +6,7 @@ what comes out to pixels that carry them, and asks the reward for a value of the
 squared difference of the window's velocities from the start weights'.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,14 +19,14 @@ from torch.utils._pytree import tree_map
 from flowalign.algorithms import base
 from flowalign.algorithms.direct.differentiable import check_made, check_named
 from flowalign.config import Config
-from flowalign.core.seams import checked_loss
+from flowalign.core.seams import MissingMethod, checked_loss
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.window import Window
-from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Sampled
-from rewards import DifferentiableReward, Latents, Scores, spec_of
+from flowalign.rollouts.pictures import DiffusionSampler, SampledPictures
+from flowalign.rollouts.processes import Processes
+from rewards import DifferentiableReward, Latents, Reward, Scores, spec_of
 from rewards.gradients import score_with_gradient
 from samplers import derive_seed
 from samplers.noise import generators, normal
@@ -42,7 +43,7 @@ class DirectSettings(base.AlgorithmSettings):
     """of the mean squared difference of the window's velocities from the start weights'"""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Experience(base.Experience):
     """B samples of one process, to be walked again."""
 
@@ -83,14 +84,14 @@ def uniform(seeds: Sequence[int], *number: int) -> Tensor:
     return torch.cat([torch.rand(1, generator=own) for own in generators([derive_seed(s, *number) for s in seeds])])
 
 
-class DirectAlgorithm(base.Algorithm):
+class DirectAlgorithm(base.Algorithm[Config, DiffusionSampler, DiffusersPolicy, Rollout, None, Experience]):
     """Base of the family."""
 
     Settings: ClassVar[type[base.AlgorithmSettings]] = DirectSettings
     settings: DirectSettings
     headline = "reward/mean"
     unit = "samples"
-    scored = False
+    combines = base.Algorithm.combines - {"overlap"}
     idle = "every reward is above algorithm.margin, or it does not depend on the picture"
 
     @property
@@ -101,7 +102,7 @@ class DirectAlgorithm(base.Algorithm):
         check_named(config.rewards)
         self.windows(config.rollout.steps)
 
-    def check_reward(self, reward: Any, config: Config) -> None:
+    def check_reward(self, reward: Reward, config: Config) -> None:
         check_made(reward)
         kind, training = spec_of(reward).kind, config.training
         split = training.updates_per_iteration > 1 or training.micro_batch_size % training.group_size > 0
@@ -115,31 +116,36 @@ class DirectAlgorithm(base.Algorithm):
     def items(self, config: Config) -> int:
         return config.training.group_size
 
+    @abstractmethod
     def windows(self, steps: int) -> range:
         """The steps at which a window may begin, in a schedule of so many; a sample's is drawn among them.
 
         Raises:
             ConfigError: the settings do not fit the schedule.
         """
-        raise NotImplementedError
 
     def first_steps(self, batch: Batch, config: Config) -> Tensor:
         """[B] where each sample's window begins; here all possible steps are equally probable."""
         begins = self.windows(config.rollout.steps)
         return begins.start + (uniform(batch.noise_seeds, 5) * len(begins)).long()
 
-    def experience(self, sampled: Sampled, record: None, actor: DiffusionActor) -> Experience:
-        rollout, batch = sampled.rollout, sampled.batch
-        actor.reward_calls += len(batch)
-        metrics, actor.metrics = actor.metrics, {}
+    def decode(self, sampler: DiffusionSampler, rollout: Rollout) -> None:
+        """Nothing is scored before the updates, which walk the steps again."""
+
+    def record(self, sampled: SampledPictures, processes: Processes) -> None:
+        """There is none."""
+
+    def experience(self, sampled: SampledPictures, record: None, processes: Processes) -> Experience:
+        batch, scorer = sampled.batch, sampled.scorer
+        scorer.calls += len(batch)
         return Experience(
-            batch,
-            metrics,
-            torch.arange(len(batch), device=actor.device)[:, None],
-            rollout,
-            actor.reward,  # type: ignore[arg-type]
-            actor.metadata(batch, range(len(batch))),
-            self.first_steps(batch, actor.config).to(actor.device),
+            batch=batch,
+            metrics={},
+            items=torch.arange(len(batch), device=processes.device)[:, None],
+            rollout=sampled.rollout,
+            reward=scorer.reward,  # type: ignore[arg-type]
+            metadata=scorer.metadata(batch, range(len(batch))),
+            first=self.first_steps(batch, sampled.sampler.config).to(processes.device),
         )
 
     def verify(self, policy: DiffusersPolicy, experience: Experience) -> None:
@@ -147,7 +153,7 @@ class DirectAlgorithm(base.Algorithm):
 
     def finished(self, window: Window, experience: Experience) -> Tensor:
         """[M * N, ...] latents of finished samples with the gradient that the method learns by, M times all of them."""
-        raise NotImplementedError
+        raise MissingMethod(self, "finished")
 
     def losses(
         self, policy: DiffusersPolicy, experience: Experience, items: Tensor
@@ -157,7 +163,7 @@ class DirectAlgorithm(base.Algorithm):
         window = Window(policy, experience.rollout, samples, compare=held)
         latents = self.finished(window, experience)
         owners = samples.repeat(len(latents) // len(samples))
-        scores = self.scores(experience, owners, experience.finished(policy, latents, owners))
+        scores = self.scored(experience, owners, experience.finished(policy, latents, owners))
         source = f"{type(self).__name__}.loss"
         loss, metrics = checked_loss(source, self.loss(scores), [len(owners)], [len(samples)])
         loss, metrics = (tree_map(lambda own: own.view(-1, len(samples)).mean(0), each) for each in (loss, metrics))
@@ -166,7 +172,7 @@ class DirectAlgorithm(base.Algorithm):
             loss, metrics["policy/kl"] = loss + self.settings.kl_weight * divergence, divergence
         return loss, metrics
 
-    def scores(self, experience: Experience, samples: Tensor, made: Tensor | Latents) -> Scores:
+    def scored(self, experience: Experience, samples: Tensor, made: Tensor | Latents) -> Scores:
         """Scores of what was made of these samples [N], with gradients; here the reward's."""
         return experience.score(samples, made)
 

@@ -1,12 +1,11 @@
 """Which rewards have gradients, and the refusal of those that have none."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from flowalign import registry
 from flowalign.config import Named
 from flowalign.errors import ConfigError
-from rewards import Spec, spec_of
+from rewards import Reward, Spec, spec_of
 
 
 def check_named(rewards: Sequence[Named]) -> None:
@@ -24,7 +23,7 @@ def check_named(rewards: Sequence[Named]) -> None:
                 raise _refused(own if isinstance(own, str) else named.name)
 
 
-def check_made(reward: Any) -> None:
+def check_made(reward: Reward) -> None:
     """As `check_named`, of a reward that is there, perhaps handed over in Python."""
     of_latents = {}
     for one in _within(reward):
@@ -40,7 +39,7 @@ def check_made(reward: Any) -> None:
         )
 
 
-def _within(reward: Any) -> Iterator[Any]:
+def _within(reward: Reward) -> Iterator[Reward]:
     """The rewards that a composition is made of, or itself."""
     parts = getattr(reward, "rewards", None)
     if parts is None:
@@ -49,7 +48,7 @@ def _within(reward: Any) -> Iterator[Any]:
         yield from _within(part)
 
 
-def _has_gradient(kind: Any) -> bool:
+def _has_gradient(kind: type[Reward]) -> bool:
     """Whether a class of rewards may have gradients: where `spec` is a property, it depends on parts or settings."""
     spec = getattr(kind, "spec", Spec())
     scores = hasattr(kind, "score_pixels") or hasattr(kind, "score_latents")

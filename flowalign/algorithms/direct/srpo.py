@@ -66,7 +66,7 @@ class SRPO(DirectAlgorithm):
         up = window.leap(window.noised(x0, noise, level + jump), level + jump, level)
         return window.recovered(torch.cat([down, up]), noise.repeat(2, *[1] * (x0.dim() - 1)), level.repeat(2))
 
-    def scores(self, experience: Experience, samples: Tensor, made: Tensor | Latents) -> Scores:
+    def scored(self, experience: Experience, samples: Tensor, made: Tensor | Latents) -> Scores:
         down, _ = samples.chunk(2)
         wanted, unwanted = (
             self._prefixed(own, experience, down) for own in (self.settings.wanted, self.settings.unwanted)

@@ -36,7 +36,7 @@ class Gan(Section):
     """of the teacher's samples"""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Experience(distribution.Experience):
     real: Tensor | None = None
     """[B, ...] real samples of the same prompts"""

@@ -7,20 +7,22 @@ e(v), the mean over elements of (v - (noise - x0))^2, under the policy, the `old
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal
 
 import torch
 from pydantic import Field
 from torch import Generator, Tensor
 
 from flowalign.algorithms import base
+from flowalign.algorithms.base import RecordT
 from flowalign.config import Config, Named
 from flowalign.core.divergences import velocity_mse
-from flowalign.core.seams import checked_loss
+from flowalign.core.seams import MissingMethod, checked_loss
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised, Rollout
 from flowalign.rollouts.pictures import DiffusionSampler
+from flowalign.rollouts.sampler import RolloutT
 from rewards import Scores
 from samplers import derive_seed
 
@@ -46,7 +48,7 @@ class MatchingSettings(base.AlgorithmSettings):
     """classifier-free scale of the reference's velocity; default `guidance`"""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Points:
     """N samples, each noised to a level, under the present weights; gradients flow through `velocity`."""
 
@@ -94,7 +96,7 @@ class Points:
         return self.noised.error(self.reference)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Experience(base.Experience):
     """B clean samples of one process, each at L noise levels."""
 
@@ -161,7 +163,9 @@ class Experience(base.Experience):
         return self.clean.noised(samples, self.levels[samples, places], seeds)
 
 
-class Matching(base.Algorithm):
+class Matching(
+    base.Algorithm[Config, DiffusionSampler, DiffusersPolicy, RolloutT, RecordT, Experience], Generic[RolloutT, RecordT]
+):
     """Base of the family."""
 
     Settings: ClassVar[type[base.AlgorithmSettings]] = MatchingSettings
@@ -225,7 +229,7 @@ class Matching(base.Algorithm):
         return 1.0 if sampler.policy.family.negative(2.0) else sampler.config.rollout.guidance
 
     def at_levels(
-        self, sampler: DiffusionSampler, batch: Batch, x0: Tensor, drawn: Tensor, guidance: Any
+        self, sampler: DiffusionSampler, batch: Batch, x0: Tensor, drawn: Tensor, guidance: float | tuple[float, ...]
     ) -> tuple[CleanSamples, Tensor]:
         """Samples ready to be noised to levels as `drawn_levels` draws them, and [B, L] their numbers."""
         levels = None
@@ -308,16 +312,16 @@ class Matching(base.Algorithm):
         velocity = policy.velocity_of(clean, noised).float()
         rows = noised.samples
         return Points(
-            noised,
-            velocity,
-            experience.advantage[rows],
-            experience.reward[rows],
-            experience.group[rows],
-            old,
-            reference,
-            1.0 if experience.held is None else experience.held[rows],
-            len(rows) // len(items),
-            experience.rollout,
+            noised=noised,
+            velocity=velocity,
+            advantage=experience.advantage[rows],
+            reward=experience.reward[rows],
+            group=experience.group[rows],
+            old=old,
+            reference=reference,
+            held=1.0 if experience.held is None else experience.held[rows],
+            size=len(rows) // len(items),
+            rollout=experience.rollout,
         )
 
     def penalized(self, loss: Tensor, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
@@ -335,7 +339,7 @@ class Matching(base.Algorithm):
 
     def loss(self, points: Points) -> tuple[Tensor, dict[str, Tensor]]:
         """[N] loss of each sample at its level, or one of each item, and named values for the metrics, shaped so."""
-        raise NotImplementedError
+        raise MissingMethod(self, "loss")
 
 
 def by_item(values: Tensor, items: Tensor) -> Tensor:

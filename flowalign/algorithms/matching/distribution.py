@@ -21,9 +21,8 @@ from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised
 from flowalign.policies.settings import Role
-from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Sampled
-from flowalign.rollouts.pictures import DiffusionSampler
+from flowalign.rollouts.pictures import DiffusionSampler, SampledPictures
+from flowalign.rollouts.processes import Processes
 from samplers import derive_seed
 
 
@@ -38,7 +37,7 @@ class DistributionSettings(OnlineSettings):
     """of the mean squared difference between its velocity and the unguided teacher's, in its loss"""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Experience(base.Experience):
     generator: CleanSamples | None = None
     """what the generator is asked with, at its steps"""
@@ -77,12 +76,12 @@ class DistributionMatching(OnlineMatching):
         order = torch.randperm(sampler.config.rollout.steps, generator=Generator().manual_seed(seed))
         return order.repeat(-(-count // len(order)))[:count].expand(len(batch), -1)
 
-    def experience(self, sampled: Sampled, record: Record, actor: DiffusionActor) -> base.Experience:
-        experience = super().experience(sampled, record, actor)
+    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> base.Experience:
+        experience = super().experience(sampled, record, processes)
         assert isinstance(experience, Experience)
-        experience.steps = self.steps(actor.sampler, experience.batch).to(actor.device)
+        experience.steps = self.steps(sampled.sampler, experience.batch).to(processes.device)
         own = experience.clean.guidance[0]
-        experience.generator = self.asked(actor.sampler, experience.batch, experience.clean.x0, own)
+        experience.generator = self.asked(sampled.sampler, experience.batch, experience.clean.x0, own)
         return experience
 
     def redrawn(self, experience: base.Experience, number: int) -> base.Experience:
@@ -97,8 +96,9 @@ class DistributionMatching(OnlineMatching):
         raise NotImplementedError
 
     def role_losses(
-        self, role: str, policy: DiffusersPolicy, experience: Experience, items: Tensor
+        self, role: str, policy: DiffusersPolicy, experience: base.Experience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        assert isinstance(experience, Experience)
         state = experience.states(items)
         noised = self.diffused(experience, items, state, state.x0)
         velocity = policy.velocity_of(experience.clean, noised).float()

@@ -24,9 +24,8 @@ from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Noised
 from flowalign.policies.diffusion.families import family_of
-from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Sampled
-from flowalign.rollouts.pictures import DiffusionSampler
+from flowalign.rollouts.pictures import DiffusionSampler, SampledPictures
+from flowalign.rollouts.processes import Processes
 from samplers import derive_seed
 
 
@@ -86,11 +85,11 @@ class DMD2(DistributionMatching):
         self.discriminator = Discriminator(policy.family.width(policy.denoiser)).to(policy.device)
         return {"discriminator": self.discriminator}
 
-    def experience(self, sampled: Sampled, record: Record, actor: DiffusionActor) -> base.Experience:
-        experience = super().experience(sampled, record, actor)
+    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> base.Experience:
+        experience = super().experience(sampled, record, processes)
         assert isinstance(experience, Experience)
         if self.settings.gan is not None:
-            experience.real = self.real(actor.sampler, experience.batch, self.settings.gan)
+            experience.real = self.real(sampled.sampler, experience.batch, self.settings.gan)
         return experience
 
     def real(self, sampler: DiffusionSampler, batch: Batch, gan: Gan) -> Tensor:

@@ -9,7 +9,6 @@ Assumed: the sets are an iteration's, of one process; pairs are tried once, in t
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -24,7 +23,7 @@ from flowalign.core.losses import preference_loss
 from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
-from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.scoring import Scorer
 from rewards import Scores, SetReward, spec_of
 from rewards import score as scored
 
@@ -53,15 +52,12 @@ class DRAGON(OnlineMatching):
         if config.training.group_size % 2:
             raise ConfigError("training.group_size: 'dragon' makes pairs of a group's samples; an even number works")
 
-    def scorer(self, actor: DiffusionActor) -> Callable[[Sequence[Any], Batch], Scores]:
-        return partial(self.scores, actor)
-
-    def scores(self, actor: DiffusionActor, samples: Sequence[Any], batch: Batch) -> Scores:
-        if spec_of(actor.reward).kind != "set":
-            return actor.score(samples, batch)
+    def score(self, scorer: Scorer, samples: Sequence[Any], batch: Batch) -> Scores:
+        if spec_of(scorer.reward).kind != "set":
+            return scorer.score(samples, batch)
         rows = torch.arange(len(batch)).view(len(set(batch.group)), 2, -1)
         better, worse = (rows[:, half].flatten().tolist() for half in (0, 1))
-        value = self.of_sets(actor, samples, batch)
+        value = self.of_sets(scorer, samples, batch)
         worth, reached = torch.zeros(len(batch)), value(better)
         for pair in range(len(better)):
             tried = [*better[:pair], worse[pair], *better[pair + 1 :]]
@@ -72,17 +68,17 @@ class DRAGON(OnlineMatching):
         return Scores(worth, {"set": torch.full_like(worth, reached)})
 
     @staticmethod
-    def of_sets(actor: DiffusionActor, samples: Sequence[Any], batch: Batch) -> Callable[[list[int]], float]:
+    def of_sets(scorer: Scorer, samples: Sequence[Any], batch: Batch) -> Callable[[list[int]], float]:
         """The score of a set of these samples, by their numbers."""
-        reward = actor.reward
+        reward = scorer.reward
         if isinstance(reward, SetReward):
             features = reward.features(samples)
-            actor.reward_calls += len(samples)
+            scorer.calls += len(samples)
             return lambda members: reward.of_set(features[members])
 
         def value(members: list[int]) -> float:
-            actor.reward_calls += len(members)
-            prompts, metadata = [batch.prompts[i] for i in members], actor.metadata(batch, members)
+            scorer.calls += len(members)
+            prompts, metadata = [batch.prompts[i] for i in members], scorer.metadata(batch, members)
             return float(scored(reward, [samples[i] for i in members], prompts, metadata).value.mean())
 
         return value

@@ -6,6 +6,7 @@ A group is a line of the data, its picture or its pair; its members are noise le
 Departure from what most authors do: a picture's latents are the mean of the VAE's posterior, not a draw from it.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -25,9 +26,9 @@ from flowalign.data.files import CLIPS, is_clip
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.storage import makes_videos
-from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Sampled
 from flowalign.rollouts.pictures import DiffusionSampler
+from flowalign.rollouts.processes import Processes
+from flowalign.rollouts.sampler import Sampled
 from rewards.pictures import read_picture
 from samplers import derive_seed
 
@@ -78,12 +79,15 @@ def latents(sampler: DiffusionSampler, batch: Batch, key: str) -> Tensor:
     return encoded[[distinct.index(file) for file in files]]
 
 
-class FileMatching(base.Matching):
+SampledFiles = Sampled[DiffusionSampler, Rollout | None]
+
+
+class FileMatching(base.Matching[Rollout | None, None]):
     """Base of the methods that learn from files."""
 
     Settings = FileSettings
     settings: FileSettings
-    scored = False
+    combines = base.Matching.combines - {"overlap"}
     data: ClassVar[type[Prompts]] = Targets
 
     def read(self, data: Data) -> Prompts:
@@ -117,7 +121,18 @@ class FileMatching(base.Matching):
         nothing = torch.zeros(len(whole), device=sampler.device)
         group = torch.tensor(whole.group, device=sampler.device)
         items = self.item_numbers(batch, levels.shape[1], sampler.device)
-        return base.Experience(batch, {}, items, clean, levels, whole.noise_seeds, nothing, nothing, group, guided)
+        return base.Experience(
+            batch=batch,
+            metrics={},
+            items=items,
+            clean=clean,
+            levels=levels,
+            noise_seeds=whole.noise_seeds,
+            advantage=nothing,
+            reward=nothing,
+            group=group,
+            guided=guided,
+        )
 
     def prompted(self, batch: Batch) -> Batch:
         """The batch without some of its prompts."""
@@ -147,17 +162,21 @@ class FileMatching(base.Matching):
         call = {"steps": 2, "metadata": few.metadata, **size(sampler)}
         return sampler.policy.sample(few.prompts, few.seeds, **call), batch
 
-    def experience(self, sampled: Sampled, record: None, actor: DiffusionActor) -> base.Experience:
-        experience = self.lessons(actor, sampled.batch)
+    def decode(self, sampler: DiffusionSampler, rollout: Rollout | None) -> None:
+        """Nothing is scored."""
+
+    def record(self, sampled: SampledFiles, processes: Processes) -> None:
+        """There is none."""
+
+    def experience(self, sampled: SampledFiles, record: None, processes: Processes) -> base.Experience:
+        experience = self.lessons(sampled, processes)
         # a method that learns from its own samples too has them already
         experience.rollout = experience.rollout or sampled.rollout
-        experience.metrics |= actor.metrics
-        actor.metrics = {}
         return experience
 
-    def lessons(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
+    @abstractmethod
+    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.Experience:
         """What there is to learn from these lines of the data."""
-        raise NotImplementedError
 
     def verify(self, policy: DiffusersPolicy, experience: base.Experience) -> None:
         assert experience.rollout is not None

@@ -19,7 +19,7 @@ from flowalign.config import Named
 from flowalign.core.losses import preference_loss
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy
-from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.pictures import DiffusionSampler
 
 
 class InPOSettings(PairSettings):
@@ -37,13 +37,13 @@ class InPO(PairMatching):
     settings: InPOSettings
     compares = frozenset({"reference"})
 
-    def pairs(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
-        experience = super().pairs(actor, batch)
+    def pairs(self, sampler: DiffusionSampler, batch: Batch) -> base.Experience:
+        experience = super().pairs(sampler, batch)
         clean, levels = experience.clean, experience.levels[:, 0]
-        rows, members = torch.arange(len(levels), device=levels.device), actor.config.training.group_size
+        rows, members = torch.arange(len(levels), device=levels.device), sampler.config.training.group_size
         # the members of a line have one picture
-        pictures = rows[::members].split(actor.config.rollout.batch_size)
-        states = torch.cat([inverted(actor.policy, clean, part) for part in pictures])
+        pictures = rows[::members].split(sampler.config.rollout.batch_size)
+        states = torch.cat([inverted(sampler.policy, clean, part) for part in pictures])
         experience.noise = clean.noise_of(rows, levels, states[rows // members, levels])[:, None]
         return experience
 

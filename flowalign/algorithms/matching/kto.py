@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flowalign.algorithms.matching import base
-from flowalign.algorithms.matching.files import FileSettings
+from flowalign.algorithms.matching.files import FileSettings, SampledFiles
 from flowalign.algorithms.matching.targets import TargetMatching
 from flowalign.config import Data
 from flowalign.data import Labels
-from flowalign.data.batches import Batch
-from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.pictures import DiffusionSampler
+from flowalign.rollouts.processes import Processes
 
 
 class KTOSettings(FileSettings):
@@ -53,20 +53,20 @@ class KTO(TargetMatching):
         labels = Labels.of(data).of_both_kinds()
         return labels if self.settings.positive_ratio is None else labels.with_share(self.settings.positive_ratio)
 
-    def lessons(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
-        experience = super().lessons(actor, batch)
+    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.Experience:
+        experience = super().lessons(sampled, processes)
         # a good one counts as 1, a bad one as -1
-        experience.reward = torch.tensor([2.0 * record["label"] - 1 for record in batch.metadata], device=actor.device)
-        self.offset = self.mean_gain(actor, experience)
+        labels = [2.0 * record["label"] - 1 for record in sampled.batch.metadata]
+        experience.reward = torch.tensor(labels, device=processes.device)
+        self.offset = processes.gather(self.gain(sampled.sampler, experience)).mean().clamp(min=0)
         return experience
 
     @torch.no_grad()
-    def mean_gain(self, actor: DiffusionActor, experience: base.Experience) -> Tensor:
-        """Of the pictures of all processes, at least 0."""
-        parts = experience.items.split(actor.config.rollout.batch_size)
-        points = [self.points(actor.policy, experience, part) for part in parts]
-        gain = torch.cat([part.error_reference - part.error for part in points])
-        return actor.gather(gain).mean().clamp(min=0)
+    def gain(self, sampler: DiffusionSampler, experience: base.Experience) -> Tensor:
+        """[N] gains of this process's pictures."""
+        parts = experience.items.split(sampler.config.rollout.batch_size)
+        points = [self.points(sampler.policy, experience, part) for part in parts]
+        return torch.cat([part.error_reference - part.error for part in points])
 
     def loss(self, points: base.Points) -> tuple[Tensor, dict[str, Tensor]]:
         settings, sign = self.settings, points.reward

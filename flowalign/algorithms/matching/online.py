@@ -6,6 +6,7 @@ latents are learned from as they are, without being decoded and encoded again.
 """
 
 import time
+from abc import abstractmethod
 from typing import ClassVar
 
 import torch
@@ -18,9 +19,9 @@ from flowalign.core.record import Record
 from flowalign.core.seams import check_shape
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
-from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Sampled
-from flowalign.rollouts.pictures import DiffusionSampler
+from flowalign.rollouts.pictures import DiffusionSampler, SampledPictures, record_of_samples
+from flowalign.rollouts.processes import Processes
+from flowalign.rollouts.scoring import Scorer, score_metrics
 
 
 class OnlineSettings(MatchingSettings):
@@ -30,7 +31,7 @@ class OnlineSettings(MatchingSettings):
     """samples are drawn along the SDE of rollout.kernel, eta and plan; otherwise along the ODE"""
 
 
-class OnlineMatching(Matching):
+class OnlineMatching(Matching[Rollout, Record]):
     """Base of the methods that sample."""
 
     Settings: ClassVar[type[AlgorithmSettings]] = OnlineSettings
@@ -61,9 +62,9 @@ class OnlineMatching(Matching):
         eta = None if self.settings.stochastic else torch.zeros(sampler.config.rollout.steps)
         return sampler.rollout(batch, eta)
 
+    @abstractmethod
     def credit(self, record: Record) -> Tensor:
         """[B] what each sample weighs, from the record of all processes, one action a sample."""
-        raise NotImplementedError
 
     def kept(self, record: Record) -> Tensor | None:
         """[B] bool: the samples that are learned from, from the record of all processes; None: all."""
@@ -77,48 +78,46 @@ class OnlineMatching(Matching):
         """[groups, M] the samples that stand for their group, from this process's rewards [B]; None: all of them."""
         return None
 
-    def record(self, sampled: Sampled, actor: DiffusionActor) -> Record:
+    def record(self, sampled: SampledPictures, processes: Processes) -> Record:
         """The record of all processes, one action a sample."""
-        return actor.record_of_samples(sampled.batch, sampled.scores)
+        return record_of_samples(sampled, processes)
 
-    def experience(self, sampled: Sampled, record: Record, actor: DiffusionActor) -> Experience:
-        rollout, batch, scores = sampled.rollout, sampled.batch, sampled.scores
+    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> Experience:
+        rollout, batch, scores, sampler = sampled.rollout, sampled.batch, sampled.scores, sampled.sampler
         kept, held = self.kept(record), self.held(record)
-        metrics = actor.score_metrics(scores, record.group) | actor.metrics
-        actor.metrics = {}
+        metrics = score_metrics(scores, record.group, processes)
         begin = time.perf_counter()
-        clean, guided, levels = self.clean(actor.sampler, batch, rollout.trajectory.final)
+        clean, guided, levels = self.clean(sampler, batch, rollout.trajectory.final)
         metrics["seconds/levels"] = time.perf_counter() - begin
         credit = self.credit(record)
         check_shape(f"{type(self).__name__}.credit", credit, record.group.shape)
-        own = (actor.own(values, len(batch)) for values in (credit, record.reward, record.group))
-        advantage, rewards, group = own
+        advantage, rewards, group = (processes.own(all, len(batch)) for all in (credit, record.reward, record.group))
         return self.experience_type(
-            batch,
-            metrics,
-            self.item_numbers(batch, levels.shape[1], actor.device),
-            clean,
-            levels,
-            self.noise_seeds(actor.sampler, batch),
-            advantage,
-            rewards,
-            group,
-            guided,
-            rollout,
+            batch=batch,
+            metrics=metrics,
+            items=self.item_numbers(batch, levels.shape[1], processes.device),
+            clean=clean,
+            levels=levels,
+            noise_seeds=self.noise_seeds(sampler, batch),
+            advantage=advantage,
+            reward=rewards,
+            group=group,
+            guided=guided,
+            rollout=rollout,
             # where groups are not to have spread, rewards are only measured
-            scores if "refill" in self.combines else None,
-            self.only_advantages,
-            None if kept is None else actor.own(kept, len(batch)),
-            None if held is None else actor.own(held, len(batch)),
-            self.chosen(rewards, batch),
+            scores=scores if "refill" in self.combines else None,
+            only_advantages=self.only_advantages,
+            kept=None if kept is None else processes.own(kept, len(batch)),
+            held=None if held is None else processes.own(held, len(batch)),
+            chosen=self.chosen(rewards, batch),
         )
 
     def verify(self, policy: DiffusersPolicy, experience: Experience) -> None:
         assert experience.rollout is not None
         policy.verify(experience.rollout)
 
-    def show(self, actor: DiffusionActor, batch: Batch) -> Seen:
-        rollout = self.sampled(actor.sampler, batch)
-        images = actor.sampler.decode(rollout, shown=True)
-        scores = actor.score(images, batch)
-        return Seen(rollout, batch, images, scores, scores.value)
+    def show(self, sampler: DiffusionSampler, scorer: Scorer, batch: Batch) -> Seen:
+        rollout = self.sampled(sampler, batch)
+        images = sampler.decode(rollout, shown=True)
+        scores = scorer.score(images, batch)
+        return Seen(rollout=rollout, batch=batch, images=images, scores=scores, reward=scores.value)

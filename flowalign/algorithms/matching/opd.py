@@ -21,8 +21,8 @@ from flowalign.core.record import Record
 from flowalign.data import shipped
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised
-from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Sampled
+from flowalign.rollouts.pictures import SampledPictures
+from flowalign.rollouts.processes import Processes
 from flowalign.settings import Section
 
 
@@ -42,7 +42,7 @@ class OPDSettings(OnlineSettings):
     """what is compared: steps, or velocities"""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Experience(base.Experience):
     lessons: list[CleanSamples] = field(default_factory=list)
     """of each teacher: what it is asked with"""
@@ -97,8 +97,8 @@ class OPD(OnlineMatching):
             self.networks.append(network)
         return {}
 
-    def experience(self, sampled: Sampled, record: Record, actor: DiffusionActor) -> base.Experience:
-        experience = super().experience(sampled, record, actor)
+    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> base.Experience:
+        experience = super().experience(sampled, record, processes)
         assert isinstance(experience, Experience) and experience.rollout is not None
         batch, teachers = experience.batch, self.settings.teachers
         owner = [
@@ -110,8 +110,8 @@ class OPD(OnlineMatching):
             raise ConfigError(
                 f"algorithm.teachers: none teaches the prompt {prompt!r}; one without 'where' takes the rest"
             )
-        experience.owner = torch.tensor(owner, device=actor.device)
-        experience.lessons = [self.asked(actor.sampler, batch, experience.clean.x0, t.guidance) for t in teachers]
+        experience.owner = torch.tensor(owner, device=processes.device)
+        experience.lessons = [self.asked(sampled.sampler, batch, experience.clean.x0, t.guidance) for t in teachers]
         return experience
 
     def points(self, policy: DiffusersPolicy, experience: base.Experience, items: Tensor) -> base.Points:

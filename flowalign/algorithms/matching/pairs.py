@@ -14,14 +14,14 @@ from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms.matching import base
-from flowalign.algorithms.matching.files import FileMatching, FileSettings, latents
+from flowalign.algorithms.matching.files import FileMatching, FileSettings, SampledFiles, latents
 from flowalign.config import Config, Data
 from flowalign.data import Preferences, Prompts
 from flowalign.data.batches import Batch, draw_batch
 from flowalign.data.votes import Votes
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
-from flowalign.rollouts.diffusion import DiffusionActor
 from flowalign.rollouts.pictures import DiffusionSampler
+from flowalign.rollouts.processes import Processes
 
 
 class PairSettings(FileSettings):
@@ -81,14 +81,14 @@ class PairMatching(FileMatching):
         share = len(chosen) / len(set(batch.group))
         return voted, {"preference/votes": float(len(choices)), "preference/votes_share": share}
 
-    def lessons(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
-        experience = self.pairs(actor, batch)
+    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.Experience:
+        experience = self.pairs(sampled.sampler, sampled.batch)
         experience.metrics |= self.votes
         return experience
 
-    def pairs(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
+    def pairs(self, sampler: DiffusionSampler, batch: Batch) -> base.Experience:
         """The pictures of these preferences, the chosen ones first, each at a level."""
-        return self.learned(actor.sampler, batch, [latents(actor.sampler, batch, key) for key in Preferences.samples])
+        return self.learned(sampler, batch, [latents(sampler, batch, key) for key in Preferences.samples])
 
     def losses(
         self, policy: DiffusersPolicy, experience: base.Experience, items: Tensor
@@ -109,17 +109,17 @@ class PairMatching(FileMatching):
         return self.settings.heldout is not None
 
     @torch.no_grad()
-    def measure(self, actor: DiffusionActor) -> dict[str, float]:
+    def measure(self, sampler: DiffusionSampler) -> dict[str, float]:
         """Share of the held-out pairs whose chosen picture has the higher implicit reward, a tie counting half."""
         assert self.settings.heldout is not None
-        pairs, levels = Preferences.read(self.settings.heldout), actor.config.training.group_size
-        batch = draw_batch(pairs, 0, len(pairs), levels, actor.config.evaluation.seed, False)
-        whole_pairs = max(1, actor.config.rollout.batch_size // levels) * levels
+        pairs, levels = Preferences.read(self.settings.heldout), sampler.config.training.group_size
+        batch = draw_batch(pairs, 0, len(pairs), levels, sampler.config.evaluation.seed, False)
+        whole_pairs = max(1, sampler.config.rollout.batch_size // levels) * levels
         logits = []
-        with actor.alone():
+        with sampler.policy.uncounted():
             for rows in torch.arange(len(batch)).split(whole_pairs):
-                experience = self.pairs(actor, batch[rows.tolist()])
-                logits.append(self.losses(actor.policy, experience, experience.items)[1]["preference/logit"])
+                experience = self.pairs(sampler, batch[rows.tolist()])
+                logits.append(self.losses(sampler.policy, experience, experience.items)[1]["preference/logit"])
         logit = torch.cat(logits).view(len(pairs), levels).mean(1)
         return {"preference/accuracy": won(logit).mean().item()}
 

@@ -16,14 +16,15 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from flowalign.algorithms.matching import base
-from flowalign.algorithms.matching.files import latents, opened
+from flowalign.algorithms.matching.files import SampledFiles, latents, opened
 from flowalign.algorithms.matching.pairs import PairMatching, PairSettings, gains, judged
 from flowalign.config import Config, Data
 from flowalign.data import Prompts, Targets
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
-from flowalign.rollouts.diffusion import DiffusionActor
 from flowalign.rollouts.pictures import DiffusionSampler
+from flowalign.rollouts.processes import Processes
+from flowalign.rollouts.scoring import score_metrics
 from samplers import derive_seed
 
 
@@ -52,19 +53,20 @@ class RPO(PairMatching):
             raise ConfigError("algorithm.votes: rpo learns from one picture a line, not from choices; dpo works")
         super().check(config)
 
-    def lessons(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
-        rollout = actor.sampler.rollout(batch, torch.zeros(actor.config.rollout.steps))
-        scores = actor.score(actor.sampler.decode(rollout), batch)
-        own = actor.score([opened(record["target"]) for record in batch.metadata], batch)
-        sampled = rollout.whole(rollout.trajectory.final)
-        experience = self.learned(actor.sampler, batch, [latents(actor.sampler, batch, "target"), sampled])
+    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.Experience:
+        sampler, batch, score = sampled.sampler, sampled.batch, sampled.scorer.score
+        rollout = sampler.rollout(batch, torch.zeros(sampler.config.rollout.steps))
+        scores = score(sampler.decode(rollout), batch)
+        own = score([opened(record["target"]) for record in batch.metadata], batch)
+        made = rollout.whole(rollout.trajectory.final)
+        experience = self.learned(sampler, batch, [latents(sampler, batch, "target"), made])
         experience.noise_seeds[len(batch) :] = [derive_seed(seed, 9) for seed in batch.noise_seeds]
         generators = [Generator().manual_seed(derive_seed(seed, 10)) for seed in batch.noise_seeds]
         draws = torch.stack([torch.rand((), generator=generator) for generator in generators])
         # 1 where the picture is preferred to the sample
-        label = (draws < (own.value - scores.value).sigmoid().cpu()).float().to(actor.device)
+        label = (draws < (own.value - scores.value).sigmoid().cpu()).float().to(processes.device)
         experience.reward = label.repeat(2)
-        experience.metrics |= actor.score_metrics(scores, experience.group[: len(batch)])
+        experience.metrics |= score_metrics(scores, experience.group[: len(batch)], processes)
         return experience
 
     def drawn_levels(self, sampler: DiffusionSampler, batch: Batch) -> Tensor:

@@ -15,14 +15,13 @@ from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms.matching import base
-from flowalign.algorithms.matching.files import latents
+from flowalign.algorithms.matching.files import SampledFiles, latents
 from flowalign.algorithms.matching.pairs import PairMatching, PairSettings, judged
 from flowalign.config import Data
 from flowalign.core.losses import preference_loss
 from flowalign.data import Prompts, Targets
-from flowalign.data.batches import Batch
 from flowalign.policies.settings import Snapshot
-from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.processes import Processes
 
 
 class SePPOSettings(PairSettings):
@@ -53,10 +52,11 @@ class SePPO(PairMatching):
     def read(self, data: Data) -> Prompts:
         return Targets.of(data)
 
-    def lessons(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
-        rollout = actor.sampler.rollout(batch, torch.zeros(actor.config.rollout.steps))
-        sampled = rollout.whole(rollout.trajectory.final)
-        return self.learned(actor.sampler, batch, [latents(actor.sampler, batch, "target"), sampled])
+    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.Experience:
+        sampler, batch = sampled.sampler, sampled.batch
+        rollout = sampler.rollout(batch, torch.zeros(sampler.config.rollout.steps))
+        drawn = rollout.whole(rollout.trajectory.final)
+        return self.learned(sampler, batch, [latents(sampler, batch, "target"), drawn])
 
     def loss(self, points: base.Points) -> tuple[Tensor, dict[str, Tensor]]:
         chosen, sampled = (points.error_old - points.error).chunk(2)

@@ -13,15 +13,15 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from flowalign.algorithms.matching import base
-from flowalign.algorithms.matching.files import FileSettings
+from flowalign.algorithms.matching.files import FileSettings, SampledFiles
 from flowalign.algorithms.matching.levels import EDGE
 from flowalign.algorithms.matching.targets import TargetMatching
 from flowalign.config import Config, Named
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy
-from flowalign.rollouts.diffusion import DiffusionActor
 from flowalign.rollouts.pictures import DiffusionSampler
+from flowalign.rollouts.processes import Processes
 from samplers import derive_seed
 
 
@@ -61,17 +61,18 @@ class SOAR(TargetMatching):
         shares = torch.stack([torch.rand(self.settings.points, generator=generator) for generator in generators])
         return torch.cat([first, second, second + shares.clamp(min=EDGE) * (1 - second)], 1)
 
-    def lessons(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
-        experience = super().lessons(actor, batch)
+    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.Experience:
+        experience = super().lessons(sampled, processes)
+        sampler, batch = sampled.sampler, sampled.batch
         whole, clean, levels = self.prompted(batch), experience.clean, experience.levels
         guided, _ = self.at_levels(
-            actor.sampler, whole, clean.x0, self.drawn_levels(actor.sampler, whole), self.settings.step_guidance
+            sampler, whole, clean.x0, self.drawn_levels(sampler, whole), self.settings.step_guidance
         )
         noise = []
-        for rows in torch.arange(len(batch), device=actor.device).split(actor.config.rollout.batch_size):
+        for rows in torch.arange(len(batch), device=processes.device).split(sampler.config.rollout.batch_size):
             noised = experience.noised(torch.stack([rows, rows * 0], 1))
             with torch.no_grad():
-                velocity = actor.policy.velocity_of(guided, noised).float()
+                velocity = sampler.policy.velocity_of(guided, noised).float()
             own = [noised.noise]
             for level in levels[rows, 2:].unbind(1):
                 sigmas = (clean.sigmas[k] for k in (levels[rows, 0], levels[rows, 1], level))
@@ -80,7 +81,7 @@ class SOAR(TargetMatching):
             noise.append(torch.stack(own, 1))
         experience.noise = torch.cat(noise)
         experience.levels = torch.cat([levels[:, :1], levels[:, 2:]], 1)
-        experience.items = self.item_numbers(batch, 1 + self.settings.points, actor.device)
+        experience.items = self.item_numbers(batch, 1 + self.settings.points, processes.device)
         return experience
 
     def losses(

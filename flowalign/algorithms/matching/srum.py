@@ -15,12 +15,11 @@ from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms.matching import base
-from flowalign.algorithms.matching.files import FileSettings, latents
+from flowalign.algorithms.matching.files import FileSettings, SampledFiles, latents
 from flowalign.algorithms.matching.targets import TargetMatching
 from flowalign.data import Judged
-from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import DiffusersPolicy
-from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.rollouts.processes import Processes
 
 
 class SRUMSettings(FileSettings):
@@ -28,7 +27,7 @@ class SRUMSettings(FileSettings):
     """of the error of the picture's 'anchor', by default of its own; published: 0.1"""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Experience(base.Experience):
     rewards: Tensor | None = None
     """[B, 1, ..., H, W] at each place of the latents"""
@@ -44,11 +43,11 @@ class SRUM(TargetMatching):
     settings: SRUMSettings
     data = Judged
 
-    def lessons(self, actor: DiffusionActor, batch: Batch) -> Experience:
-        made = super().lessons(actor, batch)
+    def lessons(self, sampled: SampledFiles, processes: Processes) -> Experience:
+        made = super().lessons(sampled, processes)
         x0 = made.clean.x0
-        rewards = torch.stack([reward_map(record, *x0.shape[-2:]) for record in batch.metadata])
-        anchors = latents(actor.sampler, batch, "anchor")
+        rewards = torch.stack([reward_map(record, *x0.shape[-2:]) for record in sampled.batch.metadata])
+        anchors = latents(sampled.sampler, sampled.batch, "anchor")
         return Experience(
             **vars(made), rewards=rewards.view(len(x0), *[1] * (x0.dim() - 3), *x0.shape[-2:]).to(x0), anchors=anchors
         )

@@ -1,9 +1,8 @@
 """Matching on one picture or video for each prompt."""
 
 from flowalign.algorithms.matching import base
-from flowalign.algorithms.matching.files import FileMatching, latents
-from flowalign.data.batches import Batch
-from flowalign.rollouts.diffusion import DiffusionActor
+from flowalign.algorithms.matching.files import FileMatching, SampledFiles, latents
+from flowalign.rollouts.processes import Processes
 
 
 class TargetMatching(FileMatching):
@@ -11,5 +10,6 @@ class TargetMatching(FileMatching):
 
     headline = "matching/error"
 
-    def lessons(self, actor: DiffusionActor, batch: Batch) -> base.Experience:
-        return self.learned(actor.sampler, batch, [latents(actor.sampler, batch, "target")])
+    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.Experience:
+        sampler, batch = sampled.sampler, sampled.batch
+        return self.learned(sampler, batch, [latents(sampler, batch, "target")])

@@ -21,8 +21,8 @@ from flowalign.algorithms.matching.surrogate import Judged, SurrogateSettings
 from flowalign.core.record import Record
 from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised
 from flowalign.policies.settings import Role, Snapshot
-from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Sampled
+from flowalign.rollouts.pictures import SampledPictures
+from flowalign.rollouts.processes import Processes
 from samplers import derive_seed
 
 
@@ -39,7 +39,7 @@ class TDMR1Settings(SurrogateSettings):
     published: all, 2 of 4 for preference models"""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Experience(distribution.Experience):
     judged: Judged | None = None
     """where the surrogate learns"""
@@ -75,25 +75,23 @@ class TDMR1(AlongODE):
         advantage: Tensor = self.advantage_of(record)
         return advantage if record.weight is None else advantage * record.weight
 
-    def experience(self, sampled: Sampled, record: Record, actor: DiffusionActor) -> base.Experience:
-        experience = super().experience(sampled, record, actor)
+    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> base.Experience:
+        experience = super().experience(sampled, record, processes)
         assert isinstance(experience, Experience)
-        batch, x0 = experience.batch, experience.clean.x0
-        seed = derive_seed(actor.config.training.seed, batch.iteration, 8)
+        batch, x0, sampler = experience.batch, experience.clean.x0, sampled.sampler
+        seed = derive_seed(sampler.config.training.seed, batch.iteration, 8)
         # later steps are judged more often, in proportion to their number
-        chances = torch.arange(1.0, actor.config.rollout.steps + 1)
-        count = self.level_count(actor.config)
+        chances = torch.arange(1.0, sampler.config.rollout.steps + 1)
+        count = self.level_count(sampler.config)
         steps = torch.multinomial(chances, count, replacement=True, generator=Generator().manual_seed(seed))
-        drawn = self.above(actor.sampler, batch, steps.expand(len(batch), -1), seed, self.settings.least_judged)
-        clean, levels = self.at_levels(actor.sampler, batch, x0, drawn, self.guidance(actor.sampler))
-        experience.judged = Judged(clean, levels, steps.to(actor.device).expand(len(batch), -1))
+        drawn = self.above(sampler, batch, steps.expand(len(batch), -1), seed, self.settings.least_judged)
+        clean, levels = self.at_levels(sampler, batch, x0, drawn, self.guidance(sampler))
+        experience.judged = Judged(clean, levels, steps.to(processes.device).expand(len(batch), -1))
 
-        seed = derive_seed(actor.config.training.seed, batch.iteration, 12)
-        drawn = self.above(actor.sampler, batch, self.steps(actor.sampler, batch), seed, self.settings.least_rewarded)
-        clean, levels = self.at_levels(actor.sampler, batch, x0, drawn, self.guidance(actor.sampler))
-        experience.guided_surrogate, _ = self.at_levels(
-            actor.sampler, batch, x0, drawn, self.settings.surrogate_guidance
-        )
+        seed = derive_seed(sampler.config.training.seed, batch.iteration, 12)
+        drawn = self.above(sampler, batch, self.steps(sampler, batch), seed, self.settings.least_rewarded)
+        clean, levels = self.at_levels(sampler, batch, x0, drawn, self.guidance(sampler))
+        experience.guided_surrogate, _ = self.at_levels(sampler, batch, x0, drawn, self.settings.surrogate_guidance)
         seeds = [derive_seed(seed, group) for group in batch.group]
         experience.rewarded = replace(experience, clean=clean, levels=levels, noise_seeds=seeds)
         return experience

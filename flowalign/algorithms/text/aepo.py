@@ -20,7 +20,7 @@ from flowalign.algorithms.text.imitating import Examples, Imitating
 from flowalign.core.entropy import regulating_temperature
 from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.teacher_forcing import rescored
-from flowalign.rollouts.language import LanguageActor
+from flowalign.rollouts.language import SampledTexts
 
 LEAST = 0.05
 """advantage of a text that is imitated"""
@@ -43,22 +43,23 @@ class AEPO(Imitating):
     Settings = AEPOSettings
     settings: AEPOSettings
 
-    def examples(self, actor: LanguageActor, experience: Experience) -> Examples:
-        s, batch, sampling = self.settings, experience.batch, actor.config.rollout
+    def examples(self, sampled: SampledTexts, experience: Experience) -> Examples:
+        s, batch, sampler = self.settings, experience.batch, sampled.sampler
+        sampling, policy = sampler.config.rollout, sampler.policy
         rows = first_rows(batch)
         entropy = experience.metrics["text/entropy"]
         temperature = regulating_temperature(entropy, s.entropy, s.high, s.low)
-        further = actor.policy.sample(
+        further = policy.sample(
             [batch.prompts[row] for row in rows],
             # of the start noise, which texts have none of: other draws than the samples'
             [batch.seeds[row] for row in rows],
             metadata=[batch.metadata[row] for row in rows],
             **sampling.arguments() | {"temperature": temperature},
         )
-        value = actor.score(actor.policy.decode(further), batch, rows).value
+        value = sampled.scorer.score(policy.decode(further), batch, rows).value
         group = torch.cat([experience.scores.value.view(len(rows), -1), value[:, None]], 1)
         advantage = (value - group.mean(1)) / (group.std(1) + 1e-6)
-        rollout = rescored(actor.policy, further, sampling.batch_size, Decoding.of(sampling))
+        rollout = rescored(policy, further, sampling.batch_size, Decoding.of(sampling))
         experience.metrics["text/regulating_temperature"] = temperature
         coefficient = s.coefficient if entropy <= s.entropy else s.coefficient / 2
-        return Examples(rollout, (advantage > LEAST).to(actor.device), 1.0, coefficient)
+        return Examples(rollout, (advantage > LEAST).to(sampler.device), 1.0, coefficient)

@@ -28,8 +28,8 @@ from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import rescored
-from flowalign.rollouts.draw import Sampled
-from flowalign.rollouts.language import LanguageActor, LanguageSampler
+from flowalign.rollouts.language import LanguageSampler, SampledTexts, baseline, gathered_states, record_of_texts
+from flowalign.rollouts.processes import Processes
 
 
 class Modulation(base.AlgorithmSettings):
@@ -59,7 +59,7 @@ class LanguageSettings(PolicyGradientSettings):
     """modulate advantages by entropy (arXiv 2509.09265)"""
 
 
-class LanguageAlgorithm(PolicyGradient):
+class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePolicy, TextRollout]):
     """A group of completions of each prompt, its advantage, loss and aggregation by name."""
 
     Settings: ClassVar[type[LanguageSettings]] = LanguageSettings
@@ -113,9 +113,6 @@ class LanguageAlgorithm(PolicyGradient):
     def items(self, config: TextConfig) -> int:
         return config.training.group_size
 
-    def experience(self, sampled: Sampled, record: Record, actor: LanguageActor) -> Experience:
-        return self.augmented(actor, super().experience(sampled, record, actor))
-
     def rollout(self, sampler: LanguageSampler, batch: Batch) -> tuple[TextRollout, Batch]:
         """A text of every sample of the batch."""
         return self.sampled(sampler, batch), batch
@@ -127,13 +124,18 @@ class LanguageAlgorithm(PolicyGradient):
         """A text of every sample of the batch."""
         return sampler.rollout(batch)
 
-    def record(self, sampled: Sampled, actor: LanguageActor) -> Record:
-        record, batch = super().record(sampled, actor), sampled.batch
+    def gathered(self, sampled: SampledTexts, reward: Tensor, processes: Processes) -> Record:
+        return record_of_texts(sampled, reward, processes)
+
+    def record(self, sampled: SampledTexts, processes: Processes) -> Record:
+        record = super().record(sampled, processes)
         if self.needs("baseline"):
-            record.baseline = actor.gather(actor.baseline(batch).to(actor.device))
+            record.baseline = processes.gather(baseline(sampled).to(processes.device))
         if self.needs("state"):
-            record.state = actor.states(sampled.rollout, batch)
-        record.reward = self.rewards(actor, batch, record)
+            record.state = gathered_states(sampled, processes)
+        if self.settings.unlikeliness > 0:
+            likelihood = masked_mean(record.log_prob, record.mask)
+            record.reward = unlikeliness(record.reward, likelihood, record.group, self.settings.unlikeliness)
         return record
 
     def weights(self, sampler: LanguageSampler, record: Record) -> Tensor:
@@ -161,17 +163,6 @@ class LanguageAlgorithm(PolicyGradient):
     def items_of(self, rollout: TextRollout) -> Tensor:
         """[N, 1] the rows."""
         return torch.arange(len(rollout), device=rollout.mask.device)[:, None]
-
-    def rewards(self, actor: LanguageActor, batch: Batch, record: Record) -> Tensor:
-        """[B] what advantages come from, of all processes."""
-        if self.settings.unlikeliness == 0:
-            return record.reward
-        likelihood = masked_mean(record.log_prob, record.mask)
-        return unlikeliness(record.reward, likelihood, record.group, self.settings.unlikeliness)
-
-    def augmented(self, actor: LanguageActor, experience: Experience) -> Experience:
-        """The experience with what a subclass adds to it."""
-        return experience
 
     def advantages(self, record: Record) -> Tensor:
         """[B, T] what each token earned."""

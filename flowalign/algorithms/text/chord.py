@@ -21,7 +21,7 @@ from flowalign.algorithms.text.imitating import Examples, Imitating
 from flowalign.core.imitation import imitation_share
 from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.teacher_forcing import scored
-from flowalign.rollouts.language import LanguageActor
+from flowalign.rollouts.language import SampledTexts
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -52,13 +52,13 @@ class CHORD(Imitating):
         super().__init__(settings)
         self.weighting = settings.weighting
 
-    def examples(self, actor: LanguageActor, experience: Experience) -> Examples:
+    def examples(self, sampled: SampledTexts, experience: Experience) -> Examples:
         s, batch = self.settings, experience.batch
         rows = first_rows(batch)
         share = imitation_share(batch.iteration, s.warmup, s.decay, s.peak, s.valley)
         texts = demonstrations(batch, rows, s.demonstration)
-        sampling = actor.config.rollout
+        sampler, sampling = sampled.sampler, sampled.sampler.config.rollout
         rollout = scored(
-            actor.policy, [batch.prompts[row] for row in rows], texts, Decoding.of(sampling), sampling.batch_size
+            sampler.policy, [batch.prompts[row] for row in rows], texts, Decoding.of(sampling), sampling.batch_size
         )
-        return Examples(rollout, torch.ones(len(rows), dtype=torch.bool, device=actor.device), 1 - share, share)
+        return Examples(rollout, torch.ones(len(rows), dtype=torch.bool, device=sampler.device), 1 - share, share)

@@ -12,9 +12,10 @@ from pydantic import Field
 from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.core.imitation import distillation_advantage
-from flowalign.core.record import masked_mean
+from flowalign.core.record import Record, masked_mean
 from flowalign.policies.language.teacher import Teacher
-from flowalign.rollouts.language import LanguageActor
+from flowalign.rollouts.language import SampledTexts
+from flowalign.rollouts.processes import Processes
 
 
 class GOPDSettings(language.LanguageSettings):
@@ -41,20 +42,22 @@ class GOPD(language.LanguageAlgorithm):
         s = self.settings
         return super().uses_reference or (s.extrapolation != 1 and s.reference is None)
 
-    def augmented(self, actor: LanguageActor, experience: Experience) -> Experience:
-        s, rollout, size = self.settings, experience.rollout, actor.config.rollout.batch_size
-        self.teacher = self.teacher or Teacher(s.teacher, actor.policy)
+    def experience(self, sampled: SampledTexts, record: Record, processes: Processes) -> Experience:
+        experience = super().experience(sampled, record, processes)
+        s, rollout, policy = self.settings, experience.rollout, sampled.sampler.policy
+        size = sampled.sampler.config.rollout.batch_size
+        self.teacher = self.teacher or Teacher(s.teacher, policy)
         teacher = self.teacher.log_probs(rollout, size)
         reference = None
         if s.extrapolation != 1 and s.reference is not None:
-            self.reference = self.reference or Teacher(s.reference, actor.policy)
+            self.reference = self.reference or Teacher(s.reference, policy)
             reference = self.reference.log_probs(rollout, size)
         elif s.extrapolation != 1:
-            rows = torch.arange(len(rollout), device=actor.device).split(size)
-            with torch.no_grad(), actor.policy.reference():
-                reference = torch.cat([actor.policy.log_probs(rollout, part)[0] for part in rows])
+            rows = torch.arange(len(rollout), device=processes.device).split(size)
+            with torch.no_grad(), policy.reference():
+                reference = torch.cat([policy.log_probs(rollout, part)[0] for part in rows])
         distilled = distillation_advantage(rollout.log_prob, teacher, reference, s.extrapolation)
         experience.advantage = (s.reward_weight * experience.advantage + distilled).where(rollout.mask, 0)
         gap = masked_mean(rollout.log_prob - teacher, rollout.mask)
-        experience.metrics["policy/teacher_kl"] = actor.gather(gap).mean().item()
+        experience.metrics["policy/teacher_kl"] = processes.gather(gap).mean().item()
         return experience

@@ -5,6 +5,7 @@ that count, and summed up with a coefficient each. An imitated text is an item l
 several updates and several processes are the trainer's business.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,9 +17,10 @@ from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import first_rows
 from flowalign.config import TextConfig
 from flowalign.core.imitation import imitation_loss
-from flowalign.core.record import Actions
+from flowalign.core.record import Actions, Record
 from flowalign.policies.language.rollout import TextRollout
-from flowalign.rollouts.language import LanguageActor
+from flowalign.rollouts.language import SampledTexts
+from flowalign.rollouts.processes import Processes
 
 
 @dataclass
@@ -46,19 +48,20 @@ class Imitating(language.LanguageAlgorithm):
     def items(self, config: TextConfig) -> int:
         return super().items(config) + 1
 
-    def examples(self, actor: LanguageActor, experience: Experience) -> Examples:
+    @abstractmethod
+    def examples(self, sampled: SampledTexts, experience: Experience) -> Examples:
         """What is imitated in this iteration."""
-        raise NotImplementedError
 
-    def augmented(self, actor: LanguageActor, experience: Experience) -> Experience:
-        examples = self.examples(actor, experience)
+    def experience(self, sampled: SampledTexts, record: Record, processes: Processes) -> Experience:
+        experience = super().experience(sampled, record, processes)
+        examples = self.examples(sampled, experience)
         rows = len(experience.rollout)
         rollout = TextRollout.cat([experience.rollout, examples.rollout])
         items = len(rollout)
         counted = examples.rollout.mask & examples.counts[:, None]
         # the mean over the tokens of all processes, whose losses the trainer averages
-        tokens = actor.gather(counted.sum()[None]).sum().clamp(min=1)
-        each = examples.imitated * items * actor.accelerator.num_processes / tokens
+        tokens = processes.gather(counted.sum()[None]).sum().clamp(min=1)
+        each = examples.imitated * items * processes.accelerator.num_processes / tokens
 
         def joined(own: Tensor, extra: Tensor) -> Tensor:
             width = rollout.mask.shape[1]
@@ -69,7 +72,7 @@ class Imitating(language.LanguageAlgorithm):
         extra = torch.arange(rows, items)[:, None]
         return replace(
             experience,
-            items=torch.cat([samples, extra], 1).flatten()[:, None].to(actor.device),
+            items=torch.cat([samples, extra], 1).flatten()[:, None].to(processes.device),
             rollout=rollout,
             group=torch.cat([experience.group, experience.group[firsts]]),
             reward=torch.cat([experience.reward, experience.reward.new_zeros(len(firsts))]),
@@ -79,7 +82,7 @@ class Imitating(language.LanguageAlgorithm):
             penalty_weight=joined(experience.penalty_weight * examples.own * items / rows, torch.zeros_like(counted)),
             metrics=experience.metrics
             | {
-                "imitation/share": actor.gather(examples.counts.float()).mean().item(),
+                "imitation/share": processes.gather(examples.counts.float()).mean().item(),
                 "imitation/coefficient": examples.imitated,
             },
         )

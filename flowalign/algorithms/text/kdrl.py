@@ -16,10 +16,11 @@ from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.core.divergences import KLEstimate
 from flowalign.core.imitation import annealed, distillation_loss
-from flowalign.core.record import Actions
+from flowalign.core.record import Actions, Record
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.teacher import Teacher
-from flowalign.rollouts.language import LanguageActor
+from flowalign.rollouts.language import SampledTexts
+from flowalign.rollouts.processes import Processes
 
 
 class KDRLSettings(language.LanguageSettings):
@@ -52,9 +53,10 @@ class KDRL(language.LanguageAlgorithm):
         first, last = self.settings.distillation, self.settings.final_distillation
         return first if last is None else annealed(self.done, first, last)
 
-    def augmented(self, actor: LanguageActor, experience: Experience) -> Experience:
-        self.teacher = self.teacher or Teacher(self.settings.teacher, actor.policy)
-        experience.teacher = self.teacher.log_probs(experience.rollout, actor.config.rollout.batch_size)
+    def experience(self, sampled: SampledTexts, record: Record, processes: Processes) -> Experience:
+        experience = super().experience(sampled, record, processes)
+        self.teacher = self.teacher or Teacher(self.settings.teacher, sampled.sampler.policy)
+        experience.teacher = self.teacher.log_probs(experience.rollout, sampled.sampler.config.rollout.batch_size)
         experience.all_teach = True
         return experience
 

@@ -20,10 +20,12 @@ from flowalign.algorithms.policy_gradient import Experience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, last_members
 from flowalign.core.imitation import prefix_share, uncertain_prefix
+from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import continued
-from flowalign.rollouts.language import LanguageActor, LanguageSampler
+from flowalign.rollouts.language import LanguageSampler, SampledTexts
+from flowalign.rollouts.processes import Processes
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -65,10 +67,12 @@ class PrefixRFT(language.LanguageAlgorithm):
         arguments = sampler.config.rollout.arguments()
         return continued(sampler.policy, batch.prompts, self.prefixes(sampler, batch), batch.noise_seeds, **arguments)
 
-    def augmented(self, actor: LanguageActor, experience: Experience) -> Experience:
+    def experience(self, sampled: SampledTexts, record: Record, processes: Processes) -> Experience:
+        experience = super().experience(sampled, record, processes)
         rollout = experience.rollout
-        count = torch.tensor([len(own) for own in self.prefixes(actor.sampler, experience.batch)], device=actor.device)
-        prefix = (torch.arange(rollout.mask.shape[1], device=actor.device) < count[:, None]) & rollout.mask
+        prefixes = self.prefixes(sampled.sampler, sampled.batch)
+        count = torch.tensor([len(own) for own in prefixes], device=processes.device)
+        prefix = (torch.arange(rollout.mask.shape[1], device=processes.device) < count[:, None]) & rollout.mask
         learned = uncertain_prefix(rollout.entropy, prefix, self.settings.uncertain)
         experience.weight = experience.weight.where(~prefix | learned, 0)
         # divergences are estimated on what the policy drew

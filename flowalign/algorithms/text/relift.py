@@ -14,7 +14,7 @@ from flowalign.algorithms.text.imitating import Examples, Imitating
 from flowalign.core.imitation import needs_demonstration
 from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.teacher_forcing import scored
-from flowalign.rollouts.language import LanguageActor
+from flowalign.rollouts.language import SampledTexts
 
 
 class ReLIFTSettings(language.LanguageSettings):
@@ -34,13 +34,13 @@ class ReLIFT(Imitating):
     settings: ReLIFTSettings
     takes_turns = False
 
-    def examples(self, actor: LanguageActor, experience: Experience) -> Examples:
+    def examples(self, sampled: SampledTexts, experience: Experience) -> Examples:
         s, batch = self.settings, experience.batch
         rows = first_rows(batch)
         hard = needs_demonstration(experience.reward, experience.group, s.threshold)[rows]
         texts = demonstrations(batch, rows, s.demonstration)
-        sampling = actor.config.rollout
+        sampler, sampling = sampled.sampler, sampled.sampler.config.rollout
         rollout = scored(
-            actor.policy, [batch.prompts[row] for row in rows], texts, Decoding.of(sampling), sampling.batch_size
+            sampler.policy, [batch.prompts[row] for row in rows], texts, Decoding.of(sampling), sampling.batch_size
         )
         return Examples(rollout, hard, 1.0, s.coefficient)

@@ -7,7 +7,6 @@ coming on top; the paper's two controls of forms and thoughts in demonstrations 
 """
 
 import torch
-from torch import Tensor
 
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, last_members
@@ -17,7 +16,8 @@ from flowalign.data.batches import Batch
 from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import scored
-from flowalign.rollouts.language import LanguageActor, LanguageSampler
+from flowalign.rollouts.language import LanguageSampler, SampledTexts
+from flowalign.rollouts.processes import Processes
 
 
 class ViSurfSettings(language.LanguageSettings):
@@ -48,6 +48,8 @@ class ViSurf(language.LanguageAlgorithm):
         place = {row: i for i, row in enumerate([*others, *shown])}
         return joined[torch.tensor([place[row] for row in range(len(batch))])]
 
-    def rewards(self, actor: LanguageActor, batch: Batch, record: Record) -> Tensor:
-        shown = actor.gather(torch.tensor(last_members(batch), device=actor.device))
-        return demonstrated_reward(super().rewards(actor, batch, record), shown, record.group)
+    def record(self, sampled: SampledTexts, processes: Processes) -> Record:
+        record = super().record(sampled, processes)
+        shown = processes.gather(torch.tensor(last_members(sampled.batch), device=processes.device))
+        record.reward = demonstrated_reward(record.reward, shown, record.group)
+        return record

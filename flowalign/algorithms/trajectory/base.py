@@ -1,7 +1,7 @@
 """The trajectory family: policy gradients over the stochastic denoising steps of recorded rollouts.
 
 An algorithm of the family is a few answers, each a method with the plain one here: how to roll out (`rollout`), what
-the pictures are worth (`scores`), which reward every step gets (`step_reward`), how rewards become advantages
+the pictures are worth (`score`), which reward every step gets (`step_reward`), how rewards become advantages
 (`credit`), and the loss of an action (`loss`). The plain answers are Flow-GRPO's, with the advantage and the loss that
 the settings name.
 """
@@ -9,7 +9,7 @@ the settings name.
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import UnionType
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -26,9 +26,10 @@ from flowalign.core.seams import checked_loss
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
-from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Sampled
-from flowalign.rollouts.pictures import DiffusionSampler
+from flowalign.rollouts.dense import StateValues
+from flowalign.rollouts.pictures import DiffusionSampler, SampledPictures, record_of_steps
+from flowalign.rollouts.processes import Processes
+from flowalign.rollouts.scoring import Scorer
 from samplers import Transition
 from samplers.kernels import gaussian_log_prob, traits_of
 from samplers.plans import Tree
@@ -110,7 +111,19 @@ class Steps(Actions):
         return sigmas[self.steps + 1] - sigmas[self.steps]
 
 
-class TrajectoryAlgorithm(PolicyGradient):
+class WithStateValues:
+    """Part of a method that asks what states are worth: what its estimator learned is in the checkpoint."""
+
+    values: StateValues
+
+    def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        return self.values.state()
+
+    def load_state(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], device: torch.device) -> None:
+        self.values.load_state(tensors, state, device)
+
+
+class TrajectoryAlgorithm(PolicyGradient[Config, DiffusionSampler, DiffusersPolicy, Rollout]):
     """Base of the family."""
 
     Settings: ClassVar[type[base.AlgorithmSettings]] = PolicySettings
@@ -170,7 +183,7 @@ class TrajectoryAlgorithm(PolicyGradient):
         return config.training.group_size * len(learned_steps(config))
 
     def rescored(self, sampler: DiffusionSampler, rollout: Rollout) -> Rollout:
-        """The trajectories, with velocities and log-probabilities of the weights of now at the stochastic steps."""
+        """The trajectories, with velocities and log-probabilities of the current weights at the stochastic steps."""
         trajectory, kernel = rollout.trajectory, rollout.kernel
         again = replace(trajectory, velocity=trajectory.velocity.clone(), log_prob=trajectory.log_prob.clone())
         for items in rollout.mask.nonzero().split(sampler.config.rollout.batch_size):
@@ -181,16 +194,19 @@ class TrajectoryAlgorithm(PolicyGradient):
             again.log_prob[samples, steps] = again.score(kernel, velocity, samples, steps).log_prob
         return replace(rollout, trajectory=again)
 
-    def record(self, sampled: Sampled, actor: DiffusionActor) -> Record:
-        record = super().record(sampled, actor)
+    def gathered(self, sampled: SampledPictures, reward: Tensor, processes: Processes) -> Record:
+        return record_of_steps(sampled, reward, processes)
+
+    def record(self, sampled: SampledPictures, processes: Processes) -> Record:
+        record = super().record(sampled, processes)
         if self.settings.pool_prompts:
-            record.group = actor.gather(torch.tensor(sampled.batch.pooled, device=actor.device))
-        if record.reward.dim() == 2:
-            actor.calibrate(record.reward, record.mask)
+            record.group = processes.gather(torch.tensor(sampled.batch.pooled, device=processes.device))
+        if record.reward.dim() == 2 and not processes.apart:
+            sampled.sampler.calibrate(record.reward, record.mask)
         return record
 
-    def experience(self, sampled: Sampled, record: Record, actor: DiffusionActor) -> Experience:
-        experience = super().experience(sampled, record, actor)
+    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> Experience:
+        experience = super().experience(sampled, record, processes)
         experience.drops_rows = self.settings.drop_zero_advantage
         return experience
 
@@ -240,12 +256,16 @@ class TrajectoryAlgorithm(PolicyGradient):
                 divergence = divergence * -actions.dt
         return self.settings.kl_weight * divergence, {"policy/kl": divergence}
 
-    def show(self, actor: DiffusionActor, batch: Batch) -> base.Seen:
-        seen: Experience = self.at_once(actor, batch)
-        earned = seen.advantage.where(seen.rollout.mask, torch.nan)
-        pictures = actor.sampler.decode(seen.rollout, shown=True)
+    def show(self, sampler: DiffusionSampler, scorer: Scorer, batch: Batch) -> base.Seen:
+        seen = self.at_once(sampler, scorer, batch)
         return base.Seen(
-            seen.rollout, seen.batch, pictures, seen.scores, seen.reward, earned, self.wins(len(seen.batch))
+            rollout=seen.rollout,
+            batch=seen.batch,
+            images=sampler.decode(seen.rollout, shown=True),
+            scores=seen.scores,
+            reward=seen.reward,
+            advantage=seen.advantage.where(seen.rollout.mask, torch.nan),
+            wins=self.wins(len(seen.batch)),
         )
 
     def wins(self, rows: int) -> Tensor | None:

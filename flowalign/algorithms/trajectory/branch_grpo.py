@@ -26,11 +26,9 @@ from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import Rollout
-from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Sampled
-from flowalign.rollouts.pictures import DiffusionSampler
+from flowalign.rollouts.pictures import DiffusionSampler, SampledPictures
+from flowalign.rollouts.processes import Processes
 from flowalign.settings import Section
-from rewards import Scores
 from samplers.plans import Tree
 
 
@@ -95,17 +93,17 @@ class BranchGRPO(TrajectoryAlgorithm):
         rollout, _ = sampler.tree(batch[roots])
         return rollout, batch
 
-    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+    def step_reward(self, sampled: SampledPictures, processes: Processes) -> Tensor:
         """[B, T + 1] the value of each node on a leaf's path, and whose row stands for it."""
-        nodes = rollout.trajectory.numbered()
-        value = back_up(scores.value.to(nodes.device), nodes)[:, 1:]
+        nodes = sampled.rollout.trajectory.numbered()
+        value = back_up(sampled.scores.value.to(nodes.device), nodes)[:, 1:]
         # an edge is trained once: the rows that repeat it are marked by NaN
         return torch.where(first_of(nodes[:, 1:]), value, torch.nan)
 
-    def experience(self, sampled: Sampled, record: Record, actor: DiffusionActor) -> Experience:
-        experience = super().experience(sampled, record, actor)
-        assert isinstance(actor.sampler.plan, Tree)
-        experience.advantage = experience.advantage * self._kept(experience, actor.sampler.plan)
+    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> Experience:
+        experience = super().experience(sampled, record, processes)
+        assert isinstance(sampled.sampler.plan, Tree)
+        experience.advantage = experience.advantage * self._kept(experience, sampled.sampler.plan)
         return experience
 
     def _kept(self, experience: Experience, plan: Tree) -> Tensor:

@@ -11,13 +11,11 @@ Departure: no authors' code is published; the calibrated plan says where it leav
 from torch import Tensor
 
 from flowalign.algorithms.trajectory import base as trajectory
-from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
+from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm, WithStateValues
 from flowalign.core.credit import dense_rewards
-from flowalign.data.batches import Batch
-from flowalign.policies.diffusion import Rollout
-from flowalign.rollouts.dense import Estimator
-from flowalign.rollouts.diffusion import DiffusionActor
-from rewards import Scores
+from flowalign.rollouts.dense import Estimator, StateValues
+from flowalign.rollouts.pictures import SampledPictures
+from flowalign.rollouts.processes import Processes
 
 
 class DenseGRPOSettings(trajectory.PolicySettings):
@@ -25,7 +23,7 @@ class DenseGRPOSettings(trajectory.PolicySettings):
     """how the value of a half-denoised sample is found"""
 
 
-class DenseGRPO(TrajectoryAlgorithm):
+class DenseGRPO(WithStateValues, TrajectoryAlgorithm):
     """DenseGRPO: each step earns what it added to the completed picture's reward (arXiv 2601.20218)."""
 
     name = "dense_grpo"
@@ -34,5 +32,9 @@ class DenseGRPO(TrajectoryAlgorithm):
     fields = frozenset()
     dense = True
 
-    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
-        return dense_rewards(actor.values(rollout, batch, scores.value, self.settings.estimator))
+    def __init__(self, settings: DenseGRPOSettings) -> None:
+        super().__init__(settings)
+        self.values = StateValues(settings.estimator)
+
+    def step_reward(self, sampled: SampledPictures, processes: Processes) -> Tensor:
+        return dense_rewards(self.values(sampled, processes))

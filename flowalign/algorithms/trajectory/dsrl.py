@@ -13,7 +13,6 @@ are bounded by 1.5.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +23,8 @@ from flowalign.core.divergences import standard_normal_kl
 from flowalign.core.record import Actions, Record
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
-from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Sampled
+from flowalign.rollouts.pictures import DiffusionSampler, SampledPictures, record_of_samples
+from flowalign.rollouts.processes import Processes
 from samplers.kernels import gaussian_log_prob
 from samplers.start import StartNoise
 
@@ -38,14 +37,14 @@ class DSRLSettings(PolicyGradientSettings):
     """of the divergence from N(0, I)"""
 
 
-class DSRL(PolicyGradient):
+class DSRL(PolicyGradient[Config, DiffusionSampler, DiffusersPolicy, Rollout]):
     """DSRL: a small policy over the start noise of a generator that stays as it is (arXiv 2506.15799)."""
 
     name = "dsrl"
     Settings = DSRLSettings
     settings: DSRLSettings
     unit = "start noises"
-    noise: ClassVar[Any] = "start"
+    noise = "start"
     moves_start = True
     network: StartNoise
 
@@ -78,12 +77,12 @@ class DSRL(PolicyGradient):
         """[B, D] a vector of each prompt."""
         return policy.prompt_vectors(prompts).to(policy.device)
 
-    def record(self, sampled: Sampled, actor: DiffusionActor) -> Record:
-        rollout, batch, scores = sampled.rollout, sampled.batch, sampled.scores
+    def gathered(self, sampled: SampledPictures, reward: Tensor, processes: Processes) -> Record:
+        rollout, samples = sampled.rollout, torch.arange(len(sampled.batch), device=processes.device)
         with torch.no_grad():
-            log_prob = self.density(actor.policy, rollout, torch.arange(len(batch), device=actor.device))[0]
+            log_prob = self.density(sampled.sampler.policy, rollout, samples)[0]
         rollout.trajectory.log_prob[:, 0] = log_prob
-        return replace(actor.record_of_samples(batch, scores), log_prob=actor.gather(log_prob[:, None]))
+        return replace(record_of_samples(sampled, processes), log_prob=processes.gather(log_prob[:, None]))
 
     def items_of(self, rollout: Rollout) -> Tensor:
         """[N, 2] (sample, its only action)."""

@@ -22,9 +22,8 @@ from flowalign.config import Config, Named
 from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Rollout
-from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.pictures import DiffusionSampler
-from rewards import Scores
+from flowalign.rollouts.pictures import DiffusionSampler, SampledPictures
+from flowalign.rollouts.processes import Processes
 
 
 class G2RPOSettings(trajectory.PolicySettings):
@@ -47,15 +46,15 @@ class G2RPO(TrajectoryAlgorithm):
     def rollout(self, sampler: DiffusionSampler, batch: Batch) -> tuple[Rollout, Batch]:
         return branch_everywhere(sampler, batch)
 
-    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+    def step_reward(self, sampled: SampledPictures, processes: Processes) -> Tensor:
         """[B, L] the reward at each granularity; `credit` spreads it to the branching step."""
-        made = rollout.trajectory
-        rows, steps = made.mask.nonzero().unbind(1)
-        rewards = [scores.value]
+        rollout, sampler = sampled.rollout, sampled.sampler
+        trajectory, rewards = rollout.trajectory, [sampled.scores.value]
+        rows, steps = trajectory.mask.nonzero().unbind(1)
         for stride in self.settings.strides[1:]:
-            finished = actor.sampler.finish(rollout, made.latents[rows, steps + 1], rows, steps + 1, stride)
-            images = actor.policy.decode_latents(rollout.whole(finished, rows), actor.config.rollout.batch_size)
-            rewards.append(actor.score(images, batch).value)
+            finished = sampler.finish(rollout, trajectory.latents[rows, steps + 1], rows, steps + 1, stride)
+            images = sampler.policy.decode_latents(rollout.whole(finished, rows), sampler.config.rollout.batch_size)
+            rewards.append(sampled.scorer.score(images, sampled.batch).value)
         return torch.stack(rewards, 1)
 
     def credit(self, record: Record) -> Tensor:

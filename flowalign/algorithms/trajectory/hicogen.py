@@ -12,10 +12,9 @@ from torch import Tensor
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.core.credit import hierarchical
-from flowalign.data.batches import Batch
-from flowalign.policies.diffusion import Rollout
-from flowalign.rollouts.diffusion import DiffusionActor
-from rewards import RewardError, Scores
+from flowalign.rollouts.pictures import SampledPictures
+from flowalign.rollouts.processes import Processes
+from rewards import RewardError
 from samplers import Decay
 
 
@@ -33,11 +32,12 @@ class HiCoGen(TrajectoryAlgorithm):
     fields = frozenset()
     plan = (Decay, "{name: decay, minimum: 0.1}")
 
-    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+    def step_reward(self, sampled: SampledPictures, processes: Processes) -> Tensor:
+        scores = sampled.scores
         missing = [name for name in self.settings.levels if name not in scores.parts]
         if missing:
             raise RewardError(
-                f"reward '{actor.reward.name}' has no part '{missing[0]}' that hicogen weights; "
+                f"reward '{sampled.scorer.reward.name}' has no part '{missing[0]}' that hicogen weights; "
                 f"it has {', '.join(scores.parts) or 'none'}"
             )
         return hierarchical({name: scores.parts[name] for name in self.settings.levels}, self.settings.levels)

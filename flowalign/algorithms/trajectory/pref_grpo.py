@@ -7,8 +7,7 @@ verdicts; a single-elimination tournament (ArenaRL, arXiv 2601.06487) or one ran
 prefer a side: `both_orders` asks twice. Rollout and loss are Flow-GRPO's.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,9 +22,9 @@ from flowalign.config import Config
 from flowalign.core.record import Record
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
-from flowalign.policies.diffusion import Rollout
-from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Sampled
+from flowalign.rollouts.pictures import SampledPictures
+from flowalign.rollouts.processes import Processes
+from flowalign.rollouts.scoring import Scorer
 from rewards import UNPARSED, PairwiseReward, Scores
 from rewards.pairwise import Games, Schedule, as_judge, compare
 
@@ -56,33 +55,30 @@ class PrefGRPO(TrajectoryAlgorithm):
         arguments = dict(self.settings.judge)
         registry.check("rewards", arguments.pop("name"), arguments, "algorithm.judge")
 
-    def scorer(self, actor: DiffusionActor) -> Callable[[Sequence[Any], Batch], Scores]:
-        return partial(self.scores, actor)
-
-    def scores(self, actor: DiffusionActor, images: Sequence[Image], batch: Batch) -> Scores:
+    def score(self, scorer: Scorer, samples: Sequence[Image], batch: Batch) -> Scores:
         """The reward's scores, with the parts win_rate and, over a sample's comparisons, judge/unparsed."""
         if self.judge is None:
             arguments = dict(self.settings.judge)
             self.judge = as_judge(registry.build("rewards", arguments.pop("name"), arguments, "algorithm.judge"))
         s = self.settings
-        scores = actor.score(images, batch)
-        self.games = Games(self.judge, images, batch.prompts, batch.metadata)
+        scores = scorer.score(samples, batch)
+        self.games = Games(self.judge, samples, batch.prompts, batch.metadata)
         scores.parts["win_rate"] = compare(batch.group, self.games, s.schedule, batch.iteration, s.both_orders)
-        actor.reward_calls += 2 * len(self.games.pairs)
+        scorer.calls += 2 * len(self.games.pairs)
         unparsed = self.games.parts().get(UNPARSED, torch.zeros(len(batch)))
         scores.parts["judge/unparsed"] = unparsed.nan_to_num()
         return scores
 
-    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
-        weight, win_rate = self.settings.win_rate_weight, scores.parts["win_rate"]
-        return win_rate if weight is None else weight * win_rate + scores.value
+    def step_reward(self, sampled: SampledPictures, processes: Processes) -> Tensor:
+        weight, win_rate = self.settings.win_rate_weight, sampled.scores.parts["win_rate"]
+        return win_rate if weight is None else weight * win_rate + sampled.scores.value
 
-    def record(self, sampled: Sampled, actor: DiffusionActor) -> Record:
-        record = super().record(sampled, actor)
-        win_rate = actor.gather(sampled.scores.parts["win_rate"].to(actor.device))[None]
+    def record(self, sampled: SampledPictures, processes: Processes) -> Record:
+        record = super().record(sampled, processes)
+        win_rate = processes.gather(sampled.scores.parts["win_rate"].to(processes.device))[None]
         weight = self.settings.win_rate_weight
         if weight is None:
-            record.rewards, record.weights = win_rate, torch.ones(1, device=actor.device)
+            record.rewards, record.weights = win_rate, torch.ones(1, device=processes.device)
         else:
             record.rewards = torch.cat([win_rate, record.rewards])
             record.weights = torch.cat([record.weights.new_tensor([weight]), record.weights])

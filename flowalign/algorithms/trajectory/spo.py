@@ -20,16 +20,15 @@ from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms.trajectory import step_pairs
-from flowalign.algorithms.trajectory.base import learned_steps
+from flowalign.algorithms.trajectory.base import WithStateValues, learned_steps
 from flowalign.algorithms.trajectory.step_pairs import Experience, StepPairs
 from flowalign.config import Config
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
-from flowalign.rollouts.dense import Estimator
-from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.pictures import DiffusionSampler
-from rewards import Scores
+from flowalign.rollouts.dense import Estimator, StateValues
+from flowalign.rollouts.pictures import DiffusionSampler, SampledPictures
+from flowalign.rollouts.processes import Processes
 from samplers import step_std
 from samplers.tree import side_branches
 
@@ -48,7 +47,7 @@ class SPOSettings(step_pairs.StepPairSettings):
     """how a branch is finished for the reward: `one_step` takes the predicted picture"""
 
 
-class SPO(StepPairs):
+class SPO(WithStateValues, StepPairs):
     """SPO: at every state the best of several next states is preferred to the worst (arXiv 2406.04314)."""
 
     name = "spo"
@@ -56,6 +55,10 @@ class SPO(StepPairs):
     settings: SPOSettings
     # whether a group can teach does not show in the rewards of its last branches
     combines = StepPairs.combines - {"refill"}
+
+    def __init__(self, settings: SPOSettings) -> None:
+        super().__init__(settings)
+        self.values = StateValues(settings.judge)
 
     def check(self, config: Config) -> None:
         super().check(config)
@@ -81,8 +84,8 @@ class SPO(StepPairs):
         samples = torch.arange(len(firsts), device=sampler.device).repeat_interleave(members)
         return trunk.branch(branches, samples), batch
 
-    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
-        return actor.values(rollout, batch, scores.value, self.settings.judge)[:, 1:]
+    def step_reward(self, sampled: SampledPictures, processes: Processes) -> Tensor:
+        return self.values(sampled, processes)[:, 1:]
 
     def threshold(self, rollout: Rollout) -> Tensor | float:
         if isinstance(self.settings.threshold, float):

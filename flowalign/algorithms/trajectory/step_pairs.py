@@ -17,11 +17,12 @@ from flowalign.algorithms.trajectory.base import check_noise, learned_steps
 from flowalign.config import Config
 from flowalign.core.credit import preferred
 from flowalign.core.losses import step_preference_loss
-from flowalign.core.record import masked_mean
+from flowalign.core.record import Record, masked_mean
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
-from flowalign.rollouts.diffusion import DiffusionActor
-from flowalign.rollouts.draw import Sampled
+from flowalign.rollouts.pictures import DiffusionSampler, SampledPictures, record_of_steps
+from flowalign.rollouts.processes import Processes
+from flowalign.rollouts.scoring import Scorer, score_metrics
 from rewards import Scores
 
 
@@ -34,7 +35,7 @@ class StepPairSettings(base.AlgorithmSettings):
     """ratios are clamped to 1 +- clip_range, and a step whose ratio left it has no gradient any more"""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Experience(base.Experience):
     """One process's trajectories of an iteration, and what is compared of them."""
 
@@ -58,7 +59,7 @@ class Experience(base.Experience):
         return None if self.all_teach else self.preference[items[:, 0], items[:, -1]] != 0
 
 
-class StepPairs(base.Algorithm):
+class StepPairs(base.Algorithm[Config, DiffusionSampler, DiffusersPolicy, Rollout, Record, Experience]):
     """Base of the family; an item is (better sample, worse sample, step)."""
 
     Settings: ClassVar[type[base.AlgorithmSettings]] = StepPairSettings
@@ -75,9 +76,9 @@ class StepPairs(base.Algorithm):
     def items(self, config: Config) -> int:
         return len(learned_steps(config))
 
-    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
+    def step_reward(self, sampled: SampledPictures, processes: Processes) -> Tensor:
         """[B, T] what each step's outcome is worth; here the finished sample's reward."""
-        return scores.value[:, None].expand(rollout.mask.shape)
+        return sampled.scores.value[:, None].expand(sampled.rollout.mask.shape)
 
     def threshold(self, rollout: Rollout) -> Tensor | float:
         """[T] or one for all steps: the gap, as of `preferred`, that a pair must exceed."""
@@ -104,32 +105,32 @@ class StepPairs(base.Algorithm):
         pairs = [first + best[:, steps], first + worst[:, steps], steps.expand(len(reward), -1)]
         return torch.stack(pairs, 2), torch.zeros_like(reward).index_copy(2, steps, preference.to(reward.dtype))
 
-    def record(self, sampled: Sampled, actor: DiffusionActor) -> Tensor:
-        """[B, T] what each step's outcome is worth, of this process: groups are compared within."""
-        return self.step_reward(actor, sampled.rollout, sampled.batch, sampled.scores).to(actor.device)
+    def record(self, sampled: SampledPictures, processes: Processes) -> Record:
+        """The record of all processes, whose rewards say what each step's outcome is worth."""
+        return record_of_steps(sampled, self.step_reward(sampled, processes), processes)
 
-    def experience(self, sampled: Sampled, record: Tensor, actor: DiffusionActor) -> Experience:
-        rollout, batch, scores, reward = sampled.rollout, sampled.batch, sampled.scores, record
+    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> Experience:
+        rollout, batch, scores = sampled.rollout, sampled.batch, sampled.scores
+        # groups are compared within, and a group is on one process
+        reward = processes.own(record.reward, len(batch))
         groups = len(set(batch.group))
         items, preference = self.compared(reward.unflatten(0, (groups, -1)), rollout)
-        metrics = actor.score_metrics(scores, actor.gather(torch.tensor(batch.group, device=actor.device)))
+        metrics = score_metrics(scores, record.group, processes)
         experience = Experience(
-            batch,
-            metrics,
-            items.flatten(0, 1),
-            rollout,
-            scores,
-            reward,
-            self.steps(rollout),
-            len(batch) // groups,
-            preference.flatten(0, 1),
-            self.ties_teach,
+            batch=batch,
+            metrics=metrics,
+            items=items.flatten(0, 1),
+            rollout=rollout,
+            scores=scores,
+            reward=reward,
+            steps=self.steps(rollout),
+            members=len(batch) // groups,
+            preference=preference.flatten(0, 1),
+            all_teach=self.ties_teach,
         )
         counted = experience.counted(experience.items)
         if counted is not None:
-            metrics["preference/pairs"] = actor.gather(counted).float().mean().item()
-        metrics |= actor.metrics
-        actor.metrics = {}
+            metrics["preference/pairs"] = processes.gather(counted).float().mean().item()
         return experience
 
     def verify(self, policy: DiffusersPolicy, experience: Experience) -> None:
@@ -166,8 +167,13 @@ class StepPairs(base.Algorithm):
         """[N] log-probabilities of stored steps."""
         return policy.score(experience.rollout, samples, steps).log_prob
 
-    def show(self, actor: DiffusionActor, batch: Batch) -> base.Seen:
-        seen: Experience = self.at_once(actor, batch)
-        images = actor.sampler.decode(seen.rollout, shown=True)
-        earned = seen.preference.where(seen.rollout.mask, torch.nan)
-        return base.Seen(seen.rollout, seen.batch, images, seen.scores, seen.scores.value, earned)
+    def show(self, sampler: DiffusionSampler, scorer: Scorer, batch: Batch) -> base.Seen:
+        seen = self.at_once(sampler, scorer, batch)
+        return base.Seen(
+            rollout=seen.rollout,
+            batch=seen.batch,
+            images=sampler.decode(seen.rollout, shown=True),
+            scores=seen.scores,
+            reward=seen.scores.value,
+            advantage=seen.preference.where(seen.rollout.mask, torch.nan),
+        )

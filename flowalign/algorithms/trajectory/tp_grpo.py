@@ -11,13 +11,11 @@ Departure: R_0 completes the trajectory's own start noise; the released code dra
 from torch import Tensor
 
 from flowalign.algorithms.trajectory import base as trajectory
-from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
+from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm, WithStateValues
 from flowalign.core.credit import TurningPointVariant, turning_point_rewards
-from flowalign.data.batches import Batch
-from flowalign.policies.diffusion import Rollout
-from flowalign.rollouts.dense import Estimator
-from flowalign.rollouts.diffusion import DiffusionActor
-from rewards import Scores
+from flowalign.rollouts.dense import Estimator, StateValues
+from flowalign.rollouts.pictures import SampledPictures
+from flowalign.rollouts.processes import Processes
 
 
 class TPGRPOSettings(trajectory.PolicySettings):
@@ -25,7 +23,7 @@ class TPGRPOSettings(trajectory.PolicySettings):
     estimator: Estimator = Estimator()
 
 
-class TPGRPO(TrajectoryAlgorithm):
+class TPGRPO(WithStateValues, TrajectoryAlgorithm):
     """TP-GRPO: dense rewards in which turning points get their aggregated effect (arXiv 2602.06422)."""
 
     name = "tp_grpo"
@@ -34,8 +32,12 @@ class TPGRPO(TrajectoryAlgorithm):
     fields = frozenset()
     dense = True
 
-    def step_reward(self, actor: DiffusionActor, rollout: Rollout, batch: Batch, scores: Scores) -> Tensor:
-        values = actor.values(rollout, batch, scores.value, self.settings.estimator)
+    def __init__(self, settings: TPGRPOSettings) -> None:
+        super().__init__(settings)
+        self.values = StateValues(settings.estimator)
+
+    def step_reward(self, sampled: SampledPictures, processes: Processes) -> Tensor:
         # of all processes, whose turning points 'released' balances together
-        values, mask = actor.gather(values.to(actor.device)), actor.gather(rollout.trajectory.mask)
-        return actor.own(turning_point_rewards(values, self.settings.variant, mask), len(batch))
+        values = processes.gather(self.values(sampled, processes).to(processes.device))
+        mask = processes.gather(sampled.rollout.trajectory.mask)
+        return processes.own(turning_point_rewards(values, self.settings.variant, mask), len(sampled.batch))

@@ -1,7 +1,7 @@
 """Iterations whose samples workers are at before their turn comes, each with the weights of the time it was begun."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -9,7 +9,8 @@ from torch import Tensor
 from flowalign.data.batches import Batch
 from flowalign.rollouts.draw import Draw
 from flowalign.rollouts.groups import Groups
-from flowalign.training.workers.fleet import Fleet, Held, Task
+from flowalign.training.distributed.sharding import whole
+from flowalign.training.workers.fleet import Fleet, PublishedWeights, Task
 from flowalign.training.workers.worker import Weights
 
 
@@ -17,17 +18,17 @@ class Sampling(NamedTuple):
     """The fleet with weights to sample with: the `Workers` of a draw."""
 
     fleet: Fleet
-    held: Held
+    published: PublishedWeights
 
     def begin(self, parts: Sequence[Batch]) -> list[Task]:
-        return self.fleet.begin(parts, self.held)
+        return self.fleet.begin(parts, self.published)
 
 
 class Begun(NamedTuple):
     """An iteration that workers are at."""
 
     draw: Draw
-    held: Held
+    published: PublishedWeights
     picks: list[int]
     """numbers of the prompts of all processes"""
 
@@ -46,27 +47,35 @@ class Ahead:
         self.fleet, self.groups, self.staleness, self.iterations = fleet, groups, staleness, iterations
         self.begun: deque[Begun] = deque()
 
-    def next(self, weights: Weights) -> Draw:
-        """The groups of the iteration that these weights are of; later ones begin with them."""
-        held = self.fleet.put(weights)
-        first = weights.iteration
+    def next(self, first: int, parameters: Mapping[str, Tensor], told: dict[str, Any]) -> Draw:
+        """The groups of an iteration; later ones begin with the weights before it.
+
+        Args:
+            first: number of the iteration.
+            parameters: the trained weights by name.
+            told: what else samples depend on, JSON, as of `Weights`.
+        """
+        tensors = whole(dict(parameters), keep=True)
+        # as they are now, whatever the updates make of them
+        weights = Weights(first, {name: tensor.clone() for name, tensor in tensors.items()}, told)
+        published = self.fleet.put(weights)
         last = max(first, min(first + self.staleness, self.iterations - 1))
         for iteration in range(first + len(self.begun), last + 1):
-            self._begin(iteration, held, self.groups.picks(iteration))
+            self._begin(iteration, published, self.groups.picks(iteration))
         return self.begun.popleft().draw
 
-    def _begin(self, iteration: int, held: Held, picks: list[int]) -> None:
-        draw = self.groups.draw(iteration, Sampling(self.fleet, held), picks)
+    def _begin(self, iteration: int, published: PublishedWeights, picks: list[int]) -> None:
+        draw = self.groups.draw(iteration, Sampling(self.fleet, published), picks)
         draw.begin()
-        self.begun.append(Begun(draw, held, picks))
+        self.begun.append(Begun(draw, published, picks))
 
     # For the checkpoint: what was begun is begun again, with the weights of its time
 
     def state(self) -> tuple[dict[str, dict[str, Tensor]], list[dict[str, Any]]]:
         """Tensors by file, and JSON."""
         tensors, rest = {}, []
-        for draw, held, picks in self.begun:
-            weights = held.weights
+        for draw, published, picks in self.begun:
+            weights = published.weights
             tensors[f"sampling_{weights.iteration}"] = weights.tensors
             rest.append(
                 {
@@ -80,9 +89,9 @@ class Ahead:
 
     def load_state(self, tensors: dict[str, dict[str, Tensor]], rest: list[dict[str, Any]]) -> None:
         """The inverse of `state`."""
-        held: dict[int, Held] = {}
+        published: dict[int, PublishedWeights] = {}
         for begun in rest:
             number = begun["weights"]
-            if number not in held:
-                held[number] = self.fleet.put(Weights(number, tensors[f"sampling_{number}"], begun["rest"]))
-            self._begin(begun["iteration"], held[number], begun["picks"])
+            if number not in published:
+                published[number] = self.fleet.put(Weights(number, tensors[f"sampling_{number}"], begun["rest"]))
+            self._begin(begun["iteration"], published[number], begun["picks"])

@@ -18,8 +18,7 @@ from flowalign.config.workers import RolloutWorkers
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import Policy
-from flowalign.rollouts.draw import Made
-from flowalign.training.workers.worker import Weights, Worker, received
+from flowalign.training.workers.worker import Weights, Worker, WorkerResult, received
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ class LostRay(FlowalignError):
 
 
 @dataclass(eq=False)
-class Held:
+class PublishedWeights:
     """Weights in Ray's store."""
 
     weights: Weights
@@ -53,19 +52,19 @@ class Task:
     """A part of a batch that a worker samples."""
 
     part: Batch
-    held: Held
+    published: PublishedWeights
     ref: Any = None
     deaths: int = 0
     """of workers that were at it"""
 
 
 @dataclass(eq=False)
-class Place:
+class WorkerSlot:
     """A worker, and what it still has to do, in order."""
 
-    actor: Any
+    worker: Any
     tasks: list[Task] = field(default_factory=list)
-    held: Held | None = None
+    published: PublishedWeights | None = None
     """the weights that it has when it comes to the next task"""
 
 
@@ -104,13 +103,13 @@ class Fleet:
         self._check_resources(workers.count * processes, gpus)
         node = self.ray.get_runtime_context().get_node_id()
         [own] = [entry for entry in self.ray.nodes() if entry["NodeID"] == node]
-        self._doors = {
+        self._ray_addresses = {
             "Ray's head": self.ray.get_runtime_context().gcs_address,
             "Ray's process on this machine": f"{own['NodeManagerAddress']}:{own['NodeManagerPort']}",
         }
         start = self.ray.remote(Worker).options(num_cpus=1, num_gpus=gpus, scheduling_strategy="SPREAD")
         self._start = lambda: start.remote(config.model_dump(mode="json"), os.getcwd(), torch.get_num_threads())
-        self.places = [Place(self._start()) for _ in range(workers.count)]
+        self.slots = [WorkerSlot(self._start()) for _ in range(workers.count)]
 
     def _connect(self, device: torch.device) -> None:
         address = os.environ.get("RAY_ADDRESS")
@@ -145,27 +144,27 @@ class Fleet:
                 return f"{count * each:g} {name}s, and Ray has {there.get(name, 0.0):g}"
         return ""
 
-    def put(self, weights: Weights) -> Held:
+    def put(self, weights: Weights) -> PublishedWeights:
         """Weights that parts may be begun with."""
-        self._check_doors()
-        return Held(weights, self.ray.put(weights))
+        self._check_ray_addresses()
+        return PublishedWeights(weights, self.ray.put(weights))
 
-    def begin(self, parts: Sequence[Batch], held: Held) -> list[Task]:
+    def begin(self, parts: Sequence[Batch], published: PublishedWeights) -> list[Task]:
         """Begin with parts of a batch, each by the worker that has the fewest to do."""
-        tasks = [Task(part, held) for part in parts]
+        tasks = [Task(part, published) for part in parts]
         for task in tasks:
-            self._give(min(self.places, key=lambda place: len(place.tasks)), task)
+            self._give(min(self.slots, key=lambda slot: len(slot.tasks)), task)
         return tasks
 
-    def _give(self, place: Place, task: Task) -> None:
+    def _give(self, slot: WorkerSlot, task: Task) -> None:
         # a worker does what it is asked in the order of the asking
-        if place.held is not task.held:
-            place.actor.load.remote(task.held.ref)
-            place.held = task.held
-        task.ref = place.actor.sample.remote(task.part, task.held.weights.iteration)
-        place.tasks.append(task)
+        if slot.published is not task.published:
+            slot.worker.load.remote(task.published.ref)
+            slot.published = task.published
+        task.ref = slot.worker.sample.remote(task.part, task.published.weights.iteration)
+        slot.tasks.append(task)
 
-    def result(self, task: Task) -> Made:
+    def result(self, task: Task) -> WorkerResult:
         """What was made of a part; where its worker dies, by another one.
 
         Raises:
@@ -174,15 +173,15 @@ class Fleet:
         from ray.exceptions import RayActorError, RayTaskError
 
         assert self.policy is not None
-        [place] = [place for place in self.places if task in place.tasks]
+        [slot] = [slot for slot in self.slots if task in slot.tasks]
         while True:
             self._wait(task.ref)
             try:
                 sent = self.ray.get(task.ref)
                 break
             except RayActorError as error:
-                self._check_doors()
-                self._replace(place, " ".join(str(error).split())[:300])
+                self._check_ray_addresses()
+                self._replace(slot, " ".join(str(error).split())[:300])
             except RayTaskError as error:
                 if isinstance(error.cause, FlowalignError):
                     raise error.cause from None
@@ -192,28 +191,28 @@ class Fleet:
                         "model.offload_vae: true, smaller pictures, a larger rollout.workers.gpus"
                     ) from error
                 raise
-        place.tasks.remove(task)
+        slot.tasks.remove(task)
         self.seconds += sent.seconds
-        self.lags.append(task.part.iteration - task.held.weights.iteration)
-        made = received(sent.made, self.policy)
-        self.policy.forwards += made.forwards
-        return made
+        self.lags.append(task.part.iteration - task.published.weights.iteration)
+        result = received(sent.result, self.policy)
+        self.policy.forwards += result.forwards
+        return result
 
     def _wait(self, ref: Any) -> None:
         begin = time.monotonic()
         while not self.ray.wait([ref], timeout=1.0)[0]:
-            self._check_doors()
+            self._check_ray_addresses()
             if time.monotonic() - begin > self.config.training.timeout:
                 raise FlowalignError(
                     f"a rollout worker did not answer in training.timeout={self.config.training.timeout:g} seconds; "
                     "--resume goes on from the run's last checkpoint"
                 )
 
-    def _replace(self, place: Place, reason: str) -> None:
+    def _replace(self, slot: WorkerSlot, reason: str) -> None:
         """Another worker in the place of one that died; it redoes what was not collected."""
         logger.warning("a rollout worker died, and another one does its groups again: %s", reason)
         self.deaths += 1
-        first = place.tasks[0]
+        first = slot.tasks[0]
         first.deaths += 1
         if first.deaths == MOST_DEATHS:
             numbers = sorted(set(first.part.group))
@@ -222,15 +221,15 @@ class Fleet:
                 f"{first.part.iteration}, the last one: {reason}"
             )
         # one that Ray only lost sight of
-        self.ray.kill(place.actor)
-        tasks, place.tasks = place.tasks, []
-        place.actor, place.held = self._start(), None
+        self.ray.kill(slot.worker)
+        tasks, slot.tasks = slot.tasks, []
+        slot.worker, slot.published = self._start(), None
         for task in tasks:
-            self._give(place, task)
+            self._give(slot, task)
 
-    def _check_doors(self) -> None:
+    def _check_ray_addresses(self) -> None:
         """Raise where Ray itself no longer answers; a worker that dies is another matter."""
-        for name, address in self._doors.items():
+        for name, address in self._ray_addresses.items():
             begin = time.monotonic()
             while not _answers(address):
                 if time.monotonic() - begin > PATIENCE:
@@ -253,9 +252,9 @@ class Fleet:
 
     def close(self) -> None:
         """End the workers, and a Ray that was started for them."""
-        for place in self.places:
-            self.ray.kill(place.actor)
-        self.places = []
+        for slot in self.slots:
+            self.ray.kill(slot.worker)
+        self.slots = []
         if self._own:
             self.ray.shutdown()
 

@@ -17,7 +17,6 @@ from flowalign.config import BaseConfig, kind_of
 from flowalign.data.batches import Batch
 from flowalign.policies.base import Policy
 from flowalign.policies.diffusion import Rollout
-from flowalign.rollouts.draw import Made
 from flowalign.rollouts.sampler import Sampler
 from flowalign.settings import parse
 from flowalign.training.building import build_accelerator, build_policy, build_sampler, make_trainable
@@ -43,13 +42,25 @@ class Weights:
     """JSON: 'progress' and 'updates' that the algorithm is told, and the 'plan' where it adapts"""
 
 
+class WorkerResult(NamedTuple):
+    """What a worker made of a part."""
+
+    rollout: Any
+    batch: Batch
+    """Samples of the rollout."""
+    samples: list[Any]
+    """Finished samples, as rewards need them."""
+    forwards: int
+    """Evaluations of the network that it took."""
+
+
 class Sent(NamedTuple):
     """What a worker sends back."""
 
-    made: bytes
-    """`Made` by torch.save: tensors that share memory go once, and land on the device of who loads them"""
+    result: bytes
+    """`WorkerResult` by torch.save: tensors that share memory go once, and land on the device of who loads them."""
     seconds: float
-    """that it took"""
+    """Seconds that it took."""
 
 
 class Worker:
@@ -85,7 +96,7 @@ class Worker:
 
     @property
     def _reference(self) -> bool:
-        return getattr(self.config.rollout, "weights", None) == "reference"
+        return self.config.rollout.weights == "reference"
 
     def load(self, weights: Weights) -> None:
         """Sample with these from now on."""
@@ -93,8 +104,7 @@ class Worker:
         restore(self.parameters, weights.tensors)
         algorithm.progress(weights.rest["progress"])
         algorithm.updates = weights.rest["updates"]
-        if "plan" in weights.rest:
-            sampler.plan.load_state_dict(weights.rest["plan"])  # type: ignore[attr-defined]
+        sampler.load_state(weights.rest)
         self.iteration = weights.iteration
 
     def sample(self, batch: Batch, iteration: int) -> Sent:
@@ -108,25 +118,25 @@ class Worker:
         assert self.iteration == iteration, "weights are loaded before samples of theirs are asked for"
         sampler.policy.forwards = 0
 
-        def sampled() -> Made:
-            return algorithm.made(sampler, batch)
+        def sampled() -> tuple[Any, Batch, list[Any]]:
+            rollout, own = algorithm.rollout(sampler, batch)
+            return rollout, own, algorithm.decode(sampler, rollout)
 
         with sampler.policy.reference() if self._reference else nullcontext():
-            made = while_it_fits(self.config, "rollout", "batch_size", sampled, lambda: True)
-        rollout = made.rollout
+            rollout, own, samples = while_it_fits(self.config, "rollout", "batch_size", sampled, lambda: True)
         if isinstance(rollout, Rollout):
             # the learner's stands in for it there
             rollout = replace(rollout, policy=None)
         buffer = io.BytesIO()
-        torch.save(tuple(made._replace(rollout=rollout, forwards=sampler.policy.forwards)), buffer)
+        torch.save((rollout, own, samples, sampler.policy.forwards), buffer)
         return Sent(buffer.getvalue(), time.perf_counter() - begin)
 
 
-def received(sent: bytes, policy: Policy) -> Made:
+def received(sent: bytes, policy: Policy) -> WorkerResult:
     """What a worker sent, for the learner's policy."""
     # accelerate's 'cpu:0' of several processes is no place that a file can be read to
     device = policy.device if policy.device.type != "cpu" else "cpu"
-    made = Made(*torch.load(io.BytesIO(sent), map_location=device, weights_only=False))
-    if isinstance(made.rollout, Rollout):
-        made.rollout.policy = policy
-    return made
+    result = WorkerResult(*torch.load(io.BytesIO(sent), map_location=device, weights_only=False))
+    if isinstance(result.rollout, Rollout):
+        result.rollout.policy = policy
+    return result

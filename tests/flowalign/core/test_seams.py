@@ -9,6 +9,7 @@ from torch import Tensor
 from flowalign.algorithms.base import Algorithm
 from flowalign.algorithms.direct.base import DirectAlgorithm
 from flowalign.algorithms.matching.base import Matching
+from flowalign.algorithms.matching.online import OnlineMatching
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.core.seams import check_method, check_shape, checked_loss
 from flowalign.errors import ConfigError, FlowalignError
@@ -27,8 +28,8 @@ class ColumnCredit(TrajectoryAlgorithm):
 
 
 class ColumnReward(TrajectoryAlgorithm):
-    def step_reward(self, actor, rollout, batch, scores):  # type: ignore[no-untyped-def]
-        return scores.value[:, None]
+    def step_reward(self, sampled, processes):  # type: ignore[no-untyped-def]
+        return sampled.scores.value[:, None]
 
 
 class Misnamed(TrajectoryAlgorithm):
@@ -55,12 +56,13 @@ class NoWindows(DirectAlgorithm):
     pass
 
 
-class NoLoss(Matching):
-    def experience(self, sampled, record, actor):  # type: ignore[no-untyped-def]
-        return None
+class NoCredit(OnlineMatching):
+    pass
 
-    def verify(self, policy, experience):  # type: ignore[no-untyped-def]
-        return None
+
+class NoLoss(OnlineMatching):
+    def credit(self, record):  # type: ignore[no-untyped-def]
+        return record.reward
 
 
 def mean_loss(actions) -> tuple[Tensor, dict[str, Tensor]]:  # type: ignore[no-untyped-def]
@@ -97,14 +99,19 @@ def test_a_wrong_shape_ends_the_first_iteration(setting: str, message: str, tmp_
     "kind, message",
     [
         (Misnamed, "nothing calls Misnamed.advantage; did you mean 'credit'"),
-        (NoItems, "NoItems has no 'items'"),
-        (NoWindows, "NoWindows has no 'finished'"),
-        (NoLoss, "NoLoss has no 'loss'"),
+        (NoItems, "NoItems has no 'experience'"),
+        (NoWindows, "NoWindows has no 'windows'"),
+        (NoCredit, "NoCredit has no 'credit'"),
     ],
 )
 def test_a_name_that_no_run_calls_and_one_that_is_missing_are_refused(kind: type, message: str):
     with pytest.raises(ConfigError, match=message):
         check_method(kind)
+
+
+def test_a_matching_method_without_a_loss_ends_its_first_iteration(tmp_path: Path):
+    with pytest.raises(FlowalignError, match=r"NoLoss has no 'loss', which every run calls \(docs/extending\.md\)"):
+        small_run("tiny_sd3/nft", tmp_path, f"algorithm={{name: {__name__}.NoLoss}}").train()
 
 
 def test_a_helper_that_its_class_calls_and_methods_of_ours_are_left_alone():

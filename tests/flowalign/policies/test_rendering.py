@@ -108,7 +108,7 @@ def small(folder: Path) -> Trainer:
 
 def test_training_changes_the_rewriter_and_not_the_generator(tmp_path: Path) -> None:
     trainer = small(tmp_path)
-    generator = trainer.actor.reward.generator
+    generator = trainer.scorer.reward.generator
     before, rewriter = generator_checksums(generator), checksum(trainer.policy.network)
     assert len(before) == 4
     trainer.train()
@@ -139,7 +139,7 @@ def test_training_changes_the_rewriter_and_not_the_generator(tmp_path: Path) -> 
 def test_members_of_a_group_differ_by_their_texts_alone(tmp_path: Path) -> None:
     trainer = small(tmp_path)
     batch = draw_batch(trainer.prompts, 3, 2, 4, 0, share_start_noise=True)
-    seeds = [record["seed"] for record in trainer.actor.metadata(batch, range(8))]
+    seeds = [record["seed"] for record in trainer.scorer.metadata(batch, range(8))]
     assert seeds[:4] == [seeds[0]] * 4 and seeds[4:] == [seeds[4]] * 4 and seeds[0] != seeds[4]
 
 

@@ -1,4 +1,4 @@
-"""The actor of pictures refuses what its pipeline cannot do."""
+"""The sampler of pictures refuses what its pipeline cannot do."""
 
 import re
 
@@ -50,12 +50,12 @@ def test_each_group_has_steps_of_its_own_where_the_plan_draws_for_groups(kernel:
     }
     trainer = Trainer(config, progress=False)
     batch = trainer.groups.draw(0).batch
-    rollout = trainer.actor.sampler.rollout(batch)
+    rollout = trainer.sampler.rollout(batch)
     first = rollout.mask.int().argmax(dim=1)
     assert (rollout.mask.sum(dim=1) == 2).all() and len(set(first.tolist())) > 1
     assert first[::2].tolist() == first[1::2].tolist()
     for group in (0, 3):
-        alone = trainer.actor.sampler.rollout(batch[[2 * group, 2 * group + 1]])
+        alone = trainer.sampler.rollout(batch[[2 * group, 2 * group + 1]])
         rows = slice(2 * group, 2 * group + 2)
         torch.testing.assert_close(alone.trajectory.final, rollout.trajectory.final[rows], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(alone.trajectory.log_prob, rollout.trajectory.log_prob[rows], rtol=1e-4, atol=1e-4)

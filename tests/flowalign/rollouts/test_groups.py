@@ -269,7 +269,7 @@ def test_a_resumed_run_replays_the_pictures_of_the_uninterrupted_one(tmp_path: P
 
 def test_what_is_each_samples_own_is_not_replayed(tmp_path: Path) -> None:
     run = pictures(tmp_path, "flow_grpo", PICTURES_REPLAY)
-    rollout = run.actor.sampler.rollout(run.groups.draw(0).batch)
+    rollout = run.sampler.rollout(run.groups.draw(0).batch)
     conditions = rollout.conditions
     for call in (call for calls in conditions.calls for call in calls):
         call["encoder_hidden_states"] = call["encoder_hidden_states"] + torch.arange(16.0)[:, None, None]

@@ -24,22 +24,23 @@ from tests.flowalign.small_run import small_run
 
 
 class Parts(Draw):
-    """Eight parts of one sample each, without an actor."""
+    """Eight parts of one sample each, without a run."""
 
     parts, workers = 8, None
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
         self._begun, self._parts = [], []
         rows = list(range(8))
         self.batch = Batch(["a red circle"] * 8, [{}] * 8, rows, rows, rows, 0, rows)
 
     def walk(self, sample: Callable[[int], Any], score: Callable[[Any], Scores]) -> list[float]:
-        with Scoring(True, lambda part, seconds: self.seconds.update({part: seconds})) as scoring:
+        with Scoring(threaded=True) as scoring:
             for batch, _ in self:
                 rollout = sample(batch.group[0])
                 self.put(rollout, batch, scoring.submit(score, rollout))
-            return [float(scored.result().value) for _, _, scored in self._parts]
+            values = [float(scored.result().value) for _, _, scored in self._parts]
+        self.seconds = scoring.seconds
+        return values
 
 
 def test_scoring_is_hidden_behind_sampling():
@@ -55,9 +56,9 @@ def test_scoring_is_hidden_behind_sampling():
     assert draw.walk(sample, score) == list(range(8))
     hidden = 1 - (time.perf_counter() - begin - 1.6) / 1.6
     assert hidden >= 0.8  # 7/8 in theory
-    assert draw.seconds["reward_hidden"] == pytest.approx(1.4, abs=0.1)
-    assert draw.seconds["reward"] == pytest.approx(0.2, abs=0.1)
-    assert draw.seconds["rollout"] == pytest.approx(1.6, abs=0.1)
+    assert draw.seconds["seconds/reward_hidden"] == pytest.approx(1.4, abs=0.1)
+    assert draw.seconds["seconds/reward"] == pytest.approx(0.2, abs=0.1)
+    assert draw.seconds["seconds/rollout"] == pytest.approx(1.6, abs=0.1)
 
 
 def test_errors_of_either_side_come_through():
@@ -96,7 +97,7 @@ def collected(folder: Path, name: str, overlap: int, *overrides: str) -> tuple[E
     torch.manual_seed(0)
     rollout = run.config.rollout
     batch = draw_batch(run.prompts, 0, 4, run.config.training.group_size, 0, rollout.share_start_noise)
-    return run.collect(Draw(run.actor, batch)), run
+    return run.collect(Draw(run.sampler, run.scorer, batch)), run
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def collected(folder: Path, name: str, overlap: int, *overrides: str) -> tuple[E
 def test_every_algorithm_collects_the_same_in_parts(name: str, tmp_path: Path):
     whole, alone = collected(tmp_path, name, 1)
     parts, split = collected(tmp_path, name, 2)
-    assert parts.batch == whole.batch and split.actor.reward_calls == alone.actor.reward_calls
+    assert parts.batch == whole.batch and split.scorer.calls == alone.scorer.calls
     # network batches are put together differently where trunks are shared
     mine, theirs = parts.rollout.trajectory, whole.rollout.trajectory
     torch.testing.assert_close(mine.latents, theirs.latents, atol=1e-4, rtol=0)
@@ -149,7 +150,7 @@ def test_two_groups_of_one_prompt_stay_apart(tmp_path: Path):
     run = small_run("tiny_sd3/dense_grpo", tmp_path, *one, reward=Seen())
     batch = draw_batch(run.prompts, 0, 2, 4, 0, run.config.rollout.share_start_noise)
     assert len(set(batch.prompts)) == 1
-    run.collect(Draw(run.actor, batch))
+    run.collect(Draw(run.sampler, run.scorer, batch))
     final, completed = seen
     assert final == [[0, 1, 2, 3], [4, 5, 6, 7]]
     # states of different steps are different groups; states that a group shares are scored once

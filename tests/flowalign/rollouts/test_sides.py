@@ -1,4 +1,4 @@
-"""Rewards of latents and of sounds in training: what an actor hands over, and that nothing is decoded for nobody."""
+"""Rewards of latents and of sounds in training: what a sampler hands over, and that nothing is decoded for nobody."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_latents_are_scored_in_training_and_nothing_is_decoded(dina, recipe, tmp
     assert trained(trainer) and not counts
     assert MetricsFile(tmp_path / "run" / "metrics.jsonl").read()[0]["reward/mean"] != 0
     rollout = trainer.policy.sample(["a red circle", "two blue squares"], steps=5)
-    samples = trainer.actor.sampler.decode(rollout)
+    samples = trainer.sampler.decode(rollout)
     assert torch.equal(samples[1].latents.values, rollout.trajectory.final[1])
     values = score(dina, samples, rollout.prompts, [{}] * 2).value
     whole = Latents(rollout.trajectory.final, samples[0].latents.vae)
@@ -67,7 +67,7 @@ def test_a_reward_of_pictures_beside_it_gets_the_same_samples_decoded_and_people
     [line] = MetricsFile(tmp_path / "run" / "metrics.jsonl").read()
     assert 0 <= line["reward/shapes"] <= 1
     assert line["reward/mean"] == pytest.approx(0.1 * line["reward/dina"] + line["reward/shapes"], abs=1e-5)
-    samples = trainer.actor.sampler.decode(trainer.policy.sample(["a red circle"], steps=5))
+    samples = trainer.sampler.decode(trainer.policy.sample(["a red circle"], steps=5))
     assert samples[0].picture.size == (32, 32) and samples[0].latents.values.shape == (4, 8, 8)
     evaluations = MetricsFile(tmp_path / "run" / "evaluations.jsonl").read()
     assert all("all/dina" in line and "all/statistics/brightness" in line for line in evaluations)
@@ -83,7 +83,7 @@ def test_a_sound_is_what_the_pipeline_would_return(clap, tmp_path):
     own += [f"rollout.{side}={length}" for side, length in tiny.call.items()]
     trainer = small_run("tiny_sd3/flow_grpo", tmp_path, *QUICK, *own, reward=clap, policy=policy)
     rollout = trainer.policy.sample(["a dog", "a bell"], [3, 4], steps=2, **tiny.call)
-    sounds = [sample.sound for sample in trainer.actor.sampler.decode(rollout)]
+    sounds = [sample.sound for sample in trainer.sampler.decode(rollout)]
     # the same call of the pipeline alone
     pipe = build("ltx2")
     arguments = policy.family.arguments(1.0)

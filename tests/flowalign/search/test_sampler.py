@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flowalign.config import load, recipe
-from flowalign.config.diffusion import RolloutSearch
+from flowalign.config.sections import RolloutSearch
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import Rollout
@@ -23,23 +23,23 @@ SEARCH = "rollout.search={name: best_of_n, budget: samples=3}"
 def test_nft_learns_from_the_best_of_n(tmp_path: Path) -> None:
     sampling = ["rollout.steps=2", "rollout.sigmas=null", "training.group_size=2"]
     trainer = small_run("tiny_sd3/nft", tmp_path, SEARCH, *sampling)
-    actor: Any = trainer.actor
+    sampler: Any = trainer.sampler
     kept: list[tuple[Rollout, Batch]] = []
-    found = actor.sampler.found
+    found = sampler.found
 
     def watched(batch: Batch) -> Rollout:
         rollout = found(batch)
         # each is the best of three plain samples of its own noises, of the weights that sampled
         for row in (0, 5):
             first = derive_seed(batch.seeds[row], batch.noise_seeds[row])
-            plain = actor.policy.sample([batch.prompts[row]] * 3, range(first, first + 3), steps=2)
-            scores = score(actor.reward, plain.images, plain.prompts, [batch.metadata[row]] * 3).value
+            plain = sampler.policy.sample([batch.prompts[row]] * 3, range(first, first + 3), steps=2)
+            scores = score(trainer.scorer.reward, plain.images, plain.prompts, [batch.metadata[row]] * 3).value
             expected = plain.trajectory.final[int(scores.argmax())]
             torch.testing.assert_close(rollout.trajectory.final[row], expected, atol=1e-5, rtol=0)
         kept.append((rollout, batch))
         return rollout
 
-    actor.sampler.found = watched
+    sampler.found = watched
     trainer.train()
     [(_, batch)] = kept
     [line] = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
@@ -67,4 +67,4 @@ def test_searches_that_cannot_be_learned_from_are_refused(name: str, overrides: 
 
 def test_methods_that_follow_gradients_do_not_sample_for_a_training() -> None:
     with pytest.raises(ConfigError, match="rollout.search: das follows gradients"):
-        SearchSampler(RolloutSearch(name="das"), actor=None)  # type: ignore[arg-type]
+        SearchSampler(RolloutSearch(name="das"), sampler=None, scorer=None)  # type: ignore[arg-type]

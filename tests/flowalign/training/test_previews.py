@@ -29,7 +29,7 @@ def trainer(name: str, folder: Path, *overrides: str) -> Trainer:
 def previewed(run: Trainer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Films and groups as the gallery reads them."""
     run.folder.mkdir(parents=True)
-    preview(run.actor, run.algorithm, run.prompts, run.folder, 0)
+    preview(run.sampler, run.scorer, run.algorithm, run.prompts, run.folder, 0)
     read = read_run(run.folder, "run")
     (moment,) = read.previews
     assert read.notes == ["no pictures yet"]
@@ -39,10 +39,11 @@ def previewed(run: Trainer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
 @pytest.mark.parametrize("name", TRAJECTORY)
 def test_every_algorithm_shows_films_and_groups(name: str, tmp_path: Path) -> None:
     run = trainer(name, tmp_path)
-    before = run.actor.state()
+    before = run.spent.counts(), run.algorithm.state()
     films, groups = previewed(run)
     # looking is not training: nothing is counted or learned
-    assert run.actor.state() == before and run.actor.metrics == {} and run.actor._head is None
+    assert (run.spent.counts(), run.algorithm.state()) == before and run.sampler.metrics == {}
+    assert run.algorithm.values.head is None
     assert len(films) == len(groups) == 2
     for film, group in zip(films, groups, strict=True):
         assert film["prompt"] == group["prompt"]
@@ -80,7 +81,7 @@ def test_the_advantages_of_steps_are_those_the_update_would_use(tmp_path: Path) 
     run = trainer("dense_grpo", tmp_path)
     films, _ = previewed(run)
     batch = draw_batch(run.prompts.spread(2), 0, 2, 4, 0, run.config.rollout.share_start_noise)
-    experience = run.collect(Draw(run.actor, batch))
+    experience = run.collect(Draw(run.sampler, run.scorer, batch))
     for film, row in zip(films, (0, 4), strict=True):
         earned = experience.advantage[row].where(experience.rollout.trajectory.mask[row], torch.nan).tolist()
         shown = [math.nan if a is None else a for a in film["advantages"]]
@@ -91,7 +92,7 @@ def test_an_estimator_that_learns_does_not_learn_from_previews(tmp_path: Path) -
     estimator = "algorithm={name: dense_grpo, loss: {clip_range: 0.01}, estimator: {kind: learned, warmup: 5}}"
     run = trainer("dense_grpo", tmp_path, estimator)
     films, _ = previewed(run)
-    assert run.actor._head is None and films[0]["rewards"]
+    assert run.algorithm.values.head is None and films[0]["rewards"]
 
 
 @pytest.mark.parametrize(("previews", "gathered"), [(0, 0), (1, 1)])

@@ -91,7 +91,7 @@ def started() -> Iterator[Any]:
 def process(ray: Any, trainer: Trainer, number: int = 0) -> int:
     """Id of a worker's process."""
     assert trainer.fleet is not None
-    ask = trainer.fleet.places[number].actor.__ray_call__.remote(lambda worker: os.getpid())
+    ask = trainer.fleet.slots[number].worker.__ray_call__.remote(lambda worker: os.getpid())
     return int(ray.get(ask))
 
 

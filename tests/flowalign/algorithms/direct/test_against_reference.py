@@ -28,7 +28,7 @@ def test_the_judge_compares_with_the_starts_picture_of_the_same_prompt(run) -> N
     kept = [parameter.clone() for parameter in parameters]
     for parameter in parameters:
         parameter.data += 0.3 * torch.randn_like(parameter)
-    experience = RewardDanceReFL(settings).at_once(run.actor, batch)
+    experience = RewardDanceReFL(settings).at_once(run.sampler, run.scorer, batch)
     loss, metrics = RewardDanceReFL(settings).losses(run.policy, experience, experience.items)
     gradients = torch.autograd.grad(loss.sum(), parameters)
     for parameter, value in zip(parameters, kept, strict=True):
@@ -37,17 +37,17 @@ def test_the_judge_compares_with_the_starts_picture_of_the_same_prompt(run) -> N
     assert ((metrics["reward/mean"] > 0) & (metrics["reward/mean"] < 1)).all()
     # the start's own picture, whatever the policy became, and of no member's noise
     references = [record["reference"] for record in experience.metadata]
-    plain = run.actor.sampler.rollout(batch)
-    assert all(one not in run.actor.sampler.decode(plain) for one in references)
+    plain = run.sampler.rollout(batch)
+    assert all(one not in run.sampler.decode(plain) for one in references)
     x0 = experience.rollout.trajectory.latents
     window = experience.first
     rows = torch.arange(4)
     at = experience.rollout.trajectory.sigmas[window].view(4, 1, 1, 1)
     predicted = x0[rows, window] - at * experience.rollout.trajectory.velocity[rows, window]
     shown = run.policy.decode_latents(predicted)
-    asked = run.actor.reward(shown, batch.prompts, [{"reference": picture} for picture in references]).value
+    asked = run.scorer.reward(shown, batch.prompts, [{"reference": picture} for picture in references]).value
     torch.testing.assert_close(-loss, asked, atol=0.02, rtol=0)
-    again = RewardDanceReFL(settings).compared(run.actor.sampler, batch)
+    again = RewardDanceReFL(settings).compared(run.sampler, batch)
     assert [record["reference"] for record in again.metadata] == references
 
 

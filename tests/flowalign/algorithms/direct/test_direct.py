@@ -39,7 +39,7 @@ class Red:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Trainer:
-    """Of DRaFT; other algorithms borrow its policy and actor."""
+    """Of DRaFT; other algorithms borrow its policy and sampler."""
     return small_run("tiny_sd3/draft", tmp_path_factory.mktemp("draft"), "training.previews=0", reward=Red())
 
 
@@ -48,7 +48,7 @@ def experienced(run: Trainer, name: str, **settings: Any) -> tuple[Any, Any]:
     kind = registry.resolve("algorithms", name)
     algorithm = kind(kind.Settings(**settings))
     batch = draw_batch(run.prompts, 0, 2, 2, 0, False)
-    return algorithm, algorithm.at_once(run.actor, batch)
+    return algorithm, algorithm.at_once(run.sampler, run.scorer, batch)
 
 
 def gradient(run: Trainer, loss: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ def test_srpos_reward_is_relative(run) -> None:
     algorithm, experience = experienced(run, "srpo", steps=(1, 4), wanted=["longer"], unwanted=[""])
     experience.reward, experience.first = Long(), torch.tensor([2, 3, 2, 3])
     pixels = torch.rand(8, 3, 32, 32)
-    value = algorithm.scores(experience, torch.arange(4).repeat(2), pixels).value
+    value = algorithm.scored(experience, torch.arange(4).repeat(2), pixels).value
     short = torch.tensor([float(len(text)) for text in experience.rollout.prompts])
     red, long = pixels[:, 0].mean((1, 2)), short + len("longer. ")
     # the noisier the level, the larger k in denoising and the smaller in inversion, which starts a step below

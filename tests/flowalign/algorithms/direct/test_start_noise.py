@@ -30,7 +30,7 @@ def hyper(tmp_path_factory) -> Trainer:
 
 def collected(run: Trainer):
     batch = draw_batch(run.prompts, 0, 2, 2, 0, False)
-    return run.collect(Draw(run.actor, batch))
+    return run.collect(Draw(run.sampler, run.scorer, batch))
 
 
 def plain(run: Trainer, seeds) -> Tensor:

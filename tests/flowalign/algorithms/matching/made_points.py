@@ -35,7 +35,16 @@ def points(
     rows = torch.arange(len(x0))
     noised = Noised(x0, noise, sigma, rows, rows // size, torch.ones(len(x0)))
     reward = advantage if reward is None else reward
-    return Points(noised, velocity, advantage, reward, rows // size, old, reference, size=size)
+    return Points(
+        noised=noised,
+        velocity=velocity,
+        advantage=advantage,
+        reward=reward,
+        group=rows // size,
+        old=old,
+        reference=reference,
+        size=size,
+    )
 
 
 def gradient(algorithm: Matching, at: Points) -> tuple[Tensor, Tensor]:

@@ -84,7 +84,7 @@ def literal_logits(run: Trainer, votes: Path, batch, beta: float) -> torch.Tenso
             pixels = torch.from_numpy(np.array(Image.open(record[key]))).permute(2, 0, 1)[None] / 127.5 - 1
             x0 = pipe.vae.encode(pixels).latent_dist.mean
             x0 = (x0 - pipe.vae.config.shift_factor) * pipe.vae.config.scaling_factor
-            experience = run.collect(Draw(run.actor, batch))
+            experience = run.collect(Draw(run.sampler, run.scorer, batch))
             noised = experience.noised(experience.items)
             noise, sigma = noised.noise[i], noised.sigma[i]
             x = (1 - sigma) * x0 + sigma * noise
@@ -110,7 +110,7 @@ def test_the_loss_is_the_literal_one(votes: Path) -> None:
         for parameter in run.learner.parameters.values():
             parameter.add_(0.05 * torch.randn_like(parameter))
         batch = draw_batch(run.prompts, 0, 3, 2, 0, False)
-        experience = run.collect(Draw(run.actor, batch))
+        experience = run.collect(Draw(run.sampler, run.scorer, batch))
         loss, values = run.algorithm.losses(run.policy, experience, experience.items)
         logits = literal_logits(run, votes, batch, beta=1000)
     assert logits.abs().min() > 0.1
@@ -120,7 +120,7 @@ def test_the_loss_is_the_literal_one(votes: Path) -> None:
 
 def test_noise_and_level_are_the_pairs_and_levels_are_spread_over_its_members(votes: Path) -> None:
     run = trainer(votes)
-    experience = run.collect(Draw(run.actor, draw_batch(run.prompts, 0, 3, 2, 0, True)))
+    experience = run.collect(Draw(run.sampler, run.scorer, draw_batch(run.prompts, 0, 3, 2, 0, True)))
     rejected = experience.items + torch.tensor([len(experience.batch), 0])
     noised = experience.noised(torch.cat([experience.items, rejected]))
     chosen, rejected = noised.sigma.chunk(2)
@@ -133,14 +133,14 @@ def test_noise_and_level_are_the_pairs_and_levels_are_spread_over_its_members(vo
 
 def test_training_starts_at_log_two_and_turns_to_the_chosen_ones(votes: Path) -> None:
     run = trainer(votes, "training.iterations=8", "training.updates_per_iteration=1", f"algorithm.heldout={votes}")
-    assert run.algorithm.measure(run.actor) == {"preference/accuracy": 0.5}
+    assert run.algorithm.measure(run.sampler) == {"preference/accuracy": 0.5}
     forwards = run.policy.forwards
     run.train()
     first, *_, last = run.metrics.read()
     assert first["policy/loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert first["preference/logit"] == 0 and first["preference/accuracy"] == 0.5
     assert last["policy/loss"] < 0.5 and last["preference/accuracy"] > 0.5
-    assert run.algorithm.measure(run.actor)["preference/accuracy"] == 1
+    assert run.algorithm.measure(run.sampler)["preference/accuracy"] == 1
     # 2 pairs x 2 levels x 2 pictures, policy and reference, and the rollout checked before; measuring does not count
     assert run.policy.forwards - forwards == 8 * 2 * 2 * 2 * 2 + 8
 

@@ -41,7 +41,14 @@ def points(target: Tensor, velocity: Tensor, reference: Tensor | None = None, si
     rows, ones = torch.arange(count), torch.ones(count)
     # so that the velocity to learn is the target
     noised = Noised(target * 0, target, ones / 2, rows, rows * 0, ones)
-    return Points(noised, velocity, ones * 0, ones * 0 if sign is None else sign, rows, reference=reference)
+    return Points(
+        noised=noised,
+        velocity=velocity,
+        advantage=ones * 0,
+        reward=ones * 0 if sign is None else sign,
+        group=rows,
+        reference=reference,
+    )
 
 
 def loss_and_gradient(
@@ -224,12 +231,12 @@ class SpreadOfFeatures(Spread):
 @pytest.mark.parametrize("reward", [Spread(), SpreadOfFeatures()])
 def test_dragon_swaps_what_makes_a_set_better(reward: Any) -> None:
     method = made(DRAGON, beta=2.0)
-    actor = SimpleNamespace(reward=reward, reward_calls=0, metadata=lambda batch, rows: [{} for _ in rows])
+    scorer = SimpleNamespace(reward=reward, calls=0, metadata=lambda batch, rows: [{} for _ in rows])
     batch = Batch(["a"] * 8, [{}] * 8, [0] * 4 + [1] * 4, [0] * 8, [0] * 8, 0, [0] * 8)
     # of each group the first two are in D+ at first, the third is the first one's partner
     greys = [100, 101, 130, 101, 102, 103, 102, 60]
     samples = [Image.new("RGB", (1, 1), (grey, grey, grey)) for grey in greys]
-    scores = method.scores(actor, samples, batch)
+    scores = method.score(scorer, samples, batch)
     chosen = method.chosen(scores.value, batch)
     assert chosen.tolist() == [[2, 1, 0, 3], [4, 7, 6, 5]]
     assert scores.parts["set"][0] == pytest.approx(float(torch.tensor([130.0, 101, 102, 60]).std()))

@@ -59,7 +59,7 @@ def trainer(method: str, data: Path, to: Path, *overrides: str, **more: Any) -> 
 
 def collected(run: Trainer, iteration: int = 1) -> Experience:
     batch = draw_batch(run.prompts, iteration, 2, 2, 0, False)
-    experience = run.collect(Draw(run.actor, batch))
+    experience = run.collect(Draw(run.sampler, run.scorer, batch))
     assert isinstance(experience, Experience)
     return experience
 

@@ -62,7 +62,17 @@ def test_losses_and_gradients_are_those_of_the_authors_lines() -> None:
     algorithm, head = DMD2(DMD2Settings(gan=Gan())), NUMBERS["head"].clone().requires_grad_()
     algorithm.discriminator = lambda features: (features * head).sum((1, 2, 3))
     x0 = NUMBERS["x0"].clone().requires_grad_()
-    experience = Experience(None, {}, None, None, None, [], None, None, None)
+    experience = Experience(
+        batch=None,
+        metrics={},
+        items=None,
+        clean=None,
+        levels=None,
+        noise_seeds=[],
+        advantage=None,
+        reward=None,
+        group=None,
+    )
     loss, _ = algorithm.distilled(Recorded(), experience, noised(NUMBERS["x0"]), x0)
     (gradient,) = torch.autograd.grad(loss.mean(), x0)
     # the authors' are halved
@@ -143,7 +153,7 @@ def test_it_learns_to_tell_real_from_made_and_a_resumed_run_goes_on(tmp_path: Pa
     # on samples that it has not seen
     algorithm, policy = whole.algorithm, whole.policy
     batch = whole.groups.draw(99).batch
-    experience = algorithm.at_once(whole.actor, batch)
+    experience = algorithm.at_once(whole.sampler, whole.scorer, batch)
     with policy.snapshot("fake"), torch.no_grad():
         state = experience.states(experience.items)
         made = algorithm.logit(policy, experience, algorithm.diffused(experience, experience.items, state, state.x0))
@@ -160,7 +170,7 @@ def test_real_pictures_come_from_files(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
     files = [f"data.prompts={tmp_path}/data.jsonl", "data.where={}", "algorithm.gan={}", "rewards=[{name: jpeg_size}]"]
     run = small_run("tiny_sd3/dmd2", tmp_path, *FEW, *files)
-    experience = run.collect(Draw(run.actor, run.groups.draw(0).batch))
+    experience = run.collect(Draw(run.sampler, run.scorer, run.groups.draw(0).batch))
     pictures = [Image.open(record["target"]) for record in experience.batch.metadata]
     torch.testing.assert_close(experience.real, run.policy.encode(pictures))
     at = experience.noised_real(experience.items)

@@ -24,8 +24,8 @@ def trainer(name: str, folder: Path, *overrides: str) -> Trainer:
 def collected(run: Trainer, reward: Any = None) -> Any:
     """The experience of 4 prompts x 4 samples of the start weights, and the draw it is of."""
     if reward is not None:
-        run.actor.reward = reward
-    return run.collect(Draw(run.actor, draw_batch(run.prompts, 0, 4, 4, 0, False)))
+        run.scorer.reward = reward
+    return run.collect(Draw(run.sampler, run.scorer, draw_batch(run.prompts, 0, 4, 4, 0, False)))
 
 
 @pytest.mark.parametrize(("name", "compared"), [("nft", 2), ("awm", 2), ("dgpo", 2), ("crd", 2), ("rwr", 1)])

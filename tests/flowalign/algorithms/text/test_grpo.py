@@ -24,7 +24,10 @@ from flowalign.data.batches import Batch, draw_batch
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.rollouts.draw import Draw
-from flowalign.rollouts.language import LanguageActor
+from flowalign.rollouts.language import LanguageSampler, baseline
+from flowalign.rollouts.processes import Processes
+from flowalign.rollouts.sampler import Sampled
+from flowalign.rollouts.scoring import Scorer
 from flowalign.training import Trainer
 from rewards import as_reward
 from tests.flowalign.small_run import small_run
@@ -122,7 +125,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(lora: str, world: Path, tmp_path
 def test_micro_batches_add_up_to_the_aggregated_loss(aggregation: Any, world: Path, tmp_path: Path) -> None:
     run = trainer(world, tmp_path, f"algorithm.aggregation={aggregation}")
     batch = draw_batch(run.prompts, 0, 4, 8, 0, False)
-    experience = run.collect(Draw(run.actor, batch))
+    experience = run.collect(Draw(run.sampler, run.scorer, batch))
     parts = [run.algorithm.losses(run.policy, experience, items)[0] for items in experience.items.split(5)]
     rollout = experience.rollout
     log_prob, _ = run.policy.log_probs(rollout, torch.arange(32))
@@ -136,7 +139,7 @@ def test_micro_batches_add_up_to_the_aggregated_loss(aggregation: Any, world: Pa
 
 def test_texts_that_were_cut_can_be_left_out(world: Path, tmp_path: Path) -> None:
     run = trainer(world, tmp_path, "algorithm.mask_truncated=true", "rollout.max_new_tokens=2")
-    experience = run.collect(Draw(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False)))
+    experience = run.collect(Draw(run.sampler, run.scorer, draw_batch(run.prompts, 0, 4, 8, 0, False)))
     ended = experience.rollout.ended
     assert not ended.all()
     assert not experience.weight[~ended].any()
@@ -146,7 +149,8 @@ def test_texts_that_were_cut_can_be_left_out(world: Path, tmp_path: Path) -> Non
 def test_the_baseline_is_the_greedy_texts_reward(world: Path, tmp_path: Path) -> None:
     run = trainer(world, tmp_path, name="remax")
     batch = draw_batch(run.prompts, 0, 4, 8, 0, False)
-    made = run.actor.baseline(batch)
+    rollout = run.sampler.rollout(batch)
+    made = baseline(Sampled(rollout=rollout, batch=batch, sampler=run.sampler, scorer=run.scorer))
     for row in range(0, 32, 8):
         greedy = run.policy.sample([batch.prompts[row]], [9], max_new_tokens=5, temperature=0)
         expected = first_is_even(run.policy.decode(greedy), [])[0]
@@ -212,15 +216,15 @@ def test_one_step_has_trls_loss_and_gradient() -> None:
         training={"iterations": 1, "prompts_per_iteration": 2, "group_size": 4},
     )
     reward = as_reward(lambda texts, prompts: [step.reward(text) for text in texts])
-    actor = LanguageActor(config, policy, reward, Accelerator(cpu=True))
-    actor.sampler.rollout = lambda batch: rollout  # type: ignore[method-assign]
+    sampler, scorer = LanguageSampler(config, policy), Scorer(reward, Processes(Accelerator(cpu=True)))
+    sampler.rollout = lambda batch: rollout  # type: ignore[method-assign]
     batch = Batch(prompts, [{}] * 8, group, [0] * 8, list(range(8)), 0, group)
     algorithm = GRPO(
         LanguageSettings(
             loss={"name": "ppo", "clip_range": 0.2, "clip_range_high": 0.28}, kl_weight=step.BETA, kl_correction=True
         )
     )
-    experience: Experience = algorithm.at_once(actor, batch)
+    experience: Experience = algorithm.at_once(sampler, scorer, batch)
     losses, metrics = algorithm.losses(policy, experience, experience.items)
     assert metrics["policy/kl"].mean() > 0.1
     loss = losses.sum() / 8
@@ -235,14 +239,14 @@ def test_one_step_has_trls_loss_and_gradient() -> None:
 def test_in_low_precision_ratios_start_at_one(old: str, clipped: bool, world: Path, tmp_path: Path) -> None:
     """Those of a whole text, which GSPO clips at 3e-4: a model of real size is further off by rounding alone."""
     run = trainer(world, tmp_path, "model.dtype=bfloat16", f"training.old_log_prob={old}", name="gspo")
-    sampled = run.actor.sampler.rollout
+    sampled = run.sampler.rollout
 
     def rounded(batch: Batch) -> Any:
         rollout = sampled(batch)
         rollout.log_prob = (rollout.log_prob + 0.01 * torch.randn_like(rollout.log_prob)).where(rollout.mask, 0)
         return rollout
 
-    run.actor.sampler.rollout = rounded
+    run.sampler.rollout = rounded
     run.train()
     (metrics,) = run.metrics.read()
     assert (metrics["policy/clip_fraction"] > 0.1) == clipped
@@ -253,15 +257,15 @@ def test_in_low_precision_ratios_start_at_one(old: str, clipped: bool, world: Pa
 def test_divergences_count_whole_whatever_weighs_the_policys_loss(world: Path, tmp_path: Path) -> None:
     settings = "algorithm.entropy_share=0.3", "algorithm.kl_weight=0.5", "algorithm.off_policy={level: token}"
     run = trainer(world, tmp_path, *settings)
-    sampled = run.actor.sampler.rollout
+    sampled = run.sampler.rollout
 
     def by_another_engine(batch: Batch) -> Any:
         rollout = sampled(batch)
         rollout.log_prob = rollout.log_prob + 0.2
         return rollout
 
-    run.actor.sampler.rollout = by_another_engine
-    experience = run.collect(Draw(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False)))
+    run.sampler.rollout = by_another_engine
+    experience = run.collect(Draw(run.sampler, run.scorer, draw_batch(run.prompts, 0, 4, 8, 0, False)))
     with torch.no_grad():
         for parameter in run.policy.trainable().values():
             parameter.add_(0.05 * torch.randn_like(parameter))

@@ -34,7 +34,7 @@ def trainer(folder: Path, name: str, *overrides: str, **more: Any) -> Trainer:
 def collected(run: Trainer, done: float = 0.0, iteration: int = 0) -> Any:
     batch = draw_batch(run.prompts, iteration, 4, 8, 0, False)
     run.algorithm.progress(done)
-    return run.collect(Draw(run.actor, batch))
+    return run.collect(Draw(run.sampler, run.scorer, batch))
 
 
 def loss_of(run: Trainer, experience: Any, size: int = 7) -> Tensor:
@@ -142,7 +142,7 @@ def test_chord_is_a_mean_of_grpo_and_imitation(weighting: str, tmp_path: Path) -
     experience = collected(run, iteration=10)
     changed(run)
     batch = experience.batch
-    sampled = run.actor.sampler.rollout(batch)[torch.arange(32)]
+    sampled = run.sampler.rollout(batch)[torch.arange(32)]
     sampled.completion_ids, sampled.mask = experience.rollout.completion_ids[:32], experience.rollout.mask[:32]
     sampled.log_prob = experience.rollout.log_prob[:32]
     prompts, answers = batch.prompts[::8], [record["answer"] for record in batch.metadata[::8]]
@@ -205,7 +205,7 @@ def test_visurf_puts_the_demonstration_among_the_group(tmp_path: Path) -> None:
     texts = run.policy.decode(experience.rollout)
     answers = [record["answer"] for record in experience.batch.metadata]
     assert texts[7::8] == answers[7::8]
-    plain = run.actor.sampler.rollout(experience.batch)
+    plain = run.sampler.rollout(experience.batch)
     assert [t for i, t in enumerate(texts) if i % 8 != 7] == [
         t for i, t in enumerate(run.policy.decode(plain)) if i % 8 != 7
     ]
@@ -237,7 +237,7 @@ def test_prefix_rft_continues_demonstrations_and_learns_their_uncertain_tokens(t
     expected = grpo_loss(run, experience.rollout, value, weight)
     assert loss_of(run, experience).item() == pytest.approx(expected, abs=1e-5)
     late = collected(run, done=1.0)
-    assert not any(run.algorithm.prefixes(run.actor, late.batch))
+    assert not any(run.algorithm.prefixes(run.sampler, late.batch))
 
 
 @pytest.mark.parametrize("guided", [False, True])
@@ -313,7 +313,7 @@ def test_a_bound_on_the_sum_is_not_undone_by_centring_each_step(reward: str) -> 
 def test_off_policy_weights_are_forward_over_sampling(level: str, rule: str, tmp_path: Path) -> None:
     settings = f"algorithm.off_policy={{level: {level}, rule: {rule}, largest: 1.05}}"
     run = trainer(tmp_path, "off_policy", settings)
-    sample = run.actor.sampler.rollout
+    sample = run.sampler.rollout
 
     def distorted(batch: Any) -> Any:
         """What an engine of other numerics would report."""
@@ -322,10 +322,10 @@ def test_off_policy_weights_are_forward_over_sampling(level: str, rule: str, tmp
         rollout.log_prob = (rollout.log_prob + 0.1 * torch.randn_like(rollout.log_prob)).where(rollout.mask, 0)
         return rollout
 
-    run.actor.sampler.rollout = distorted
+    run.sampler.rollout = distorted
     batch = draw_batch(run.prompts, 0, 4, 8, 0, False)
     reported = distorted(batch).log_prob
-    experience = run.collect(Draw(run.actor, batch))
+    experience = run.collect(Draw(run.sampler, run.scorer, batch))
     true, mask = experience.rollout.log_prob, experience.rollout.mask
     weight = torch.zeros_like(true)
     for row in range(32):

@@ -40,7 +40,7 @@ def trainer(folder: Path, name: str, *overrides: str, **more: Any) -> Trainer:
 
 
 def collected(run: Trainer) -> Any:
-    return run.collect(Draw(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False)))
+    return run.collect(Draw(run.sampler, run.scorer, draw_batch(run.prompts, 0, 4, 8, 0, False)))
 
 
 def turns_of(experience: Any) -> list[list[tuple[float, str]]]:

@@ -15,8 +15,9 @@ from flowalign.core.credit import dense_rewards, turning_point_rewards
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.registry import names, resolve
-from flowalign.rollouts.dense import Estimator
+from flowalign.rollouts.dense import Estimator, StateValues
 from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.sampler import Sampled
 from flowalign.training import Trainer
 from rewards import Scores, Spec, WeightedSum, as_reward
 from samplers.completion import completions
@@ -50,15 +51,16 @@ def test_first_update_has_ratio_one_and_moves_the_weights(name: str, tmp_path: P
 def test_dense_rewards_telescope_to_the_whole_change(tmp_path: Path):
     run = trainer("dense_grpo", tmp_path)
     batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=False)
-    rollout = run.actor.sampler.rollout(batch)
-    final = run.actor.score(run.actor.sampler.decode(rollout), batch).value
-    values = run.actor.values(rollout, batch, final, Estimator())
+    rollout = run.sampler.rollout(batch)
+    scores = run.scorer.score(run.sampler.decode(rollout), batch)
+    sampled = Sampled(rollout=rollout, batch=batch, scores=scores, sampler=run.sampler, scorer=run.scorer)
+    values = StateValues(Estimator())(sampled, run.processes)
     dense = dense_rewards(values)
     torch.testing.assert_close(dense.sum(1), values[:, -1] - values[:, 0], atol=1e-5, rtol=0)
     assert (dense[~rollout.trajectory.mask.cpu()] == 0).all()
     # the start noise is completed to the plain ODE sample
     made = completions(run.policy.at(rollout), rollout.trajectory)
-    plain = run.actor.sampler.trunk(batch).trajectory.final
+    plain = run.sampler.trunk(batch).trajectory.final
     torch.testing.assert_close(made.latents[made.index[:, 0]], plain, atol=1e-4, rtol=0)
 
 
@@ -76,7 +78,7 @@ def test_estimators_report_their_agreement_with_the_exact_values(kind: str, tmp_
 def test_single_step_credit_goes_to_the_step_that_branched(tmp_path: Path):
     run = trainer("g2rpo", tmp_path, "rollout.plan={name: single, start: 1, stop: 3}")
     batch = draw_batch(run.prompts, 0, 4, 4, 0, share_start_noise=True)
-    experience = run.collect(Draw(run.actor, batch))
+    experience = run.collect(Draw(run.sampler, run.scorer, batch))
     mask = experience.rollout.trajectory.mask
     assert (mask.sum(1) == 1).all() and (experience.advantage[~mask] == 0).all()
     # four prompts, branches at two steps, four members: each group shares all but its own noise
@@ -88,7 +90,7 @@ def test_single_step_credit_goes_to_the_step_that_branched(tmp_path: Path):
 def test_noise_at_the_last_step_can_go_without_learning(tmp_path: Path):
     run = trainer("flow_grpo", tmp_path, "rollout.plan={name: all, last: noise}")
     batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=True)
-    experience = run.collect(Draw(run.actor, batch))
+    experience = run.collect(Draw(run.sampler, run.scorer, batch))
     steps = run.config.rollout.steps
     rollout = experience.rollout
     assert rollout.trajectory.mask.all() and rollout.mask.sum(1).tolist() == [steps - 1] * 8
@@ -101,9 +103,9 @@ def test_a_trees_edges_are_credited_and_pruned_as_the_authors_do(tmp_path: Path)
     """Their code normalises the nodes of a depth by torch's std + 1e-8, and leaves out depths and leaves after that."""
     run = trainer("branch_grpo", tmp_path)
     batch = draw_batch(run.prompts, 5, 1, 8, 0, share_start_noise=True)
-    whole = run.collect(Draw(run.actor, batch))
+    whole = run.collect(Draw(run.sampler, run.scorer, batch))
     run.algorithm.settings.pruning = Pruning(depths=[4, 5], every=2, stop=2, width="extremes", keep=0.25)
-    part = run.collect(Draw(run.actor, batch))
+    part = run.collect(Draw(run.sampler, run.scorer, batch))
     rewards, nodes = whole.scores.value.tolist(), whole.rollout.trajectory.numbered().tolist()
     order = sorted(range(8), key=lambda leaf: -rewards[leaf])
     for step in range(len(nodes[0]) - 1):
@@ -161,8 +163,10 @@ def test_released_turning_points_do_not_depend_on_the_number_of_processes():
     assert not torch.equal(shares, expected)
     for rows in (12, 4):
         processes = [Process(values, index, rows) for index in range(12 // rows)]
-        scores = SimpleNamespace(value=None)
-        made = [algorithm.step_reward(each, each, [None] * rows, scores) for each in processes]
+        made = []
+        for each in processes:
+            algorithm.values = each.values  # type: ignore[assignment]
+            made.append(algorithm.step_reward(SimpleNamespace(rollout=each, batch=[None] * rows), each))  # type: ignore[arg-type]
         assert torch.equal(torch.cat(made), expected)
 
 
@@ -205,7 +209,7 @@ def test_mix_grpo_flash_walks_fewer_steps_after_the_window(tmp_path: Path):
         batch.prompts,
         batch.seeds,
         noise_seeds=batch.noise_seeds,
-        kernel=run.actor.sampler.kernel,
+        kernel=run.sampler.kernel,
         eta=rollout.trajectory.eta[0],
         **run.config.rollout.arguments([0, 1, 2, 3, 7]) | {"order": 2},
     )
@@ -221,14 +225,14 @@ def test_mix_grpo_flash_walks_fewer_steps_after_the_window(tmp_path: Path):
 def test_shared_prefixes_change_nothing_but_the_cost(tmp_path: Path):
     run = trainer("demo", tmp_path)
     batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=True)
-    shared = run.actor.sampler.rollout(batch).trajectory
+    shared = run.sampler.rollout(batch).trajectory
     forwards = run.policy.forwards
     apart = run.policy.sample(
         batch.prompts,
         batch.seeds,
         noise_seeds=batch.noise_seeds,
-        kernel=run.actor.sampler.kernel,
-        eta=run.actor.sampler.etas(batch),
+        kernel=run.sampler.kernel,
+        eta=run.sampler.etas(batch),
         **run.config.rollout.arguments(),
     ).trajectory
     torch.testing.assert_close(shared.latents, apart.latents, atol=1e-4, rtol=0)
@@ -258,7 +262,7 @@ class Doubtful:
 
 def test_unreadable_verdicts_of_pref_grpo_are_ties_and_reported(tmp_path: Path):
     run = trainer("pref_grpo", tmp_path, f"algorithm.judge={{name: '{__name__}:Doubtful'}}", "algorithm.schedule=all")
-    experience = run.collect(Draw(run.actor, draw_batch(run.prompts, 0, 1, 4, 0, share_start_noise=True)))
+    experience = run.collect(Draw(run.sampler, run.scorer, draw_batch(run.prompts, 0, 1, 4, 0, share_start_noise=True)))
     # the first of a pair wins, and the first pair is a tie: samples 0 and 1 met in it, and two others each
     assert experience.scores.parts["win_rate"].tolist() == pytest.approx([2.5 / 3, 2.5 / 3, 1 / 3, 0])
     assert experience.scores.parts["judge/unparsed"].tolist() == pytest.approx([1 / 3, 1 / 3, 0, 0])
@@ -275,7 +279,7 @@ def test_the_win_rate_can_be_one_reward_of_several(tmp_path: Path):
         "algorithm.advantage={name: gdpo, eps: 1.0e-8, unbiased: true}",
     ]
     run = trainer("pref_grpo", tmp_path, *chosen, reward=other)
-    draw = Draw(run.actor, draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=True))
+    draw = Draw(run.sampler, run.scorer, draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=True))
     experience = run.collect(draw)
 
     def standardised(values: torch.Tensor) -> torch.Tensor:

@@ -55,12 +55,12 @@ def test_a_whole_update_has_the_published_loops_gradient(shared: ModuleType, tmp
     prompts = [prompt for prompt in shared.PROMPTS for _ in range(shared.MEMBERS)]
     group = [row // shared.MEMBERS for row in range(count)]
     batch = Batch(prompts, [{}] * count, group, list(range(count)), list(range(count)), 0, group)
-    rollout = run.actor.sampler.rollout(batch)
+    rollout = run.sampler.rollout(batch)
     # the trajectories of their pipeline
     rollout.trajectory.latents[:, : len(shared.SIGMAS)] = stored["states"]
     rollout.trajectory.log_prob[:, :-1] = stored["log_prob"]
-    run.actor.sampler.rollout = lambda batch: rollout
-    experience = run.collect(Draw(run.actor, batch))
+    run.sampler.rollout = lambda batch: rollout
+    experience = run.collect(Draw(run.sampler, run.scorer, batch))
     torch.testing.assert_close(experience.advantage[:, :-1], stored["advantage"], atol=1e-5, rtol=1e-5)
     with torch.no_grad():
         for name, parameter in run.learner.parameters.items():
@@ -86,7 +86,7 @@ def test_groups_of_a_prompt_that_is_drawn_twice_can_be_pooled(tmp_path: Path) ->
     )
     # groups 0 and 2 are of prompt 7, and group 1 was sampled in an earlier iteration
     batch = Batch(["a"] * 6, [{}] * 6, [0, 0, 1, 1, 2, 2], list(range(6)), list(range(6)), 0, [7, 7, -1, -1, 7, 7])
-    experience = run.collect(Draw(run.actor, batch))
+    experience = run.collect(Draw(run.sampler, run.scorer, batch))
     pooled = rewards[[0, 1, 4, 5]]
     expected = torch.zeros(6)
     expected[[0, 1, 4, 5]] = (pooled - pooled.mean()) / (pooled.std(correction=0) + 1e-4)

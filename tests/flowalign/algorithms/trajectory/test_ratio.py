@@ -17,14 +17,14 @@ def test_the_guarded_loss_is_the_one_that_its_authors_write_out(tmp_path: Path) 
     run = small_run("tiny_sd3/flow_grpo", tmp_path, *own, "training.prompts_per_iteration=2", "algorithm.kl_weight=0.1")
     algorithm, policy = run.algorithm, run.policy
     batch = run.groups.draw(0).batch
-    experience = run.collect(Draw(run.actor, batch))
+    experience = run.collect(Draw(run.sampler, run.scorer, batch))
     trajectory, taught = experience.rollout.trajectory, experience.advantage.ne(0)
     steps = int(trajectory.mask[0].sum())
     groups_with_spread = taught.any(1)
     assert groups_with_spread.any() and set(taught[groups_with_spread].sum(1).tolist()) == {steps // 2}
     # the mean over all steps is the one over those that are learned from
     algorithm.settings = algorithm.settings.model_copy(update={"step_fraction": 1.0})
-    whole = run.collect(Draw(run.actor, batch)).advantage
+    whole = run.collect(Draw(run.sampler, run.scorer, batch)).advantage
     torch.testing.assert_close(experience.advantage.sum(1), whole.sum(1))
     with torch.no_grad():
         for parameter in run.learner.parameters.values():
@@ -49,14 +49,14 @@ def test_steps_that_earlier_weights_drew_are_weighed_and_ratios_refer_to_the_wei
     settings = f"algorithm.off_policy={{level: {level}, rule: {rule}, largest: {largest}}}"
     run = small_run("tiny_sd3/flow_grpo", tmp_path, settings, "algorithm.kl_weight=0")
     batch = draw_batch(run.prompts, 0, 4, 4, 0, share_start_noise=False)
-    earlier = run.actor.sampler.rollout(batch)
+    earlier = run.sampler.rollout(batch)
     recorded = earlier.log_prob.clone()
     torch.manual_seed(0)
     with torch.no_grad():
         for weights in run.learner.parameters.values():
             weights += 0.02 * torch.randn_like(weights)
-    run.actor.sampler.rollout = lambda _: earlier
-    experience = run.collect(Draw(run.actor, batch))
+    run.sampler.rollout = lambda _: earlier
+    experience = run.collect(Draw(run.sampler, run.scorer, batch))
     assert torch.equal(earlier.log_prob, recorded)
     samples, steps = earlier.mask.nonzero().unbind(1)
     now = torch.zeros_like(recorded)

@@ -93,7 +93,7 @@ def test_at_the_start_the_gradient_is_half_of_beta_and_outside_the_band_exactly_
 def test_the_policys_gradient_at_the_start_is_that_of_the_two_log_probabilities(tmp_path: Path) -> None:
     run = small_run("tiny_sd3/d3po", tmp_path, *SMALL, "algorithm.beta=6")
     batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=True)
-    experience = run.collect(Draw(run.actor, batch))
+    experience = run.collect(Draw(run.sampler, run.scorer, batch))
     weights = list(run.learner.parameters.values())
     counted = experience.counted(experience.items)
     better, worse, steps = experience.items[counted][0]
@@ -118,7 +118,7 @@ def spo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     own = "training.previews=2", "algorithm.start=1"
     run = small_run("tiny_sd3/spo", tmp_path_factory.mktemp("spo"), *SMALL, *own)
     batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=False)
-    return run, run.collect(Draw(run.actor, batch))
+    return run, run.collect(Draw(run.sampler, run.scorer, batch))
 
 
 def test_spo_branches_at_every_state_and_goes_on_from_one_branch(spo: tuple[Any, Any]) -> None:
@@ -149,7 +149,7 @@ def test_spo_judges_a_branch_by_its_predicted_picture(spo: tuple[Any, Any]) -> N
     made, rows = experience.rollout.trajectory, torch.arange(8)
     predicted = made.latents[:, 3] - made.sigmas[3] * made.velocity[:, 3]
     pictures = run.policy.decode_latents(experience.rollout.whole(predicted, rows), 8)
-    reward = run.actor.score(pictures, experience.batch).value
+    reward = run.scorer.score(pictures, experience.batch).value
     close(experience.reward[:, 2], reward)
     close(experience.reward[:, 3], experience.scores.value)
     for better, worse, step in experience.items[experience.counted(experience.items)].tolist():
@@ -163,10 +163,10 @@ def test_spo_collects_the_same_in_parts_and_shows_it(spo: tuple[Any, Any], tmp_p
     _, whole = spo
     split = small_run("tiny_sd3/spo", tmp_path, *SMALL, "algorithm.start=1", "rollout.overlap=2")
     batch = draw_batch(split.prompts, 0, 2, 4, 0, share_start_noise=False)
-    parts = split.collect(Draw(split.actor, batch))
+    parts = split.collect(Draw(split.sampler, split.scorer, batch))
     torch.testing.assert_close(parts.reward, whole.reward, atol=1e-5, rtol=0)
     assert torch.equal(parts.items, whole.items) and torch.equal(parts.preference, whole.preference)
-    seen = split.algorithm.show(split.actor, batch)
+    seen = split.algorithm.show(split.sampler, split.scorer, batch)
     assert len(seen.images) == 8 and torch.equal(seen.advantage.isnan(), ~seen.rollout.mask)
 
 
@@ -220,7 +220,7 @@ def test_prdp_is_still_at_equal_rewards_and_goes_no_further_than_its_clip() -> N
 def test_prdp_learns_from_neighbours_whole_trajectories(tmp_path: Path) -> None:
     run = small_run("tiny_sd3/prdp", tmp_path, *SMALL)
     batch = draw_batch(run.prompts, 0, 2, 4, 0, share_start_noise=True)
-    experience = run.collect(Draw(run.actor, batch))
+    experience = run.collect(Draw(run.sampler, run.scorer, batch))
     assert (
         experience.items.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]] and experience.counted(experience.items) is None
     )

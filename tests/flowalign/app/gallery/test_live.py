@@ -100,7 +100,7 @@ def test_votes_reach_the_next_iteration_of_a_running_training(tmp_path: Path, se
     for line in after:
         assert line["reward/choices"] == 6 and line["reward/mean"] != line["reward/model"]
     # and what it learned is what was chosen: the votes speak for dark pictures
-    reward = trainer.actor.reward
+    reward = trainer.scorer.reward
     shades = [Image.new("RGB", (32, 32), (level, level, level)) for level in (20, 235)]
     prompt = Votes(run / "gallery/votes.sqlite").of_pictures()[0][0]
     scores = reward(shades, [prompt] * 2, [{}] * 2)

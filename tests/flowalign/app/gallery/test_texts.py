@@ -106,7 +106,7 @@ def test_a_run_saves_its_groups_token_by_token(tmp_path: Path) -> None:
     state = torch.get_rng_state()
     run.evaluate()
     assert torch.equal(torch.get_rng_state(), state)
-    assert run.policy.forwards == 0 and run.actor.reward_calls == 0
+    assert run.policy.forwards == 0 and run.scorer.calls == 0
     run.train()
     data = page_data(build([tmp_path / "run"], tmp_path / "out"))
     assert len(data["columns"]) == 2 and len(data["rows"]) == 6

@@ -114,7 +114,7 @@ def test_training_weighs_what_the_engine_thought_otherwise_of(tmp_path: Path) ->
     run = small_run("tiny_lm/off_policy", tmp_path, "training.iterations=2")
     run.config.rollout.engine = "vllm"
     run.sampler._engine = engine_of(run.policy, off=0.1)
-    experience = run.collect(Draw(run.actor, draw_batch(run.prompts, 0, 4, 8, 0, False)))
+    experience = run.collect(Draw(run.sampler, run.scorer, draw_batch(run.prompts, 0, 4, 8, 0, False)))
     # pi_old / pi_sampler = exp(-0.1) everywhere
     assert experience.metrics["policy/off_policy_weight"] == pytest.approx(0.904837, abs=1e-4)
     assert experience.metrics["text/entropy"] > 0

@@ -1,0 +1,198 @@
+"""The parts of a run, checked and put together."""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator, InitProcessGroupKwargs
+
+from flowalign import registry
+from flowalign.algorithms.base import Algorithm
+from flowalign.config import BaseConfig, Config, kind_of
+from flowalign.config.rewards import build_reward
+from flowalign.data import Prompts
+from flowalign.data.selection.base import Selection
+from flowalign.errors import ConfigError
+from flowalign.policies.base import Policy
+from flowalign.rollouts.draw import parts_of
+from flowalign.rollouts.groups import Groups
+from flowalign.rollouts.pictures import DiffusionSampler
+from flowalign.rollouts.processes import Processes
+from flowalign.rollouts.sampler import Sampler
+from flowalign.rollouts.scoring import Scorer
+from flowalign.runs.checkpoint import Checkpoints, fitting
+from flowalign.runs.lock import locked
+from flowalign.search.sampler import SearchSampler
+from flowalign.settings import parse
+from flowalign.training.building import (
+    build_accelerator,
+    build_policy,
+    build_sampler,
+    check_media,
+    check_sound,
+    check_trackers,
+    make_trainable,
+    share_tokens,
+)
+from flowalign.training.distributed.sharding import distribute
+from flowalign.training.given import recorded
+from flowalign.training.learner import Learner
+from flowalign.training.resuming import check_resumable
+from flowalign.training.workers.ahead import Ahead
+from flowalign.training.workers.fleet import Fleet
+from rewards import Reward, as_reward, spec_of
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """What a trainer works with."""
+
+    config: BaseConfig
+    folder: Path
+    """Folder of the run."""
+    accelerator: Accelerator
+    checkpoints: Checkpoints
+    checkpoint: Path | None
+    """Checkpoint that the run goes on from."""
+    algorithm: Algorithm
+    policy: Policy
+    processes: Processes
+    scorer: Scorer
+    sampler: Sampler
+    prompts: Prompts
+    selection: Selection
+    groups: Groups
+    learner: Learner
+    fleet: Fleet | None
+    """Rollout workers of this process."""
+    ahead: Ahead | None
+    """Iterations that the workers have begun."""
+
+
+def assemble(
+    config: BaseConfig | dict[str, Any],
+    policy: Policy | None,
+    reward: Reward | Callable[..., Sequence[float]] | None,
+    resume: bool,
+) -> Parts:
+    """Check a configuration and build what it names, the arguments as of `Trainer`."""
+    config = parse(kind_of(config), config) if isinstance(config, dict) else config
+    config = recorded(config, policy, reward)
+    folder = Path(config.output) / (config.name or "run")
+    check_trackers(config.trackers)
+    accelerator = build_accelerator(
+        log_with=config.trackers or None,
+        project_dir=str(folder),
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=config.training.timeout))],
+    )
+    config.check(accelerator.num_processes)
+    checkpoints = Checkpoints(folder / "checkpoints", config.training.keep_checkpoints)
+    checkpoint = _resumed(config, folder, checkpoints, accelerator, resume)
+    if config.rollout.workers is not None and policy is not None:
+        raise ConfigError(
+            "rollout.workers: they load the model themselves, and this one was handed over in Python; give its "
+            "folder or hub name as model.path"
+        )
+    # before the model, which may take minutes to load
+    torch.manual_seed(config.training.seed)
+    check_sound(config, policy)
+    reward = build_reward(config.rewards) if reward is None else as_reward(reward)
+    check_media(reward, config.model.kind)
+    torch.manual_seed(config.training.seed)
+    algorithm: Algorithm = config.build_algorithm()
+    algorithm.check_reward(reward, config)
+    _check_parts(config, reward)
+    if accelerator.is_main_process:
+        _warn_of_unused(config, algorithm)
+    # they load the model at the same time
+    workers = config.rollout.workers
+    fleet = None if workers is None else Fleet(config, workers, accelerator.device, accelerator.num_processes)
+    policy = policy or build_policy(config, accelerator.device)
+    make_trainable(policy, config.model, algorithm.uses_reference or config.rollout.weights == "reference")
+    sharding = distribute(policy, config, accelerator)
+    processes = Processes(accelerator, config.model.context_parallel if isinstance(config, Config) else None)
+    policy.bind(reward)
+    sampler, scorer = build_sampler(config, policy, spec_of(reward).needs), Scorer(reward, processes)
+    if isinstance(sampler, DiffusionSampler) and config.rollout.search is not None:
+        sampler.search = SearchSampler(config.rollout.search, sampler, scorer)
+    without_context_parallel = share_tokens(policy, processes)
+    prompts = config.data.kept(algorithm.read(config.data))
+    chosen = config.data.selection
+    selection = registry.build("selections", chosen.name, chosen.settings, "data.selection")
+    groups = Groups(prompts, selection, sampler, scorer, processes, algorithm.branches(config))
+    policy.expect(groups.coming)
+    learner = Learner(config, algorithm, policy, processes, sharding, without_context_parallel)
+    ahead = None
+    if fleet is not None and workers is not None:
+        fleet.policy = policy
+        ahead = Ahead(fleet, groups, workers.staleness, config.training.iterations)
+    return Parts(
+        config=config,
+        folder=folder,
+        accelerator=accelerator,
+        checkpoints=checkpoints,
+        checkpoint=checkpoint,
+        algorithm=algorithm,
+        policy=policy,
+        processes=processes,
+        scorer=scorer,
+        sampler=sampler,
+        prompts=prompts,
+        selection=selection,
+        groups=groups,
+        learner=learner,
+        fleet=fleet,
+        ahead=ahead,
+    )
+
+
+def _resumed(
+    config: BaseConfig, folder: Path, checkpoints: Checkpoints, accelerator: Accelerator, resume: bool
+) -> Path | None:
+    """The checkpoint that the run goes on from."""
+    if checkpoints.all() and not resume:
+        raise ConfigError(f"{folder} already holds a run; --resume goes on with it, name=... starts another")
+    with locked(folder) if folder.is_dir() and accelerator.is_main_process else nullcontext():
+        checkpoint = checkpoints.newest() if resume else None
+    if checkpoint is not None:
+        with fitting(checkpoint):
+            check_resumable(checkpoints.state(checkpoint)["config"], config)
+    elif resume and accelerator.is_main_process:
+        logger.warning("nothing to resume: %s holds no checkpoint; the run starts at its beginning", folder)
+    return checkpoint
+
+
+def _check_parts(config: BaseConfig, reward: Reward) -> None:
+    """Refuse rewards that cannot be asked part by part, or by what workers send."""
+    workers, needs = config.rollout.workers, spec_of(reward).needs
+    if parts_of(config) > 1 and spec_of(reward).kind == "set":
+        key = "overlap" if workers is None else "workers"
+        raise ConfigError(
+            f"rollout.{key}: the reward '{reward.name}' looks at all pictures of an iteration at once, so they "
+            f"cannot be scored in parts; {key}: {1 if workers is None else '{count: 1}'} works"
+        )
+    unsent = sorted(needs & {"latents", "sound"})
+    if workers is not None and unsent:
+        raise ConfigError(
+            f"rollout.workers: they send pictures, videos and texts, and the reward '{reward.name}' needs "
+            f"{' and '.join(unsent)}; without workers it works"
+        )
+
+
+def _warn_of_unused(config: BaseConfig, algorithm: Algorithm) -> None:
+    """Say which settings the method does not look at."""
+    unused = algorithm.without_effect(config)
+    if unused:
+        logger.warning(
+            "%s has no effect: %s samples along the ODE, without noise on the way; algorithm.stochastic: true "
+            "samples with it",
+            ", ".join(unused),
+            config.algorithm.name,
+        )

@@ -1,0 +1,107 @@
+"""A run's checkpoints and its result, written and read."""
+
+import logging
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from flowalign.runs.checkpoint import fitting, seal
+from flowalign.runs.files import write_folder
+from flowalign.training.assembly import Parts
+from flowalign.training.resuming import changed
+from flowalign.training.spent import Spent
+
+logger = logging.getLogger(__name__)
+
+
+class Saving:
+    """Writes checkpoints that a resumed run continues from, bit for bit on as many processes, and the result.
+
+    Args:
+        parts: of the run.
+        spent: what the run has used up.
+    """
+
+    def __init__(self, parts: Parts, spent: Spent) -> None:
+        self.parts, self.spent = parts, spent
+        self.policy, self.learner, self.folder, self.main = (
+            parts.policy,
+            parts.learner,
+            parts.folder,
+            parts.accelerator.is_main_process,
+        )
+        self.newest: int | None = None
+        """Iteration of the newest checkpoint."""
+
+    def save(self, iteration: int, good: int | None) -> None:
+        """Write a checkpoint, and a LoRA.
+
+        Args:
+            good: iteration of the last good evaluation, whose checkpoint is kept.
+        """
+        parts = self.parts
+        tensors, learned = self.learner.state()
+        adapted, own = parts.algorithm.state()
+        replayed, groups = parts.groups.state()
+        tensors |= adapted | replayed
+        state: dict[str, Any] = {"iteration": iteration, "seconds": self.spent.seconds, "groups": groups} | learned
+        state["actor"] = self.spent.counts() | parts.sampler.state() | own
+        if parts.ahead is not None:
+            sampling, state["ahead"] = parts.ahead.state()
+            tensors |= sampling
+        state["config"] = parts.config.model_dump(mode="json")
+        weights = self.learner.full_state_dict() if self.policy.lora else None
+        if self.main:
+            # what a run exported that now goes on is old; all weights are written once, at the end
+            shutil.rmtree(self.folder / "model", ignore_errors=True)
+            export = partial(self._export, weights) if self.policy.lora else None
+            parts.checkpoints.save(iteration, tensors, state, export, good)
+            if export is not None:
+                write_folder(self.folder / "lora", partial(self._sealed, weights))
+        self.newest = iteration
+        parts.accelerator.wait_for_everyone()
+
+    def load(self, checkpoint: Path) -> int:
+        """Go on from a checkpoint that is whole; its iteration."""
+        parts = self.parts
+        with fitting(checkpoint):
+            tensors, state = parts.checkpoints.load(checkpoint)
+            self.learner.load_state(tensors, state)
+            self.spent.seconds = state["seconds"]
+            self.spent.load_counts(state["actor"])
+            parts.sampler.load_state(state["actor"])
+            parts.algorithm.load_state(tensors, state["actor"], parts.processes.device)
+            parts.groups.load_state(tensors, state["groups"])
+            if parts.ahead is not None:
+                parts.ahead.load_state(tensors, state.get("ahead", []))
+        changes = changed(state["config"], parts.config)
+        if changes and self.main:
+            logger.warning("%s goes on with other settings: %s", checkpoint, "; ".join(changes))
+        self.newest = int(state["iteration"])
+        return self.newest
+
+    def load_weights(self, until: int) -> Path:
+        """Put on the policy the trained weights of the newest checkpoint until an iteration."""
+        checkpoint = self.parts.checkpoints.newest(until=until)
+        assert checkpoint is not None, "a checkpoint is saved with every evaluation that is watched"
+        self.learner.load_weights(*self.parts.checkpoints.load(checkpoint))
+        return checkpoint
+
+    def export(self) -> None:
+        """Write the result for plain diffusers or transformers: `lora/`, an adapter, or `model/`, the whole network."""
+        weights = self.learner.full_state_dict()
+        if self.main:
+            name = "lora" if self.policy.lora else "model"
+            write_folder(self.folder / name, partial(self._sealed, weights))
+        self.parts.accelerator.wait_for_everyone()
+
+    def _export(self, weights: dict[str, Tensor] | None, folder: Path) -> None:
+        with self.learner.averaged():
+            self.policy.save(folder, weights)
+
+    def _sealed(self, weights: dict[str, Tensor] | None, folder: Path) -> None:
+        self._export(weights, folder)
+        seal(folder)
