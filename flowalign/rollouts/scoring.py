@@ -46,6 +46,10 @@ class Scorer:
             yield
         self.calls = calls
 
+    def look(self, closely: bool) -> None:
+        """Keep the best and the worst samples from now on, for people; or no more."""
+        self.extremes = Extremes() if closely else None
+
     def metadata(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
         """What rewards are told of samples of these rows: the prompt's metadata, the group, the start noise's seed."""
         return [batch.metadata[i] | {"group": batch.group[i], "seed": batch.seeds[i]} for i in rows]

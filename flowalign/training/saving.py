@@ -8,6 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from flowalign.evaluation.scores import FOLDER as SCORES
+from flowalign.evaluation.watch import Verdict
+from flowalign.runs import previews, samples
 from flowalign.runs.checkpoint import fitting, seal
 from flowalign.runs.files import write_folder
 from flowalign.training.assembly import Parts
@@ -83,12 +86,25 @@ class Saving:
         self.newest = int(state["iteration"])
         return self.newest
 
-    def load_weights(self, until: int) -> Path:
-        """Put on the policy the trained weights of the newest checkpoint until an iteration."""
-        checkpoint = self.parts.checkpoints.newest(until=until)
-        assert checkpoint is not None, "a checkpoint is saved with every evaluation that is watched"
-        self.learner.load_weights(*self.parts.checkpoints.load(checkpoint))
-        return checkpoint
+    def return_to_good(self, verdict: Verdict, iteration: int) -> None:
+        """Load the weights of the last good evaluation, at the end of a run of so many iterations."""
+        good = self.parts.checkpoints.newest(until=self.parts.processes.maximum(verdict.last_good))
+        assert good is not None, "a checkpoint is saved with every evaluation that is watched"
+        self.learner.load_weights(*self.parts.checkpoints.load(good))
+        if self.main:
+            logger.warning(
+                "ended at iteration %d: %s; the run's result has the weights of %s. To train on from those, delete "
+                "the checkpoints after it and --resume; to train on from the newest, evaluation.watch.%s",
+                iteration,
+                verdict.message or "an earlier evaluation scored higher",
+                good,
+                "action=warn" if verdict.status == "hacked" else "early_stop=null",
+            )
+
+    def forget_samples(self) -> None:
+        """Remove the samples and scores that an earlier run left in the folder."""
+        for name in (samples.FOLDER, previews.FOLDER, SCORES):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def export(self) -> None:
         """Write the result for plain diffusers or transformers: `lora/`, an adapter, or `model/`, the whole network."""

@@ -2,8 +2,9 @@
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import TypeVar
 
 import torch
 
@@ -11,9 +12,10 @@ from flowalign.errors import FlowalignError
 from flowalign.runs.lock import locked
 from flowalign.training.assembly import Parts
 from flowalign.training.distributed.heartbeat import Heartbeat
-from flowalign.training.memory import out_of_memory
-from flowalign.training.signals import Signals
+from flowalign.training.memory import out_of_memory, while_it_fits
+from flowalign.training.signals import Signals, Stopped
 
+T = TypeVar("T")
 LOST = re.compile("gloo|nccl|connection|timed? ?out", re.IGNORECASE)
 """Words in the communication libraries' errors when a process is gone or late."""
 
@@ -38,11 +40,31 @@ class Supervision:
         if self.heartbeat is not None:
             self.heartbeat.place = f"iteration {iteration}, {place}"
 
-    def asked_to_leave(self) -> str | None:
-        """The signal that came to any process, on all of them."""
+    def leave_if_asked(self, iteration: int, save: Callable[[], None]) -> None:
+        """Save and leave where a signal came to any process.
+
+        Raises:
+            Stopped: one came.
+        """
         if not self.parts.processes.maximum(self.signals.received is not None):
-            return None
-        return self.signals.received or "a signal to another process"
+            return
+        save()
+        received = self.signals.received or "a signal to another process"
+        raise Stopped(
+            f"{received}: left after {iteration} of {self.parts.config.training.iterations} iterations; "
+            f"--resume goes on from {self.parts.folder}"
+        )
+
+    def while_it_fits(self, sample: Callable[[], T]) -> T:
+        """The result of sampling, again with smaller network calls where memory runs out and nobody waits for it."""
+        processes, replicated = self.parts.processes, self.parts.learner.replicated
+        begun = processes.exchanges
+
+        def by_itself() -> bool:
+            copied = replicated and processes.columns == 1
+            return processes.accelerator.num_processes == 1 or (copied and processes.exchanges == begun)
+
+        return while_it_fits(self.parts.config, "rollout", "batch_size", sample, by_itself)
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -8,13 +8,16 @@ get numbers alone.
 import io
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from PIL import Image, ImageDraw
 
+from flowalign.config import BaseConfig
 from flowalign.rollouts.extremes import Extremes
+from flowalign.runs.environment import flat, record_environment
 from flowalign.runs.samples import MILLISECONDS, Picture, Sample
 
 SIDE = 512
@@ -23,6 +26,14 @@ LEAST = 192
 """pixels of its width, so that a caption can be read"""
 LINE = 14
 """pixels of a line of a caption"""
+
+
+def begin_tracking(config: BaseConfig, accelerator: Accelerator, folder: Path, iteration: int) -> None:
+    """Write what a run's folder keeps of its surroundings, and start the trackers."""
+    if accelerator.is_main_process:
+        record_environment(folder, config.dump(), accelerator, iteration)
+    if config.trackers:
+        accelerator.init_trackers("flowalign", config=flat(config.model_dump(mode="json")))
 
 
 def show(

@@ -1,10 +1,7 @@
 """The training loop: collect experience, update, measure, save; the same for every algorithm."""
 
-import logging
-import shutil
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,29 +9,21 @@ from tqdm.auto import tqdm
 
 from flowalign.algorithms.base import Experience
 from flowalign.config import BaseConfig
-from flowalign.evaluation.scores import FOLDER as SCORES
 from flowalign.evaluation.scores import Evaluated
 from flowalign.policies.base import Policy
 from flowalign.rollouts.draw import Draw
-from flowalign.rollouts.extremes import Extremes
 from flowalign.rollouts.scoring import Scoring
-from flowalign.runs import previews, samples
-from flowalign.runs.environment import flat, record_environment
 from flowalign.runs.metrics import MetricsFile
 from flowalign.runs.result import Result
 from flowalign.training.assembly import assemble
 from flowalign.training.evaluator import Evaluator
 from flowalign.training.health import Health
-from flowalign.training.memory import while_it_fits
 from flowalign.training.saving import Saving
-from flowalign.training.signals import Stopped
 from flowalign.training.spent import Spent
 from flowalign.training.supervision import Supervision
-from flowalign.training.tracking import show_extremes
+from flowalign.training.tracking import begin_tracking, show_extremes
 from rewards import Reward, advance
 from samplers import derive_seed
-
-logger = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -100,12 +89,9 @@ class Trainer:
         return Result(self.folder)
 
     def _begin_run(self) -> None:
-        if self.main:
-            if not self.resumed:
-                self._forget()
-            record_environment(self.folder, self.config.dump(), self.accelerator, self.iteration)
-        if self.config.trackers:
-            self.accelerator.init_trackers("flowalign", config=flat(self.config.model_dump(mode="json")))
+        if self.main and not self.resumed:
+            self._forget()
+        begin_tracking(self.config, self.accelerator, self.folder, self.iteration)
         if not self.resumed:
             self.evaluate()
             if self.config.evaluation.watching:
@@ -123,7 +109,7 @@ class Trainer:
         )
         progress = self.progress()
         while progress < 1 and not self.evaluator.ends():
-            self._leave_if_asked()
+            self.supervision.leave_if_asked(self.iteration, self._save_once)
             begin = time.perf_counter()
             metrics = self.iterate()
             self.spent.seconds += time.perf_counter() - begin
@@ -149,7 +135,7 @@ class Trainer:
     def _end_run(self) -> None:
         self.learner.check_moved()
         if self.evaluator.returns(self.iteration):
-            self._return_to_good()
+            self.saving.return_to_good(self.evaluator.verdict, self.iteration)
         self.export()
         if self.config.trackers:
             self.accelerator.end_training()
@@ -157,12 +143,10 @@ class Trainer:
     def iterate(self) -> dict[str, float]:
         """One iteration, and what the metrics say of it: sample and score groups, record, learn."""
         progress = self._begin()
-        begun = self.processes.exchanges
         with self.learner.sampling():
             groups = self._groups(progress)
             # from the start again, where an attempt ran out of memory
-            fits = partial(while_it_fits, self.config, "rollout", "batch_size", by_itself=partial(self._alone, begun))
-            experience = fits(partial(self.collect, groups))
+            experience: Experience = self.supervision.while_it_fits(lambda: self.collect(groups))
         if self.iteration == 0:
             self.algorithm.verify(self.policy, experience)
         outcome = experience.outcome()
@@ -179,8 +163,8 @@ class Trainer:
     def collect(self, groups: Draw) -> Experience:
         """What these groups teach: each part is sampled, and scored while the next one is; then all are recorded."""
         algorithm, sampler, scorer = self.algorithm, self.sampler, self.scorer
-        sampler.shown, sampler.metrics = self._looking(), {}
-        scorer.extremes = Extremes() if sampler.shown else None
+        sampler.metrics, sampler.shown = {}, self._looking()
+        scorer.look(sampler.shown)
         with Scoring(threaded=groups.parts > 1) as scoring:
             for part, task in groups:
                 if task is None or self.fleet is None:
@@ -216,11 +200,6 @@ class Trainer:
         told = {"progress": progress, "updates": self.algorithm.updates} | self.sampler.state()
         return self.ahead.next(self.iteration, self.learner.parameters, told)
 
-    def _alone(self, begun: int) -> bool:
-        """Whether no other process waits for what this one did since so many exchanges."""
-        by_copies = self.learner.replicated and self.processes.columns == 1
-        return self.accelerator.num_processes == 1 or (by_copies and self.processes.exchanges == begun)
-
     def progress(self) -> float:
         """How far training is, in [0, 1]: the share of the iterations or of the budget, whichever is larger."""
         return self.spent.progress(self.iteration)
@@ -239,6 +218,10 @@ class Trainer:
         good = self.evaluator.verdict.last_good if self.config.evaluation.watching else None
         self.saving.save(self.iteration, good)
 
+    def _save_once(self) -> None:
+        if self.saving.newest != self.iteration:
+            self.save()
+
     def export(self) -> None:
         """Write the result for plain diffusers or transformers: `lora/`, an adapter, or `model/`, the whole network."""
         self.saving.export()
@@ -249,34 +232,7 @@ class Trainer:
         # the evaluation at a checkpoint's own iteration came before the checkpoint
         self.evaluator.keep_before(self.iteration + self.resumed)
         if self.iteration == 0 and not self.resumed:
-            for name in (samples.FOLDER, previews.FOLDER, SCORES):
-                shutil.rmtree(self.folder / name, ignore_errors=True)
-
-    def _leave_if_asked(self) -> None:
-        """Save and leave where a signal came to any process."""
-        received = self.supervision.asked_to_leave()
-        if received is None:
-            return
-        if self.saving.newest != self.iteration:
-            self.save()
-        raise Stopped(
-            f"{received}: left after {self.iteration} of {self.config.training.iterations} iterations; "
-            f"--resume goes on from {self.folder}"
-        )
-
-    def _return_to_good(self) -> None:
-        """Load the weights of the last good evaluation."""
-        verdict = self.evaluator.verdict
-        good = self.saving.load_weights(until=self.processes.maximum(verdict.last_good))
-        if self.main:
-            logger.warning(
-                "ended at iteration %d: %s; the run's result has the weights of %s. To train on from those, delete "
-                "the checkpoints after it and --resume; to train on from the newest, evaluation.watch.%s",
-                self.iteration,
-                verdict.message or "an earlier evaluation scored higher",
-                good,
-                "action=warn" if verdict.status == "hacked" else "early_stop=null",
-            )
+            self.saving.forget_samples()
 
     def _log(self, metrics: dict[str, float]) -> None:
         if self.main:
@@ -285,7 +241,8 @@ class Trainer:
             self.accelerator.log(metrics, step=self.iteration)
         if self.scorer.extremes is not None:
             show_extremes(self.accelerator, self.scorer.extremes, self.iteration)
-            self.scorer.extremes, self.sampler.shown = None, False
+            self.scorer.look(False)
+            self.sampler.shown = False
 
     def _looking(self) -> bool:
         """Whether the trackers show samples of the coming iteration."""
