@@ -94,6 +94,18 @@ def early_grpo(trainer: Trainer, metrics: Metrics, module: ModuleType) -> None:
     assert 0.125 < metrics["policy/step_weight"] < 1
 
 
+def above_mean(trainer: Trainer, metrics: Metrics, module: ModuleType) -> None:
+    experience = trainer.collect(trainer.groups.draw(0))
+    reward = experience.reward.view(-1, 4)
+    above = (reward - reward.mean(1, keepdim=True)).clamp(min=0) ** 2
+    torch.testing.assert_close(experience.advantage, above.flatten())
+
+
+def second_half(trainer: Trainer, metrics: Metrics, module: ModuleType) -> None:
+    experience = trainer.collect(trainer.groups.draw(0))
+    assert set(experience.first.tolist()) <= {2, 3, 4} and metrics["policy/kl"] == 0
+
+
 def short_first(trainer: Trainer, metrics: Metrics, module: ModuleType) -> None:
     assert trainer.selection.drawn == 4
     shortest = sorted(map(len, trainer.prompts.texts))[:4]
@@ -102,7 +114,8 @@ def short_first(trainer: Trainer, metrics: Metrics, module: ModuleType) -> None:
 
 
 USED: dict[str, Callable[[Trainer, Metrics, ModuleType], None]] = {
-    used.__name__: used for used in (vivid, root_sde, every_other, ranks, parabola, early_grpo, short_first)
+    used.__name__: used
+    for used in (vivid, root_sde, every_other, ranks, parabola, early_grpo, above_mean, second_half, short_first)
 }
 
 
@@ -132,3 +145,26 @@ def test_a_family_of_ones_own_is_trained(module: ModuleType, tmp_path: Path, mon
     assert type(policy.family) is module.MySD3
     assert {name.split(".")[-4] for name in policy.trainable()} == {"to_q", "to_k", "to_v"}
     assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-6) and metrics["policy/gradient_norm"] > 0
+
+
+@pytest.mark.parametrize(
+    "settings, figure",
+    [
+        (["algorithm={name: tests.newcomer.MedianGRPO, late: 0.2}"], "policy/step"),
+        (["algorithm={name: tests.newcomer.Margin}", "rollout.share_start_noise=false"], "margin/gap"),
+        (
+            [
+                "algorithm={name: tests.newcomer.LastTwo}",
+                "rewards=[{name: tiny_clip}]",
+                "rollout.kernel=ode",
+                "rollout.share_start_noise=false",
+                "training.updates_per_iteration=1",
+            ],
+            "reward/mean",
+        ),
+    ],
+)
+def test_methods_written_from_the_page_alone_run(settings: list[str], figure: str, tmp_path: Path):
+    trainer, metrics = train(tmp_path, *settings)
+    assert metrics["policy/gradient_norm"] > 0 and figure in metrics
+    assert trainer.learner.updates > 0 and (trainer.folder / "lora").is_dir()
