@@ -1,5 +1,5 @@
-"""Three methods written from docs/extending.md alone. All ran as first written; the last one learned nothing at its first
-temperature, 0.5, where tanh of the reward is flat, which the run said."""
+"""Three methods written from docs/extending.md alone. All ran as first written; the last one learned nothing at its
+first temperature, 0.5, where tanh of the reward is flat, which the run said."""
 
 import torch
 from pydantic import Field

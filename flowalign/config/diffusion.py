@@ -57,6 +57,14 @@ class Config(BaseConfig):
         self.evaluation = self.evaluation.following(self.rollout)
         return self
 
+    def build_kernel(self) -> Any:
+        """The kernel, which makes steps as it should."""
+        from flowalign.core.seams import check_kernel  # loads torch
+
+        kernel = registry.resolve("kernels", self.rollout.kernel)
+        check_kernel(f"rollout.kernel: '{self.rollout.kernel}'", kernel)
+        return kernel
+
     def build_plan(self, silent: bool = False) -> Any:
         """The plan, checked against the number of steps.
 
@@ -64,13 +72,16 @@ class Config(BaseConfig):
             silent: it may have no stochastic step.
         """
         plan = registry.build("plans", self.rollout.plan.name, self.rollout.plan.settings, "rollout.plan")
+        if not hasattr(plan, "etas"):
+            raise ConfigError(f"rollout.plan: '{self.rollout.plan.name}' has no 'etas' (docs/extending.md#a-plan)")
         try:
             etas = plan.etas(self.rollout.steps, self.rollout.eta, 0, 0)
         except ValueError as error:
             raise ConfigError(f"rollout.plan: {error}") from error
-        if etas.shape != (self.rollout.steps,) or not (etas >= 0).all():
+        if getattr(etas, "shape", None) != (self.rollout.steps,) or not (etas >= 0).all():
+            given = etas.tolist() if hasattr(etas, "tolist") else f"a {type(etas).__name__}"
             raise ConfigError(
-                f"rollout.plan: '{self.rollout.plan.name}' gives {etas.tolist()}; it must give a noise level from 0 on "
+                f"rollout.plan: '{self.rollout.plan.name}' gives {given}; it must give a noise level from 0 on "
                 f"for each of {self.rollout.steps} steps"
             )
         if not silent and not (etas > 0).any():
@@ -92,7 +103,7 @@ class Config(BaseConfig):
         # how large the noise is depends on the pipeline's schedule, whether there is any does not; the last level is
         # above where ddim_published ends
         sigmas = torch.cat([torch.linspace(1, 0.1, sampling.steps), torch.zeros(1)])
-        return etas > 0, step_std(registry.resolve("kernels", sampling.kernel), sigmas, etas) > 0
+        return etas > 0, step_std(self.build_kernel(), sigmas, etas) > 0
 
     def rows(self, processes: int) -> int:
         shared = self.model.context_parallel
@@ -114,7 +125,7 @@ class Config(BaseConfig):
         self._check_context_parallel()
         from samplers import check_eta
 
-        kernel = registry.resolve("kernels", self.rollout.kernel)
+        kernel = self.build_kernel()
         plan = self.build_plan(silent=True)
         highest = getattr(plan, "maximum", None) or self.rollout.eta
         for where, eta in (("rollout.eta", self.rollout.eta), ("rollout.plan.maximum", highest)):

@@ -331,8 +331,12 @@ class BaseConfig(Section):
                 if not named.name.startswith(registry.GIVEN):
                     registry.check("rewards", named.name, named.settings, f"{where}.{i}")
         chosen = self.data.selection
-        if not hasattr(registry.build("selections", chosen.name, chosen.settings, "data.selection"), "picks"):
-            raise ConfigError(f"data.selection: '{chosen.name}' is no selection (docs/extending.md)")
+        selection = registry.build("selections", chosen.name, chosen.settings, "data.selection")
+        for name in ("picks", "learn", "state_dict", "load_state_dict"):
+            if not callable(getattr(selection, name, None)):
+                raise ConfigError(
+                    f"data.selection: '{chosen.name}' is no selection, it has no '{name}' (docs/extending.md)"
+                )
         self.data.kept(algorithm.read(self.data))
         if training.subsample is not None and getattr(algorithm, "loss_looks_at", "action") == "group":
             raise ConfigError(

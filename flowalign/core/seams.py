@@ -4,9 +4,10 @@ Tensors of a wrong shape broadcast, and a run then learns something else in sile
 costs nothing and waits for no device.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flowalign.errors import ConfigError, FlowalignError
@@ -54,6 +55,34 @@ def checked_loss(source: str, answer: Any, *shapes: Iterable[int]) -> tuple[Tens
         if not isinstance(value, Tensor) or value.dim() == 0:
             raise FlowalignError(f"{source}: its value '{name}' is one number, and a tensor like the losses is wanted")
     return loss, values
+
+
+def check_kernel(source: str, kernel: Callable[..., Any]) -> None:
+    """Refuse a kernel that does not give the mean and the standard deviation of each sample's step.
+
+    Raises:
+        ConfigError: it names `source`, and what came in the place of the two.
+    """
+    x, level = torch.ones(2, 3, 4), torch.full((2, 1, 1), 0.5)
+    try:
+        mean, std = kernel(x, x, level, level / 2, level)
+        check_shape(f"{source} (mean)", mean, x.shape)
+        check_shape(f"{source} (std)", std, x.shape, level.shape)
+    except (TypeError, ValueError, RuntimeError, FlowalignError) as error:
+        raise ConfigError(f"{source} does not make a step: {error} (docs/extending.md#a-kernel)") from error
+
+
+def check_picks(source: str, picks: Any, groups: int, prompts: int) -> list[int]:
+    """The numbers of prompts that a selection picked, as they came.
+
+    Raises:
+        FlowalignError: there are not as many as groups, or one is no number of a prompt.
+    """
+    if not isinstance(picks, list) or len(picks) != groups or not all(0 <= int(pick) < prompts for pick in picks):
+        raise FlowalignError(
+            f"{source}.picks gave {str(picks)[:80]}, and a list of {groups} numbers from 0 to {prompts - 1} is wanted"
+        )
+    return picks
 
 
 def check_method(kind: type) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowalign.core.seams import check_picks
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch, draw_batch, draw_groups
 from flowalign.data.selection.base import Selection
@@ -57,8 +58,11 @@ class Groups:
 
     def picks(self, iteration: int) -> list[int]:
         """Numbers of the prompts of an iteration's groups, of all processes."""
-        count = self.sampler.config.training.prompts_per_iteration
-        return self.selection.picks(self.prompts, iteration, count, self.seed)
+        return self._picks(iteration, self.sampler.config.training.prompts_per_iteration)
+
+    def _picks(self, iteration: int, count: int, round: int = 0) -> list[int]:
+        picks = self.selection.picks(self.prompts, iteration, count, self.seed, round)
+        return check_picks(f"data.selection: {type(self.selection).__name__}", picks, count, len(self.prompts))
 
     def coming(self) -> list[str]:
         """This process's prompts of the next iterations, as far as can be told now."""
@@ -157,7 +161,7 @@ class RefilledDraw(Draw):
             if not poor or dynamic is None or round == dynamic.rounds:
                 break
             self._report(poor, mean)
-            picks = groups.selection.picks(groups.prompts, iteration, len(poor), groups.seed, round)
+            picks = groups._picks(iteration, len(poor), round)
             for place, pick in zip(poor, picks, strict=True):
                 self.picks[place] = pick
             own = {place: self.picks[place] for place in poor if place in self.current}

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowalign import registry
 from flowalign.config import Config
 from flowalign.core.record import Record
 from flowalign.data.batches import Batch
@@ -34,7 +33,7 @@ class DiffusionSampler(Sampler):
     def __init__(self, config: Config, policy: DiffusersPolicy, needs: frozenset[str]) -> None:
         super().__init__(config, policy)
         self.needs = needs
-        self.kernel = registry.resolve("kernels", config.rollout.kernel)
+        self.kernel = config.build_kernel()
         self.plan = config.build_plan(silent=True)
         self.unlearned: int = getattr(self.plan, "unlearned", 0)
         self.search: Callable[[Batch], Tensor] | None = None

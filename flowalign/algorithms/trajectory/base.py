@@ -15,7 +15,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flowalign import registry
 from flowalign.algorithms import base
 from flowalign.algorithms.policy_gradient import Experience, PolicyGradient, PolicyGradientSettings
 from flowalign.config import Config, Named
@@ -157,7 +156,7 @@ class TrajectoryAlgorithm(PolicyGradient[Config, DiffusionSampler, DiffusersPoli
                 f"algorithm.ratio: GRPO-Guard's corrects Gaussians of fixed width, and {config.algorithm.name} learns "
                 "its noise; plain works"
             )
-        kernel = registry.resolve("kernels", rollout.kernel)
+        kernel = config.build_kernel()
         if self.settings.ratio == "guard" and traits_of(kernel).log_prob is not gaussian_log_prob:
             raise ConfigError(
                 f"rollout.kernel: GRPO-Guard's ratio corrects Gaussian log-probabilities, and '{rollout.kernel}' has "

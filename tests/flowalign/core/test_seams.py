@@ -95,6 +95,59 @@ def test_a_wrong_shape_ends_the_first_iteration(setting: str, message: str, tmp_
     assert "\n" not in str(caught.value)
 
 
+def one_number(x, v, sigma, sigma_next, eta):  # type: ignore[no-untyped-def]
+    return x.mean(), eta
+
+
+def without_eta(x, v, sigma, sigma_next):  # type: ignore[no-untyped-def]
+    return x, sigma
+
+
+class ListPlan:
+    def etas(self, steps, eta, iteration, seed):  # type: ignore[no-untyped-def]
+        return [eta] * steps
+
+
+class NoPlan:
+    pass
+
+
+class OneShort:
+    def picks(self, prompts, iteration, groups, seed, round=0):  # type: ignore[no-untyped-def]
+        return list(range(groups - 1))
+
+    def learn(self, picks, prompts, success, gain):  # type: ignore[no-untyped-def]
+        pass
+
+    def state_dict(self):  # type: ignore[no-untyped-def]
+        return {}
+
+    def load_state_dict(self, state):  # type: ignore[no-untyped-def]
+        pass
+
+
+class Forgetful:
+    def picks(self, prompts, iteration, groups, seed, round=0):  # type: ignore[no-untyped-def]
+        return list(range(groups))
+
+
+@pytest.mark.parametrize(
+    "setting, message",
+    [
+        (f"rollout.kernel={__name__}.one_number", r"one_number' does not make a step: .*\(mean\) gave a tensor \[\]"),
+        (f"rollout.kernel={__name__}.without_eta", "without_eta' does not make a step: .* positional arguments"),
+        (f"rollout.plan={{name: {__name__}.ListPlan}}", "ListPlan' gives a list; it must give a noise level"),
+        (f"rollout.plan={{name: {__name__}.NoPlan}}", "NoPlan' has no 'etas'"),
+        (f"data.selection={{name: {__name__}.OneShort}}", r"OneShort\.picks gave \[0, 1, 2\], and a list of 4 numbers"),
+        (f"data.selection={{name: {__name__}.Forgetful}}", "Forgetful' is no selection, it has no 'learn'"),
+    ],
+)
+def test_kernels_plans_and_selections_are_checked_once(setting: str, message: str, tmp_path: Path):
+    with pytest.raises(FlowalignError, match=message) as caught:
+        small_run("tiny_sd3/flow_grpo", tmp_path, "training.group_size=4", setting).train()
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "kind, message",
     [
