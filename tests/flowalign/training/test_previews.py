@@ -43,7 +43,7 @@ def test_every_algorithm_shows_films_and_groups(name: str, tmp_path: Path) -> No
     films, groups = previewed(run)
     # looking is not training: nothing is counted or learned
     assert (run.spent.counts(), run.algorithm.state()) == before and run.sampler.metrics == {}
-    assert run.algorithm.values.head is None
+    assert run.algorithm.state() == ({}, {})
     assert len(films) == len(groups) == 2
     for film, group in zip(films, groups, strict=True):
         assert film["prompt"] == group["prompt"]
@@ -92,7 +92,7 @@ def test_an_estimator_that_learns_does_not_learn_from_previews(tmp_path: Path) -
     estimator = "algorithm={name: dense_grpo, loss: {clip_range: 0.01}, estimator: {kind: learned, warmup: 5}}"
     run = trainer("dense_grpo", tmp_path, estimator)
     films, _ = previewed(run)
-    assert run.algorithm.values.head is None and films[0]["rewards"]
+    assert run.algorithm.state() == ({}, {}) and films[0]["rewards"]
 
 
 @pytest.mark.parametrize(("previews", "gathered"), [(0, 0), (1, 1)])
