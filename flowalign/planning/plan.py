@@ -257,7 +257,8 @@ def count(config: Config) -> Passes:
         assert isinstance(small, Config)
         small.training.prompts_per_iteration, small.training.micro_batch_size = 1, 64
         small.model.gradient_checkpointing = small.model.compile = False
-        small.model.dtype, small.model.base_bits, small.model.lora = "float32", None, config.model.lora
+        small.model.dtype, small.model.autocast, small.model.base_bits = "float32", None, None
+        small.model.lora = config.model.lora
         small.model.context_parallel = ContextParallel()
         policy = small_policy(small, False, best_device())
         trainer = Trainer(small, policy, progress=False)
@@ -325,7 +326,7 @@ class PlannedPolicy(DiffusersPolicy):
 
     def _checkpointed(self, module: nn.Module, *args: Any) -> Any:
         # what is computed again does not see the modes around the backward pass
-        again = partial(_autocast, self.dtype)
+        again = partial(_autocast, self.compute_dtype)
         return checkpoint(module, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), again()))
 
 
@@ -367,7 +368,7 @@ def measure(config: Config, differentiated: float = 0) -> tuple[Costs, list[str]
             check_network(type(pipeline).__name__, type(denoiser), denoiser.config, config.model)
             TokenParts(policy.every_network, mesh)
             policy.family.parts = shared.degree
-        meter = Meter(device, dtype)
+        meter = Meter(device, torch_dtype(config.model.compute_dtype))
         settings = (known.call if known else {}) | config.rollout.arguments() | {"batch_size": 2}
         pictures = _pictures(policy.family, folder)
         source = Source.of(pictures) if policy.family.encodes_images else None
@@ -573,7 +574,7 @@ def _plan(
         "sources": shared * training.prompts_per_iteration * _of_group(config, costs.sources),
     }
     card = GPUS[gpu]
-    at_peak = {phase: work / (gpus * card.rate(model.dtype, model.tf32)) for phase, work in flops.items()}
+    at_peak = {phase: work / (gpus * card.rate(model.compute_dtype, model.tf32)) for phase, work in flops.items()}
     scored = sum(work / card.rate(dtype, model.tf32) for dtype, work in costs.score.items())
     at_peak["rewards"] = scored * flops["rewards"] / (gpus * (sum(costs.score.values()) or 1))
     phases = {f"{share:.0%}": {phase: own / share for phase, own in at_peak.items()} for share in FRACTIONS}

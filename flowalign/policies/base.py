@@ -51,6 +51,8 @@ class Policy(Generic[R]):
         self._bare: nn.Module = network
         """the network for calls without: a wrapper would wait for the other processes"""
         self.dtype: torch.dtype = network.dtype
+        self.autocast: torch.dtype | None = None
+        """Precision of the forward pass, where it is lower than that of the weights."""
         self.lora = False
         self.lora_config: LoraConfig | None = None
         """of the adapter that is trained"""
@@ -254,9 +256,18 @@ class Policy(Generic[R]):
         return self.snapshots.use(name)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.dtype == torch.float32:
+        if self.compute_dtype == torch.float32:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, self.dtype)
+        return torch.autocast(self.device.type, self.compute_dtype)
+
+    def set_autocast(self, dtype: str | None) -> None:
+        """Compute in a lower precision than that of the weights; None: in theirs."""
+        self.autocast = None if dtype is None else DTYPES[dtype]
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The precision of the forward pass."""
+        return self.autocast or self.dtype
 
     def bind(self, reward: Any) -> None:
         """Lend the model to a reward that asks the one in training; only texts have such rewards."""

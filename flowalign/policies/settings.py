@@ -61,12 +61,25 @@ class Network(Section):
     also a single file (.safetensors)"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """of the frozen weights and the forward pass; what is trained stays float32"""
+    autocast: Literal["bfloat16", "float16"] | None = None
+    """Lower precision of the forward pass over frozen weights in float32, twice the memory; null: that of `dtype`."""
     lora: Lora | None = Lora()
     """null trains every weight"""
     gradient_checkpointing: bool = False
     """compute activations again in the backward pass: a third more time, a fraction of the memory"""
     tf32: bool = True
     """float32 products on NVIDIA GPUs, those of rewards too, round their factors to 10 bits: several times faster"""
+
+    @model_validator(mode="after")
+    def _autocasts_float32(self) -> Self:
+        if self.autocast is not None and self.dtype != "float32":
+            raise ValueError(f"model.autocast: weights in {self.dtype} are computed in it; dtype: float32 works")
+        return self
+
+    @property
+    def compute_dtype(self) -> str:
+        """The precision of the forward pass."""
+        return self.autocast or self.dtype
 
 
 class ContextParallel(Section):

@@ -41,7 +41,7 @@ def build_policy(
     Args:
         kind: of the policy, where it makes pictures.
     """
-    check_precision(config.model.dtype, torch.device(device))
+    check_precision(config.model.compute_dtype, torch.device(device))
     allow_tf32(config.model.tf32)
     if config.model.path.startswith(registry.GIVEN):
         own = config.model.path.removeprefix(registry.GIVEN)
@@ -49,7 +49,9 @@ def build_policy(
     path = shipped(config.model.path)
     if isinstance(config, TextConfig):
         language, settings = language_policy(config)
-        return language.from_pretrained(path, config.model.dtype, device, **settings)
+        text = language.from_pretrained(path, config.model.dtype, device, **settings)
+        text.set_autocast(config.model.autocast)
+        return text
     assert isinstance(config, Config)
     model = config.model
     described = None if model.config is None else str(shipped(model.config))
@@ -72,6 +74,7 @@ def build_policy(
         encode_options=model.encode,
         attention=model.attention,
     )
+    policy.set_autocast(model.autocast)
     policy.save_memory(model)
     for where, sides in sizes.items():
         try:
@@ -214,6 +217,7 @@ def make_trainable(policy: Policy, model: Network, keep_reference: bool) -> None
     Args:
         keep_reference: the start weights are needed in training.
     """
+    policy.set_autocast(model.autocast)
     texts = model.text_lora if isinstance(model, Model) else None
     if texts is not None:
         assert isinstance(policy, DiffusersPolicy)

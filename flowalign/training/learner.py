@@ -80,7 +80,7 @@ class Learner(Optimization):
         updates = training.iterations * training.updates_per_iteration
         groups = parameter_groups(self.policy, self.modules)
         average = training.ema_decay, training.ema_every
-        half = self.config.model.dtype == "float16"
+        half = self.config.model.compute_dtype == "float16"
         host = training.offload_copies
         super().__init__(groups, training.optimizer, updates, self.accelerator.device, *average, half, host)
         self.replicated = sharding is None
@@ -211,7 +211,7 @@ class Learner(Optimization):
                 "before any update log-ratios are %.2g on average (policy/mismatch), by rounding in %s alone, and the "
                 "clip range is %g; what helps: training.old_log_prob: replayed, or model.dtype: float16 or float32",
                 worst,
-                self.config.model.dtype,
+                self.config.model.compute_dtype,
                 clip_range,
             )
 

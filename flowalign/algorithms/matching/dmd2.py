@@ -59,7 +59,7 @@ class DMD2(DistributionMatching):
         hidden = {
             "model.compile: true": config.model.compile,
             "model.context_parallel": config.model.context_parallel.degree > 1,
-            "model.dtype: float16": config.model.dtype == "float16",
+            "model.dtype: float16": config.model.compute_dtype == "float16",
             "algorithm.guidance": (self.settings.guidance or 1) > 1,
         }
         for setting in (name for name, given in hidden.items() if given):

@@ -195,7 +195,7 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
 
     def replays_old(self, config: TextConfig) -> bool:
         """In low precision, where a forward pass of whole texts rounds otherwise than sampling token by token."""
-        return config.model.dtype != "float32"
+        return config.model.compute_dtype != "float32"
 
     def few(self, experience: Experience) -> Tensor:
         return experience.items[:4]

@@ -58,7 +58,7 @@ def taylor_seer(
         disable_cache_before_step=before,
         disable_cache_after_step=after,
         max_order=order,
-        taylor_factors_dtype=torch.float32 if policy.dtype == torch.float32 else torch.bfloat16,
+        taylor_factors_dtype=torch.float32 if policy.compute_dtype == torch.float32 else torch.bfloat16,
         use_lite_mode=lite,
     )
 

@@ -34,12 +34,14 @@ def check_replay(policy: Any, rollout: Rollout) -> float:
     name, largest = type(policy.pipeline).__name__, float(recorded.abs().max())
     if not 0 < largest < math.inf:
         what = "all 0" if largest == 0 else "not finite"
-        raise FlowalignError(f"the velocities of {name} are {what} in {policy.dtype}; model.dtype: float32 may work")
+        raise FlowalignError(
+            f"the velocities of {name} are {what} in {policy.compute_dtype}; model.dtype: float32 may work"
+        )
     forwards = policy.forwards
     replayed, again = (policy.velocity(rollout, samples, steps).float() for _ in range(2))
     relative, apart = (float((replayed - other).abs().max()) / largest for other in (recorded, again))
-    tolerance = policy.family.tolerance if policy.dtype == torch.float32 else 5e-2
-    if policy.dtype == torch.float32 and policy.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
+    tolerance = policy.family.tolerance if policy.compute_dtype == torch.float32 else 5e-2
+    if policy.compute_dtype == torch.float32 and policy.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
         tolerance = max(tolerance, TF32_TOLERANCE)
     if not relative <= tolerance:
         cause = "its family needs its own velocity or encode"

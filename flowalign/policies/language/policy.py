@@ -298,7 +298,7 @@ class LanguagePolicy(Policy[TextRollout]):
         again, _ = self.log_probs(rollout, rows)
         self.forwards = forwards
         difference = float((again - rollout.log_prob[rows]).abs().max())
-        tolerance = 1e-3 if self.dtype == torch.float32 else 0.5
+        tolerance = 1e-3 if self.compute_dtype == torch.float32 else 0.5
         if not difference <= tolerance:
             raise FlowalignError(
                 f"log-probabilities of a forward pass differ from the sampled ones by {difference:.2g} "

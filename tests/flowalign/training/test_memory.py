@@ -272,3 +272,17 @@ def test_8_bit_moments_without_bitsandbytes_say_what_to_install(monkeypatch: pyt
     settings = load(recipe("tiny_sd3/flow_grpo"), ["training.optimizer.bits=8"]).training.optimizer
     with pytest.raises(ConfigError, match="pip install"):
         make_optimizer([[torch.nn.Parameter(torch.zeros(1))]], settings, torch.device("cpu"))
+
+
+def test_weights_in_float32_are_computed_under_autocast(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="model.autocast: weights in bfloat16 are computed in it"):
+        load(recipe("tiny_sd3/flow_grpo"), ["model.dtype=bfloat16", "model.autocast=bfloat16"])
+    run = trainer(tmp_path, "model.autocast=bfloat16")
+    policy = run.policy
+    assert {parameter.dtype for parameter in policy.network.parameters()} == {torch.float32}
+    assert policy.compute_dtype == torch.bfloat16
+    seen = []
+    linear = next(module for module in policy.network.modules() if isinstance(module, torch.nn.Linear))
+    linear.register_forward_hook(lambda _, inputs, output: seen.append(output.dtype))
+    assert run.iterate()["policy/gradient_norm"] > 0
+    assert set(seen) == {torch.bfloat16}
