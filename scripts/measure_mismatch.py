@@ -28,7 +28,8 @@ from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.runs.files import write_atomically
 from samplers import flow_sde
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16", "autocast")
+"""Precisions; autocast is bfloat16 over weights in float32."""
 PROMPTS = ["a red fox", "two blue squares", "rain", "a bird"]
 
 
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.environ["ACCELERATE_USE_CPU"] = "true"
     figures: dict[str, dict[str, list[float]]] = {}
     print(f"| {' | '.join(('model', *DTYPES, 'replayed'))} |")
-    print("| --- | --- | --- | --- | --- |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for model in arguments.models:
         figures[model] = {}
         for dtype in DTYPES:
@@ -68,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def load(model: str, dtype: str, device: str) -> DiffusersPolicy:
     """The policy that a run would train, with a LoRA that has moved."""
+    autocast, dtype = ("bfloat16", "float32") if dtype == "autocast" else (None, dtype)
     if model in PIPELINES:
         pipeline = build(model).to(getattr(torch, dtype))
         policy = DiffusersPolicy(pipeline, device, encode_options=PIPELINES[model].encode)
@@ -76,6 +78,7 @@ def load(model: str, dtype: str, device: str) -> DiffusersPolicy:
         encode = {"max_sequence_length": 0} if model == "tiny_sd3" else {}
         path = shipped if shipped.is_dir() else model
         policy = DiffusersPolicy.from_pretrained(path, dtype, device, encode_options=encode)
+    policy.set_autocast(autocast)
     torch.manual_seed(0)
     policy.add_lora(rank=4, alpha=8)
     for parameter in policy.trainable().values():

@@ -19,6 +19,6 @@ def test_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     module.main(["tiny_sd3", "--steps", "3", "--samples", "2", "--device", "cpu", "--json", str(path)])
     figures = json.loads(path.read_text())["tiny_sd3"]
     assert all(len(steps) == 2 for steps in figures.values())
-    assert max(figures["float32"]) < 1e-6 < max(figures["bfloat16"])
+    assert max(figures["float32"]) < 1e-6 < max(figures["autocast"]) < max(figures["bfloat16"])
     assert not any(value for name, steps in figures.items() if "replayed" in name for value in steps)
     assert f"| tiny_sd3 | {max(figures['float32']):.1e} |" in capsys.readouterr().out
