@@ -293,14 +293,7 @@ class BaseConfig(Section):
             raise ConfigError("training.optimizer.offload: moments of 8 bits stay on the device; bits: 32 works")
         if training.ema_every > 1 and training.ema_decay is None:
             raise ConfigError("training.ema_every: there is no average; set training.ema_decay, or leave it out")
-        taken = sorted({"policy", "reference", "ema", *algorithm.roles} & training.snapshots.keys())
-        if taken:
-            raise ConfigError(f"training.snapshots: '{taken[0]}' is a name of its own; call the snapshot otherwise")
-        copied = ["policy", *algorithm.snapshots, *training.snapshots, *algorithm.roles]
-        for name, snapshot in {**algorithm.snapshots, **training.snapshots}.items():
-            if snapshot.of not in copied or snapshot.of == name:
-                works = nearest(snapshot.of, [other for other in copied if other != name])
-                raise ConfigError(f"training.snapshots.{name}.of: no weights are called '{snapshot.of}'; {works}")
+        self._check_snapshots(algorithm)
         self._check_effects(algorithm)
         rows = self.rows(processes)
         if training.prompts_per_iteration % rows:
@@ -321,6 +314,42 @@ class BaseConfig(Section):
         self._check_weights(evaluation.weights, "evaluation", algorithm)
         if self.rollout.workers is not None:
             self.rollout.workers.check(self, algorithm, groups, processes)
+        self._check_names()
+        self.data.kept(algorithm.read(self.data))
+        if training.subsample is not None and getattr(algorithm, "loss_looks_at", "action") == "group":
+            raise ConfigError(
+                f"training.subsample: the loss of '{self.algorithm.name}' looks at whole groups, of which some members "
+                "would be missing; null works"
+            )
+        self._check_evaluation()
+        items = algorithm.items(self)
+        if items % training.updates_per_iteration:
+            raise ConfigError(
+                f"training.updates_per_iteration: the {items} {algorithm.unit} of a group cannot be split into "
+                f"{training.updates_per_iteration} equal updates"
+            )
+        drawn = groups * items // training.updates_per_iteration
+        if training.subsample is not None and training.subsample.share * drawn < 1:
+            raise ConfigError(
+                f"training.subsample.share: {training.subsample.share:g} of the {drawn} {algorithm.unit} of an update "
+                f"is less than one; {2 / drawn:.2g} works"
+            )
+
+    def _check_snapshots(self, algorithm: Any) -> None:
+        """Refuse snapshots that would be of nothing, or have a name that is taken."""
+        training = self.training
+        taken = sorted({"policy", "reference", "ema", *algorithm.roles} & training.snapshots.keys())
+        if taken:
+            raise ConfigError(f"training.snapshots: '{taken[0]}' is a name of its own; call the snapshot otherwise")
+        copied = ["policy", *algorithm.snapshots, *training.snapshots, *algorithm.roles]
+        for name, snapshot in {**algorithm.snapshots, **training.snapshots}.items():
+            if snapshot.of not in copied or snapshot.of == name:
+                works = nearest(snapshot.of, [other for other in copied if other != name])
+                raise ConfigError(f"training.snapshots.{name}.of: no weights are called '{snapshot.of}'; {works}")
+
+    def _check_names(self) -> None:
+        """Refuse rewards and a selection that there are not."""
+        evaluation = self.evaluation
         places: dict[str, Sequence[Named]] = {
             "rewards": self.rewards,
             "evaluation.rewards": evaluation.rewards or [],
@@ -337,12 +366,10 @@ class BaseConfig(Section):
                 raise ConfigError(
                     f"data.selection: '{chosen.name}' is no selection, it has no '{name}' (docs/extending.md)"
                 )
-        self.data.kept(algorithm.read(self.data))
-        if training.subsample is not None and getattr(algorithm, "loss_looks_at", "action") == "group":
-            raise ConfigError(
-                f"training.subsample: the loss of '{self.algorithm.name}' looks at whole groups, of which some members "
-                "would be missing; null works"
-            )
+
+    def _check_evaluation(self) -> None:
+        """Refuse a watch that would see nothing."""
+        evaluation = self.evaluation
         if self.evaluation.prompts is not None:
             Prompts.of(self.evaluation)
         elif evaluation.panel:
@@ -355,18 +382,6 @@ class BaseConfig(Section):
         if evaluation.watch.early_stop is not None and not (evaluation.prompts and evaluation.every):
             raise ConfigError(
                 "evaluation.watch.early_stop: takes evaluations during training (evaluation.prompts, evaluation.every)"
-            )
-        items = algorithm.items(self)
-        if items % training.updates_per_iteration:
-            raise ConfigError(
-                f"training.updates_per_iteration: the {items} {algorithm.unit} of a group cannot be split into "
-                f"{training.updates_per_iteration} equal updates"
-            )
-        drawn = groups * items // training.updates_per_iteration
-        if training.subsample is not None and training.subsample.share * drawn < 1:
-            raise ConfigError(
-                f"training.subsample.share: {training.subsample.share:g} of the {drawn} {algorithm.unit} of an update "
-                f"is less than one; {2 / drawn:.2g} works"
             )
 
     def _check_effects(self, algorithm: Any) -> None:

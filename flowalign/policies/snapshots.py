@@ -24,7 +24,7 @@ class Snapshots:
         self,
         parameters: Mapping[str, nn.Parameter],
         settings: Mapping[str, Snapshot],
-        refresh: Callable[[], None] = lambda: None,
+        refresh: Callable[[], None] | None = None,
         host: bool = False,
     ) -> None:
         self.settings, self.refresh, self.host = settings, refresh, host
@@ -88,4 +88,5 @@ class Snapshots:
     def _put(self, weights: list[Tensor]) -> None:
         for parameter, value in zip(self._parameters, weights, strict=True):
             parameter.copy_(value)
-        self.refresh()
+        if self.refresh is not None:
+            self.refresh()

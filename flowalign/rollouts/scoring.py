@@ -1,13 +1,9 @@
-"""The reward as a run asks it: a part of a batch is scored while the policy samples the next."""
+"""The reward as a run asks it: scores of samples, their number, and what people look at of them."""
 
 import math
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, ParamSpec, Self
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +14,15 @@ from flowalign.rollouts.extremes import Extremes
 from flowalign.rollouts.processes import Processes
 from rewards import Reward, Scores, WeightedSum, score, seen, usage
 
-P = ParamSpec("P")
+
+class Scored(Protocol):
+    """Scores to come."""
+
+    def done(self) -> bool:
+        """Whether they are there."""
+
+    def result(self) -> Scores:
+        """The scores, once they are there; raises what scoring raised."""
 
 
 class Scorer:
@@ -114,89 +118,3 @@ def score_metrics(scores: Scores, group: Tensor, processes: Processes) -> dict[s
         if not math.isnan(mean):
             metrics[f"reward/{name}"] = mean
     return metrics
-
-
-class Scoring:
-    """An executor, as in concurrent.futures, that scores one part after the other: at once, or in a thread of its own.
-
-    In a thread, of k parts whose scoring takes as long as their sampling, a share 1 - 1/k of the scoring is hidden. The
-    numbers do not change: all parts are sampled from the same weights, one after the other, in the calling thread. It
-    pays where scoring leaves this process free: a served reward, or one on another device. What is submitted must draw
-    no global random numbers. Once a part fails nothing more is scored: a server that stays away is waited for once.
-
-    Args:
-        threaded: score in a thread.
-    """
-
-    def __init__(self, threaded: bool) -> None:
-        self._threaded = threaded
-        self.seconds: dict[str, float] = {}
-        """Seconds by metric, after leaving: of the rollout, of waiting for scores, and in a thread of other scoring."""
-
-    def __enter__(self) -> Self:
-        self._scored = self._waited = 0.0
-        self._failed = threading.Event()
-        self._begin = time.perf_counter()
-        if self._threaded:
-            device = torch.cuda.current_device() if torch.cuda.is_available() else None
-
-            def start() -> None:
-                # a new thread begins on the first GPU, whichever is this process's
-                if device is not None:
-                    torch.cuda.set_device(device)
-
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward", initializer=start)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if error is not None:
-            self._failed.set()
-        if self._threaded:
-            self._thread.shutdown()
-            self.seconds["seconds/reward_hidden"] = self._scored - self._waited
-        self.seconds["seconds/reward"] = self._waited
-        self.seconds["seconds/rollout"] = time.perf_counter() - self._begin - self._waited
-
-    def submit(self, score: Callable[P, Scores], *args: P.args, **kwargs: P.kwargs) -> "Scored":
-        """The scores to come of `score(*args, **kwargs)`."""
-
-        def timed() -> Scores:
-            if self._failed.is_set():
-                raise CancelledError
-            begin = time.perf_counter()
-            try:
-                return score(*args, **kwargs)
-            except BaseException:
-                self._failed.set()
-                raise
-            finally:
-                self._scored += time.perf_counter() - begin
-
-        if self._threaded:
-            return Scored(self._thread.submit(timed), self._wait)
-        scored: Future[Scores] = Future()
-        scored.set_result(timed())
-        self._waited = self._scored
-        return Scored(scored, self._wait)
-
-    def _wait(self, seconds: float) -> None:
-        self._waited += seconds
-
-
-class Scored:
-    """Scores to come.
-
-    Args:
-        waited: called with the seconds that were waited for them.
-    """
-
-    def __init__(self, future: "Future[Scores]", waited: Callable[[float], None]) -> None:
-        self.done, self._future, self._waited = future.done, future, waited
-
-    def result(self) -> Scores:
-        """The scores, once they are there; raises what scoring raised."""
-        begin = time.perf_counter()
-        try:
-            return self._future.result()
-        finally:
-            self._waited(time.perf_counter() - begin)

@@ -15,8 +15,6 @@ from flowalign import registry
 from flowalign.algorithms.base import Algorithm
 from flowalign.config import BaseConfig, Config, kind_of
 from flowalign.config.rewards import build_reward
-from flowalign.data import Prompts
-from flowalign.data.selection.base import Selection
 from flowalign.errors import ConfigError
 from flowalign.policies.base import Policy
 from flowalign.rollouts.draw import parts_of
@@ -66,8 +64,6 @@ class Parts:
     processes: Processes
     scorer: Scorer
     sampler: Sampler
-    prompts: Prompts
-    selection: Selection
     groups: Groups
     learner: Learner
     fleet: Fleet | None
@@ -95,23 +91,8 @@ def assemble(
     config.check(accelerator.num_processes)
     checkpoints = Checkpoints(folder / "checkpoints", config.training.keep_checkpoints)
     checkpoint = _resumed(config, folder, checkpoints, accelerator, resume)
-    if config.rollout.workers is not None and policy is not None:
-        raise ConfigError(
-            "rollout.workers: they load the model themselves, and this one was handed over in Python; give its "
-            "folder or hub name as model.path"
-        )
-    # before the model, which may take minutes to load
-    torch.manual_seed(config.training.seed)
-    check_sound(config, policy)
-    reward = build_reward(config.rewards) if reward is None else as_reward(reward)
-    check_media(reward, config.model.kind)
-    torch.manual_seed(config.training.seed)
-    algorithm: Algorithm = config.build_algorithm()
-    algorithm.check_reward(reward, config)
-    _check_parts(config, reward)
-    if accelerator.is_main_process:
-        _warn_of_unused(config, algorithm)
-    # they load the model at the same time
+    algorithm, reward = _algorithm_and_reward(config, policy, reward, accelerator)
+    # workers load the model at the same time
     workers = config.rollout.workers
     fleet = None if workers is None else Fleet(config, workers, accelerator.device, accelerator.num_processes)
     policy = policy or build_policy(config, accelerator.device)
@@ -123,16 +104,9 @@ def assemble(
     if isinstance(sampler, DiffusionSampler) and config.rollout.search is not None:
         sampler.search = SearchSampler(config.rollout.search, sampler, scorer)
     without_context_parallel = share_tokens(policy, processes)
-    prompts = config.data.kept(algorithm.read(config.data))
-    chosen = config.data.selection
-    selection = registry.build("selections", chosen.name, chosen.settings, "data.selection")
-    groups = Groups(prompts, selection, sampler, scorer, processes, algorithm.branches(config))
+    groups = _groups(config, algorithm, sampler, scorer, processes)
     policy.expect(groups.coming)
     learner = Learner(config, algorithm, policy, processes, sharding, without_context_parallel)
-    ahead = None
-    if fleet is not None and workers is not None:
-        fleet.policy = policy
-        ahead = Ahead(fleet, groups, workers.staleness, config.training.iterations)
     return Parts(
         config=config,
         folder=folder,
@@ -144,13 +118,51 @@ def assemble(
         processes=processes,
         scorer=scorer,
         sampler=sampler,
-        prompts=prompts,
-        selection=selection,
         groups=groups,
         learner=learner,
         fleet=fleet,
-        ahead=ahead,
+        ahead=_ahead(fleet, policy, groups, config),
     )
+
+
+def _algorithm_and_reward(
+    config: BaseConfig,
+    policy: Policy | None,
+    reward: Reward | Callable[..., Sequence[float]] | None,
+    accelerator: Accelerator,
+) -> tuple[Algorithm, Reward]:
+    """Both, checked before the model, which may take minutes to load."""
+    if config.rollout.workers is not None and policy is not None:
+        raise ConfigError(
+            "rollout.workers: they load the model themselves, and this one was handed over in Python; give its "
+            "folder or hub name as model.path"
+        )
+    torch.manual_seed(config.training.seed)
+    check_sound(config, policy)
+    reward = build_reward(config.rewards) if reward is None else as_reward(reward)
+    check_media(reward, config.model.kind)
+    torch.manual_seed(config.training.seed)
+    algorithm: Algorithm = config.build_algorithm()
+    algorithm.check_reward(reward, config)
+    _check_parts(config, reward)
+    if accelerator.is_main_process:
+        _warn_of_unused(config, algorithm)
+    return algorithm, reward
+
+
+def _groups(config: BaseConfig, algorithm: Algorithm, sampler: Sampler, scorer: Scorer, processes: Processes) -> Groups:
+    prompts = config.data.kept(algorithm.read(config.data))
+    chosen = config.data.selection
+    selection = registry.build("selections", chosen.name, chosen.settings, "data.selection")
+    return Groups(prompts, selection, sampler, scorer, processes, algorithm.branches(config))
+
+
+def _ahead(fleet: Fleet | None, policy: Policy, groups: Groups, config: BaseConfig) -> Ahead | None:
+    workers = config.rollout.workers
+    if fleet is None or workers is None:
+        return None
+    fleet.policy = policy
+    return Ahead(fleet, groups, workers.staleness, config.training.iterations)
 
 
 def _resumed(

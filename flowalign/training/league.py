@@ -5,7 +5,7 @@ import json
 import logging
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,16 +199,30 @@ def run_league(
                 bases[judged(config)] = judge(trainer, panel_reward, pictures)
                 output.mkdir(parents=True, exist_ok=True)
                 write_atomically(known, json.dumps(bases))
-            trainer.train()
-            figures: dict[str, Any] = {
-                "forwards": trainer.policy.forwards,
-                "reward_calls": trainer.scorer.calls,
-            }
-            figures |= {"seconds": trainer.spent.seconds, "iterations": trainer.iteration}
-            figures |= judge(trainer, panel_reward, pictures) | {"judged_with": [pictures, panel]}
+            figures = _trained(trainer) | judge(trainer, panel_reward, pictures) | {"judged_with": [pictures, panel]}
             write_atomically(done, json.dumps(figures))
         results.setdefault(name, []).append(json.loads(done.read_text(encoding="utf-8")))
-    # the start weights are worth something else by another solver, with other steps or under guidance
+    results = _start(loaded, bases, known) | results
+    write_atomically(output / "league.json", json.dumps({"budget": vars(budget), "results": results}, indent=2))
+    _rank(results)
+    _plot(results, output / "league.png")
+    table = _markdown(results)
+    write_atomically(output / "league.md", table)
+    print(table)
+    return output / "league.md"
+
+
+def _trained(trainer: Trainer) -> dict[str, Any]:
+    """What a run used up."""
+    trainer.train()
+    used = {"forwards": trainer.policy.forwards, "reward_calls": trainer.scorer.calls}
+    return used | {"seconds": trainer.spent.seconds, "iterations": trainer.iteration}
+
+
+def _start(
+    loaded: Mapping[tuple[str, int], Any], bases: Mapping[str, dict[str, Any]], known: Path
+) -> dict[str, list[dict[str, Any]]]:
+    """Results of the start weights, which are worth something else by another solver, with other steps or guidance."""
     first_with: dict[str, str] = {}
     for (name, _), config in loaded.items():
         first_with.setdefault(judged(config), name)
@@ -218,15 +232,7 @@ def run_league(
             f"{known}: nothing of the start weights as {name} is judged; begin the league in a new --output"
         )
     alike = len(first_with) == 1
-    start = {"base" if alike else f"base, as {name}": [bases[by]] for by, name in first_with.items()}
-    results = start | results
-    write_atomically(output / "league.json", json.dumps({"budget": vars(budget), "results": results}, indent=2))
-    _rank(results)
-    _plot(results, output / "league.png")
-    table = _markdown(results)
-    write_atomically(output / "league.md", table)
-    print(table)
-    return output / "league.md"
+    return {"base" if alike else f"base, as {name}": [bases[by]] for by, name in first_with.items()}
 
 
 def check_same(config: Any, pictures: int, panel: str | None) -> None:

@@ -110,7 +110,8 @@ class Learner(Optimization):
         roles = dict.fromkeys(self.algorithm.roles, Snapshot(decay=1.0))
         settings = {**self.algorithm.snapshots, **roles, **self.config.training.snapshots}
         host = self.config.training.offload_copies
-        self.snapshots = Snapshots(self.local_parameters, settings, self._refresh, host)
+        refresh = self.sharding and self._refresh
+        self.snapshots = Snapshots(self.local_parameters, settings, refresh, host)
         self.policy.snapshots = self.snapshots
 
     def _refresh(self) -> None:

@@ -12,13 +12,13 @@ from flowalign.config import BaseConfig
 from flowalign.evaluation.scores import Evaluated
 from flowalign.policies.base import Policy
 from flowalign.rollouts.draw import Draw
-from flowalign.rollouts.scoring import Scoring
 from flowalign.runs.metrics import MetricsFile
 from flowalign.runs.result import Result
 from flowalign.training.assembly import assemble
 from flowalign.training.evaluator import Evaluator
 from flowalign.training.health import Health
 from flowalign.training.saving import Saving
+from flowalign.training.scoring import Scoring
 from flowalign.training.spent import Spent
 from flowalign.training.supervision import Supervision
 from flowalign.training.tracking import begin_tracking, show_extremes
@@ -52,7 +52,7 @@ class Trainer:
         self.config, self.folder, self.checkpoints = parts.config, parts.folder, parts.checkpoints
         self.accelerator, self.processes = parts.accelerator, parts.processes
         self.algorithm, self.policy, self.learner = parts.algorithm, parts.policy, parts.learner
-        self.prompts, self.selection, self.groups = parts.prompts, parts.selection, parts.groups
+        self.groups, self.prompts, self.selection = parts.groups, parts.groups.prompts, parts.groups.selection
         self.sampler, self.scorer = parts.sampler, parts.scorer
         self.fleet, self.ahead = parts.fleet, parts.ahead
         self.main = self.accelerator.is_main_process

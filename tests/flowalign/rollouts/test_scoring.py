@@ -17,8 +17,8 @@ from flowalign.errors import ConfigError
 from flowalign.evaluation.scores import evaluate
 from flowalign.registry import names, resolve
 from flowalign.rollouts.draw import Draw
-from flowalign.rollouts.scoring import Scoring
 from flowalign.training import Trainer
+from flowalign.training.scoring import Scoring
 from rewards import FunctionReward, Scores, Spec, groups
 from tests.flowalign.small_run import small_run
 

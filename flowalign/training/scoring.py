@@ -1,0 +1,100 @@
+"""Scoring one part of a batch while the policy samples the next."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import ParamSpec, Self
+
+import torch
+
+from rewards import Scores
+
+P = ParamSpec("P")
+
+
+class Scoring:
+    """An executor, as in concurrent.futures, that scores one part after the other: at once, or in a thread of its own.
+
+    In a thread, of k parts whose scoring takes as long as their sampling, a share 1 - 1/k of the scoring is hidden. The
+    numbers do not change: all parts are sampled from the same weights, one after the other, in the calling thread. It
+    pays where scoring leaves this process free: a served reward, or one on another device. What is submitted must draw
+    no global random numbers. Once a part fails nothing more is scored: a server that stays away is waited for once.
+
+    Args:
+        threaded: score in a thread.
+    """
+
+    def __init__(self, threaded: bool) -> None:
+        self._threaded = threaded
+        self.seconds: dict[str, float] = {}
+        """Seconds by metric, after leaving: of the rollout, of waiting for scores, and in a thread of other scoring."""
+
+    def __enter__(self) -> Self:
+        self._scored = self._waited = 0.0
+        self._failed = threading.Event()
+        self._begin = time.perf_counter()
+        if self._threaded:
+            device = torch.cuda.current_device() if torch.cuda.is_available() else None
+
+            def start() -> None:
+                # a new thread begins on the first GPU, whichever is this process's
+                if device is not None:
+                    torch.cuda.set_device(device)
+
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward", initializer=start)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None:
+            self._failed.set()
+        if self._threaded:
+            self._thread.shutdown()
+            self.seconds["seconds/reward_hidden"] = self._scored - self._waited
+        self.seconds["seconds/reward"] = self._waited
+        self.seconds["seconds/rollout"] = time.perf_counter() - self._begin - self._waited
+
+    def submit(self, score: Callable[P, Scores], *args: P.args, **kwargs: P.kwargs) -> "Waited":
+        """The scores to come of `score(*args, **kwargs)`."""
+
+        def timed() -> Scores:
+            if self._failed.is_set():
+                raise CancelledError
+            begin = time.perf_counter()
+            try:
+                return score(*args, **kwargs)
+            except BaseException:
+                self._failed.set()
+                raise
+            finally:
+                self._scored += time.perf_counter() - begin
+
+        if self._threaded:
+            return Waited(self._thread.submit(timed), self._wait)
+        scored: Future[Scores] = Future()
+        scored.set_result(timed())
+        self._waited = self._scored
+        return Waited(scored, self._wait)
+
+    def _wait(self, seconds: float) -> None:
+        self._waited += seconds
+
+
+class Waited:
+    """Scores to come.
+
+    Args:
+        waited: called with the seconds that were waited for them.
+    """
+
+    def __init__(self, future: "Future[Scores]", waited: Callable[[float], None]) -> None:
+        self.done, self._future, self._waited = future.done, future, waited
+
+    def result(self) -> Scores:
+        """The scores, once they are there; raises what scoring raised."""
+        begin = time.perf_counter()
+        try:
+            return self._future.result()
+        finally:
+            self._waited(time.perf_counter() - begin)
