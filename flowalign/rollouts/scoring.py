@@ -1,9 +1,11 @@
 """The reward as a run asks it: scores of samples, their number, and what people look at of them."""
 
 import math
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,14 +17,21 @@ from flowalign.rollouts.processes import Processes
 from rewards import Reward, Scores, WeightedSum, score, seen, usage
 
 
-class Scored(Protocol):
+class Scored:
     """Scores to come."""
 
-    def done(self) -> bool:
-        """Whether they are there."""
+    def __init__(self, future: "Future[Scores]") -> None:
+        self.done, self._future = future.done, future
+        self.waited = 0.0
+        """Seconds that they were waited for."""
 
     def result(self) -> Scores:
         """The scores, once they are there; raises what scoring raised."""
+        begin = time.perf_counter()
+        try:
+            return self._future.result()
+        finally:
+            self.waited += time.perf_counter() - begin
 
 
 class Scorer:

@@ -110,7 +110,7 @@ class Learner(Optimization):
         roles = dict.fromkeys(self.algorithm.roles, Snapshot(decay=1.0))
         settings = {**self.algorithm.snapshots, **roles, **self.config.training.snapshots}
         host = self.config.training.offload_copies
-        refresh = self.sharding and self._refresh
+        refresh = None if self.sharding is None else self._refresh
         self.snapshots = Snapshots(self.local_parameters, settings, refresh, host)
         self.policy.snapshots = self.snapshots
 

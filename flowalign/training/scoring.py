@@ -9,6 +9,7 @@ from typing import ParamSpec, Self
 
 import torch
 
+from flowalign.rollouts.scoring import Scored
 from rewards import Scores
 
 P = ParamSpec("P")
@@ -32,7 +33,8 @@ class Scoring:
         """Seconds by metric, after leaving: of the rollout, of waiting for scores, and in a thread of other scoring."""
 
     def __enter__(self) -> Self:
-        self._scored = self._waited = 0.0
+        self._scored = 0.0
+        self._submitted: list[Scored] = []
         self._failed = threading.Event()
         self._begin = time.perf_counter()
         if self._threaded:
@@ -49,13 +51,16 @@ class Scoring:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
             self._failed.set()
+        waited = sum(scored.waited for scored in self._submitted)
         if self._threaded:
             self._thread.shutdown()
-            self.seconds["seconds/reward_hidden"] = self._scored - self._waited
-        self.seconds["seconds/reward"] = self._waited
-        self.seconds["seconds/rollout"] = time.perf_counter() - self._begin - self._waited
+            self.seconds["seconds/reward_hidden"] = self._scored - waited
+        else:
+            waited += self._scored
+        self.seconds["seconds/reward"] = waited
+        self.seconds["seconds/rollout"] = time.perf_counter() - self._begin - waited
 
-    def submit(self, score: Callable[P, Scores], *args: P.args, **kwargs: P.kwargs) -> "Waited":
+    def submit(self, score: Callable[P, Scores], *args: P.args, **kwargs: P.kwargs) -> Scored:
         """The scores to come of `score(*args, **kwargs)`."""
 
         def timed() -> Scores:
@@ -71,30 +76,10 @@ class Scoring:
                 self._scored += time.perf_counter() - begin
 
         if self._threaded:
-            return Waited(self._thread.submit(timed), self._wait)
-        scored: Future[Scores] = Future()
-        scored.set_result(timed())
-        self._waited = self._scored
-        return Waited(scored, self._wait)
-
-    def _wait(self, seconds: float) -> None:
-        self._waited += seconds
-
-
-class Waited:
-    """Scores to come.
-
-    Args:
-        waited: called with the seconds that were waited for them.
-    """
-
-    def __init__(self, future: "Future[Scores]", waited: Callable[[float], None]) -> None:
-        self.done, self._future, self._waited = future.done, future, waited
-
-    def result(self) -> Scores:
-        """The scores, once they are there; raises what scoring raised."""
-        begin = time.perf_counter()
-        try:
-            return self._future.result()
-        finally:
-            self._waited(time.perf_counter() - begin)
+            scored = Scored(self._thread.submit(timed))
+        else:
+            future: Future[Scores] = Future()
+            future.set_result(timed())
+            scored = Scored(future)
+        self._submitted.append(scored)
+        return scored
