@@ -1,5 +1,6 @@
 """The sections that all configurations share."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -341,6 +342,9 @@ class BaseConfig(Section):
         taken = sorted({"policy", "reference", "ema", *algorithm.roles} & training.snapshots.keys())
         if taken:
             raise ConfigError(f"training.snapshots: '{taken[0]}' is a name of its own; call the snapshot otherwise")
+        for name in self.training.snapshots:
+            if not re.fullmatch(r"[\w.-]+", name):
+                raise ConfigError(f"training.snapshots: '{name}' is no name of a file; letters, digits, _ and - work")
         copied = ["policy", *algorithm.snapshots, *training.snapshots, *algorithm.roles]
         for name, snapshot in {**algorithm.snapshots, **training.snapshots}.items():
             if snapshot.of not in copied or snapshot.of == name:

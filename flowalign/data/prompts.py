@@ -137,6 +137,9 @@ class Prompts:
 
         A file is read again only when it has changed: a long one takes seconds, and a run asks several times.
         """
+        for number, one in enumerate(listed.also):
+            if one.prompts is None:
+                raise ConfigError(f"data.also[{number}].prompts: null names no prompts; leave the list out")
         first, *others = (cls._of_one(one) for one in (listed, *listed.also))
         if not others:
             return first

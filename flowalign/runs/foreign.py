@@ -39,6 +39,19 @@ def check_folder(folder: Path) -> None:
                 raise ForeignError(f"{os.path.join(place, name)} is {problem}, which a run's folder must not hold")
 
 
+def check_waits(folder: Path) -> None:
+    """Refuse a folder of a model in which something would be waited for; links stay, as hub caches have them.
+
+    Raises:
+        ForeignError: names the first one.
+    """
+    for place, _, files in os.walk(folder):
+        for name in sorted(files):
+            path = Path(place, name)
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise ForeignError(f"{path} is a pipe, a socket or a device, which a model's folder must not hold")
+
+
 def unfit(mode: int) -> str | None:
     """What makes a file of this mode one that is not opened; None for plain files and folders."""
     if stat.S_ISLNK(mode):

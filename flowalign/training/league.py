@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -64,9 +65,10 @@ class Budget:
         """Read 'seconds=60'."""
         kind, _, amount = text.partition("=")
         try:
-            if kind in ("seconds", "forwards", "reward_calls"):
-                return cls(kind, float(amount))
-        except ValueError:
+            value = float(amount)
+            if {"seconds": value > 0, "forwards": value >= 1, "reward_calls": value >= 1}[kind] and value < math.inf:
+                return cls(kind, value)
+        except (ValueError, KeyError):
             pass
         raise ConfigError(f"--budget {text}: give seconds=60, forwards=100000 or reward_calls=5000")
 
@@ -184,6 +186,10 @@ def run_league(
         for seed in range(first_seed, first_seed + seeds)
     }
     for config in loaded.values():
+        if config.model.kind != "pictures":
+            raise ConfigError(
+                f"{config.name}: a league compares models of pictures, and this recipe trains one of text"
+            )
         config.check(processes=1)
         check_same(config, pictures, panel)
     check_same_judges({name: config for (name, _), config in loaded.items()}, "--set evaluation.rewards=... is for all")

@@ -70,7 +70,7 @@ def bench(
         height=height,
         width=width,
         num_frames=num_frames,
-        rlg=rlg,
+        rlg=options.rlg(rlg),
         batch_size=batch_size,
     )
     # suites say what is wrong with their prompts and judges before a model loads
@@ -138,6 +138,7 @@ def _measure(
         with opened(model, trust):
             trained = label == run.TUNED
             policy, sampling = _load(model, lora if trained else None, dtype, trained, asked)
+        options.check_frames(policy, asked.get("num_frames"))
         for one in suites:
             if not protocols.get(one.name):
                 protocols[one.name] = protocol(one, model, lora, dtype, sampling, limit, noise)

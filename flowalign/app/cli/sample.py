@@ -65,6 +65,7 @@ def sample(
         return
     assert isinstance(policy, DiffusersPolicy)
     options.check_pictures(policy, source)
+    options.check_frames(policy, num_frames)
     wanted = sampling.model_copy(update=asked)
     print(wanted.shown())
     output.mkdir(parents=True, exist_ok=True)

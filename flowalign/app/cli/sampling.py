@@ -83,6 +83,16 @@ def pictures(images: list[Path] | None, mask: Path | None) -> dict[str, Any]:
     return record
 
 
+def check_frames(policy: Any, num_frames: int | None) -> None:
+    """Refuse a number of frames for a pipeline that makes pictures."""
+    from flowalign.errors import ConfigError
+    from flowalign.policies.diffusion.storage import makes_videos
+
+    name = type(policy.pipeline).__name__
+    if num_frames is not None and not makes_videos(name):
+        raise ConfigError(f"--num-frames: {name} has no num_frames, as it makes pictures; leave it out")
+
+
 def check_pictures(policy: Any, source: dict[str, Any]) -> None:
     """Refuse pictures for a pipeline that takes none."""
     from flowalign.errors import ConfigError

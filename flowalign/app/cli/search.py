@@ -76,6 +76,7 @@ def search(
     if not isinstance(policy, DiffusersPolicy):
         raise ConfigError(f"{model}: a search is of pictures and videos, and this run trained a language model")
     options.check_pictures(policy, source)
+    options.check_frames(policy, num_frames)
     asked = options.given(
         steps=steps,
         guidance=guidance,

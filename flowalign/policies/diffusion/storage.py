@@ -23,6 +23,7 @@ from torch import Tensor
 
 from flowalign.errors import ConfigError, FlowalignError, nearest
 from flowalign.policies.diffusion.families import family_of
+from flowalign.runs.foreign import check_waits
 from rewards.hub import hub
 
 
@@ -84,8 +85,10 @@ def load_config(path: str | Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: there is none, or it names parts that are not diffusers' or transformers': diffusers would import
-            whatever module stands there.
+            whatever module stands there; or its folder holds a pipe, which would be waited for.
     """
+    if Path(path, "model_index.json").exists():
+        check_waits(Path(path))
     try:
         saved: dict[str, Any] = DiffusionPipeline.load_config(**hub(path))
     except (OSError, ValueError) as error:

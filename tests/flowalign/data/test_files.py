@@ -242,3 +242,8 @@ def test_tables_in_text_have_metadata_in_their_other_columns(name: str, comma: s
 def test_broken_tables_are_refused(text: str, complaint: str, tmp_path: Path) -> None:
     (tmp_path / "prompts.csv").write_text(text)
     assert complaint in refused(tmp_path / "prompts.csv")
+
+
+def test_a_further_list_without_prompts_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data.also\[0\].prompts: null names no prompts"):
+        Prompts.of(PromptList(prompts="shapes_train", also=[OneList(prompts=None)]))

@@ -134,7 +134,18 @@ def test_rewards_without_a_part_strict_are_drawn_too(tmp_path: Path) -> None:
     assert (tmp_path / "league.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("text", ["forwards", "minutes=3", "seconds=long"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("forwards", "minutes=3", "seconds=long", "seconds=inf", "seconds=nan", "seconds=-1"),
+        *("forwards=inf", "forwards=nan", "reward_calls=0.5"),
+    ],
+)
 def test_a_budget_that_makes_no_sense_says_what_would(text: str) -> None:
     with pytest.raises(ConfigError, match="give seconds=60"):
         Budget.parse(text)
+
+
+def test_a_league_of_a_recipe_of_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a league compares models of pictures"):
+        run_league([recipe("tiny_lm/grpo")], 1, Budget.parse("forwards=50"), tmp_path, None, [], 1)

@@ -211,6 +211,20 @@ def test_a_pipelines_folder_names_only_classes_of_diffusers_and_transformers(
     assert "antigravity" not in sys.modules
 
 
+@pytest.mark.parametrize(
+    "place", ["model_index.json", "scheduler/scheduler_config.json", "transformer/diffusion_pytorch_model.safetensors"]
+)
+def test_a_pipe_in_a_pipelines_folder_is_refused(foreign: Path, place: str) -> None:
+    """In a process of its own, which waits for ever where it opens the pipe."""
+    folder = foreign / "pipeline"
+    shutil.copytree(shipped("tiny_sd3"), folder)
+    (folder / place).unlink()
+    os.mkfifo(folder / place)
+    command = [sys.executable, "-m", "flowalign", "sample", str(folder), "a"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode and f"{folder / place} is a pipe, a socket or a device" in ended.stderr
+
+
 def test_damaged_files_of_a_pipeline_are_one_line(foreign: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = foreign / "pipeline"
     shutil.copytree(shipped("tiny_sd3"), folder)
