@@ -298,6 +298,9 @@ def check_settings(values: dict[str, Any], folder: Path) -> None:
         return
     text = {"environment", "model"} & values.keys() or "selection" in values.get("data", {})
     base = recipe("tiny_lm/grpo" if text else "tiny_sd3/flow_grpo")
+    # of a training the rest is the recipe's
+    training = {f"training.{key}": value for key, value in values.pop("training", {}).items()}
+    values |= training
     load(base, [f"{key}={json.dumps(value)}" for key, value in values.items()])
     # whether they go together, with models and prompts that are here
     shipped = [f"{key}={json.dumps(value)}" for key, value in values.items() if key not in ("data", "model")]
