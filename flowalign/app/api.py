@@ -19,8 +19,9 @@ from flowalign.config.loader import merge
 from flowalign.config.rewards import build_reward, build_rewards
 from flowalign.data import Prompts, shipped
 from flowalign.errors import ConfigError
-from flowalign.evaluation.comparison import Comparison, Estimate
+from flowalign.evaluation.comparison import Comparison
 from flowalign.evaluation.scores import evaluate
+from flowalign.evaluation.statistics import Estimate
 from flowalign.policies.base import best_device
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.settings import Sampling

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from flowalign.config.sections import Training
-from flowalign.evaluation.comparison import estimate
 from flowalign.evaluation.scores import Evaluated
+from flowalign.evaluation.statistics import estimate
 
 logger = logging.getLogger(__name__)
 

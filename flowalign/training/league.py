@@ -5,14 +5,12 @@ import json
 import logging
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 import torch
 
 from flowalign import registry
@@ -22,6 +20,7 @@ from flowalign.core.divergences import gaussian_kl
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError, nearest
 from flowalign.evaluation.scores import Evaluated, check_same_judges, evaluate, judges
+from flowalign.evaluation.statistics import by_prompt, ranks
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.runs.files import write_atomically
 from flowalign.runs.reading import read_yaml
@@ -49,7 +48,6 @@ WORLDS = {
     ),
 }
 """what every configuration is trained on in its place: prompts, a reward of another kind, and the words' own model"""
-RESAMPLES = 2000
 COLUMNS = ("rank", "strict", "soft", "panel", "diversity", "kl", "forwards", "reward_calls", "seconds", "iterations")
 
 
@@ -111,40 +109,13 @@ def judge(trainer: Trainer, panel: Reward | None, pictures: int) -> dict[str, An
         result = evaluate(trainer.policy, trainer.evaluator.reward, prompts, settings, pictures, SEED)
         means = result.means()["all"]
         figures: dict[str, Any] = {name: means[name] for name in ("strict", "soft", "reward") if name in means}
-        figures["by_prompt"] = by_prompt(result)
+        strict = result.parts.get("strict", result.value)
+        figures["by_prompt"] = [statistics.mean(values) for values in by_prompt(strict, result.prompts)]
         if panel is not None:
             figures["panel"] = score(panel, result.samples, result.prompts, result.metadata).value.mean().item()
         figures["diversity"] = diversity(result)
         figures["kl"] = kl_from_base(policy, prompts.spread(32).texts, settings.arguments())
     return figures
-
-
-def by_prompt(result: Evaluated) -> list[float]:
-    """The mean of each prompt's samples, strict where the reward has such a part."""
-    values: dict[str, list[float]] = defaultdict(list)
-    for prompt, value in zip(result.prompts, result.parts.get("strict", result.value), strict=True):
-        values[prompt].append(value)
-    return [statistics.mean(own) for own in values.values()]
-
-
-def ranks(scores: dict[str, list[list[float]]]) -> dict[str, tuple[int, int]]:
-    """The 95% interval of each algorithm's rank: prompts are drawn with replacement for all, and seeds for each.
-
-    Args:
-        scores: of each algorithm, a row a seed, a column a prompt.
-    """
-    rng = np.random.default_rng(0)
-    tables = {name: np.array(rows) for name, rows in scores.items()}
-    prompts = next(iter(tables.values())).shape[1]
-    drawn = []
-    for _ in range(RESAMPLES):
-        columns = rng.integers(prompts, size=prompts)
-        drawn.append([table[rng.integers(len(table), size=len(table))][:, columns].mean() for table in tables.values()])
-    means = np.array(drawn)
-    # ties share the better rank
-    places = 1 + (means[:, None, :] > means[:, :, None]).sum(axis=-1)
-    low, high = np.percentile(places, [2.5, 97.5], axis=0, method="nearest").astype(int).tolist()
-    return {name: (low[i], high[i]) for i, name in enumerate(tables)}
 
 
 def run_league(

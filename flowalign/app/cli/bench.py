@@ -15,12 +15,14 @@ from flowalign.runs.files import check_output, write_atomically
 
 if TYPE_CHECKING:
     from flowalign.evaluation.benchmarks import Suite
-    from flowalign.evaluation.benchmarks.intervals import Interval
+    from flowalign.evaluation.statistics import Interval
     from flowalign.policies.diffusion import DiffusersPolicy
     from flowalign.policies.settings import Sampling
 
 
+@options.with_sampling
 def bench(
+    asked: dict[str, Any],
     model: options.Model,
     suite: Annotated[str, typer.Option(help="One or more suites with commas between: `flowalign list suites`.")],
     lora: Annotated[
@@ -28,13 +30,6 @@ def bench(
         typer.Option(help="LoRA weights to put on it: a folder, or a file of any tool that diffusers reads."),
     ] = None,
     base: Annotated[bool, typer.Option("--base", help="Measure it before training, or without the LoRA, too.")] = False,
-    steps: options.Steps = None,
-    guidance: options.Guidance = None,
-    negative_prompt: options.NegativePrompt = None,
-    height: options.Pixels = None,
-    width: options.Pixels = None,
-    num_frames: options.Frames = None,
-    rlg: options.RLG = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples a network call.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many prompts: to try out, not to compare.")] = None,
     seed: Annotated[
@@ -61,18 +56,9 @@ def bench(
     trained = (Path(model) / "config.yaml").is_file()
     if base and not trained and lora is None:
         raise ConfigError(f"--base: {model} has nothing to take off; a run's folder or --lora has")
-    if base and rlg is not None:
+    if base and "rlg" in asked:
         raise ConfigError("--rlg weighs what was trained, which --base takes off; measure one at a time")
-    asked = options.given(
-        steps=steps,
-        guidance=guidance,
-        negative_prompt=negative_prompt,
-        height=height,
-        width=width,
-        num_frames=num_frames,
-        rlg=options.rlg(rlg),
-        batch_size=batch_size,
-    )
+    asked |= options.given(batch_size=batch_size)
     # suites say what is wrong with their prompts and judges before a model loads
     for one in suites:
         one.prompts()

@@ -10,7 +10,7 @@ import typer
 
 from flowalign.app.cli.modules import find_beside, opened
 from flowalign.app.cli.results import print_comparison, suggested
-from flowalign.app.cli.sampling import TRUST
+from flowalign.app.cli.sampling import TRUST, check_frames, of_pictures, with_sampling
 from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output, write_atomically
 
@@ -29,7 +29,9 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to 
 Trust = Annotated[bool, typer.Option("--trust", help=TRUST)]
 
 
+@with_sampling
 def evaluate_runs(
+    asked: dict[str, Any],
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; the first is compared with.")],
     base: Annotated[bool, typer.Option("--base", help="Compare with the first run's model before training.")] = False,
     prompts: Annotated[str | None, typer.Option(help="A file or a shipped list; default the first run's.")] = None,
@@ -38,20 +40,24 @@ def evaluate_runs(
         typer.Option(help="A name, or a YAML file with `rewards`; several in turn. Default the first run's."),
     ] = None,
     panel: Panel = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps; default each run's own.")] = None,
     pictures: Pictures = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Seed of the first start noise.")] = None,
     json_path: Json = None,
     trust: Trust = False,
 ) -> None:
-    """Score what runs trained on held-out prompts, and compare them: the same prompts, start noises and rewards."""
+    """Score what runs trained on held-out prompts, and compare them: the same prompts, start noises and rewards.
+
+    Options of sampling are by default each run's own.
+    """
+    if base and "rlg" in asked:
+        raise ConfigError("--rlg weighs what was trained, which --base takes off; measure one at a time")
     if json_path is not None:
         check_output(json_path, "--json")
     judge = _judge(runs[0], rewards, panel, trust)
     settings = _heldout(runs[0], {"prompts": prompts, "samples_per_prompt": pictures, "seed": seed}, trust)
-    results = {"base": _evaluate(runs[0], judge, settings, trust, steps, trained=False)} if base else {}
+    results = {"base": _evaluate(runs[0], judge, settings, trust, asked, trained=False)} if base else {}
     for name, run in zip(labels_of(runs), runs, strict=True):
-        results[name] = _evaluate(run, judge, settings, trust, steps)
+        results[name] = _evaluate(run, judge, settings, trust, asked)
     _show(results, json_path, {})
 
 
@@ -163,7 +169,7 @@ def _heldout(run: Path, asked: dict[str, Any], trust: bool) -> Any:
 
 
 def _evaluate(
-    run: Path, judge: "Reward", heldout: Any, trust: bool, steps: int | None = None, trained: bool = True
+    run: Path, judge: "Reward", heldout: Any, trust: bool, asked: dict[str, Any] | None = None, trained: bool = True
 ) -> "Evaluated":
     """A run's samples of the held-out prompts, made as it makes its own, and their scores."""
     from flowalign.app.loading import load_for_sampling
@@ -174,14 +180,14 @@ def _evaluate(
     with opened(run, trust):
         config = _config(run)
     check_media(judge, config.model.kind)
-    if steps is not None and config.model.kind != "pictures":
-        raise ConfigError(f"--steps: of pictures, and {run} trained a language model")
+    if asked and config.model.kind != "pictures":
+        raise ConfigError(f"{of_pictures(asked)}, and {run} trained a language model")
     prompts = Prompts.of(heldout)
     with opened(run, trust):
         policy, sampling = load_for_sampling(str(run), None, config.model.dtype, trained)
-    if steps is not None:
-        # levels of another number of steps do not fit
-        sampling = sampling.model_copy(update={"steps": steps, "sigmas": None})
+    if asked:
+        check_frames(policy, asked.get("num_frames"))
+        sampling = sampling.model_copy(update=asked)
     policy.bind(judge)
     print(f"{run}{'' if trained else ' before training'}: {sampling.shown()}")
     return evaluate(policy, judge, prompts, sampling, heldout.samples_per_prompt, heldout.seed)

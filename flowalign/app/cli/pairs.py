@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flowalign.app.cli import sampling as options
 from flowalign.app.cli.modules import opened
-from flowalign.app.cli.sampling import Dtype, Frames, Guidance, Lora, Model, Pixels, Steps, Trust, given
 from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output, write_atomically
 
@@ -45,22 +45,19 @@ training:
 """
 
 
+@options.with_sampling
 def pairs(
-    model: Model,
+    asked: dict[str, Any],
+    model: options.Model,
     prompts: Annotated[str, typer.Argument(help="A file of prompts, a shipped list, or a data set of the hub.")],
     per_prompt: Annotated[int, typer.Option(min=2, help="Samples a prompt; n of them are n (n - 1) / 2 pairs.")] = 4,
     limit: Annotated[int | None, typer.Option(min=1, help="Use this many prompts, spread over the list.")] = None,
-    lora: Lora = None,
-    steps: Steps = None,
-    guidance: Guidance = None,
-    height: Pixels = None,
-    width: Pixels = None,
-    num_frames: Frames = None,
+    lora: options.Lora = None,
     seed: Annotated[int, typer.Option(min=0, max=2**62, help="Of the first sample; the others count on.")] = 0,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples a network call.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write; must not exist.")] = Path("pairs"),
-    dtype: Dtype = "float32",
-    trust: Trust = False,
+    dtype: options.Dtype = "float32",
+    trust: options.Trust = False,
 ) -> None:
     """Sample every prompt from several seeds, for votes in the gallery: the first round of DPO needs no run."""
     from flowalign.app.gallery.votes import DPO
@@ -75,11 +72,12 @@ def pairs(
     listed = Prompts.read(prompts).spread(limit)
     with opened(model, trust):
         policy, sampling = load_for_sampling(model, lora, dtype)
-    asked = given(steps=steps, guidance=guidance, height=height, width=width, num_frames=num_frames)
     pictures = isinstance(policy, DiffusersPolicy)
-    if not pictures and asked:
-        raise ConfigError("steps, guidance and sizes are of pictures, and this run trained a language model")
-    sampling = sampling.model_copy(update=asked | given(batch_size=batch_size))
+    if pictures:
+        options.check_frames(policy, asked.get("num_frames"))
+    elif asked:
+        raise ConfigError(f"{options.of_pictures(asked)}, and this run trained a language model")
+    sampling = sampling.model_copy(update=asked | options.given(batch_size=batch_size))
     print(sampling.shown())
     save_samples(output, 0, sampled(policy, sampling, listed, per_prompt, seed))
     if pictures:
@@ -120,7 +118,7 @@ def configuration(model: str, lora: Path | None, dtype: str, sampling: "Sampling
         lora = lora or Path(model) / "lora"
     if lora is not None and lora.exists():
         section["lora"] = {"path": str(lora)}
-    known = set(Sampling.model_fields)
+    known = set(Sampling.model_fields) - {"rlg", "rlg_from"}
     rollout = sampling.model_dump(mode="json", include=known, exclude_none=True, exclude_defaults=True)
     return TEMPLATE.format(
         folder=folder,

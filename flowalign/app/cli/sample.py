@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,20 +12,14 @@ from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output
 
 
+@options.with_sampling
 def sample(
+    asked: dict[str, Any],
     model: options.Model,
     prompts: Annotated[list[str], typer.Argument(help="One or more prompts.")],
     lora: options.Lora = None,
     image: options.Images = None,
     mask: options.Mask = None,
-    steps: options.Steps = None,
-    guidance: options.Guidance = None,
-    guidance_2: options.Guidance2 = None,
-    negative_prompt: options.NegativePrompt = None,
-    height: options.Pixels = None,
-    width: options.Pixels = None,
-    num_frames: options.Frames = None,
-    rlg: options.RLG = None,
     seed: options.Seed = 0,
     count: Annotated[int, typer.Option(min=1, help="Pictures a prompt.")] = 1,
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("samples"),
@@ -39,33 +33,22 @@ def sample(
     from flowalign.runs.samples import save_picture
 
     source = options.pictures(image, mask)
-    options.check_prompts(prompts, negative_prompt)
+    options.check_prompts(prompts, asked.get("negative_prompt"))
     check_output(output, "--output", folder=True)
     with opened(model, trust):
         policy, sampling = load_for_sampling(model, lora, dtype)
-    asked = options.given(
-        steps=steps,
-        guidance=guidance,
-        guidance_2=guidance_2,
-        negative_prompt=negative_prompt,
-        height=height,
-        width=width,
-        num_frames=num_frames,
-        rlg=options.rlg(rlg),
-    )
     texts = [prompt for prompt in prompts for _ in range(count)]
     # the same for every prompt, so that they can be compared
     seeds = [seed + number for _ in prompts for number in range(count)]
     if isinstance(policy, LanguagePolicy):
         if asked or source:
-            named = ", ".join(f"--{name.replace('_', '-')}" for name in [*asked, *source] if name != "sigmas")
-            raise ConfigError(f"{named}: of pictures, and this run trained a language model")
+            raise ConfigError(f"{options.of_pictures([*asked, *source])}, and this run trained a language model")
         for prompt, completion in zip(texts, policy.make(texts, seeds, sampling), strict=True):
             print(f"{prompt!r} -> {completion!r}")
         return
     assert isinstance(policy, DiffusersPolicy)
     options.check_pictures(policy, source)
-    options.check_frames(policy, num_frames)
+    options.check_frames(policy, asked.get("num_frames"))
     wanted = sampling.model_copy(update=asked)
     print(wanted.shown())
     output.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,9 @@
 """Options of all commands that sample from a model."""
 
+import functools
+import inspect
 import math
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,21 +19,50 @@ Images = Annotated[
     list[Path] | None, typer.Option(help="A picture to edit, to fill or to begin a video with; several in turn.")
 ]
 Mask = Annotated[Path | None, typer.Option(help="White where the picture is to be filled.")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Denoising steps.")]
-Guidance = Annotated[float | None, typer.Option(min=1, callback=finite, help="Classifier-free guidance scale.")]
-Guidance2 = Annotated[
-    float | None, typer.Option(min=1, callback=finite, help="That scale for Wan 2.2's second network.")
-]
-NegativePrompt = Annotated[str | None, typer.Option(help="What guidance leads away from.")]
-Pixels = Annotated[int | None, typer.Option(min=8, help="Pixels.")]
-Frames = Annotated[int | None, typer.Option(min=1, help="Of a video.")]
-RLG = Annotated[
-    list[str] | None,
-    typer.Option(help="Weight of what the LoRA learned: 0 the base, 1.6 beyond it; or LORA=WEIGHT, several in turn."),
-]
 Seed = Annotated[int, typer.Option(min=0, max=2**62, help="Seed of each prompt's first picture.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 Trust = Annotated[bool, typer.Option("--trust", help=TRUST)]
+
+
+OPTIONS: dict[str, Any] = {
+    "steps": Annotated[int | None, typer.Option(min=1, help="Denoising steps.")],
+    "guidance": Annotated[float | None, typer.Option(min=1, callback=finite, help="Classifier-free guidance scale.")],
+    "guidance_2": Annotated[
+        float | None, typer.Option(min=1, callback=finite, help="That scale for Wan 2.2's second network.")
+    ],
+    "negative_prompt": Annotated[str | None, typer.Option(help="What guidance leads away from.")],
+    "height": Annotated[int | None, typer.Option(min=8, help="Pixels.")],
+    "width": Annotated[int | None, typer.Option(min=8, help="Pixels.")],
+    "num_frames": Annotated[int | None, typer.Option(min=1, help="Frames of a video.")],
+    "rlg": Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Weight of what the LoRA learned: 0 the base, 1.6 beyond it; or LORA=WEIGHT, several in turn."
+        ),
+    ],
+}
+"""The options of sampling, the same for every command."""
+
+
+def with_sampling(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with all options of sampling; it is given those that were set, as its first argument."""
+    declared = inspect.signature(command)
+    _, *others = declared.parameters.values()
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in OPTIONS.items()
+    ]
+
+    @functools.wraps(command)
+    def run(**options: Any) -> None:
+        sampling = {name: options.pop(name) for name in OPTIONS}
+        command(given(**sampling | {"rlg": rlg(sampling["rlg"])}), **options)
+
+    run.__signature__ = declared.replace(  # type: ignore[attr-defined]
+        parameters=[*(other.replace(kind=inspect.Parameter.KEYWORD_ONLY) for other in others), *shared]
+    )
+    run.__annotations__ = {**command.__annotations__, **OPTIONS}
+    return run
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -38,6 +70,12 @@ def given(**options: Any) -> dict[str, Any]:
     known = {name: value for name, value in options.items() if value is not None}
     # levels of another number of steps do not fit
     return known | ({"sigmas": None} if "steps" in known else {})
+
+
+def of_pictures(names: Iterable[str]) -> str:
+    """Options of these names, which a run of a language model has no use for."""
+    options = ["--" + name.replace("_", "-") for name in names if name != "sigmas"]
+    return f"{', '.join(options)}: of pictures"
 
 
 def check_prompts(prompts: list[str], negative_prompt: str | None) -> None:

@@ -13,7 +13,9 @@ from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output
 
 
+@options.with_sampling
 def search(
+    asked: dict[str, Any],
     model: options.Model,
     prompts: Annotated[list[str], typer.Argument(help="Prompts, or a file or a shipped list of prompts.")],
     method: Annotated[
@@ -35,14 +37,6 @@ def search(
     lora: options.Lora = None,
     image: options.Images = None,
     mask: options.Mask = None,
-    steps: options.Steps = None,
-    guidance: options.Guidance = None,
-    guidance_2: options.Guidance2 = None,
-    negative_prompt: options.NegativePrompt = None,
-    height: options.Pixels = None,
-    width: options.Pixels = None,
-    num_frames: options.Frames = None,
-    rlg: options.RLG = None,
     seed: options.Seed = 0,
     output: Annotated[
         Path | None,
@@ -62,7 +56,7 @@ def search(
     allowed = Budget.parse(budget)
     methods = build_methods(method or ["best_of_n"], settings(set_ or []))
     source = options.pictures(image, mask)
-    options.check_prompts(prompts, negative_prompt)
+    options.check_prompts(prompts, asked.get("negative_prompt"))
     listed = _prompts(prompts, limit, source)
     output = Path("searches") / _named_after(prompts[0]) if output is None else output
     check_output(output, "--output", folder=True)
@@ -76,17 +70,7 @@ def search(
     if not isinstance(policy, DiffusersPolicy):
         raise ConfigError(f"{model}: a search is of pictures and videos, and this run trained a language model")
     options.check_pictures(policy, source)
-    options.check_frames(policy, num_frames)
-    asked = options.given(
-        steps=steps,
-        guidance=guidance,
-        guidance_2=guidance_2,
-        negative_prompt=negative_prompt,
-        height=height,
-        width=width,
-        num_frames=num_frames,
-        rlg=options.rlg(rlg),
-    )
+    options.check_frames(policy, asked.get("num_frames"))
     wanted: Any = sampling.model_copy(update=asked)
     print(wanted.shown())
     store = Store(output)

@@ -12,7 +12,8 @@ from PIL import Image
 
 from flowalign.app.gallery.build import CLIPS, thinned
 from flowalign.app.gallery.runs import Run, Sample, read_runs
-from flowalign.evaluation.comparison import Comparison, Significance, significance
+from flowalign.evaluation.comparison import Comparison
+from flowalign.evaluation.statistics import Significance, significance
 from flowalign.runs.environment import flat
 from flowalign.runs.files import write_atomically
 from flowalign.runs.foreign import check_folder, write_new

@@ -28,7 +28,7 @@ from tqdm.auto import tqdm
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError
 from flowalign.evaluation.benchmarks.base import SampleScores, Suite
-from flowalign.evaluation.benchmarks.intervals import Interval, as_record, differences, means
+from flowalign.evaluation.statistics import Interval, as_record, differences, means
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.storage import makes_videos
 from flowalign.policies.settings import Sampling

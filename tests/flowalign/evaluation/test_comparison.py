@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flowalign.evaluation.comparison import Comparison, Estimate, estimate, significance
+from flowalign.evaluation.comparison import Comparison
 from flowalign.evaluation.scores import Evaluated
+from flowalign.evaluation.statistics import Estimate, estimate, significance
 
 NAN = float("nan")
 

@@ -10,7 +10,8 @@ from PIL import Image
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
 from flowalign.evaluation.scores import Evaluated
-from flowalign.training.league import WORLDS, Budget, _plot, _rank, diversity, judged, ranks, run_league
+from flowalign.evaluation.statistics import ranks
+from flowalign.training.league import WORLDS, Budget, _plot, _rank, diversity, judged, run_league
 
 SMALL = [
     "training.prompts_per_iteration=2",

@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from diffusers import DiffusionPipeline
 
 import flowalign
 from flowalign import registry
-from flowalign.app.cli.main import main
+from flowalign.app.cli.main import app, main
 from flowalign.app.cli.modules import find_beside
+from flowalign.app.cli.sampling import OPTIONS
 from flowalign.config import load, recipe
 from flowalign.policies.diffusion import DiffusersPolicy
 
@@ -273,3 +275,10 @@ def test_init_writes_a_configuration_that_is_valid(
             main(wrong)
         assert hint in capsys.readouterr().err
     assert not (tmp_path / "b.yaml").exists()
+
+
+def test_commands_that_sample_have_the_same_options() -> None:
+    commands = typer.main.get_command(app).commands
+    for name in ("sample", "search", "eval", "bench", "pairs"):
+        options = {option for parameter in commands[name].params for option in parameter.opts}
+        assert options >= {f"--{key.replace('_', '-')}" for key in OPTIONS}

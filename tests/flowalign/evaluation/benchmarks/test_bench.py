@@ -14,7 +14,8 @@ from flowalign import registry
 from flowalign.app.cli.main import main
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError
-from flowalign.evaluation.benchmarks import intervals, run
+from flowalign.evaluation import statistics
+from flowalign.evaluation.benchmarks import run
 from flowalign.evaluation.benchmarks.vbench import VBench
 from flowalign.evaluation.benchmarks.worlds import Shapes
 from flowalign.planning.tiny_pipelines import PIPELINES, build
@@ -149,7 +150,7 @@ def test_intervals_are_a_bootstrap_over_prompts():
     rng = np.random.default_rng(1)
     scores = [[{"a" if i % 3 else "b": float(rng.random())} for _ in range(2)] for i in range(9)]
     scores[0][0]["b"] = [0.0, 1.0, 1.0]
-    found = intervals.means(scores, ("a", "b", "absent"))
+    found = statistics.means(scores, ("a", "b", "absent"))
     assert list(found) == ["overall", "a", "b"]
 
     def mean(prompts, name):
@@ -164,10 +165,10 @@ def test_intervals_are_a_bootstrap_over_prompts():
     assert (found["b"].low, found["b"].high) == pytest.approx((low, high))
     # paired: the same gain of every prompt is certain
     better = [[{name: np.add(value, 0.25).tolist() for name, value in s.items()} for s in p] for p in scores]
-    gain = intervals.differences(scores, better, ("a", "b"))["a"]
+    gain = statistics.differences(scores, better, ("a", "b"))["a"]
     assert (gain.mean, gain.low, gain.high) == pytest.approx((0.25, 0.25, 0.25))
     assert f"{gain:+}" == "+0.250 [+0.250, +0.250]"
-    alone = intervals.means(scores[:1], ("b",))["overall"]
+    alone = statistics.means(scores[:1], ("b",))["overall"]
     assert alone.low is None and f"{alone}" == f"{alone.mean:.3f}"
 
 
