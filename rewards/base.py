@@ -25,7 +25,7 @@ SLOW = 60.0
 NEEDS = frozenset({"image", "text", "prompt", "metadata", "reference", "frames", "latents", "sound"})
 Kind = Literal["pointwise", "pairwise", "group", "set"]
 Metadata = Sequence[Mapping[str, Any]]
-"""what is known of each sample besides its prompt"""
+"""Facts about each sample besides its prompt."""
 Steps = list[tuple[int, float]]
 """(how many characters of the text it ends after, reward) of each step, in order; a text's last step may say END"""
 END = 2**31
@@ -37,15 +37,15 @@ class Scores(Rows):
     """Scores of B samples."""
 
     value: Tensor
-    """[B] float32: what is trained on"""
+    """[B] float32: the reward."""
     parts: dict[str, Tensor] = field(default_factory=dict)
     """named [B] float32 values for the metrics and the gallery"""
     steps: list[Steps] | None = None
-    """of texts: what the steps of each one earned, where a reward knows; they add up to `value`"""
+    """Rewards of each text's steps, where a reward knows them; they add up to `value`."""
     weight: Tensor | None = None
-    """[B] how far each value is trusted, in [0, 1]: advantages are multiplied by it; None: all alike"""
+    """[B] trust in each value, in [0, 1]: advantages are multiplied by it; None: all alike."""
     replies: list[dict[str, str]] | None = None
-    """what a judge wrote about each, by question, to look at"""
+    """A judge's text about each sample, by question, to look at."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class Spec:
     """What a reward says of itself, in an attribute `spec`; a reward without one is as these defaults say."""
 
     needs: frozenset[str] = frozenset({"image", "prompt"})
-    """of "image", "text", "prompt", "metadata", "reference" (a picture or its file in metadata["reference"]),
+    """Some of "image", "text", "prompt", "metadata", "reference" (a picture or its file in metadata["reference"]),
     "frames", "latents" and "sound". They say what `samples` may hold: pictures ("image"), videos as sequences of
     pictures ("frames"), a language model's texts ("text"), pictures and texts (both), what a VAE would decode
-    (`Latents`), or a video's sound (`Sound`). Who needs several of these is handed a `Sample` with all of them."""
+    (`Latents`), or a video's sound (`Sound`). A reward with several needs gets a `Sample` with all of them."""
     kind: Kind = "pointwise"
     """pointwise: each value depends on its own sample only. group: on the samples of its group (see `groups`), which
     come whole. set: on all samples of the call. pairwise: there is a `compare` instead of a call; `WinRate` makes a
@@ -119,7 +119,7 @@ class Sample:
     """A sample from several sides, for rewards that need more of it than people see."""
 
     picture: Any = None
-    """a picture, or a video as a sequence of them; None where nobody needs it"""
+    """A picture, or a video as a sequence of them; None where no reward needs it."""
     latents: Latents | None = None
     sound: Sound | None = None
 
@@ -186,7 +186,7 @@ class Region:
     box: list[float]
     """left, top, right and bottom, in shares of the picture's sides"""
     reward: float
-    """in [-1, 1]"""
+    """Reward in [-1, 1]."""
 
 
 @runtime_checkable
@@ -405,7 +405,7 @@ def asking(reward: Any, prompts: Sequence[str]) -> Iterator[None]:
 
 
 _asked = threading.local()
-"""`rewards`: those being asked in this thread, outermost first"""
+"""`rewards`: the rewards that score in this thread, outermost first."""
 
 
 def checked(name: str, scores: Any, count: int, first: str) -> Scores:

@@ -38,7 +38,7 @@ class Composition(ABC):
     """
 
     kind: Kind = "pointwise"
-    """of the formula; the composition is as wide as its widest part"""
+    """Kind of the formula; the composition is as wide as its widest part."""
 
     def __init__(self, rewards: Sequence[Reward], title: str) -> None:
         if not rewards:

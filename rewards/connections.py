@@ -8,9 +8,9 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CONNECTIONS = 512
-"""at once, of one server"""
+"""Largest number of open connections of one server."""
 UNASKED = 128
-"""connections that may be without a whole request; beyond them the oldest is closed"""
+"""Connections that may be without a whole request; beyond them the oldest is closed."""
 HEADERS = 10.0
 """seconds that a request's headers may take to arrive"""
 HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:@/\\\s]+))(?::[0-9]{1,5})?")

@@ -27,7 +27,7 @@ class Found:
     score: float
     box: tuple[float, float, float, float]
     mask: NDArray[np.bool_] | None = None
-    """[height, width] its pixels, where the detector says"""
+    """[height, width] the object's pixels, where the detector says."""
 
 
 # COCO's names and the Pascal VOC ones that RT-DETR's checkpoints use, to GenEval's

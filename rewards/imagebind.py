@@ -13,7 +13,7 @@ from rewards.base import Metadata, Scores, Sound, Spec
 from rewards.vision import load_weights, pick_device, without_prefix
 
 RATE, SECONDS, CLIPS = 16000, 2, 3
-"""of the sounds that the model knows: samples a second, and clips of this length, spread over a sound"""
+"""Sounds that the model knows: samples a second, seconds of a clip, clips spread over a sound."""
 BANDS, FRAMES = 128, 204
 MEAN, DEVIATION = -4.268, 9.138  # of their spectrograms
 STRIDE = 10  # of the patches of a spectrogram

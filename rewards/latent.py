@@ -48,7 +48,7 @@ class Trunk(nn.Module):
 
 
 States = tuple[Tensor, list[Tensor], list[Tensor]]
-"""[B, D] of the time; of each layer [B, patches, D] and [B, words, D]"""
+"""Embedding of the time [B, D]; each layer's states [B, patches, D] and [B, words, D]."""
 
 
 class Adapter(nn.Module):

@@ -18,7 +18,7 @@ _SIZES = """
 hidden_size intermediate_size num_hidden_layers num_attention_heads image_size patch_size layer_norm_eps
 """.split()
 READ, SEEN = ".multiway.0.", ".multiway.1."
-"""in the checkpoint's names of the layers that are twofold"""
+"""Parts of the checkpoint's names of layers that exist twice: for text and for pictures."""
 _VISION_NAMES = {
     "embeddings.cls_token": "embeddings.class_embedding",
     "embeddings.patch_embed.weight": "embeddings.patch_embedding.weight",

@@ -64,7 +64,7 @@ class RatingWord(ModelReward):
     name: str
     spec = Spec(frozenset({"image"}), differentiable=True)
     worths: tuple[float, ...]
-    """of the words, the best first"""
+    """Values of the words, the best first."""
 
     def __init__(
         self, question: str | None, model: str, aspect: Aspect, batch_size: int, device: str, dtype: Dtype

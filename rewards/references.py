@@ -14,7 +14,7 @@ from rewards.base import Metadata, Reward, RewardError, Spec
 from rewards.compose import Composition, one_each
 
 KEY = "reference_score"
-"""of the metadata: a number, a list of numbers, or either for each reward under its name"""
+"""Key of the metadata: a number, a list of numbers, or either for each reward under its name."""
 
 
 class Referenced(Composition):

@@ -19,7 +19,7 @@ from rewards.shapes.grammar import Request, parse
 ENOUGH = 20  # pixels of a colour; the smallest drawn triangle has 36
 STRAY = 0.15  # of the ink may have other colours
 DIRECTIONS = {"left of": (0, 1), "right of": (0, -1), "above": (1, 0), "below": (-1, 0)}
-"""from the first to the second, down and across"""
+"""Direction from the first object to the second, down and across."""
 
 
 def is_of_two_colours(request: Request) -> bool:

@@ -27,7 +27,7 @@ from rewards.shapes.clip import TINY_CLIP
 from rewards.vision import Dtype, ModelReward, pick_device
 
 FAR = 1e3
-"""cost that keeps what is left alone on both sides apart"""
+"""Cost between what has no partner on either side, so that it is not paired."""
 
 
 class PISCES(ModelReward):

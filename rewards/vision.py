@@ -186,7 +186,7 @@ def load_weights(source: str | Path) -> dict[str, Tensor]:
 
 
 WEIGHTS = "pytorch_model*.bin"
-"""the files of weights that transformers writes, where others, such as training_args.bin, are pickles of any kind"""
+"""Files of weights that transformers writes; others, such as training_args.bin, are pickles of any kind."""
 
 
 def load_repository(source: str) -> tuple[dict[str, Any], dict[str, Tensor]]:

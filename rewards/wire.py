@@ -32,7 +32,7 @@ BROKEN = (
     RecursionError,
     Image.DecompressionBombError,
 )
-"""what reading bytes that are no request may raise"""
+"""Errors from reading bytes that are no request."""
 JSON, SAFETENSORS = "application/json", "application/x-safetensors"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 WORDINGS = Path(__file__).parent / "wordings"
-"""what models are told where the authors' words are not given"""
+"""Folder of wordings for models whose authors gave none."""
 
 
 def wording(title: str, files: Sequence[Path], names: Sequence[str], theirs: str, markers: Sequence[str]) -> str:

@@ -37,7 +37,7 @@ class Traits:
     largest_eta: float = math.inf
     """1 where eta is the share of the noise that a step replaces"""
     log_prob: Callable[[Tensor, Tensor, Tensor], Tensor] = gaussian_log_prob
-    """of (value, mean, std)"""
+    """The function of (value, mean, std) that gives it."""
     learned: bool = False
     """a network decides on the noise, not the levels and eta alone"""
 
@@ -171,7 +171,7 @@ KERNELS: dict[str, Kernel] = {
     "ddim": ddim,
     "ddim_published": ddim_published,
 }
-"""by the names that configurations use"""
+"""Kernels by their names in configurations."""
 
 
 def check_eta(kernel: Kernel, eta: float) -> None:

@@ -50,7 +50,7 @@ class Experience:
     batch: Batch
     metrics: dict[str, float]
     items: Tensor
-    """[N, ...] integers that name what is learned from, as many for every group, group after group"""
+    """[N, ...] integers that name the items, as many for every group, group after group."""
 
     def outcome(self) -> tuple[Tensor, Tensor] | None:
         """[B] rewards of the batch's samples and [B] mean sizes of their advantages; None where there are none."""
@@ -79,9 +79,9 @@ class Seen:
     images: list[Image]
     scores: Scores
     reward: Tensor
-    """[B] what a sample is rewarded with: its score, or what the algorithm makes of it"""
+    """[B] reward of each sample: its score, or the algorithm's own value."""
     advantage: Tensor | None = None
-    """[B, T], NaN for steps that nothing is learned from; None where the algorithm has no advantages"""
+    """[B, T], NaN for steps that nothing is learned from; None where the algorithm has no advantages."""
     wins: Tensor | None = None
     """[B, B] share of the row's wins over the column, NaN for pairs that did not meet; None without comparisons"""
 

@@ -32,7 +32,7 @@ class OffPolicy(base.AlgorithmSettings):
     """See `core.off_policy.correction`; costs a forward pass of every action."""
 
     level: Level = "token"
-    """'token': of each action, be it a token or a denoising step"""
+    """Unit of the ratio; 'token': each action, be it a token or a denoising step."""
     rule: Rule = "truncate"
     largest: float = Field(2.0, gt=0)
     smallest: float = Field(0.0, ge=0)
@@ -42,15 +42,15 @@ class PolicyGradientSettings(base.AlgorithmSettings):
     """Settings that all have; a family and its methods add their own."""
 
     advantage: Named
-    """`flowalign list advantages`, with its settings"""
+    """Name in `flowalign list advantages`, with its settings."""
     loss: Named
-    """`flowalign list losses`, with its settings"""
+    """Name in `flowalign list losses`, with its settings."""
     kl_weight: float = Field(0.0, ge=0)
-    """of the divergence from the start weights"""
+    """Weight of the divergence from the start weights."""
 
     off_policy: OffPolicy | None = None
-    """weigh actions by how probable the current weights find them, over how probable the weights or the engine that
-    sampled did; ratios then refer to the current weights"""
+    """Weigh actions by the ratio of their probabilities under the current weights and under the weights or the engine
+    that sampled; ratios then refer to the current weights."""
 
     moved: ClassVar[dict[str, str]] = {
         "clip_range": "loss: {clip_range: ...}",
@@ -83,24 +83,24 @@ class Experience(base.Experience):
     """One process's trajectories of an iteration, and what each action earned."""
 
     rollout: Any
-    """of the policy's kind"""
+    """Rollout of the policy's kind."""
     scores: Scores
     reward: Tensor
-    """[B] that the advantages came from: the score, where every action has a reward of its own"""
+    """[B] reward behind the advantages: the score, where every action has a reward of its own."""
     group: Tensor
     """[B]"""
     advantage: Tensor
     """[B, T]"""
     weight: Tensor
-    """[B, T] of each action's loss"""
+    """[B, T] weight of each action's loss."""
     penalty_weight: Tensor
-    """[B, T] of each action's divergences, which are part of every loss"""
+    """[B, T] weight of each action's divergences, which are part of every loss."""
     all_teach: bool = False
-    """the loss is not one of advantages alone"""
+    """Whether the loss has more terms than advantages give."""
     teacher: Tensor | None = None
     """[B, T] log-probabilities under a teacher, where there is one"""
     drops_rows: bool = False
-    """rows that earned nothing leave the loss with all its terms"""
+    """Whether rows that earned nothing leave the loss with all its terms."""
 
     def outcome(self) -> tuple[Tensor, Tensor]:
         return self.scores.value, masked_mean(self.advantage.abs(), self.rollout.mask)[: len(self.batch)]
@@ -139,11 +139,11 @@ class PolicyGradient(
     headline = "reward/mean"
     combines = base.Algorithm.combines | {"refill", "replay", "ratios", "advantages", "workers"}
     fields: ClassVar[frozenset[str]] = frozenset({"rewards"})
-    """fields of its record that an advantage may need, of those that not every rollout has"""
+    """Fields of its record that an advantage may need and not every rollout has."""
     dense: ClassVar[bool] = False
-    """every action has a reward of its own"""
+    """Whether every action has a reward of its own."""
     piece: ClassVar[LooksAt] = "action"
-    """the largest piece that a loss gets at once"""
+    """Largest piece of a trajectory that one call of the loss gets."""
 
     def __init__(self, settings: PolicyGradientSettings) -> None:
         super().__init__(settings)

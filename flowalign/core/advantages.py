@@ -470,4 +470,4 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "best_margin": best_margin,
     "psr_nsr": psr_nsr,
 }
-"""by the names that configurations use"""
+"""Advantages by their names in configurations."""

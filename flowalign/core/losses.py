@@ -316,4 +316,4 @@ LOSSES: dict[str, Callable[..., Losses]] = {
     "reg_grpo": reg_grpo,
     "pacs": pacs,
 }
-"""by the names that configurations use"""
+"""Losses by their names in configurations."""

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 LEAST_WEIGHT = 1e-5
-"""that the weight of an adaptive error is at least"""
+"""Lower bound of an adaptive error's weight."""
 
 
 def optimality(advantage: Tensor, largest: float) -> Tensor:

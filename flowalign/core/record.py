@@ -17,31 +17,31 @@ class Record:
     group: Tensor
     """[B] integers"""
     mask: Tensor
-    """[B, T] bool: the actions that were drawn"""
+    """[B, T] bool: the sampled actions."""
     log_prob: Tensor
-    """[B, T] when they were drawn"""
+    """[B, T] log-probabilities under the sampling weights."""
     rewards: Tensor
-    """[L, B] each of the rewards that are summed"""
+    """[L, B] values of each reward of the sum."""
     weights: Tensor
-    """[L] their weights"""
+    """[L] weights of the rewards in the sum."""
     names: tuple[str, ...] = ()
-    """and their names in the configuration"""
+    """Names of the rewards in the configuration."""
     seed: int = 0
-    """of this iteration's random choices, the same on every process"""
+    """Seed of this iteration's random choices, the same on every process."""
     entropy: Tensor | None = None
-    """[B, T] of the distribution that each action was drawn from, where it is known"""
+    """[B, T] entropy of the distribution that each action was drawn from, where it is known."""
     baseline: Tensor | None = None
     """[B] reward of the most probable trajectory of the row's prompt, where an advantage needs it"""
     state: Tensor | None = None
     """[B, T] integers: actions of one number were taken in one and the same state; where an advantage needs it"""
     steps: Tensor | None = None
-    """[B, T] rewards of the steps that end with these actions, NaN elsewhere, where rewards know of steps"""
+    """[B, T] rewards of the steps that end with these actions, NaN elsewhere; None without step rewards."""
     turn: Tensor | None = None
-    """[B, T] integers from 0: actions of one number in a row are one turn; None: each is one of its own"""
+    """[B, T] integers from 0: neighbouring actions of one number are one turn; None: each action is its own turn."""
     ended: Tensor | None = None
-    """[B] bool: the trajectory came to its end, was not cut"""
+    """[B] bool: the trajectory came to its end and was not cut."""
     weight: Tensor | None = None
-    """[B] by which the rewards weigh the advantages"""
+    """[B] confidence of the rewards: factor of the advantages."""
 
     def reward_of(self, name: str) -> Tensor:
         """[B] the one of `rewards` that has this name.
@@ -61,14 +61,14 @@ class Actions:
     log_prob: Tensor
     """[N] or [N, T]"""
     old_log_prob: Tensor
-    """of the weights that the ratio refers to"""
+    """[N] or [N, T] log-probabilities under the weights that the ratio refers to."""
     advantage: Tensor
     mask: Tensor
-    """bool: those that were drawn"""
+    """[N] or [N, T] bool: the sampled actions."""
     group: Tensor
     """[N] integers"""
     reward: Tensor
-    """[N] of the trajectory"""
+    """[N] reward of the trajectory."""
 
     @property
     def ratio(self) -> Tensor:
@@ -77,7 +77,7 @@ class Actions:
 
 
 LARGEST_LOG_RATIO = 20.0
-"""beyond it a ratio stays as it is: from 88 on it is infinite in float32, and infinity times 0 is no number"""
+"""Bound of log-ratios: from 88 on a ratio is infinite in float32, and infinity times 0 is not a number."""
 
 
 def ratio_of(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:

@@ -20,12 +20,12 @@ class Batch(Rows):
     group: list[int]
     """group number of each sample, the same on every process layout"""
     seeds: list[int]
-    """of the start noise"""
+    """Seeds of the start noise."""
     noise_seeds: list[int]
-    """of the step noise, or of a text's draws"""
+    """Seeds of the step noise, or of a text's draws."""
     iteration: int
     picks: list[int]
-    """number of each sample's prompt in the list it was drawn from; -1: it was not drawn in this iteration"""
+    """Number of each sample's prompt in the list it was drawn from; -1: not drawn in this iteration."""
 
     @property
     def shares_start_noise(self) -> bool:

@@ -15,7 +15,7 @@ from flowalign.errors import ConfigError, nearest
 
 ASSETS = Path(str(resources.files("flowalign.data"))) / "assets"
 TABLES = {".csv": ",", ".tsv": "\t"}
-"""Endings of tables in text, and what parts their cells."""
+"""Endings of tables in text, each with the character between its cells."""
 SUFFIXES = (".txt", ".jsonl", *TABLES, ".parquet")
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 CLIPS = (".mp4", ".webm", ".mov", ".mkv", ".gif")
@@ -32,9 +32,9 @@ def is_clip(file: str) -> bool:
 
 
 LONGEST = 100_000
-"""characters of a prompt"""
+"""Largest length of a prompt, in characters."""
 Rows = Iterator[tuple[str, Any]]
-"""a place for messages, such as 'prompts.txt, line 3', and what is there"""
+"""A row's place for messages, such as 'prompts.txt, line 3', and its content."""
 
 
 def records(

@@ -30,7 +30,7 @@ PLURALS |= {"skis": "skis", "scissors": "scissors", "computer mouse": "computer 
 
 TASKS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 Asked = tuple[Any, ...]
-"""what a prompt asks for, the same in whichever order it says it"""
+"""The content of a prompt, the same in whichever order the prompt says it."""
 
 
 def generate(

@@ -27,7 +27,7 @@ class Source:
 
     images: tuple[str, ...]
     mask: str | None = None
-    """white where the picture is to be filled"""
+    """Picture that is white where the sample is to be filled."""
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> "Source | None":
@@ -42,18 +42,18 @@ class OneList(Section):
     """The keys that say which prompts: see `flowalign.data.files.records`."""
 
     prompts: str | None
-    """a text, JSON lines or parquet file, a data set (a folder, or owner/name of the hub), or a shipped list"""
+    """A text, JSON lines or parquet file, a data set (a folder, or owner/name of the hub), or a shipped list."""
     column: str = "prompt"
-    """which one has the prompts; the others are their metadata"""
+    """Column of the prompts; the other columns are their metadata."""
     split: str | None = None
     subset: str | None = None
-    """of a data set"""
+    """Subset of a data set."""
     where: dict[str, list[str | int]] = {}
     """keep the prompts whose metadata has one of these values"""
     limit: int | None = Field(None, ge=1)
     """use this many prompts, spread evenly over the list"""
     metadata: dict[str, Any] = {}
-    """of every prompt, besides its own; rewards and selections tell tasks apart by it"""
+    """Metadata of every prompt, besides its own; rewards and selections tell tasks apart by it."""
 
 
 class PromptList(OneList):
@@ -69,7 +69,7 @@ class Difficulty(Section):
     low: float = 0.0
     high: float = 1.0
     key: str = "success_rate"
-    """in the metadata"""
+    """Key in the metadata."""
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Prompts:
     """A list of prompts with a metadata record each."""
 
     noun: ClassVar[str] = "prompt"
-    """for messages"""
+    """Noun for messages."""
     samples: ClassVar[tuple[str, ...]] = ()
     """keys of the metadata that name files of pictures or videos to learn from"""
     texts: list[str]

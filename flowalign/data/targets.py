@@ -9,7 +9,7 @@ from flowalign.data.prompts import Prompts
 from flowalign.errors import ConfigError
 
 LABELS: Mapping[Any, bool] = {True: True, False: False, "good": True, "bad": False}
-"""by what a line says; 1 and 0 are true and false"""
+"""Labels by their words in a file; 1 and 0 are true and false."""
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import Any
 
 VERDICTS = ("first", "second", "tie", "skip")
 WORTH = {"first": 0.0, "second": 1.0, "tie": 0.5}
-"""of a verdict for the second picture"""
+"""Value of a verdict for the second picture."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Pair:
     prompt: str
     seed: str
     first: Path | str
-    """a picture's file, or a text"""
+    """A picture's file, or a text."""
     second: Path | str
 
 

@@ -25,14 +25,14 @@ def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 TRAINED, START = "default", "start"
-"""names of the adapter that is trained, and of the one that it started from where that was given"""
+"""Names of the trained adapter, and of the given one that it started from."""
 OWN = "trained"
-"""stands for the adapter that is trained, among paths of others"""
+"""Name of the trained adapter among paths of other adapters."""
 GRAPHS = 64
-"""compiled of one class of blocks at most: three kinds of them (SD3.5), with and without gradients, with each set of
-weights, and at several sizes"""
+"""Largest number of compiled graphs of one class of blocks: three kinds of them (SD3.5), with and without gradients,
+with each set of weights, and at several sizes."""
 R = TypeVar("R")
-"""a rollout"""
+"""Type of a rollout."""
 
 
 class Policy(Generic[R]):
@@ -357,7 +357,7 @@ def best_device() -> torch.device:
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""What networks run in, by name."""
+"""Number formats of networks, by name."""
 
 
 def torch_dtype(dtype: torch.dtype | str) -> torch.dtype:

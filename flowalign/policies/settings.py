@@ -16,7 +16,7 @@ class Lora(Section):
     it; rank, alpha, targets and init are then its own"""
     rank: int = Field(32, ge=1)
     alpha: float = Field(64, gt=0)
-    """default twice the rank"""
+    """Default: twice the rank."""
     targets: list[str] | Literal["all-linear"] | None = None
     """module names, or all linear layers but the output's; default the model family's"""
     init: bool | str = True
@@ -34,13 +34,13 @@ class TextLora(Section):
 
     rank: int = Field(16, ge=1)
     alpha: float = Field(32, gt=0)
-    """default twice the rank"""
+    """Default: twice the rank."""
     targets: list[str] = ["q_proj", "k_proj", "v_proj", "out_proj"]
     """module names"""
     init: bool | str = True
     """peft's init_lora_weights"""
     encoders: list[str] = Field(["text_encoder"], min_length=1)
-    """the pipeline's names of those that are trained"""
+    """The pipeline's names of the trained text encoders."""
     denoiser: bool = True
     """the denoiser's LoRA is trained too; false leaves the denoiser as it is, and there is none"""
 
@@ -55,12 +55,12 @@ class Network(Section):
     """What all models have."""
 
     kind: Literal["pictures", "text"]
-    """of the samples that it makes"""
+    """Kind of the samples."""
     path: str
-    """a folder, a hub name, also with its revision (owner/name@commit), or a model shipped with flowalign; of pictures
-    also a single file (.safetensors)"""
+    """A folder, a hub name, also with its revision (owner/name@commit), or a model shipped with flowalign; for pictures
+    also a single file (.safetensors)."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """of the frozen weights and the forward pass; what is trained stays float32"""
+    """Number format of the frozen weights and the forward pass; trained weights stay float32."""
     autocast: Literal["bfloat16", "float16"] | None = None
     """Lower precision of the forward pass over frozen weights in float32, twice the memory; null: that of `dtype`."""
     lora: Lora | None = Lora()
@@ -86,9 +86,9 @@ class ContextParallel(Section):
     """Processes that each have a part of every sample's tokens, ulysses * ring of them: for long videos."""
 
     ulysses: int = Field(1, ge=1)
-    """exchange attention heads, of which each then has a part"""
+    """Processes that exchange attention heads; each computes some of the heads."""
     ring: int = Field(1, ge=1)
-    """pass keys and values around; on GPUs, with an attention backend that can (`model.attention: _native_cudnn`)"""
+    """Processes that pass on keys and values; on GPUs, with `model.attention: _native_cudnn` or another that can."""
 
     @property
     def degree(self) -> int:
@@ -99,8 +99,8 @@ class ContextParallel(Section):
 class Model(Network):
     kind: Literal["pictures"] = "pictures"
     config: str | None = None
-    """of a single file: folder or hub name of a pipeline that says what its parts are, and has those that the file
-    lacks; default diffusers' guess"""
+    """Folder or hub name of a pipeline that describes a single file's parts, and has the missing ones; default:
+    diffusers' guess."""
     attention: str | None = None
     """diffusers attention backend: native (default), xformers, flash, ..."""
     encode: dict[str, Any] = {}
@@ -111,7 +111,7 @@ class Model(Network):
     text_lora: TextLora | None = None
     """train the text encoders too, or alone; for methods that learn from the steps of a rollout"""
     base_bits: Literal[4, 8, "fp8"] | None = None
-    """of the frozen weights under a LoRA: 4 or 8 by bitsandbytes (GPUs only), fp8 (e4m3) by torchao; each an extra"""
+    """Bits of frozen weights under a LoRA: 4 or 8 by bitsandbytes (GPUs only), fp8 (e4m3) by torchao; extras."""
     offload_vae: bool = False
     """the VAE stays in the CPU's memory and visits the device to decode, as the text encoders do to encode"""
     offload_text: bool = False
@@ -147,11 +147,11 @@ class Snapshot(Section):
     """0 copies the policy, 1 stays; or 'start-value-slope-end': value + slope * (updates - start) from the update
     `start` on, at most end, and before it value"""
     every: Literal["iteration", "update"] = "iteration"
-    """when it moves"""
+    """Event at which the snapshot moves."""
     interval: int = Field(1, ge=1)
     """iterations, or updates, from one move to the next"""
     of: str = "policy"
-    """whose copy it is: the policy's, or another of the algorithm's sets of weights"""
+    """Weights that are copied: the policy's, or another of the algorithm's sets of weights."""
 
     @field_validator("decay")
     @classmethod
@@ -181,7 +181,7 @@ class Role(Section):
     betas: tuple[float, float] | None = None
     """default the policy's"""
     updates: int = Field(1, ge=1)
-    """for one of the policy's"""
+    """Updates for one update of the policy."""
     alone: int = Field(0, ge=0)
     """updates of the policy at the start of training that are left out, so that it is ready when the policy moves"""
 
@@ -227,23 +227,23 @@ class Sampling(SamplingSettings):
     guidance: float = Field(1.0, ge=1)
     """1 samples without classifier-free guidance"""
     guidance_2: float | None = Field(None, ge=1)
-    """of the second denoiser (Wan 2.2 14B, low noise); default `guidance`"""
+    """Guidance of the second denoiser (Wan 2.2 14B, low noise); default `guidance`."""
     negative_prompt: str = ""
-    """what guidance leads away from; a line of the prompt file with a 'negative_prompt' of its own goes before"""
+    """Prompt that guidance leads away from; a line of the prompt file may have its own 'negative_prompt'."""
     sigmas: list[float] | None = None
     """noise levels before the pipeline's own shift; default its scheduler's"""
     order: Literal[1, 2] = 1
-    """of the solver from the last stochastic step on: 1 is Euler's rule, 2 DPM-Solver++ (2M)"""
+    """Order of the solver from the last stochastic step on: 1 is Euler's rule, 2 DPM-Solver++ (2M)."""
     height: int | None = Field(None, ge=8)
     width: int | None = Field(None, ge=8)
     num_frames: int | None = Field(None, ge=1)
-    """of a video"""
+    """Frames of a video."""
     rlg: float | dict[str, float] = 1.0
-    """weight of what a LoRA has learned: 0 is the base, 1 the trained model, 1.6 more of it at twice the time (RLG); or
-    of several, each a folder, file or hub name with its weight, 'trained' the model's own"""
+    """Weight of a LoRA's change: 0 is the base, 1 the trained model, 1.6 more of it at twice the time (RLG); or several
+    LoRAs, each a folder, file or hub name with its weight, 'trained' the model's own."""
 
     rlg_from: int = Field(0, ge=0)
-    """steps before it are sampled without rlg"""
+    """First step that is sampled with rlg."""
 
     @property
     def networks(self) -> int:
@@ -277,13 +277,13 @@ class TextSampling(SamplingSettings):
     """How a language model is sampled."""
 
     max_new_tokens: int = Field(256, ge=1)
-    """where a text without an end is cut; with an environment, a turn"""
+    """Length at which a text without an end is cut; with an environment, a turn."""
     temperature: float = Field(1.0, ge=0)
     """0 takes the most probable token"""
     top_p: float = Field(1.0, gt=0, le=1)
-    """draw from the most probable tokens up to this probability together; what is drawn is scored that way too"""
+    """Draw from the most probable tokens up to this probability together; it counts in log-probabilities too."""
     top_k: int = Field(0, ge=0)
-    """draw from this many; 0: all"""
+    """Draw from this many most probable tokens; 0: all."""
     min_p: float = Field(0.0, ge=0, le=1)
     """draw from tokens of at least this share of the largest probability"""
     repetition_penalty: float = Field(1.0, gt=0)

@@ -19,7 +19,7 @@ from samplers.completion import complete, path
 from samplers.rows import Rows
 
 Cost = Callable[[int], tuple[int, int]]
-"""size -> (states whose velocity is asked for, samples scored)"""
+"""size -> (velocities computed, samples scored)."""
 Kind = Literal["forwards", "reward_calls", "samples"]
 
 
@@ -53,11 +53,11 @@ class Particles(Rows):
     x: Tensor
     """[N, ...] float32"""
     step: Tensor
-    """[N] from 0, the start noise, to T, where it is finished"""
+    """[N] number of the step, from 0, the start noise, to T, the finished sample."""
     node: Tensor
-    """[N] number of the node it came from, -1 for none"""
+    """[N] number of the node it came from, -1 for none."""
     score: Tensor
-    """[N] what it, or the x0 predicted from it, scored last; NaN before"""
+    """[N] last score of it, or of the x0 predicted from it; NaN before."""
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed."""

@@ -29,7 +29,7 @@ class Potentials(Rows):
     """What N particles' potentials depend on, which goes with them when they are resampled."""
 
     memory: Tensor
-    """[N] of the scores so far: the last for diff, the largest for max, their sum for add"""
+    """[N] memory of the scores so far: the last for diff, the largest for max, their sum for add."""
     product: Tensor
     """[N] logarithm of the potentials so far, multiplied"""
 

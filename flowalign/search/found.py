@@ -10,7 +10,7 @@ from flowalign.runs.samples import Picture
 from flowalign.runs.show import Grid
 
 SMALL = 96
-"""pixels of the longer side of a node's picture"""
+"""Pixels of the longer side of a node's picture."""
 
 
 @dataclass
@@ -20,13 +20,13 @@ class Node:
     parent: int | None
     """number of the node that it came from"""
     step: int
-    """of the schedule: 0 the start noise, T a finished sample"""
+    """Number of the step: 0 the start noise, T a finished sample."""
     score: float
     """reward of the finished sample, or of the x0 predicted there"""
     forwards: int
-    """that had been used when it was scored"""
+    """Network evaluations up to its score."""
     kept: bool = True
-    """false where the search went on without it"""
+    """False where the search went on without it."""
 
 
 @dataclass
@@ -46,20 +46,20 @@ class Found:
     prompt: str
     method: str
     steps: int
-    """T of the schedule"""
+    """T, the steps of the schedule."""
     nodes: list[Node] = field(default_factory=list)
     forwards: int = 0
     """network evaluations, each branch of guidance one; a gradient counts as two more"""
     reward_calls: int = 0
     """samples scored"""
     log_mean: float | None = None
-    """of methods that weigh particles: estimate of log E[exp(strength * reward)] over plain samples"""
+    """Estimate of log E[exp(strength * reward)] over plain samples, from methods that weigh particles."""
     first: Candidate | None = None
-    """the first one that was finished"""
+    """The first candidate that was finished."""
     best: Candidate | None = None
     worst: Candidate | None = None
     small: dict[int, Image.Image] | None = None
-    """pictures of nodes to look at, by number; of videos the first frame. None: nobody wants to look at them"""
+    """Pictures of nodes to look at, by number; the first frame of a video. None: nobody wants to look at them."""
 
     @property
     def score(self) -> float:

@@ -9,9 +9,9 @@ from torch.optim import Optimizer
 from flowalign.search.engine import Engine
 
 Generate = Callable[[], Tensor]
-"""() -> [1, ...] the finished sample of the present noises"""
+"""() -> [1, ...] the finished sample of the present noises."""
 Loss = Callable[[Tensor, float], Tensor]
-"""(sample [1, ...], what it scored) -> what is to fall"""
+"""(sample [1, ...], its score) -> value to minimise."""
 
 
 def optimize(

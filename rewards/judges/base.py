@@ -10,7 +10,7 @@ class Question:
     """Pictures, then a text, as one user message."""
 
     pictures: tuple[Any, ...]
-    """of PIL; a local judge's `label_logits` takes tensors [3, H, W] in [0, 1] too, and passes gradients on to them"""
+    """PIL images; a local judge's `label_logits` takes tensors [3, H, W] in [0, 1] too, with gradients."""
     text: str
     system: str = ""
 

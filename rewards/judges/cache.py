@@ -12,7 +12,7 @@ from rewards.judges.base import Judge, Question
 from rewards.usage import Usage
 
 WAIT = 60.0
-"""seconds for another process that writes"""
+"""Seconds to wait for another process that writes."""
 
 
 class CachedJudge:

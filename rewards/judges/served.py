@@ -26,7 +26,7 @@ class Served:
     __pydantic_config__ = {"extra": "forbid"}
 
     url: str
-    """up to and without /chat/completions, e.g. http://127.0.0.1:8000/v1"""
+    """Address without /chat/completions, e.g. http://127.0.0.1:8000/v1."""
     model: str
     """the name the server gives the model"""
     concurrency: int = 32
@@ -38,7 +38,7 @@ class Served:
     token_variable: str | None = None
     """environment variable with the server's key"""
     price: tuple[float, float] | None = None
-    """of a million tokens of questions and of a million of replies, in any currency; the metrics have the cost"""
+    """Prices of a million tokens of questions and of replies, in any currency; the metrics have the cost."""
     cache: str | None = None
     """folder where answers are kept, so that the same question is asked once"""
 

@@ -7,7 +7,7 @@ from rewards.judges.template import Template
 from rewards.wording import named_texts
 
 OPENED = {"request": "prompt", "text_prompt": "prompt"}
-"""what authors call the prompt in their texts"""
+"""Authors' names for the prompt in their texts."""
 
 
 def with_wording(template: Template, file: Path) -> Template:

@@ -35,7 +35,7 @@ class Found:
     y: float
     x: float
     height: int
-    """of its box, in pixels"""
+    """Height of its box, in pixels."""
     width: int
 
     @property
@@ -51,9 +51,9 @@ class Verdict:
     strict: bool
     requirements: dict[str, bool]
     subjects: tuple[bool, bool]
-    """whether the things asked for are there: both, or colour and shape where there is one kind"""
+    """Whether each subject is there: both things, or colour and shape where there is one thing."""
     relation: bool | None
-    """whether the second stands to the first as asked; None where nothing was asked"""
+    """Whether the second stands to the first as the prompt says; None where it says nothing."""
 
 
 def check(image: Image.Image, prompt: str) -> Verdict:

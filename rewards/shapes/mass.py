@@ -17,9 +17,9 @@ from rewards.vision import to_tensor
 FILL = {"circle": np.pi / 4, "square": 1.0, "triangle": 0.56}
 """share of its box that a shape covers"""
 NEAREST = 0.02
-"""temperature of a pixel's choice among colours, in the same units as pixels"""
+"""Temperature of a pixel's choice among colours, in the same units as pixels."""
 COVERED = 0.1
-"""and of whether it is covered, which it is from half way to the colour on, in shares of the way"""
+"""Temperature of whether a pixel is covered, which it is from half way to the colour on, in shares of the way."""
 
 
 class ShapesMass:

@@ -13,15 +13,15 @@ class Turn:
     """Where the model's part of a turn is in a transcript, and what it earned."""
 
     begin: int
-    """characters of the text before it"""
+    """Characters of the text before it."""
     end: int
     """characters of the text up to its end; the environment's answer follows"""
     context: int
     """tokens of the transcript before it"""
     reward: float
-    """what the environment paid"""
+    """Reward that the environment gave."""
     state: str
-    """what it was taken in"""
+    """State in which the turn was taken."""
 
 
 class Transcript(str):

@@ -114,7 +114,7 @@ class MultipleChoice:
 
 
 Verdict = Literal["right", "wrong", "slow", "unreadable"]
-"""of a text's answer; 'unreadable' is the right answer"""
+"""Judgement of a text's answer; 'unreadable' means that the right answer could not be read."""
 
 
 class Maths:

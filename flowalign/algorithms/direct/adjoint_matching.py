@@ -33,22 +33,22 @@ from samplers.noise import generators
 MEMORYLESS = {"ddim": 1.0, "flow_sde": 2**0.5}
 """the eta of each kernel that forgets the start noise"""
 EARLY = 0.6
-"""share of the steps that one half of a sample's are drawn from"""
+"""Share of the steps from which half of a sample's learned steps are drawn."""
 
 
 class AdjointMatchingSettings(base.DirectSettings):
     scale: float = Field(100.0, ge=0)
-    """of the reward; larger ones move further from the start weights"""
+    """Factor of the reward; larger ones move further from the start weights."""
     steps_per_sample: int = Field(4, ge=2)
-    """steps of a trajectory that are learned from"""
+    """Steps of a trajectory to learn from."""
 
 
 @dataclass(kw_only=True)
 class Experience(base.Experience):
     adjoint: Tensor
-    """[B, T, ...] of the states that steps end in"""
+    """[B, T, ...] adjoints of the states that steps end in."""
     guided: Rollout
-    """as it was sampled; `rollout` has the same samples, whose steps are taken again without guidance"""
+    """The rollout as it was sampled; `rollout` has the same samples, whose steps are taken again without guidance."""
 
 
 class AdjointMatching(base.DirectAlgorithm):

@@ -23,7 +23,7 @@ class AgainstReference(LateStep):
     """Base of the two; a subclass says whose pictures they are (`referring`) and what else the judge is told."""
 
     template: ClassVar[str]
-    """a shipped template of the judge, for messages"""
+    """The judge's shipped template, for messages."""
 
     def check_reward(self, reward: Reward, config: Config) -> None:
         super().check_reward(reward, config)

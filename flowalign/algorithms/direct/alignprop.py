@@ -20,9 +20,9 @@ from samplers import derive_seed
 
 class AlignPropSettings(DirectSettings):
     mean: float = Field(0.84, ge=0, le=1)
-    """of the step at which the window begins, as a share of the steps; published: 42 of 50"""
+    """Mean step at which the window begins, as a share of the steps; published: 42 of 50."""
     std: float = Field(0.1, gt=0)
-    """published: 5 of 50"""
+    """Standard deviation of that step, as a share of the steps; published: 5 of 50."""
 
 
 class AlignProp(DirectAlgorithm):

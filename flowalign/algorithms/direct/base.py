@@ -36,11 +36,11 @@ class DirectSettings(base.AlgorithmSettings):
     """Settings that the whole family has; an algorithm adds its own."""
 
     reward_weight: float = Field(1.0, gt=0)
-    """of the reward in the loss"""
+    """Weight of the reward in the loss."""
     margin: float | None = None
     """samples of a higher reward have no gradient: the loss is relu(margin - reward); null: it is -reward"""
     kl_weight: float = Field(0.0, ge=0)
-    """of the mean squared difference of the window's velocities from the start weights'"""
+    """Weight of the mean squared difference of the window's velocities from the start weights'."""
 
 
 @dataclass(kw_only=True)
@@ -50,7 +50,7 @@ class Experience(base.Experience):
     rollout: Rollout
     reward: DifferentiableReward
     metadata: Sequence[Mapping[str, Any]]
-    """[B] what the reward is told of the samples"""
+    """[B] metadata of the samples, for the reward."""
     first: Tensor
     """[B] the step at which each sample's window begins"""
 

@@ -14,7 +14,7 @@ from flowalign.algorithms.direct.last_steps import LastSteps, LastStepsSettings
 
 class DRaFTPlusSettings(LastStepsSettings):
     kl_weight: float = Field(1.0, gt=0)
-    """of the mean squared difference of the window's velocities from the start weights'"""
+    """Weight of the mean squared difference of the window's velocities from the start weights'."""
 
 
 class DRaFTPlus(LastSteps):

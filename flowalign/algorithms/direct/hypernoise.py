@@ -30,7 +30,7 @@ from flowalign.policies.diffusion.window import Window
 
 class HyperNoiseSettings(base.DirectSettings):
     move_weight: float = Field(0.5, ge=0)
-    """of the mean square of what the noise is moved by"""
+    """Weight of the mean square of the change of the noise."""
 
 
 class HyperNoise(DirectAlgorithm):

@@ -21,9 +21,9 @@ from flowalign.policies.diffusion.window import Window
 
 class InstructVideoSettings(DirectSettings):
     strength: float = Field(0.6, gt=0, le=1)
-    """share of the steps that take the noised sample back"""
+    """Share of the steps that take the noised sample back."""
     last_steps: int = Field(1, ge=1)
-    """of these, how many of the last the gradient flows through"""
+    """Number of these steps, counted from the last, that the gradient flows through."""
 
 
 class InstructVideo(DirectAlgorithm):

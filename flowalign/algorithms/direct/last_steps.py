@@ -10,7 +10,7 @@ from flowalign.policies.diffusion.window import Window
 
 class LastStepsSettings(DirectSettings):
     last_steps: int | None = Field(1, ge=1)
-    """K, how many of the last steps the gradient flows through; null: all"""
+    """K, the number of last steps that the gradient flows through; null: all."""
 
 
 class LastSteps(DirectAlgorithm):

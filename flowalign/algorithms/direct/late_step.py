@@ -9,7 +9,7 @@ from flowalign.policies.diffusion.window import Window
 
 class LateStepSettings(DirectSettings):
     steps: tuple[int, int] = (30, 39)
-    """first and last of the steps that one is drawn from, counted from 0; published: the last quarter"""
+    """First and last step of the range that one is drawn from, counted from 0; published: the last quarter."""
 
 
 class LateStep(DirectAlgorithm):

@@ -20,9 +20,9 @@ from flowalign.policies.diffusion.window import Window
 
 class LeapAlignSettings(DirectSettings):
     discount: float = Field(0.5, ge=0, le=1)
-    """of the gradient that passes through the network twice; 0 leaves it out"""
+    """Factor of the gradient that passes through the network twice; 0 leaves it out."""
     similarity: float = Field(1.0, ge=0)
-    """how much less a sample counts whose leaps end elsewhere; 0: all count alike"""
+    """Strength by which a sample counts less whose leaps end elsewhere; 0: all count alike."""
 
 
 class LeapAlign(DirectAlgorithm):

@@ -21,9 +21,9 @@ from flowalign.rollouts.pictures import DiffusionSampler
 
 class OneRewardSettings(LateStepSettings):
     criteria: list[str] = Field(["text alignment", "consistency", "structure", "aesthetics"], min_length=1)
-    """one is drawn for each sample, which the judge is told as metadata 'criterion'"""
+    """Criteria of which one is drawn for each sample; the judge reads it as metadata 'criterion'."""
     reference: Snapshot = Snapshot(decay=1.0)
-    """that makes the pictures to compare with"""
+    """Snapshot that makes the pictures to compare with."""
 
 
 class OneReward(AgainstReference):

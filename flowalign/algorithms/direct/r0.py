@@ -16,7 +16,7 @@ from flowalign.policies.diffusion.window import Window
 
 class R0Settings(DirectSettings):
     kl_weight: float = Field(0.1, gt=0)
-    """of the mean squared difference of the velocities from the start weights'"""
+    """Weight of the mean squared difference of the velocities from the start weights'."""
 
 
 class R0(DirectAlgorithm):

@@ -18,22 +18,22 @@ class KLGate(Section):
     """Which samples are held to the start weights (GARDO, arXiv 2512.24138)."""
 
     by: list[str] = Field(min_length=1)
-    """the rewards that should confirm the first one; weight 0 keeps them from being trained on"""
+    """Rewards that should confirm the first one; weight 0 keeps them from being trained on."""
     share: float = Field(0.1, gt=0, lt=1)
-    """of the samples that the first reward ranks at or above what these do on average: those that it does most"""
+    """Share of the samples to hold: those that the first reward ranks furthest above the others' average rank."""
 
 
 class AdvantageSettings(OnlineSettings):
     """Settings of the methods that compare a sample with the others of its group."""
 
     advantage: Named = Named(name="grpo", clip=5.0)
-    """`flowalign list advantages`, with its settings"""
+    """Name in `flowalign list advantages`, with its settings."""
     least_std: float | None = Field(None, ge=0)
-    """groups whose rewards deviate by no more are left out, of the KL too; published: 0.05 for Edit-R1's judge"""
+    """Standard deviation of rewards up to which a group is left out, also of the KL; published: 0.05, Edit-R1."""
     largest_mean: float | None = None
-    """and groups whose mean reward is this or more; published: 0.9"""
+    """Mean reward from which on a group is left out; published: 0.9."""
     kl_gate: KLGate | None = None
-    """hold back only samples whose reward others do not confirm"""
+    """Apply the KL only to samples whose reward others do not confirm."""
 
 
 class AdvantageMatching(OnlineMatching):

@@ -26,14 +26,14 @@ class Gan(Section):
     """The discriminator's part in the losses."""
 
     weight: float = Field(5e-3, gt=0)
-    """of being taken for real in the generator's loss, on the authors' scale, where the distance to the target has the
-    factor 1/2; published: 0.005 for Stable Diffusion XL, 0.001 for 1.5, 0.003 for ImageNet"""
+    """Weight of the adversarial term in the generator's loss, on the authors' scale, where the distance to the target
+    has the factor 1/2; published: 0.005 for Stable Diffusion XL, 0.001 for 1.5, 0.003 for ImageNet."""
     fake_weight: float = Field(1e-2, gt=0)
-    """of the discriminator's own loss in the loss of `fake`"""
+    """Weight of the discriminator's own loss in the loss of `fake`."""
     real: Literal["files", "teacher"] = "files"
-    """what is real: pictures or videos of the data, as `sft` reads them, or the teacher's own samples"""
+    """Source of real samples: pictures or videos of the data, as `sft` reads them, or the teacher's own samples."""
     steps: int = Field(28, ge=1)
-    """of the teacher's samples"""
+    """Steps of the teacher's samples."""
 
 
 @dataclass(kw_only=True)

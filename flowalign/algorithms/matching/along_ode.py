@@ -23,12 +23,12 @@ from flowalign.policies.diffusion.forward_process import ForwardProcess
 from flowalign.rollouts.pictures import DiffusionSampler
 
 MARGIN = 0.02
-"""from the level of the generator's state to those it is diffused to, before the pipeline's shift"""
+"""Distance from the level of the generator's state to the levels it is diffused to, before the pipeline's shift."""
 
 
 class AlongODESettings(DistributionSettings):
     fake_learns: Literal["prediction", "state"] = "prediction"
-    """the velocity to the generator's prediction of x0, or of the score given its state; published: prediction"""
+    """Target of `fake`: the velocity to the generator's prediction of x0, or of the score given its state."""
 
 
 class AlongODE(DistributionMatching):

@@ -19,21 +19,21 @@ from flowalign.core.divergences import velocity_mse
 from flowalign.policies.settings import Snapshot
 
 LEAST_ERROR = 1e-10
-"""added to errors of which a root is taken"""
+"""Constant added to errors before a root."""
 
 
 class AWMSettings(AdvantageSettings):
     weighting: Literal["uniform", "t", "t**2", "huber", "ghuber"] = "ghuber"
-    """what is matched at noise level t: the error e, t e, t^2 e, t sqrt(e), or t e^power / power"""
+    """Function of the error e at noise level t: e, t e, t^2 e, t sqrt(e), or t e^power / power."""
     power: float = Field(0.25, gt=0)
-    """of `ghuber`"""
+    """Power of `ghuber`."""
     advantage_max: float = Field(5.0, gt=0)
     """the advantage that counts as 1; larger ones do too"""
     kl_weight: float = Field(1e-3, ge=0)
-    """of the mean squared difference from the start weights' velocity; published: 0.001, 0.003 for OCR, 0.0001 for
-    PickScore"""
+    """Weight of the mean squared difference from the start weights' velocity; published: 0.001, 0.003 for OCR, 0.0001
+    for PickScore."""
     old_weight: float = Field(1.0, ge=0)
-    """of that from the velocity of the snapshot `old`"""
+    """Weight of the mean squared difference from the velocity of the snapshot `old`."""
     old: Snapshot = Snapshot(decay="0-0-0.001-0.3")
     """the close average, `kl_ema` in the authors' code"""
 

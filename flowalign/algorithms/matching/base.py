@@ -31,19 +31,19 @@ class MatchingSettings(base.AlgorithmSettings):
     """Settings that the whole family has; a method adds its own."""
 
     levels: Named = Named(name="schedule")
-    """`flowalign list levels`, with its settings"""
+    """Name in `flowalign list levels`, with its settings."""
     levels_of: Literal["sample", "micro_batch", "group", "batch"] = "sample"
-    """what has noise levels of its own; with `micro_batch` as many neighbours of a group share theirs as fill a
-    micro-batch with all their levels"""
+    """Unit that has noise levels of its own; with `micro_batch` as many neighbours of a group share theirs as fill a
+    micro-batch with all their levels."""
     noise_of: Literal["sample", "group"] = "sample"
-    """what has noise of its own, at each level"""
+    """Unit that has noise of its own, at each level."""
     guidance: float | None = Field(None, ge=1)
-    """classifier-free scale of the velocities that are trained; default 1, and where the scale is an input of the
-    network the rollout's"""
+    """Classifier-free scale of the trained velocities; default 1, and where the scale is an input of the network the
+    rollout's."""
     kl_weight: float = Field(0.0, ge=0)
-    """of the mean squared difference from the start weights' velocity"""
+    """Weight of the mean squared difference from the start weights' velocity."""
     reference: str | None = None
-    """a snapshot (`training.snapshots`) that stands for the start weights in the loss and its penalty"""
+    """Snapshot (`training.snapshots`) in the place of the start weights in the loss and its penalty."""
     reference_guidance: float | None = Field(None, ge=1)
     """classifier-free scale of the reference's velocity; default `guidance`"""
 
@@ -54,7 +54,7 @@ class Points:
 
     noised: Noised
     velocity: Tensor
-    """[N, ...]"""
+    """[N, ...] the policy's velocity."""
     advantage: Tensor
     """[N]"""
     reward: Tensor
@@ -66,13 +66,13 @@ class Points:
     reference: Tensor | None = None
     """[N, ...] the velocity of the start weights, None where the loss does not use it"""
     held: Tensor | float = 1.0
-    """[N] by which the divergence from the start weights counts"""
+    """[N] factor of the divergence from the start weights."""
     size: int = 1
-    """samples of an item, which are side by side: of a whole group where the loss looks at groups"""
+    """Samples of an item, which are side by side: a whole group where the loss looks at groups."""
     rollout: Rollout | None = None
-    """that they came from, None where they are pictures of the data"""
+    """Rollout that made them, None where they are pictures of the data."""
     taught: Tensor | None = None
-    """[N, ...] the velocity of a teacher, where there is one"""
+    """[N, ...] the velocity of a teacher, where there is one."""
 
     def of_item(self, values: Tensor) -> Tensor:
         """[N / size, size] values [N] of the samples, an item a row."""
@@ -104,7 +104,7 @@ class Experience(base.Experience):
     levels: Tensor
     """[B, L] the numbers of its levels in `clean`"""
     noise_seeds: list[int]
-    """of each sample's noise, before its level counts; not used where there is `noise`"""
+    """Seeds of each sample's noise, before its level counts; not used where there is `noise`."""
     advantage: Tensor
     """[B]"""
     reward: Tensor
@@ -112,20 +112,20 @@ class Experience(base.Experience):
     group: Tensor
     """[B]"""
     guided: CleanSamples | None = None
-    """the same under the reference's guidance, where it is another"""
+    """The same under the reference's guidance, where it is another."""
     rollout: Rollout | None = None
-    """that made them, None where they are pictures of the data"""
+    """Rollout that made them, None where they are pictures of the data."""
     scores: Scores | None = None
     only_advantages: bool = False
     """the loss is one of advantages alone"""
     kept: Tensor | None = None
     """[B] bool: the samples that an update's mean is over, None: all"""
     held: Tensor | None = None
-    """[B] by which each sample's divergence from the start weights counts, None: alike"""
+    """[B] factor of each sample's divergence from the start weights; None: 1."""
     chosen: Tensor | None = None
-    """[groups, M] the samples that an item of a group is made of, None: all of them"""
+    """[groups, M] the samples of a group's item; None: all."""
     noise: Tensor | None = None
-    """[B, L, ...] of each sample at each of its levels; None: drawn by the seeds"""
+    """[B, L, ...] noise of each sample at each of its levels; None: drawn by the seeds."""
 
     def outcome(self) -> tuple[Tensor, Tensor] | None:
         return None if self.scores is None else (self.scores.value, self.advantage.abs())
@@ -174,7 +174,7 @@ class Matching(
     noise: ClassVar[Literal["kernel", "own", "start"]] = "start"
     combines = base.Algorithm.combines - {"text_lora"}
     compares: ClassVar[frozenset[str]] = frozenset()
-    """what the loss compares the policy with: 'old', 'reference'"""
+    """Weights that the loss compares the policy with: 'old', 'reference'."""
     whole_groups: ClassVar[bool] = False
     """the loss looks at all members of a group at once: an item is a group at a level"""
 

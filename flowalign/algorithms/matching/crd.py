@@ -24,25 +24,25 @@ from flowalign.policies.settings import Snapshot
 
 class CRDSettings(AdvantageSettings):
     beta: float = Field(1.0, gt=0)
-    """of the implicit rewards"""
+    """Factor of the implicit rewards."""
     objective: Literal["mse", "bce"] = "mse"
-    """what compares centred implicit rewards with centred rewards"""
+    """Loss that compares centred implicit rewards with centred rewards."""
     adaptive: bool = True
-    """each squared error is over the mean size of its own elements"""
+    """Divide each squared error by the mean size of its own elements."""
     temperature: float | None = Field(None, gt=0)
     """centre once on the good members, by a softmax of rewards over this, and once on the bad; null: on the mean"""
     advantage_max: float = Field(5.0, gt=0)
     """the advantage that counts as entirely good; advantages are clipped there"""
     kl_weight: float = Field(0.1, ge=0)
-    """of the mean squared difference from the start weights' velocity, for an entirely good sample"""
+    """Weight of the mean squared difference from the start weights' velocity, for an entirely good sample."""
     least_kl_weight: float = Field(1e-4, ge=0)
-    """the same for an entirely bad one"""
+    """The same weight for an entirely bad sample."""
     reference_guidance: float | None = Field(4.5, ge=1)
     """classifier-free scale of the reference's velocity"""
     old: Snapshot = Snapshot(decay="0-0.25-0.005-0.999")
-    """what implicit rewards refer to"""
+    """Snapshot that implicit rewards refer to."""
     sampling: Snapshot = Snapshot(decay="75-0-0.0075-0.999")
-    """what samples"""
+    """Snapshot that samples."""
 
 
 class CRD(AdvantageMatching):

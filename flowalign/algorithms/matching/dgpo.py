@@ -24,24 +24,24 @@ from flowalign.policies.settings import Snapshot
 
 class DGPOSettings(AdvantageSettings):
     levels: Named = Named(name="schedule", count=4, end=7)
-    """`flowalign list levels`, with its settings; published: 4 of the first 7 of 10 steps, for GenEval of 5"""
+    """Name in `flowalign list levels`, with its settings; published: 4 of the first 7 of 10 steps, for GenEval of 5."""
     levels_of: Literal["sample", "group", "batch"] = "batch"
-    """what has noise levels of its own"""
+    """Unit that has noise levels of its own."""
     noise_of: Literal["sample", "group"] = "group"
-    """what has noise of its own, at each level"""
+    """Unit that has noise of its own, at each level."""
     beta: float = Field(100.0, gt=0)
-    """how sharply a group's weight falls from 1 to 0; published: 100, 10 for PickScore, 2000 with `against: old`"""
+    """Sharpness of a group's weight, which falls from 1 to 0; published: 100, PickScore 10, with `against` 2000."""
     against: Literal["reference", "old"] = "reference"
-    """what the policy's errors are compared with in a group's weight"""
+    """Weights whose errors the policy's are compared with in a group's weight."""
     clip_range: float | None = Field(1e-2, gt=0)
-    """of a sample's ratio exp(e_old - e), null: no clip; published: 0.05, 0.01 for OCR and GenEval, 0.001 without
-    guidance, 0.00001 with `against: old`"""
+    """Clip of a sample's ratio exp(e_old - e), null: none; published: 0.05, 0.01 for OCR and GenEval, 0.001 without
+    guidance, 0.00001 with `against: old`."""
     kl_weight: float = Field(0.02, ge=0)
-    """of the mean squared difference from the start weights' velocity; published: 0.02, 0.001 for PickScore"""
+    """Weight of the mean squared difference from the start weights' velocity; published: 0.02, 0.001 for PickScore."""
     old: Snapshot = Snapshot(decay="0-0-0.001-0.3", every="update")
     """the close average, `ema_ref` in the authors' code"""
     switch_after: int = Field(200, ge=0)
-    """updates after which `old` samples, the policy before; published: 200, 500 for GenEval"""
+    """Updates during which the policy samples; then `old` does; published: 200, 500 for GenEval."""
 
 
 class DGPO(AdvantageMatching):

@@ -28,21 +28,21 @@ from samplers import derive_seed
 
 class DistributionSettings(OnlineSettings):
     levels: Named = Named(name="uniform", count=2, low=0.02, high=0.98)
-    """to diffuse to, one for each of `count` steps of the generator that are drawn; `flowalign list levels`"""
+    """Levels to diffuse to, one for each of `count` drawn steps of the generator; `flowalign list levels`."""
     reference_guidance: float | None = Field(4.5, ge=1)
-    """the teacher's"""
+    """Classifier-free scale of the teacher."""
     fake: Role = Role()
-    """how the generator's own score is learned"""
+    """Optimizer of the generator's own score."""
     fake_to_teacher: float = Field(0.0, ge=0)
-    """of the mean squared difference between its velocity and the unguided teacher's, in its loss"""
+    """Weight of the mean squared difference between its velocity and the unguided teacher's, in its loss."""
 
 
 @dataclass(kw_only=True)
 class Experience(base.Experience):
     generator: CleanSamples | None = None
-    """what the generator is asked with, at its steps"""
+    """Conditions of the generator, at its steps."""
     steps: Tensor | None = None
-    """[B, L] the steps of the generator that are learned from, one for each level"""
+    """[B, L] the generator's steps to learn from, one for each level."""
 
     def states(self, items: Tensor) -> Noised:
         """The generator's states at the steps of these items, as noised samples of what it predicted there."""

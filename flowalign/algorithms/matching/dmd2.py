@@ -31,7 +31,7 @@ from samplers import derive_seed
 
 class DMD2Settings(DistributionSettings):
     gan: Gan | None = None
-    """a discriminator beside the two scores; {} has the authors' weights"""
+    """Discriminator beside the two scores; {} has the authors' weights."""
 
 
 class DMD2(DistributionMatching):

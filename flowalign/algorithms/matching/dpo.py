@@ -18,7 +18,7 @@ from flowalign.core.losses import preference_loss
 
 class DPOSettings(PairSettings):
     beta: float = Field(2000.0, gt=0)
-    """of the squared error's mean over elements; published: 2000 for SD1.5, 5000 for SDXL; 100 by Flow-GRPO for SD3"""
+    """Factor of the squared error's mean over elements; published: SD1.5 2000, SDXL 5000; Flow-GRPO for SD3 100."""
 
 
 class DPO(PairMatching):

@@ -30,12 +30,12 @@ from rewards import score as scored
 
 class DRAGONSettings(OnlineSettings):
     levels: Named = Named(name="logit_normal", count=2)
-    """`flowalign list levels`, with its settings"""
+    """Name in `flowalign list levels`, with its settings."""
     levels_of: Literal["group", "batch"] = "group"
-    """what has noise levels of its own"""
+    """Unit that has noise levels of its own."""
     noise_of: Literal["group"] = "group"
     beta: float = Field(2000.0, gt=0)
-    """of the squared error's mean over elements"""
+    """Factor of the squared error's mean over elements."""
 
 
 class DRAGON(OnlineMatching):

@@ -50,11 +50,11 @@ class FileSettings(base.MatchingSettings):
     """Settings of all methods that learn from files."""
 
     levels: Named = Named(name="uniform")
-    """`flowalign list levels`, with its settings but their number, which is `training.group_size`"""
+    """Name in `flowalign list levels`, with its settings but their number, which is `training.group_size`."""
     levels_of: Literal["group"] = "group"
     noise_of: Literal["sample"] = "sample"
     empty_prompts: float = Field(0.0, ge=0, lt=1)
-    """share of the samples that are learned without their prompt, for classifier-free guidance"""
+    """Share of the samples that are learned without their prompt, for classifier-free guidance."""
 
 
 def check_files(prompts: Prompts, name: str) -> None:

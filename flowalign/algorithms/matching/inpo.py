@@ -24,9 +24,9 @@ from flowalign.rollouts.pictures import DiffusionSampler
 
 class InPOSettings(PairSettings):
     levels: Named = Named(name="schedule")
-    """`flowalign list levels`, with its settings but their number, which is `training.group_size`"""
+    """Name in `flowalign list levels`, with its settings but their number, which is `training.group_size`."""
     beta: float = Field(5000.0, gt=0)
-    """of the squared error's mean over elements; published: 5000"""
+    """Factor of the squared error's mean over elements; published: 5000."""
 
 
 class InPO(PairMatching):

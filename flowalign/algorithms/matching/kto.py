@@ -26,15 +26,15 @@ from flowalign.rollouts.processes import Processes
 
 class KTOSettings(FileSettings):
     beta: float = Field(1000.0, gt=0)
-    """of the squared error's mean over elements; published: 1000 for SD1.5"""
+    """Factor of the squared error's mean over elements; published: 1000 for SD1.5."""
     good_weight: float = Field(1.0, ge=0)
-    """of the losses of good pictures"""
+    """Weight of the losses of good pictures."""
     bad_weight: float = Field(1.0, ge=0)
-    """and of bad ones"""
+    """Weight of the losses of bad pictures."""
     positive_ratio: float | None = Field(None, gt=0, lt=1)
-    """share of good pictures among those that are drawn, whatever the file's; null: the file's; published: 0.8"""
+    """Share of good pictures among those that are drawn; null: the file's; published: 0.8."""
     utility: Literal["sigmoid", "loss_averse"] = "sigmoid"
-    """of how right a picture is: a sigmoid, or its logarithm, which never stops caring about what is wrong"""
+    """Utility of a picture's gain: a sigmoid, or its logarithm, which never stops caring about wrong pictures."""
 
 
 class KTO(TargetMatching):
@@ -47,7 +47,7 @@ class KTO(TargetMatching):
     headline = "kto/accuracy"
     compares = frozenset({"reference"})
     offset: Tensor | float = 0.0
-    """the mean gain of this iteration's pictures"""
+    """Mean gain of this iteration's pictures."""
 
     def read(self, data: Data) -> Labels:
         labels = Labels.of(data).of_both_kinds()

@@ -15,7 +15,7 @@ Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 EDGE = 1e-3
-"""how far drawn levels stay from 0 and 1, where a sample is all noise or none"""
+"""Distance of drawn levels from 0 and 1, where a sample is all noise or none."""
 
 
 def schedule(

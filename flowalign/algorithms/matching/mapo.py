@@ -15,12 +15,12 @@ from flowalign.core.losses import preference_loss
 SCALE = 0.5
 """c, the authors' "signal-to-noise" value"""
 TIMESTEPS = 1000
-"""T"""
+"""T, the number of timesteps."""
 
 
 class MaPOSettings(PairSettings):
     beta: float = Field(0.1, gt=0)
-    """of the margin; published: 0.1 for SDXL"""
+    """Factor of the margin; published: 0.1 for SDXL."""
 
 
 class MaPO(PairMatching):

@@ -21,17 +21,17 @@ from flowalign.policies.settings import Snapshot
 
 class NFTSettings(AdvantageSettings):
     beta: float = Field(1.0, gt=0)
-    """of the policy in the mixtures: published 1, 0.1 for OCR and several rewards"""
+    """Share of the policy in the mixtures; published: 1, 0.1 for OCR and several rewards."""
     adaptive: bool = True
-    """errors of clean samples, each over the mean size of its own; otherwise of velocities, as in the paper's text"""
+    """Errors are of clean samples, each over the mean size of its own; false: of velocities, as in the paper."""
     advantage_max: float = Field(5.0, gt=0)
     """the advantage that counts as entirely good; advantages are clipped there"""
     mode: Literal["all", "positive_only", "negative_only", "one_only", "binary"] = "all"
-    """advantages that count: all, those above 0 or below it (others are 0), those above 0 as 1, or their signs"""
+    """Advantages that count: all, those above 0 or below it (others are 0), those above 0 as 1, or their signs."""
     kl_weight: float = Field(1e-4, ge=0)
-    """of the mean squared difference from the start weights' velocity"""
+    """Weight of the mean squared difference from the start weights' velocity."""
     old: Snapshot = Snapshot(decay="0-0-0.001-0.5")
-    """the snapshot that samples; published too: 0 and, for OCR, '75-0-0.0075-0.999'"""
+    """Snapshot that samples; published too: 0 and, for OCR, '75-0-0.0075-0.999'."""
 
 
 class NFT(AdvantageMatching):

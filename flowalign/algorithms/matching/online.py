@@ -28,7 +28,7 @@ class OnlineSettings(MatchingSettings):
     """Settings of the methods that sample."""
 
     stochastic: bool = False
-    """samples are drawn along the SDE of rollout.kernel, eta and plan; otherwise along the ODE"""
+    """Draw samples along the SDE of rollout.kernel, eta and plan; otherwise along the ODE."""
 
 
 class OnlineMatching(Matching[Rollout, Record]):
@@ -39,7 +39,7 @@ class OnlineMatching(Matching[Rollout, Record]):
     headline = "reward/mean"
     combines = Matching.combines | {"refill", "search", "workers"}
     only_advantages = False
-    """without an advantage a sample teaches nothing"""
+    """Without an advantage a sample teaches nothing."""
     experience_type: ClassVar[type[Experience]] = Experience
 
     def check(self, config: Config) -> None:

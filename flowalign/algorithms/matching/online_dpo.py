@@ -22,12 +22,12 @@ from flowalign.data.batches import Batch
 
 class OnlineDPOSettings(OnlineSettings):
     levels: Named = Named(name="logit_normal", count=4)
-    """`flowalign list levels`, with its settings"""
+    """Name in `flowalign list levels`, with its settings."""
     levels_of: Literal["group", "batch"] = "group"
-    """what has noise levels of its own"""
+    """Unit that has noise levels of its own."""
     noise_of: Literal["group"] = "group"
     beta: float = Field(100.0, gt=0)
-    """of the squared error's mean over elements; published: 100 in Flow-GRPO's code"""
+    """Factor of the squared error's mean over elements; published: 100 in Flow-GRPO's code."""
 
 
 class OnlineDPO(OnlineMatching):

@@ -28,26 +28,26 @@ from flowalign.settings import Section
 
 class Teacher(Section):
     path: str | None = None
-    """a folder, hub name or shipped model; default the start weights"""
+    """A folder, hub name or shipped model; default: the start weights."""
     lora: str | None = None
     """a LoRA of that model: a file or a folder"""
     guidance: float = Field(1.0, ge=1)
     where: dict[str, list[str]] = {}
-    """the prompts that it teaches, by their metadata; default all"""
+    """Metadata of the prompts that it teaches; default: all prompts."""
 
 
 class OPDSettings(OnlineSettings):
     teachers: list[Teacher] = Field(min_length=1)
     weight: Literal["step", "velocity"] = "step"
-    """what is compared: steps, or velocities"""
+    """Quantity that is compared: steps, or velocities."""
 
 
 @dataclass(kw_only=True)
 class Experience(base.Experience):
     lessons: list[CleanSamples] = field(default_factory=list)
-    """of each teacher: what it is asked with"""
+    """Conditions of each teacher's velocities."""
     owner: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
-    """[B] the teacher of each sample"""
+    """[B] the number of each sample's teacher."""
 
     def noised(self, items: Tensor) -> Noised:
         assert self.rollout is not None

@@ -28,12 +28,12 @@ class PairSettings(FileSettings):
     """Settings of all methods that learn from pairs."""
 
     heldout: str | None = None
-    """a file of preferences whose accuracy is measured at each evaluation"""
+    """File of preferences whose accuracy is measured at each evaluation."""
     votes: str | None = None
-    """a gallery's file of votes, such as runs/one/gallery/votes.sqlite, read before every iteration; not there yet, or
-    without choices, it changes nothing"""
+    """A gallery's file of votes, such as runs/one/gallery/votes.sqlite, read before every iteration; without a file or
+    choices, pairs come from the preferences alone."""
     votes_share: float = Field(0.5, gt=0, le=1)
-    """of an iteration's pairs that are drawn from the choices in it"""
+    """Share of an iteration's pairs that are drawn from the votes."""
 
 
 class PairMatching(FileMatching):
@@ -44,7 +44,7 @@ class PairMatching(FileMatching):
     data = Preferences
     headline = "preference/accuracy"
     votes: Mapping[str, float] = {}
-    """What the metrics say of the people's choices in the last batch."""
+    """Metrics of the people's choices in the last batch."""
 
     def read(self, data: Data) -> Prompts:
         return Preferences.of(data).of_pictures()

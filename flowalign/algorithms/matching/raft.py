@@ -14,9 +14,9 @@ from flowalign.core.record import Record
 
 class RAFTSettings(OnlineSettings):
     best: int = Field(1, ge=1)
-    """of each group"""
+    """Number of best samples of each group to learn from."""
     share: float | None = Field(None, gt=0, le=1)
-    """in place of it the best share of all samples of an iteration"""
+    """Share of best samples of the whole iteration, in the place of `best`."""
 
 
 class RAFT(OnlineMatching):

@@ -30,7 +30,7 @@ from samplers import derive_seed
 
 class RPOSettings(PairSettings):
     beta: float = Field(1.0, gt=0)
-    """of the squared error's mean over elements; published: 1"""
+    """Factor of the squared error's mean over elements; published: 1."""
 
 
 class RPO(PairMatching):

@@ -19,11 +19,11 @@ from flowalign.core.record import Record
 
 class RWRSettings(OnlineSettings):
     weight: Literal["exp", "reward"] = "exp"
-    """of a sample: exp(beta r), or its reward"""
+    """Weight of a sample: exp(beta r), or its reward."""
     beta: float = Field(0.5, ge=0)
-    """published: 0.5 for ORW-CFM-W2, 1 for Flow-RWR"""
+    """Sharpness of the weight; published: 0.5 for ORW-CFM-W2, 1 for Flow-RWR."""
     kl_weight: float = Field(1.0, ge=0)
-    """of the mean squared difference from the start weights' velocity; published: 1, and 100 in Flow-GRPO's code"""
+    """Weight of the mean squared difference from the start weights' velocity; published: 1, Flow-GRPO 100."""
 
 
 class RWR(OnlineMatching):

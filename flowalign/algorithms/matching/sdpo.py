@@ -25,13 +25,13 @@ from flowalign.core.losses import preference_loss
 
 class SDPOSettings(PairSettings):
     pair_loss: Literal["dpo", "dspo", "dmpo"] = "dpo"
-    """whose gradient is made safe"""
+    """Loss whose gradient is made safe."""
     beta: float = Field(5000.0, gt=0)
-    """of the squared error's mean over elements; published: 5000, dspo 0.001, dmpo 2000"""
+    """Factor of the squared error's mean over elements; published: 5000, dspo 0.001, dmpo 2000."""
     mu: float = Field(0.9, ge=0, le=1)
     """share of the chosen one's descent that stays; published: 0.9 for SD1.5, 0.6 for SDXL, 0.2 with dspo"""
     alpha: float = Field(0.01, gt=0, lt=0.5)
-    """of dmpo: how often people choose the worse one"""
+    """Rate at which people choose the worse one, for dmpo."""
 
 
 class SDPO(PairMatching):

@@ -26,9 +26,9 @@ from flowalign.rollouts.processes import Processes
 
 class SePPOSettings(PairSettings):
     beta: float = Field(2000.0, gt=0)
-    """of the squared error's mean over elements"""
+    """Factor of the squared error's mean over elements."""
     old: Snapshot = Snapshot(decay=0.9)
-    """the snapshot that samples what is rejected"""
+    """Snapshot that samples the rejected pictures."""
     anchor: bool = True
     """flip the sign of samples that the policy gains on; otherwise all samples are rejected"""
 

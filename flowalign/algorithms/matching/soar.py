@@ -27,11 +27,11 @@ from samplers import derive_seed
 
 class SOARSettings(FileSettings):
     levels: Named = Named(name="logit_normal")
-    """of the first points: uniform or logit_normal, with its settings but their number, `training.group_size`"""
+    """Levels of the first points: uniform or logit_normal; their number is `training.group_size`."""
     points: int = Field(6, ge=1)
-    """off the line, for each one on it; published: 6"""
+    """Number of points off the line, for each one on it; published: 6."""
     points_weight: float = Field(1.0, gt=0)
-    """of each one's error; published: 1"""
+    """Weight of each such point's error; published: 1."""
     step: float = Field(1 / 40, gt=0, lt=1)
     """length of the step, in noise levels before the pipeline's shift; published: one of 40"""
     step_guidance: float = Field(4.5, ge=1)

@@ -24,15 +24,15 @@ from flowalign.rollouts.processes import Processes
 
 class SRUMSettings(FileSettings):
     anchor_weight: float = Field(0.1, ge=0)
-    """of the error of the picture's 'anchor', by default of its own; published: 0.1"""
+    """Weight of the error of the picture's 'anchor', by default of its own; published: 0.1."""
 
 
 @dataclass(kw_only=True)
 class Experience(base.Experience):
     rewards: Tensor | None = None
-    """[B, 1, ..., H, W] at each place of the latents"""
+    """[B, 1, ..., H, W] reward at each place of the latents."""
     anchors: Tensor | None = None
-    """[B, ...] latents"""
+    """[B, ...] latents of the anchors."""
 
 
 class SRUM(TargetMatching):

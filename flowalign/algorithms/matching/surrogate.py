@@ -22,22 +22,22 @@ from samplers import derive_seed
 
 class SurrogateSettings(AlongODESettings):
     advantage: Named = Named(name="grpo", scale="batch", clip=5.0)
-    """`flowalign list advantages`, with its settings"""
+    """Name in `flowalign list advantages`, with its settings."""
     surrogate: Role = Role()
-    """how the surrogate is learned"""
+    """Optimizer of the surrogate."""
     slow: Snapshot = Snapshot(decay="0-0.001-0.001-0.3", every="update", of="surrogate")
-    """its average, from which it is kept"""
+    """Average of the surrogate, to which it is held."""
     beta: float = Field(1.0, gt=0)
-    """how sharply a group's weight falls from 1 to 0"""
+    """Sharpness of a group's weight, which falls from 1 to 0."""
     clip_range: float = Field(1e-3, gt=0)
-    """of a sample's ratio exp(e_slow - e), beyond which it has no gradient; published: 0.001, 0.002 for preference
-    models"""
+    """Clip of a sample's ratio exp(e_slow - e), beyond which it has no gradient; published: 0.001, 0.002 for preference
+    models."""
     surrogate_kl: float = Field(1e-3, ge=0)
-    """of the mean squared difference of the surrogate's and the teacher's velocities"""
+    """Weight of the mean squared difference of the surrogate's and the teacher's velocities."""
     runaway: float = Field(0.05, gt=0)
-    """mean of that difference above which samples that are ahead of the teacher have no gradient"""
+    """Mean of that difference above which samples that are ahead of the teacher have no gradient."""
     least_judged: float = Field(0.3, ge=0, lt=0.95)
-    """noise level above which the surrogate learns; published: 0.3 for OCR, 0.25 for GenEval, 0.4 for others"""
+    """Noise level above which the surrogate learns; published: 0.3 for OCR, 0.25 for GenEval, 0.4 for others."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Judged:
 
     clean: CleanSamples
     levels: Tensor
-    """[B, L] numbers of the levels"""
+    """[B, L] numbers of the levels."""
     steps: Tensor
     """[B, L] the steps, whose next states are diffused"""
 

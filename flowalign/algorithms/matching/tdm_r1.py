@@ -29,11 +29,11 @@ from samplers import derive_seed
 class TDMR1Settings(SurrogateSettings):
     fake_to_teacher: float = Field(0.02, ge=0)
     surrogate_guidance: float = Field(4.5, ge=1)
-    """published: 4.5 for OCR, 2.5 for GenEval, 3.5 for preference models"""
+    """Classifier-free scale of the surrogate; published: 4.5 for OCR, 2.5 for GenEval, 3.5 for preference models."""
     least_rewarded: float = Field(0.3, ge=0, lt=0.95)
     """noise level above which the generator is moved by the surrogate; published: 0.3, 0.55"""
     weights: tuple[float, float, float] = (1.0, 0.3, 0.7)
-    """of the three differences: score, guidance, reward"""
+    """Weights of the three differences: score, guidance, reward."""
     rewarded_steps: int | None = Field(None, ge=1)
     """steps of the generator from its first on that the reward moves; after them only guidance's weight counts;
     published: all, 2 of 4 for preference models"""
@@ -42,11 +42,11 @@ class TDMR1Settings(SurrogateSettings):
 @dataclass(kw_only=True)
 class Experience(distribution.Experience):
     judged: Judged | None = None
-    """where the surrogate learns"""
+    """Samples and levels at which the surrogate learns."""
     rewarded: "Experience | None" = None
     """the same samples at the levels where the surrogate moves the generator"""
     guided_surrogate: CleanSamples | None = None
-    """what it is asked with there"""
+    """Conditions of the guided surrogate at those levels."""
 
 
 class TDMR1(AlongODE):

@@ -23,17 +23,17 @@ from flowalign.policies.language.teacher_forcing import rescored
 from flowalign.rollouts.language import SampledTexts
 
 LEAST = 0.05
-"""advantage of a text that is imitated"""
+"""Advantage of a text that is imitated."""
 
 
 class AEPOSettings(language.LanguageSettings):
     entropy: float = Field(0.5, ge=0)
-    """the target, nats a token"""
+    """Target, in nats a token."""
     high: float = Field(1.2, gt=0)
     low: float = Field(0.8, gt=0)
     """temperatures of the further texts"""
     coefficient: float = Field(0.25, ge=0)
-    """of their loss, while the entropy is below its target; half above"""
+    """Coefficient of their loss, while the entropy is below its target; half above."""
 
 
 class AEPO(Imitating):

@@ -52,7 +52,7 @@ class LanguageSettings(PolicyGradientSettings):
     mask_truncated: bool = False
     """texts that were cut at max_new_tokens teach nothing (DAPO's overlong filtering)"""
     unlikeliness: float = Field(0.0, ge=0, le=1)
-    """how much the likeliest of a group's right texts loses of its reward (arXiv 2506.02355)"""
+    """Share of its reward that the likeliest of a group's right texts loses (arXiv 2506.02355)."""
     entropy_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """learn from this share of the tokens, the most uncertain ones"""
     empg: Modulation | None = None

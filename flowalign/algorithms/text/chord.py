@@ -28,12 +28,12 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 class CHORDSettings(language.LanguageSettings):
     demonstration: str = "demonstration"
-    """key of the metadata"""
+    """Key of the metadata with the demonstration."""
     weighting: Literal["chord", "none"] = "chord"
-    """chord: p (1 - p) of every token"""
+    """chord: weight p (1 - p) of every token."""
     peak: Share = 0.1
     valley: Share = 0.1
-    """mu at its highest and lowest"""
+    """Highest and lowest mu."""
     warmup: int = Field(0, ge=0)
     """iterations from 0 to the peak"""
     decay: int = Field(0, ge=0)

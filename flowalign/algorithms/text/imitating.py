@@ -30,18 +30,18 @@ class Examples:
     rollout: TextRollout
     """one text a group, in the batch's order"""
     counts: Tensor
-    """[groups] bool: is learned"""
+    """[groups] bool: the text is learned."""
     own: float
-    """coefficient of the loss of the group's own texts"""
+    """Coefficient of the loss of the group's own texts."""
     imitated: float
-    """coefficient of the loss of these"""
+    """Coefficient of the loss of the examples."""
 
 
 class Imitating(language.LanguageAlgorithm):
     """Base: a subclass says what is imitated, and how much."""
 
     weighting: Literal["none", "chord"] = "none"
-    """of an imitated token's loss, as in `core.imitation.imitation_loss`"""
+    """Weighting of an imitated token's loss, as in `core.imitation.imitation_loss`."""
     # imitated texts are in no group
     piece = "row"
 

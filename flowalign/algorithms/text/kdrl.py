@@ -29,7 +29,7 @@ class KDRLSettings(language.LanguageSettings):
     distillation: float = Field(0.002, ge=0)
     """coefficient of the divergence, at the beginning"""
     final_distillation: float | None = Field(None, ge=0)
-    """at the end of training; default the same"""
+    """The same coefficient at the end of training; default: unchanged."""
     distillation_estimate: KLEstimate = "k2"
     reward_guided: bool = False
     """no distillation of texts whose reward is above 1/2"""

@@ -32,12 +32,12 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 class PrefixRFTSettings(language.LanguageSettings):
     demonstration: str = "demonstration"
-    """key of the metadata"""
+    """Key of the metadata with the demonstration."""
     start: Share = 0.95
     end: Share = 0.05
     """share of the demonstration that is given, at the beginning and at the end of training"""
     uncertain: Share = 0.2
-    """of a demonstration's tokens that learn, the most uncertain ones"""
+    """Share of a demonstration's tokens that learn, the most uncertain ones."""
 
 
 class PrefixRFT(language.LanguageAlgorithm):

@@ -19,11 +19,11 @@ from flowalign.rollouts.language import SampledTexts
 
 class ReLIFTSettings(language.LanguageSettings):
     demonstration: str = "demonstration"
-    """key of the metadata"""
+    """Key of the metadata with the demonstration."""
     threshold: float = 0.0
-    """a group is too hard where no reward is above it"""
+    """Reward that no text of a group exceeds where the group is too hard."""
     coefficient: float = Field(1.0, ge=0)
-    """of the demonstrations' loss"""
+    """Coefficient of the demonstrations' loss."""
 
 
 class ReLIFT(Imitating):

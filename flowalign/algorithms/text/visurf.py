@@ -22,7 +22,7 @@ from flowalign.rollouts.processes import Processes
 
 class ViSurfSettings(language.LanguageSettings):
     demonstration: str = "demonstration"
-    """key of the metadata"""
+    """Key of the metadata with the demonstration."""
 
 
 class ViSurf(language.LanguageAlgorithm):

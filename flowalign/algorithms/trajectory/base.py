@@ -58,13 +58,13 @@ class PolicySettings(PolicyGradientSettings):
 
     advantage: Named = Named(name="grpo", clip=5.0)
     loss: Named = Named(name="ppo", clip_range=1e-4)
-    """log-probabilities are means over a sample's elements, so that ratios stay close to 1"""
+    """Log-probabilities are means over a sample's elements, so that ratios stay close to 1."""
     ratio: Literal["plain", "guard"] = "plain"
-    """that the loss clips: of the log-probabilities, or GRPO-Guard's, centred and equally wide at every step"""
+    """Ratio that the loss clips: of the log-probabilities, or GRPO-Guard's, centred and equally wide at every step."""
     step_fraction: float = Field(1.0, gt=0, le=1)
     """share of the stochastic steps of each trajectory to learn from, drawn at random; the loss is their mean"""
     divergence: Literal["kl", "kl_dt", "velocity_mse"] = "kl"
-    """from the start weights: the KL of a step, -dt times it, or the mean squared difference of the velocities"""
+    """Divergence from the start weights: a step's KL, -dt times it, or the mean squared velocity difference."""
     drop_zero_advantage: bool = False
     """samples whose advantages are all 0 leave the KL and the number that the loss is divided by, as in Flow-GRPO's
     code; otherwise they keep their KL and count"""
@@ -78,9 +78,9 @@ class Steps(Actions):
 
     rollout: Rollout
     samples: Tensor
-    """[N]"""
+    """[N] numbers of the samples."""
     steps: Tensor
-    """[N]"""
+    """[N] numbers of the steps."""
     velocity: Tensor
     """[N, ...]"""
     transition: Transition
@@ -129,7 +129,7 @@ class TrajectoryAlgorithm(PolicyGradient[Config, DiffusionSampler, DiffusersPoli
     settings: PolicySettings
     unit = "stochastic steps"
     plan: ClassVar[tuple[type | UnionType, str] | None] = None
-    """the kind of plan that it needs, and an example"""
+    """Kind of plan that it needs, and an example."""
 
     def check(self, config: Config) -> None:
         super().check(config)

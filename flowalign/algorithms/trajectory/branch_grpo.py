@@ -36,13 +36,13 @@ class Pruning(Section):
     """Edges that are sampled and scored, and not learned from."""
 
     depths: list[int] = []
-    """all edges that end at these depths; the first step ends at depth 1 (published: 15 to 18 of 20)"""
+    """Depths at which all edges are cut; the first step ends at depth 1 (published: 15 to 18 of 20)."""
     every: int | None = Field(None, ge=1)
     """iterations after which the depths move up by one; null: they stay (published: 30)"""
     stop: int = Field(1, ge=1)
-    """they move up until the first of them is this (published: 9)"""
+    """Depth at which the first of them stops moving up (published: 9)."""
     width: Literal["parent", "extremes"] | None = None
-    """after the last split go on with: the better child of each node there, or a tree's best and worst leaves"""
+    """Nodes kept after the last split: the better child of each node there, or a tree's best and worst leaves."""
     keep: float = Field(0.5, gt=0, le=1)
     """share of a tree's leaves that are 'extremes'"""
 

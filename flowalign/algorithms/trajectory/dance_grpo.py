@@ -19,7 +19,7 @@ from flowalign.core.record import Record, masked_mean
 class DanceGRPOSettings(trajectory.PolicySettings):
     advantage: Named = Named(name="per_reward", clip=5.0, unbiased=True, eps=1e-8)
     keep: int | None = Field(None, ge=1)
-    """best and worst members of a group to learn from, each; default all"""
+    """Number of best and of worst members of a group to learn from; default: all."""
     step_fraction: float = Field(0.6, gt=0, le=1)
 
 

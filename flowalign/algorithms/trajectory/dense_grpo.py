@@ -20,7 +20,7 @@ from flowalign.rollouts.processes import Processes
 
 class DenseGRPOSettings(trajectory.PolicySettings):
     estimator: Estimator = Estimator()
-    """how the value of a half-denoised sample is found"""
+    """Estimator of the value of a half-denoised sample."""
 
 
 class DenseGRPO(WithStateValues, TrajectoryAlgorithm):

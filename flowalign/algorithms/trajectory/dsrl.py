@@ -34,7 +34,7 @@ class DSRLSettings(PolicyGradientSettings):
     loss: Named = Named(name="ppo", clip_range=1e-2)
     """log-densities are means over a sample's elements, so that ratios stay close to 1"""
     kl_weight: float = 0.01
-    """of the divergence from N(0, I)"""
+    """Weight of the divergence from N(0, I)."""
 
 
 class DSRL(PolicyGradient[Config, DiffusionSampler, DiffusersPolicy, Rollout]):

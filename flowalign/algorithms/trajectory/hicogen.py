@@ -20,7 +20,7 @@ from samplers import Decay
 
 class HiCoGenSettings(trajectory.PolicySettings):
     levels: dict[str, float] = {"global": 1.0, "subject": 1.0, "relation": 1.0}
-    """part of the reward's scores to weight; parts may be NaN where they do not apply"""
+    """Weights of the parts of the reward's scores; parts may be NaN where they do not apply."""
 
 
 class HiCoGen(TrajectoryAlgorithm):

@@ -29,7 +29,7 @@ class PRDPSettings(step_pairs.StepPairSettings):
     """reward per unit of a trajectory's log-ratio, a sum over steps of means over elements; the weight of the KL in
     nats is this divided by the number of elements"""
     clip_range: float = Field(1e-2, gt=0, lt=1)
-    """how far a step's log-ratio may go from the sampling weights' own"""
+    """Largest distance of a step's log-ratio from the sampling weights' own."""
 
 
 class PRDP(StepPairs):

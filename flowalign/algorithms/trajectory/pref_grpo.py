@@ -35,7 +35,7 @@ class PrefGRPOSettings(trajectory.PolicySettings):
     schedule: Schedule = "all"
     both_orders: bool = False
     win_rate_weight: float | None = Field(None, gt=0)
-    """the win rate's among the weights of `rewards`; null: it is the only reward, and `rewards` are only measured"""
+    """The win rate's weight among those of `rewards`; null: it is the only reward, `rewards` are only measured."""
 
 
 class PrefGRPO(TrajectoryAlgorithm):
@@ -46,7 +46,7 @@ class PrefGRPO(TrajectoryAlgorithm):
     settings: PrefGRPOSettings
     judge: PairwiseReward | None = None
     games: Games
-    """of the pictures scored last"""
+    """Games between the pictures scored last."""
 
     def check(self, config: Config) -> None:
         super().check(config)

@@ -27,7 +27,7 @@ from samplers.learned import LearnedNoise
 class ReinFlowSettings(trajectory.PolicySettings):
     noise_low: float = Field(0.03, gt=0)
     noise_high: float = Field(0.15, gt=0)
-    """bounds of the standard deviation the network may choose"""
+    """Bounds of the standard deviation the network may choose."""
     entropy_weight: float = Field(0.0, ge=0)
 
 

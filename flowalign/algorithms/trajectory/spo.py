@@ -37,14 +37,14 @@ Gap = Annotated[float, Field(ge=0, lt=1)]
 
 class SPOSettings(step_pairs.StepPairSettings):
     beta: float = Field(10.0, gt=0)
-    """of the log-ratios to the start weights, which are means over a sample's elements; published: 10, LPO 500"""
+    """Factor of the log-ratios to the start weights, means over a sample's elements; published: 10, LPO 500."""
     threshold: Gap | tuple[Gap, Gap] = 0.3
     """the gap of the two rewards' softmax that a pair must exceed; two: at the step of the least and of the most noise,
     between them by its standard deviation (LPO)"""
     start: int = Field(0, ge=0)
     """the first step that branches, counted from 0; published: 4 of 20, LPO 0"""
     judge: Estimator = Estimator(kind="one_step")
-    """how a branch is finished for the reward: `one_step` takes the predicted picture"""
+    """Estimator that finishes a branch for the reward: `one_step` takes the predicted picture."""
 
 
 class SPO(WithStateValues, StepPairs):

@@ -30,9 +30,9 @@ class StepPairSettings(base.AlgorithmSettings):
     """Settings that the family has; an algorithm has its own defaults."""
 
     beta: float = Field(0.1, gt=0)
-    """of the log-ratios to the start weights, which are means over a sample's elements"""
+    """Factor of the log-ratios to the start weights, which are means over a sample's elements."""
     clip_range: float = Field(0.1, gt=0, lt=1)
-    """ratios are clamped to 1 +- clip_range, and a step whose ratio left it has no gradient any more"""
+    """Clip of ratios, to 1 +- clip_range; a step whose ratio left it has no gradient any more."""
 
 
 @dataclass(kw_only=True)
@@ -42,15 +42,15 @@ class Experience(base.Experience):
     rollout: Rollout
     scores: Scores
     reward: Tensor
-    """[B, T] of each step"""
+    """[B, T] reward of each step."""
     steps: Tensor
-    """[S] those that are learned from"""
+    """[S] steps to learn from."""
     members: int
-    """samples of a group"""
+    """Samples of a group."""
     preference: Tensor
     """[B, T] 1 for a step that is preferred to another of its group, -1 for the other one, 0 elsewhere"""
     all_teach: bool
-    """ties are pairs too"""
+    """Whether ties are pairs too."""
 
     def outcome(self) -> tuple[Tensor, Tensor]:
         return self.scores.value, masked_mean(self.preference.abs(), self.rollout.mask)

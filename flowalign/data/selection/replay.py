@@ -16,13 +16,13 @@ class Stored:
     """What an iteration made of one prompt, as it was sampled, on the CPU."""
 
     tensors: dict[str, Tensor]
-    """of its rollout; the log-probabilities are of the weights that sampled it, so that the loss's ratio is to those"""
+    """Tensors of the rollout; its log-probabilities, to which the loss's ratio is, are of the sampling weights."""
     rest: dict[str, Any]
-    """of its rollout, as JSON"""
+    """Everything else of the rollout, as JSON."""
     batch: Batch
     scores: Scores
     spread: float
-    """standard deviation of its rewards"""
+    """Standard deviation of its rewards."""
 
     def at(self, slot: int, iteration: int, branches: int = 1) -> Batch:
         """Its samples as if drawn for a prompt of another iteration.

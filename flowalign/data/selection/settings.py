@@ -9,18 +9,18 @@ class DynamicSampling(Section):
     """Groups that teach nothing are replaced by groups of further prompts: see `flowalign.rollouts.groups`."""
 
     rounds: int = Field(10, ge=2)
-    """of drawing at most, the first included"""
+    """Largest number of rounds of sampling, the first included."""
     spread: float = Field(0.0, ge=0)
-    """a group is kept whose rewards have a larger standard deviation than this"""
+    """Standard deviation of a group's rewards above which it is used."""
     low: float | None = None
     high: float | None = None
-    """and whose mean reward is not below and not above these"""
+    """Bounds of the mean reward of a group that is used, both included; null: none."""
 
 
 class ReplaySettings(Section):
     """Groups that teach nothing are replaced by groups of earlier iterations."""
 
     groups: int = Field(64, ge=1)
-    """how many are kept at most"""
+    """Largest number of stored groups."""
     age: int = Field(8, ge=1)
-    """iterations after which one is forgotten"""
+    """Iterations after which a group is deleted."""

@@ -12,12 +12,12 @@ from samplers.completion import complete, path
 from samplers.kernels import traits_of
 
 LARGEST_RATIO = 5
-"""of the standard deviations of finished latents, of a rollout and of the ODE; samples of both are alike"""
+"""Largest ratio of the standard deviations of the finished latents of a rollout and of the ODE; they are alike."""
 LARGEST_SPREAD = 3
-"""standard deviation after a step, over the next level's; what published kernels reach in 4 steps is 2.4"""
+"""Largest standard deviation after a step, over the next level's; published kernels reach 2.4 in 4 steps."""
 
 TF32_TOLERANCE = 1e-2
-"""of a replay in TF32, whose factors have two bits more than those of bfloat16: estimated, not measured"""
+"""Tolerance of a replay in TF32, whose factors have two bits more than those of bfloat16: estimated, not measured."""
 
 
 @torch.no_grad()

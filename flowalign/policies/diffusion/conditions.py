@@ -16,7 +16,7 @@ from flowalign.policies.diffusion.experts import Experts
 Call = dict[str, Any]
 
 EXTRA_INPUT = "extra_input"
-"""among the arguments, the part of the network's input that is not the latents: image latents and masks"""
+"""Argument for the part of the network's input that is not the latents: image latents and masks."""
 
 
 class Conditions:

@@ -29,11 +29,11 @@ from rewards.hub import hub
 
 WHERE = "model.context_parallel"
 RINGS = ("_native_cudnn", "_native_flash", "flash", "flash_hub", "_flash_3_hub")
-"""attention backends that give the normaliser by which a ring joins its parts, and have a backward pass"""
+"""Attention backends with the normaliser by which a ring joins its parts, and with a backward pass."""
 BACKENDS = ("native", *RINGS, "flash_varlen_hub", "_flash_3_varlen_hub")
-"""those that exchange attention heads, and have a backward pass"""
+"""Attention backends that exchange attention heads, and have a backward pass."""
 MENDED = "0.42"
-"""the diffusers whose ring attention `Ring` mends"""
+"""The diffusers whose ring attention `Ring` mends."""
 
 
 def check_context_parallel(path: str | Path, model: Model) -> None:

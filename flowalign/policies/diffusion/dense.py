@@ -18,7 +18,7 @@ class Dense:
     values: Tensor
     """[B, T + 1] the reward of each state's completion, R_0 .. R_T"""
     sigmas: Tensor
-    """[T + 1]"""
+    """[T + 1] the schedule."""
     mask: Tensor
     """[B, T] bool: the stochastic steps"""
 

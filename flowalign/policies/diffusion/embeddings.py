@@ -16,7 +16,7 @@ from torch import Tensor
 from rewards.hub import hub
 
 ENCODING = ("text_encoder", "tokenizer")
-"""how the names of the parts begin that encode prompts"""
+"""Beginnings of the names of the parts that encode prompts."""
 
 
 class EmbeddingStore:

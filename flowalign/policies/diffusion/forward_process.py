@@ -30,17 +30,17 @@ class Noised:
     """N clean samples, each noised to a level: x = (1 - sigma) * x0 + sigma * noise."""
 
     x0: Tensor
-    """[N, ...]"""
+    """[N, ...] clean samples."""
     noise: Tensor
-    """[N, ...]"""
+    """[N, ...] noise."""
     sigma: Tensor
-    """[N]"""
+    """[N] noise levels."""
     samples: Tensor
-    """[N] which of the clean samples each is"""
+    """[N] number of each one's clean sample."""
     levels: Tensor
-    """[N] the number of each one's level"""
+    """[N] the number of each one's level."""
     error_weight: Tensor
-    """[N] what makes a squared error of the velocity one of the network's own prediction"""
+    """[N] factor from a squared error of the velocity to one of the network's own prediction."""
 
     def __getitem__(self, rows: Tensor) -> "Noised":
         """Some of them, [N] indices."""
@@ -85,9 +85,9 @@ class CleanSamples(Rows):
     sigmas: Tensor = field(metadata=SHARED)
     """[K] the levels, falling"""
     guidance: tuple[float, ...]
-    """classifier-free scale of the velocities"""
+    """Classifier-free scale of the velocities."""
     error_weights: Tensor = field(metadata=SHARED)
-    """[K] see `Noised.error_weight`"""
+    """[K] factors as in `Noised.error_weight`."""
 
     def noised(self, samples: Tensor, levels: Tensor, noise_seeds: Sequence[int]) -> Noised:
         """These samples, [N] indices, at these levels, [N] numbers of them, each with noise of its own seed."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from flowalign.errors import ConfigError
 
 Names = Mapping[str, tuple[str, ...]]
-"""names of another program's layers, {} for a block's number, and the layers of diffusers that each is made of"""
+"""Another program's names of layers, {} for a block's number, each with the layers of diffusers that it is made of."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Layout:
 
     prefix: str
     names: Names | None = None
-    """None: as diffusers does"""
+    """None: the names of diffusers."""
     underscores: bool = False
-    """kohya's way: no dots in names, lora_down, lora_up and alpha; otherwise lora_A and lora_B"""
+    """kohya's style: no dots in names, lora_down, lora_up and alpha; otherwise lora_A and lora_B."""
 
 
 def _blocks(theirs: str, ours: str, layers: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
@@ -129,7 +129,7 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
         "WanTransformer3DModel": Layout("diffusion_model.", WAN),
     },
 }
-"""by format and diffusers' class of the network"""
+"""Layouts by format and diffusers' class of the network."""
 
 
 def layout_of(kind: str, network: str) -> Layout:

@@ -24,7 +24,7 @@ Prompt = tuple[str, Source | None, tuple[int, int] | None, bool]
 """a text, the pictures that it is encoded with and their size, and whether it is a negative prompt"""
 
 ENCODED_PROMPTS = 4096
-"""distinct prompts whose embeddings are kept"""
+"""Largest number of prompts with stored embeddings."""
 
 
 class PromptEncoder:

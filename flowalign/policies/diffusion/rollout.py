@@ -33,17 +33,17 @@ class Rollout(Rows):
     kernel: Kernel
     sources: list[Source | None]
     first_frames: Tensor | None = None
-    """[B, C, F, H, W] latents that were not sampled but come from a picture; None where all were sampled"""
+    """[B, C, F, H, W] latents of a given picture, which were not sampled; None where all were sampled."""
     unlearned: int = 0
-    """how many of the last steps are not learned from, though they may be stochastic"""
+    """Number of last steps that are not learned from, though they may be stochastic."""
     rlg: float | Mapping[str, float] = field(default=1.0, metadata=SHARED)
-    """weight of what training changed, as of `DiffusersPolicy.sample`"""
+    """Weight of the change by training, as in `DiffusersPolicy.sample`."""
     rlg_from: int = 0
-    """the first step that it holds for"""
+    """First step with rlg."""
     sound: Tensor | None = None
-    """[B, ...] latents of the sound that the pipeline made along with it"""
+    """[B, ...] latents of the sound that the pipeline made along with it."""
     cached: bool = field(default=False, metadata=SHARED)
-    """a feature cache was on, so that a replay has other velocities than these"""
+    """Whether a feature cache was on, so that a replay has other velocities."""
     unmoved: Tensor | None = None
     """[B, ...] the start noise before the policy's `start_noise` moved it"""
     policy: Any = field(default=None, compare=False)

@@ -111,7 +111,7 @@ class LevelScheduler(TransitionScheduler):
     """
 
     shape: tuple[int, ...]
-    """of the latents"""
+    """Shape of the latents."""
 
     def __init__(self, *args: Any, levels: Tensor | None = None, **settings: Any) -> None:
         self.wanted = levels

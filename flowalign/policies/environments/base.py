@@ -8,13 +8,13 @@ class Answer(NamedTuple):
     """What an environment answers to a completion; (observation, reward, done) is one too."""
 
     observation: str
-    """what the model gets to read; nobody reads the last one"""
+    """Text that the model reads next; nobody reads the last one."""
     reward: float = 0.0
-    """for this turn"""
+    """Reward of this turn."""
     done: bool = False
-    """the episode is over"""
+    """Whether the episode is over."""
     state: str | None = None
-    """a name of what the next turn is taken in, so that GiGPO finds turns in one state; default the observation"""
+    """Name of the next turn's state, by which GiGPO finds turns in one state; default: the observation."""
 
 
 class Environment(Protocol):

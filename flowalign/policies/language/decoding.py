@@ -20,11 +20,11 @@ class Decoding:
     top_p: float = 1.0
     """keep the most probable tokens up to this probability together (arXiv 1904.09751)"""
     top_k: int = 0
-    """keep this many; 0: all"""
+    """Number of most probable tokens to keep; 0: all."""
     min_p: float = 0.0
     """keep tokens of at least this share of the largest probability (arXiv 2407.01082)"""
     repetition_penalty: float = 1.0
-    """of tokens that came before: their logits are divided by it where positive, else multiplied (arXiv 1909.05858)"""
+    """Penalty of earlier tokens: their logits are divided by it where positive, else multiplied (arXiv 1909.05858)."""
 
     @classmethod
     def of(cls, settings: Any) -> Self:

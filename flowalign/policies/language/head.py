@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 from flowalign.policies.language.decoding import Decoding, entropy_of
 
 LOGITS = 2**25
-"""computed at a time: 128 MiB in float32"""
+"""Logits computed at a time: 128 MiB in float32."""
 RECOMPUTED: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-"""of torch's checkpoint; nothing here draws random numbers"""
+"""Arguments of torch's checkpoint; nothing here draws random numbers."""
 Head = Callable[[Tensor], Tensor]
 """[N, H] -> [N, V]"""
 

@@ -41,7 +41,7 @@ class LanguagePolicy(Policy[TextRollout]):
     """
 
     noun: ClassVar[str] = "language model"
-    """for messages"""
+    """Noun for messages."""
     networks: ClassVar[Any] = AutoModelForCausalLM
     readers: ClassVar[Any] = AutoTokenizer
 

@@ -18,7 +18,7 @@ class TurnTaken(NamedTuple):
 
     reward: float
     state: str
-    """of the environment before the turn"""
+    """State of the environment before the turn."""
 
 
 def right_padded(rows: Sequence[Sequence[Any]], padding: Any, device: torch.device) -> Tensor:
@@ -44,20 +44,20 @@ class TextRollout(Rows):
     mask: Tensor
     """[B, T] bool: the tokens that were sampled"""
     log_prob: Tensor
-    """[B, T] float32 of the tokens when they were sampled, under the distribution they were drawn from"""
+    """[B, T] float32 of the tokens when they were sampled, under the distribution they were drawn from."""
     entropy: Tensor
     """[B, T] float32 of the distributions they were sampled from"""
     ended: Tensor
     """[B] bool: has an end token, was not cut at the largest length"""
     decoding: Decoding
-    """from logits to the distribution that tokens were drawn from"""
+    """Settings of the distribution that tokens were drawn from."""
     padding: int
     """the token that pads prompts and completions"""
     pictures: list[list[Image]] = field(default_factory=list)
-    """[B] shown with each prompt; empty for a model that sees none"""
+    """[B] pictures shown with each prompt; empty for a model that sees none."""
     turn: Tensor = field(default_factory=lambda: torch.empty(0))
-    """[B, T] integers: the turn that each token is of, the environment's answer to it included; -1 is padding. Default:
-    all that was sampled is one turn"""
+    """[B, T] integers: the number of each token's turn, the environment's answer to it included; -1 is padding.
+    Default: all sampled tokens are one turn."""
     episodes: list[list[TurnTaken]] = field(default_factory=list)
     """[B] the turns of each row; empty without an environment"""
 

@@ -20,7 +20,7 @@ from rewards.text.turns import Transcript, Turn
 from samplers import derive_seed
 
 TALK = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
-"""to see where a chat template puts things"""
+"""Example that shows where a chat template puts things."""
 
 
 @dataclass
@@ -31,10 +31,10 @@ class Episode:
     prompt: str
     seed: int
     begun: list[int]
-    """token ids of the prompt"""
+    """Token ids of the prompt."""
     state: str
     tokens: list[int] = field(default_factory=list)
-    """after the prompt"""
+    """Token ids after the prompt."""
     turn: list[int] = field(default_factory=list)
     drawn: list[bool] = field(default_factory=list)
     log_prob: list[float] = field(default_factory=list)

@@ -39,46 +39,46 @@ class Family:
     pipelines: ClassVar[tuple[str, ...]]
     """names of the diffusers pipeline classes"""
     guidance: ClassVar[str] = "two copies of the batch in one call"
-    """how the family guides, for people"""
+    """Kind of guidance, for people."""
     unconditional: ClassVar[int] = 0
-    """which of the two branches of guidance, in the order of calls and copies, has the empty prompt"""
+    """Number of the guidance branch with the empty prompt, in the order of calls and copies."""
     denoiser: ClassVar[str] = "transformer"
-    """the pipeline's attribute that is trained"""
+    """The pipeline's attribute that is trained."""
     lora_targets: ClassVar[tuple[str, ...]]
-    """module names LoRA goes on by default"""
+    """Names of the modules that get a LoRA by default."""
     dead_ends: ClassVar[tuple[str, ...]] = ()
-    """parts of the network that nothing reads, by the beginning of their names, -1 for the last block: they have no
-    gradient and are not trained, since processes with copies would wait for one"""
+    """Beginnings of names of parts whose output nothing reads, -1 for the last block: they have no gradient and are not
+    trained, since processes with copies would wait for one."""
     shared: ClassVar[tuple[str, ...]] = ()
     """tensor arguments of the denoiser without a batch axis"""
     images: ClassVar[tuple[int, int]] = (0, 0)
     """fewest and most pictures that a sample is made from"""
     takes_mask: ClassVar[bool] = False
-    """the picture is filled where a mask is white"""
+    """The picture is filled where a mask is white."""
     one_each: ClassVar[bool] = False
     """the call draws from the VAE's posterior, by each sample's seed, and so takes a picture for each sample"""
     encodes_images: ClassVar[bool] = False
     """a prompt is encoded together with its pictures"""
     extra_axis: ClassVar[int] = 1
-    """of the network's input, on which the latents are followed by what the pictures became"""
+    """Axis of the network's input on which the latents are followed by the encoded pictures."""
     unpadded: ClassVar[bool] = False
     """a text's length changes the sample, without a mask to help: prompts of different lengths are called apart"""
     text_inputs: ClassVar[Mapping[str, str]] = {}
-    """arguments of the denoiser ('added_cond_kwargs.text_embeds' in a dictionary), and the embeddings that they are;
-    without them the text encoders cannot be trained"""
+    """Arguments of the denoiser ('added_cond_kwargs.text_embeds' in a dictionary), and their embeddings; without them
+    the text encoders cannot be trained."""
     middle: ClassVar[str] = ""
-    """the denoiser's block, or list of blocks, in whose middle features of samples are found, the last output of
-    several; empty: they are not looked for"""
+    """The denoiser's block, or list of blocks, in whose middle features of samples are read (the last output of
+    several); empty: nowhere."""
     divides_tokens: ClassVar[bool] = False
-    """what diffusers makes of the family's tokens, divided over processes, was found equal to the whole"""
+    """The output of diffusers for tokens divided over processes was tested to equal the whole."""
     parts: int = 1
-    """processes that each sample's tokens are divided over, which padded texts are made to fit"""
+    """Processes that each sample's tokens are divided over; padded texts are made to fit."""
     samples_sound: ClassVar[bool] = False
-    """the network denoises a sound along with the pictures, and is asked of both"""
+    """The network denoises a sound along with the pictures."""
     tolerance: ClassVar[float] = 1e-4
-    """how far, by the largest velocity, a float32 replay may be from its rollout"""
+    """Largest difference of a float32 replay from its rollout, over the largest velocity."""
     largest_batch: ClassVar[int | None] = None
-    """samples that one call of the pipeline takes, None for any number"""
+    """Most samples of one call of the pipeline; None: any number."""
 
     def check(self, pipeline: DiffusionPipeline) -> None:
         """Refuse a pipeline of the right class that this family cannot drive.

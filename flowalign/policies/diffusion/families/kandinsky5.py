@@ -97,7 +97,7 @@ class Kandinsky5ImageToVideo(Kandinsky5Video):
     pipelines = ("Kandinsky5I2VPipeline",)
     images = (1, 1)
     sampled: int
-    """channels of the latents"""
+    """Channels of the latents."""
 
     def check(self, pipeline: DiffusionPipeline) -> None:
         super().check(pipeline)
