@@ -50,7 +50,7 @@ class Scores(Rows):
 
 @dataclass(frozen=True)
 class Spec:
-    """What a reward says of itself, in an attribute `spec`; a reward without one is as these defaults say."""
+    """Properties of a reward, in its attribute `spec`; a reward without one has these defaults."""
 
     needs: frozenset[str] = frozenset({"image", "prompt"})
     """Some of "image", "text", "prompt", "metadata", "reference" (a picture or its file in metadata["reference"]),
@@ -90,7 +90,7 @@ class Latents:
 
 
 def vae_of(vae: Any) -> tuple[Any, ...]:
-    """What tells a diffusers VAE's latents from those of another."""
+    """Class, scale and shift of a diffusers VAE, which tell its latents from another's."""
     config = vae.config
     return type(vae).__name__, config.get("scaling_factor"), config.get("shift_factor")
 
@@ -125,12 +125,12 @@ class Sample:
 
 
 def seen(sample: Any) -> Any:
-    """What people see of a sample: its picture, video or text."""
+    """A sample's visible part: its picture, video or text."""
     return sample.picture if isinstance(sample, Sample) else sample
 
 
 def sides(needs: Collection[str]) -> list[str]:
-    """Which of a `Sample`'s fields a reward with these needs is handed."""
+    """Fields of a `Sample` that a reward with these needs gets."""
     latents_or_sound = [side for side in ("latents", "sound") if side in needs]
     return latents_or_sound + (["picture"] if not latents_or_sound or {"image", "frames"} & set(needs) else [])
 
@@ -196,7 +196,7 @@ class RegionReward(Protocol):
     name: str
 
     def regions(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> list[list[Region]]:
-        """Of each of B pictures its boxes; where several overlap, the last counts."""
+        """Boxes of each of B pictures; where several overlap, the last counts."""
 
 
 class PairwiseReward(Protocol):
@@ -260,7 +260,7 @@ def as_reward(reward: Reward | Callable[..., Sequence[float]]) -> Reward:
 
 
 def spec_of(reward: Any) -> Spec:
-    """What a reward says of itself.
+    """Properties of a reward.
 
     Raises:
         RewardError: its `spec` is no Spec.
@@ -350,7 +350,7 @@ def compare(
 
 
 def handed(reward: Any, samples: Sequence[Any], prompts: Sequence[str]) -> Sequence[Any]:
-    """Of each `Sample` the one side that a reward needs; whole where it needs several, and other samples as they are.
+    """The one field of each `Sample` that a reward needs; the whole where it needs several; other samples unchanged.
 
     Raises:
         RewardError: a sample lacks a side.

@@ -105,7 +105,7 @@ def _load_transformers(model: str, processor: str | None, device: torch.device, 
 
 
 def picture_settings(processor: Any) -> Preprocess:
-    """How a transformers image processor prepares pictures."""
+    """Picture settings of a transformers image processor."""
     crop = bool(getattr(processor, "do_center_crop", False))
     size = dict(processor.crop_size if crop else processor.size)
     return Preprocess(
@@ -149,7 +149,7 @@ def _load_open_clip(model: str, weights: str | None, device: torch.device, dtype
 
 
 class EncoderSettings(TypedDict, total=False):
-    """What `DualEncoderReward` is made with, for the rewards that have settings besides."""
+    """Arguments of `DualEncoderReward`, for rewards with further settings."""
 
     model: str
     backend: Backend

@@ -82,7 +82,7 @@ def load_clip_t5(model: str, tower: str, device: str, dtype: Dtype) -> ClipT5:
 
 
 def read_question(place: Path) -> str:
-    """What the model is asked: a text file, or the constants in the authors' folder t2v_metrics, which is not run.
+    """The model's question: a text file, or the constants in the authors' folder t2v_metrics, which is not run.
 
     Raises:
         ValueError: it lacks {prompt} or <image>; one line.

@@ -69,12 +69,12 @@ class Composition(ABC):
         return self._collect([score(reward, samples, prompts, metadata) for reward in self.rewards], prompts, metadata)
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
-        """As `DifferentiableReward.score_pixels`; every part must be differentiable."""
+        """See `DifferentiableReward.score_pixels`; every part must be differentiable."""
         scores = [score_with_gradient(reward, pixels, prompts, metadata) for reward in self.rewards]
         return self._collect(scores, prompts, metadata)
 
     def score_latents(self, latents: Latents, prompts: Sequence[str], metadata: Metadata) -> Scores:
-        """As `LatentReward.score_latents`; every part must score latents."""
+        """See `LatentReward.score_latents`; every part must score latents."""
         scores = [score_with_gradient(reward, latents, prompts, metadata) for reward in self.rewards]
         return self._collect(scores, prompts, metadata)
 
@@ -106,7 +106,7 @@ def labels(rewards: Sequence[Reward]) -> list[str]:
 
 
 def joined(scores: Mapping[str, Scores]) -> list[dict[str, str]] | None:
-    """What several judges wrote about the same samples, under their labels."""
+    """Replies of several judges about the same samples, under their labels."""
     written = {label: own.replies for label, own in scores.items() if own.replies is not None}
     if not written:
         return None

@@ -167,7 +167,7 @@ class Detection:
         ]
 
     def _segmented(self, image: Image) -> list[Found]:
-        """Of a picture alone: the padding of a batch, which the network sees, would change what it finds."""
+        """Objects of one picture alone: the padding of a batch, which the network sees, would change them."""
         inputs, least = self._inputs([image]), min(self.threshold, self.counting_threshold)
         output, seen = self.network(**inputs), inputs["pixel_mask"][0]
         inner = (int(seen.any(dim=1).sum()), int(seen.any(dim=0).sum()))
@@ -265,7 +265,7 @@ def requirements(record: Mapping[str, Any], objects: Sequence[Found], colour: Ca
 
 
 def graded(record: Mapping[str, Any], objects: Sequence[Found], colour: Callable[[Found], str]) -> float:
-    """What Flow-GRPO's authors pay for a picture: the mean over all that is asked, at most 1 (arXiv 2505.05470).
+    """Flow-GRPO's graded reward: the mean over the prompt's requirements, at most 1 (arXiv 2505.05470).
 
     A count pays 1 - |asked - found| / asked, which is below 0 for more than twice as many. A colour pays the share of
     objects that have it, and a place pays 1. Both are looked at only where the count is right, else they pay 0. A

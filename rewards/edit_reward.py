@@ -31,7 +31,7 @@ def load_edit_reward(weights: str, base: str, device: str, dtype: Dtype) -> tupl
 
 
 def read_questions(folder: Path) -> dict[str, str]:
-    """What is asked: from the authors' folder EditReward/dataset, or one with following.txt and quality.txt."""
+    """The questions: from the authors' folder EditReward/dataset, or one with following.txt and quality.txt."""
     asked = {}
     for name, constant in THEIRS.items():
         files = [folder / f"{name}.txt"]

@@ -39,7 +39,7 @@ class PerFrame(Around):
         return self._mean(score(self.reward, pictures, [prompts[i] for i in owners], [metadata[i] for i in owners]))
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
-        """As `DifferentiableReward.score_pixels`, of videos [B, 3, F, H, W]."""
+        """See `DifferentiableReward.score_pixels`; for videos [B, 3, F, H, W]."""
         pictures = pixels[:, :, self._chosen(pixels.shape[2])].transpose(1, 2).flatten(0, 1)
         owners = [i for i in range(len(pixels)) for _ in range(self.frames)]
         records = [metadata[i] for i in owners]
@@ -51,7 +51,7 @@ class PerFrame(Around):
         return chosen
 
     def _mean(self, scores: Scores) -> Scores:
-        """Of the frames' scores, video after video."""
+        """Mean of the frames' scores, video after video."""
 
         def mean(values: Tensor) -> Tensor:
             return values.unflatten(0, (-1, self.frames)) @ self.weights.to(values)

@@ -67,7 +67,7 @@ class HPSv3(QwenReward):
 
 
 class Condition(nn.Module):
-    """What HPSv3++ knows besides the picture: how able its generator is, and how far that was trained with rewards.
+    """Input of HPSv3++ besides the picture: its generator's ability, and how far that was trained with rewards.
 
     The ability is guessed from the read state; both scale and shift that state before the head.
 

@@ -72,7 +72,7 @@ class Asker:
         return self._ask("GET", path, None, {}, read)
 
     def post(self, path: str, content: bytes, content_type: str, read: Callable[[httpx2.Response], T]) -> T:
-        """What `read` makes of the answer; it raises ValueError, KeyError or TypeError where that is garbage.
+        """The answer, read by `read`; it raises ValueError, KeyError or TypeError where that is garbage.
 
         Raises:
             RewardError: the server refused, was not there for longer than `patience`, or keeps answering garbage.

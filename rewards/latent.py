@@ -229,11 +229,11 @@ class DiNa:
         return Scores(torch.cat(values).cpu())
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
-        """As `DifferentiableReward.score_pixels`, through the VAE's encoder."""
+        """See `DifferentiableReward.score_pixels`; through the VAE's encoder."""
         return self.score_latents(self._encoded((2 * pixels - 1).to(self.device, self.dtype)), prompts)
 
     def score_latents(self, latents: Latents, prompts: Sequence[str], metadata: Metadata = ()) -> Scores:
-        """As `LatentReward.score_latents`.
+        """See `LatentReward.score_latents`.
 
         The noise is the same for all and always, so that a sample keeps its score.
 

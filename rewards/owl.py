@@ -84,7 +84,7 @@ class Owl(nn.Module):
 
 
 class Places:
-    """Which tokens of the sequence in work are of a picture."""
+    """Picture tokens of the current sequence."""
 
     mask: Tensor
     """[L]"""
@@ -171,7 +171,7 @@ class Attention(nn.Module):
 
 
 class Output(nn.Module):
-    """What was drawn is added, then worked on by a gated network."""
+    """Add the attention's output, then apply a gated network."""
 
     def __init__(self, sizes: Mapping[str, Any]) -> None:
         super().__init__()

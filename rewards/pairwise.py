@@ -244,7 +244,7 @@ class Games:
         return means
 
     def replies(self) -> list[dict[str, str]] | None:
-        """What a judge wrote about a sample beside each other one of its group; None where it wrote nothing."""
+        """A judge's replies about a sample and each other one of its group; None where it wrote nothing."""
         written = Scores.cat(self.verdicts).replies if self.pairs else None
         if written is None:
             return None

@@ -68,7 +68,7 @@ class Reader(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Device of the model."""
         device: torch.device = self.backbone.device
         return device
 
@@ -176,7 +176,7 @@ class QwenReward(ABC):
         return Scores(scores.value.cpu(), {name: part.cpu() for name, part in scores.parts.items()})
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
-        """As `DifferentiableReward.score_pixels`; the resize is torch's, not PIL's in 8 bits."""
+        """See `DifferentiableReward.score_pixels`; the resize is torch's, not PIL's in 8 bits."""
         scores = self.model_scores(list(self.reader.sized_pixels(pixels)), prompts, metadata)
         return Scores(scores.value, {name: part.detach() for name, part in scores.parts.items()})
 

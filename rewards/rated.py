@@ -34,7 +34,7 @@ def load_owl(model: str, device: str, dtype: Dtype) -> Owl:
 
 
 def read_question(name: str, place: Path, aspect: Aspect) -> str:
-    """What the model is asked: a text file, or the text in the authors' scorer.py that asks for this aspect.
+    """The model's question: a text file, or the text in the authors' scorer.py that asks for this aspect.
 
     Raises:
         ValueError: it lacks <|image|>; one line.

@@ -41,8 +41,8 @@ def inked(image: Image.Image) -> dict[str, NDArray[np.bool_]]:
 
 
 def check(image: Image.Image, prompt: str) -> tuple[float, float, float, bool]:
-    """How much there is of the first and the second colour, and how well they are placed, in [0, 1]; and whether all
-    of it is right. Raises `ValueError` on a prompt that the world does not ask."""
+    """Amounts of the first and the second colour and quality of their placement, in [0, 1]; and whether all is right.
+    Raises `ValueError` on a prompt that the world does not ask."""
     request = parse(prompt)
     if not is_of_two_colours(request):
         raise ValueError(f"{prompt!r} does not place two colours; 'a red circle left of a blue square' does")

@@ -44,7 +44,7 @@ class RemoteReward:
 
     @property
     def spec(self) -> Spec:
-        """What the served reward says of itself; asked once."""
+        """Properties of the served reward, fetched once."""
         if self._spec is None:
             self._spec = self.asker.get("/version", _read_spec)
             if sides(self._spec.needs) != ["picture"]:

@@ -47,7 +47,7 @@ class Routed(Composition):
         return self._asked(ask, prompts, metadata)
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
-        """As `DifferentiableReward.score_pixels`; every reward must be differentiable."""
+        """See `DifferentiableReward.score_pixels`; every reward must be differentiable."""
 
         def ask(reward: Reward, rows: list[int]) -> Scores:
             return score_with_gradient(reward, pixels[rows], [prompts[i] for i in rows], [metadata[i] for i in rows])

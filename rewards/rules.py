@@ -17,7 +17,7 @@ from rewards.clip import load_dual_encoder
 
 
 class OCR:
-    """How much of the wanted text can be read in the picture, in [0, 1].
+    """Share of the wanted text that can be read in the picture, in [0, 1].
 
     The wanted text is metadata["text"], or what the prompt has in quotation marks. Reads with RapidOCR (PP-OCR by
     onnxruntime; `pip install flowalign[ocr]`), models included.
@@ -175,7 +175,7 @@ class ImageStatistic:
 
 
 class GroupDiversity:
-    """How far a picture is from the others of its group, on average; 0 for one alone.
+    """Mean distance of a picture from the others of its group; 0 for one alone.
 
     Args:
         model: a CLIP of transformers: 1 - cosine of the pictures' embeddings, in [0, 2]. Default none: the root mean

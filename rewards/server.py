@@ -316,7 +316,7 @@ class RewardServer:
         return PlainTextResponse("".join(f"flowalign_reward_{name} {value}\n" for name, value in values.items()))
 
     def _refusal(self, request: Request) -> Response | None:
-        """What a request without the token gets, or one of a web page, which a browser sends for somebody else."""
+        """Answer to a request without the token, or from a web page, which a browser sends for somebody else."""
         headers = request.headers
         host, origin = headers.get("host", ""), headers.get("origin")
         if origin not in (None, f"http://{host}", f"https://{host}"):

@@ -85,7 +85,7 @@ def draw(word: str, rng: np.random.Generator) -> NDArray[np.uint8]:
 
 
 def read(images: Sequence[Image]) -> tuple[list[str], list[float]]:
-    """What stands on the line of each picture's clearest letter, and the share of its ink that is in no letter read.
+    """Text on the line of each picture's clearest letter, and the share of its ink that is in no letter read.
 
     A letter's form is correlated with every place; the best places that do not overlap are letters.
     """
@@ -104,7 +104,7 @@ def read(images: Sequence[Image]) -> tuple[list[str], list[float]]:
 
 
 def _ink(image: Image) -> Tensor:
-    """How much of each pixel is ink [32, 32]."""
+    """Share of ink in each pixel [32, 32]."""
     if image.size != (SIZE, SIZE):
         image = image.resize((SIZE, SIZE), Resampling.BOX)
     grey = torch.from_numpy(np.asarray(image.convert("L"), dtype=np.float32).copy())

@@ -109,7 +109,7 @@ class PISCES(ModelReward):
         return self._scores(*self._pictures(pixels), prompts)
 
     def _scores(self, whole: Tensor, patches: Tensor, prompts: Sequence[str]) -> Scores:
-        """From unit vectors of pictures [B, D] and of their patches [B, P, D]."""
+        """Scores from unit vectors of pictures [B, D] and of their patches [B, P, D]."""
         texts, tokens, mask = self._texts(prompts)
         cosine = tokens @ patches.transpose(1, 2)
         with torch.no_grad():
@@ -191,6 +191,6 @@ def gaussian_map(source: Tensor, goal: Tensor, ridge: float = 1e-4) -> Tensor:
 
 
 def _power(matrix: Tensor, exponent: float) -> Tensor:
-    """Of a symmetric matrix without negative eigenvalues."""
+    """Power of a symmetric matrix without negative eigenvalues."""
     values, vectors = torch.linalg.eigh(matrix)
     return (vectors * values.clamp(min=0) ** exponent) @ vectors.T

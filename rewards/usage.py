@@ -17,7 +17,7 @@ class Usage:
         self.lock = threading.Lock()
 
     def add(self, **counts: float) -> None:
-        """Of 'requests' and the 'seconds' that they took, 'question_tokens', 'reply_tokens', 'retries' (attempts that a
+        """Add counts of 'requests', their 'seconds', 'question_tokens', 'reply_tokens', 'retries' (attempts that a
         server failed), 'redrawn' (replies that could not be read) and 'cached' (questions answered from the disk)."""
         with self.lock:
             for name, count in counts.items():
@@ -48,5 +48,5 @@ def usage_of(name: str, price: tuple[float, float] | None = None) -> Usage:
 
 
 def take() -> dict[str, float]:
-    """What all judges of this process used since the last call: 'judge/<reward>/requests' and so on."""
+    """Usage of all judges of this process since the last call: 'judge/<reward>/requests' and so on."""
     return {f"judge/{name}/{what}": count for name, used in _used.items() for what, count in used.take().items()}

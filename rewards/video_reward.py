@@ -89,7 +89,7 @@ class VideoReward:
         return Scores(scores.value.cpu(), {name: part.cpu() for name, part in scores.parts.items()})
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
-        """As `DifferentiableReward.score_pixels`, of videos [B, 3, F, H, W]; frames are not rounded to 8 bits."""
+        """See `DifferentiableReward.score_pixels`; for videos [B, 3, F, H, W]; frames are not rounded to 8 bits."""
         films = pixels.to(self.reader.device, torch.float32)[:, :, self.chosen(pixels.shape[2])].transpose(1, 2)
         return self.of_films([self._sized(film) for film in films], prompts)
 

@@ -25,7 +25,7 @@ _MODES = {Resampling.BICUBIC: "bicubic", Resampling.BILINEAR: "bilinear"}
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How a model wants its pictures."""
+    """Picture settings of a model."""
 
     size: tuple[int, int]
     """height and width in pixels"""
@@ -149,7 +149,7 @@ class ModelReward(ABC):
         return Scores(scores.value.float().cpu(), {name: part.float().cpu() for name, part in scores.parts.items()})
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
-        """As `DifferentiableReward.score_pixels`. The resize is torch's, not PIL's in 8 bits: values differ a little
+        """See `DifferentiableReward.score_pixels`. The resize is torch's, not PIL's in 8 bits: values differ a little
         from what `score` gives the same pictures, except at the model's own size."""
         prepared = self.preprocess.pixels(pixels.to(self.device, torch.float32)).to(self.dtype)
         scores = self.model_scores(prepared, prompts, metadata)

@@ -9,7 +9,7 @@ WORDINGS = Path(__file__).parent / "wordings"
 
 
 def wording(title: str, files: Sequence[Path], names: Sequence[str], theirs: str, markers: Sequence[str]) -> str:
-    """What a model is told: the text of a file, or of constants in the authors' Python files, which are not run.
+    """Wording for a model: the text of a file, or of constants in the authors' Python files, which are not run.
 
     Args:
         names: of the constants that make it up.

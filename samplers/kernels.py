@@ -32,7 +32,7 @@ def squared_error_log_prob(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Traits:
-    """What a kernel declares; one that declares nothing is a Gaussian with any eta from 0."""
+    """Declarations of a kernel; by default it is a Gaussian with any eta from 0."""
 
     largest_eta: float = math.inf
     """1 where eta is the share of the noise that a step replaces"""
@@ -53,7 +53,7 @@ def declares(traits: Traits) -> Callable[[Kernel], Kernel]:
 
 
 def traits_of(kernel: Kernel) -> Traits:
-    """What a kernel declares."""
+    """Declarations of a kernel."""
     traits: Traits = getattr(kernel, "traits", Traits())
     return traits
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Plan(Protocol):
-    """What a plan is: `etas` gives [T] noise levels for one iteration of training."""
+    """Base of plans: `etas` gives [T] noise levels for one iteration of training."""
 
     def etas(self, steps: int, eta: float, iteration: int, seed: int) -> Tensor: ...
 
@@ -35,7 +35,7 @@ class All:
 
     @property
     def unlearned(self) -> int:
-        """How many of the last stochastic steps nothing is learned from."""
+        """Number of the last stochastic steps that nothing is learned from."""
         return int(self.last == "noise")
 
 
@@ -275,7 +275,7 @@ class Calibrated:
         self.counts = counts.tolist()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: lists and numbers."""
+        """State for a checkpoint: lists and numbers."""
         return {"levels": self.levels, "counts": self.counts, "maximum": self.maximum, "done": self.done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -203,11 +203,11 @@ class Algorithm(ABC, Generic[ConfigT, SamplerT, PolicyT, RolloutT, RecordT, Expe
 
     @abstractmethod
     def record(self, sampled: Sampled[SamplerT, RolloutT], processes: Processes) -> RecordT:
-        """What advantages are worked out from, gathered from all processes."""
+        """Record for the advantages, gathered from all processes."""
 
     @abstractmethod
     def experience(self, sampled: Sampled[SamplerT, RolloutT], record: RecordT, processes: Processes) -> ExperienceT:
-        """What this process learns from, with what was measured on the way."""
+        """Experience that this process learns from, with its metrics."""
 
     def at_once(self, sampler: SamplerT, scorer: Scorer, batch: Batch) -> ExperienceT:
         """The experience of a batch that is sampled and scored at once, to look at."""

@@ -271,7 +271,7 @@ class PolicyGradient(
         return 1.0
 
     def record_metrics(self, record: Record) -> dict[str, float]:
-        """What the metrics say of the record."""
+        """Metrics of the record."""
         return {}
 
     @abstractmethod
@@ -283,7 +283,7 @@ class PolicyGradient(
 
     @property
     def clip_range(self) -> float | None:
-        """How far a ratio may be from 1 before the loss clips it, on the narrower side; None where it does not."""
+        """Distance of a ratio from 1 at which the loss clips it, on the narrower side; None where it does not."""
         defaults = {name: each.default for name, each in inspect.signature(self.loss_of).parameters.items()}
         settings = defaults | self.settings.loss.settings
         ranges = [settings.get(name) for name in ("clip_range", "clip_range_high")]

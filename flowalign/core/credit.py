@@ -15,7 +15,7 @@ TurningPointVariant = Literal["aggregate", "total", "released"]
 
 
 def dense_rewards(values: Tensor) -> Tensor:
-    """What each step added, d_k = R_k - R_{k-1}: [B, T + 1] -> [B, T] (DenseGRPO, arXiv 2601.20218, eq. 7).
+    """Gain of each step, d_k = R_k - R_{k-1}: [B, T + 1] -> [B, T] (DenseGRPO, arXiv 2601.20218, eq. 7).
 
     They telescope: a row's sum is R_T - R_0.
     """
@@ -66,7 +66,7 @@ def turning_point_rewards(
 
 
 def _balanced(turns: Tensor, total: Tensor) -> Tensor:
-    """As many turning points of each sign of total [B, 1], the largest |total| first; turns [B, T]."""
+    """Equally many turning points of each sign of total [B, 1], the largest |total| first; turns [B, T]."""
     rising, falling = turns & (total > 0), turns & (total < 0)
     count = torch.minimum(rising.sum(), falling.sum())
     size = total.abs().expand(turns.shape)

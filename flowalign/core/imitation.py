@@ -41,7 +41,7 @@ def distillation_loss(
 
 
 def annealed(done: float, start: float, end: float) -> float:
-    """From start to end in a straight line over training, done in [0, 1]."""
+    """Value between start and end, in a straight line over training, done in [0, 1]."""
     return start + (end - start) * min(max(done, 0.0), 1.0)
 
 

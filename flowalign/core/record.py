@@ -72,7 +72,7 @@ class Actions:
 
     @property
     def ratio(self) -> Tensor:
-        """How much more probable an action is under the present weights."""
+        """Ratio of an action's probability under the current weights to the old one."""
         return ratio_of(self.log_prob, self.old_log_prob)
 
 

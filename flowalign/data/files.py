@@ -125,7 +125,7 @@ def located(source: str) -> Path:
 
 
 def folder(source: str) -> Path:
-    """What relative file names in the records start from."""
+    """Folder of relative file names in the records."""
     path = located(source)
     return path.parent if os.path.isfile(path) else path if os.path.isdir(path) else Path()
 

@@ -85,7 +85,7 @@ def possible(task: str) -> list[Asked]:
 
 
 def asked(record: Mapping[str, Any]) -> Asked:
-    """What a GenEval record asks for: its task, and the same for "a left of b" and "b right of a"."""
+    """Content of a GenEval record: its task, and the same for "a left of b" and "b right of a"."""
     include = record["include"]
     match record["tag"]:
         case "counting":

@@ -17,7 +17,7 @@ from flowalign.settings import Section
 
 
 def shipped(path: str) -> Path | str:
-    """Where a model is: in flowalign's assets if it has that name, else as given."""
+    """Path of a model: in flowalign's assets if it has that name, else as given."""
     return ASSETS / path if os.path.isdir(ASSETS / path) else path
 
 
@@ -31,7 +31,7 @@ class Source:
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> "Source | None":
-        """What a prompt's metadata names under 'image' (a file, or a list of files) and 'mask'; None without."""
+        """Source in a prompt's metadata: 'image' (a file, or a list of files) and 'mask'; None without."""
         images = metadata.get("image")
         if images is None:
             return None
@@ -128,7 +128,7 @@ class Prompts:
 
     @classmethod
     def parts(cls, record: dict[str, Any]) -> list[dict[str, Any]]:
-        """What a line holds; here one record."""
+        """Records of a line; here one."""
         return [record]
 
     @classmethod

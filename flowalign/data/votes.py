@@ -90,7 +90,7 @@ class Votes:
         return dict(table)
 
     def of_pictures(self) -> list[tuple[str, str, str, float]]:
-        """Of each vote on two pictures, oldest first: the prompt, their files, what the second was worth."""
+        """Votes on two pictures, oldest first: the prompt, their files, the value of the second."""
         with closing(self._open()) as file:
             rows = file.execute("SELECT prompt, first, second, verdict, medium FROM votes ORDER BY number").fetchall()
         kept = [row for row in rows if row[4] == "picture" and row[3] in WORTH]

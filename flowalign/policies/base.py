@@ -55,18 +55,18 @@ class Policy(Generic[R]):
         """Precision of the forward pass, where it is lower than that of the weights."""
         self.lora = False
         self.lora_config: LoraConfig | None = None
-        """of the adapter that is trained"""
+        """Settings of the trained adapter."""
         self.forwards = 0
         """samples the network was evaluated on so far"""
         self._reference: nn.Module | None = None
         self.lora_path: str | None = None
-        """of the adapter that training starts from, and whose weights the reference has"""
+        """Path of the adapter that training starts from, whose weights the reference has."""
         self._others: dict[str, str] = {}
         """names on the network of further adapters, by their paths"""
         self.companions: dict[str, nn.Module] = {}
         """further networks with adapters that are trained, by name; each process has them whole"""
         self.snapshots: Snapshots | None = None
-        """named copies of what is trained, where a training keeps some"""
+        """Named copies of the trained weights, where a training keeps some."""
         network.requires_grad_(False).eval()
 
     @property

@@ -52,7 +52,7 @@ class TextLora(Section):
 
 
 class Network(Section):
-    """What all models have."""
+    """Settings of all models."""
 
     kind: Literal["pictures", "text"]
     """Kind of the samples."""
@@ -197,17 +197,17 @@ def _numbers(decay: float | str) -> list[float] | None:
 
 
 class SamplingSettings(Section):
-    """What all sampling has."""
+    """Settings of all sampling."""
 
     batch_size: int = Field(16, ge=1)
     """samples a network call, each process"""
 
     def arguments(self) -> dict[str, Any]:
-        """As keyword arguments of a policy's `sample`."""
+        """Keyword arguments of a policy's `sample`."""
         raise NotImplementedError
 
     def shown(self) -> str:
-        """What was used, in a line for people."""
+        """Settings in a line for people."""
         unsaid = {"order": 1, "batch_size": self.batch_size}
         given = {name: v for name, v in self.arguments().items() if v not in (None, "") and unsaid.get(name) != v}
         return "sampled with " + ", ".join(f"{name} {value}" for name, value in given.items())
@@ -221,7 +221,7 @@ class SamplingSettings(Section):
 
 
 class Sampling(SamplingSettings):
-    """How a pipeline is sampled."""
+    """Sampling from a pipeline."""
 
     steps: int = Field(10, ge=1, le=10_000)
     guidance: float = Field(1.0, ge=1)
@@ -257,7 +257,7 @@ class Sampling(SamplingSettings):
         return copy.model_copy(update={"sigmas": None}) if apart else copy
 
     def arguments(self, kept: Sequence[int] | None = None) -> dict[str, Any]:
-        """As keyword arguments of a policy's `sample`.
+        """Keyword arguments of a policy's `sample`.
 
         Args:
             kept: only these steps of the schedule; needs `sigmas`.
@@ -274,7 +274,7 @@ class Sampling(SamplingSettings):
 
 
 class TextSampling(SamplingSettings):
-    """How a language model is sampled."""
+    """Sampling from a language model."""
 
     max_new_tokens: int = Field(256, ge=1)
     """Length at which a text without an end is cut; with an environment, a turn."""

@@ -30,7 +30,7 @@ class Snapshots:
         self.settings, self.refresh, self.host = settings, refresh, host
         self._parameters = [parameter.data for parameter in parameters.values()]
         self.weights: dict[str, list[Tensor]] = {name: self._copied() for name in settings}
-        """of each snapshot, in the order of the parameters"""
+        """Weights of each snapshot, in the order of the parameters."""
 
     @contextlib.contextmanager
     def use(self, name: str) -> Iterator[None]:

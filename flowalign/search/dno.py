@@ -20,7 +20,7 @@ from samplers import All, check_eta, normal, transition
 
 
 def improbability(noise: Tensor, block: int = 16, permutations: int = 10) -> Tensor:
-    """How improbable a standard normal [d] is, by the mean and the covariance of blocks of its elements.
+    """Improbability of [d] as a standard normal, by the mean and the covariance of blocks of its elements.
 
     The negative logarithms of two concentration bounds, of the elements in their order and, on average, in random ones.
     """

@@ -25,7 +25,7 @@ Kind = Literal["forwards", "reward_calls", "samples"]
 
 @dataclass(frozen=True)
 class Budget:
-    """What the search of one prompt may use."""
+    """Limit of one prompt's search."""
 
     kind: Kind
     """forwards: network evaluations, each branch of guidance one. samples: as many forwards as they take plainly."""
@@ -100,7 +100,7 @@ class Engine:
         self.started = 0
         """start noises so far"""
         self.random = torch.Generator().manual_seed(derive_seed(seed, 1))
-        """of all choices"""
+        """Generator of all random choices."""
         self.rollout = self._dry(1)
         self.sigmas = self.rollout.trajectory.sigmas
         self.steps = len(self.sigmas) - 1
@@ -114,7 +114,7 @@ class Engine:
         whole = self.steps * self.unit if budget.kind == "samples" else 1
         self.budget = budget
         self.limits = (None, budget.amount) if calls else (budget.amount * whole, None)
-        """of forwards and of reward calls"""
+        """Limits of forwards and of reward calls."""
 
     def _dry(self, count: int) -> Any:
         seeds = range(self.seed + self.started, self.seed + self.started + count)

@@ -68,11 +68,11 @@ class EvoSearch:
             )
 
     def children(self, size: int) -> int:
-        """Of each generation; a population of one has none."""
+        """Number of children of each generation; a population of one has none."""
         return int(self.offspring * size)
 
     def steps(self, steps: int) -> list[int]:
-        """Where each generation begins; the last step has no noise."""
+        """First step of each generation; the last step has no noise."""
         return [k for share in self.at if (k := int(share * steps)) < steps - 1 or k == 0]
 
     def cost(self, size: int, steps: int) -> tuple[int, int]:

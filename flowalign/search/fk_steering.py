@@ -26,7 +26,7 @@ Kind = Literal["diff", "max", "add", "rt"]
 
 @dataclass
 class Potentials(Rows):
-    """What N particles' potentials depend on, which goes with them when they are resampled."""
+    """State of N particles' potentials, which goes with them when they are resampled."""
 
     memory: Tensor
     """[N] memory of the scores so far: the last for diff, the largest for max, their sum for add."""

@@ -41,7 +41,7 @@ class Candidate:
 
 @dataclass
 class Found:
-    """What one method found for one prompt."""
+    """Samples of one method for one prompt."""
 
     prompt: str
     method: str
@@ -63,7 +63,7 @@ class Found:
 
     @property
     def score(self) -> float:
-        """Of the best sample."""
+        """Score of the best sample."""
         assert self.best is not None
         return self.best.score
 
@@ -108,7 +108,7 @@ class Found:
         return number
 
     def record(self) -> dict[str, Any]:
-        """As JSON holds it, without the samples."""
+        """The result as JSON, without the samples."""
         ends = {name: getattr(self, name) for name in ("first", "best", "worst")}
         known = {name: {"node": end.node, "score": end.score} for name, end in ends.items() if end is not None}
         names = ("prompt", "method", "steps", "forwards", "reward_calls", "log_mean")
@@ -127,7 +127,7 @@ class Found:
 
 
 class Searches(list[Found]):
-    """What was found for several prompts; a notebook shows the best samples."""
+    """Results of several prompts; a notebook shows the best samples."""
 
     @property
     def samples(self) -> list[Picture]:
@@ -136,7 +136,7 @@ class Searches(list[Found]):
 
     @property
     def scores(self) -> list[float]:
-        """Of the best samples."""
+        """Scores of the best samples."""
         return [found.score for found in self]
 
     def _repr_html_(self) -> str:

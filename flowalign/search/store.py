@@ -32,7 +32,7 @@ class Store:
         self.folder, self.lines = folder, folder / "tried.jsonl"
 
     def open(self, asked: dict[str, Any]) -> dict[tuple[int, str], Found]:
-        """What was finished, by number of the prompt and method.
+        """Finished results, by number of the prompt and method.
 
         Args:
             asked: what tells these searches from others.

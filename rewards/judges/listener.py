@@ -14,7 +14,7 @@ from rewards.judges.template import load_template
 
 
 class Listener:
-    """How probable the right answer is to a frozen judge that reads a reply's reasoning without its verdict.
+    """Probability of the right answer to a frozen judge that reads a reply's reasoning without its verdict.
 
     Listener-rewarded thinking (arXiv 2506.22832): reasoning that contradicts its own verdict, or persuades nobody,
     earns less than reasoning that leads another model to the right answer. It shapes the reward of the verdict: the

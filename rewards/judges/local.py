@@ -25,7 +25,7 @@ SHIPPED = Path(__file__).parents[2] / "flowalign" / "data" / "assets"
 
 @dataclass
 class Local:
-    """Where a local judge comes from."""
+    """Settings of a local judge."""
 
     __pydantic_config__ = {"extra": "forbid"}
 

@@ -29,7 +29,7 @@ class RegionJudge(JudgeReward):
         super().__init__(template, judge, **asking)
 
     def regions(self, samples: Sequence[Image], prompts: Sequence[str], metadata: Metadata) -> list[list[Region]]:
-        """Of each picture the objects whose box and score can be read; none where the reply has none."""
+        """Objects of each picture whose box and score can be read; none where the reply has none."""
         replies = self(samples, prompts, metadata).replies or [{}] * len(samples)
         return [regions_in("\n".join(written.values())) for written in replies]
 

@@ -32,12 +32,12 @@ class Answers:
     ) -> None:
         self.template, self.rows, self.example = template, rows, example
         self.replies = replies if any(replies) else None
-        """of each sample, by question; None where nothing is written"""
+        """Replies about each sample, by question; None where nothing is written."""
         self.values = [
             None if None in row else combined([verdict[0] for verdict in row if verdict], template.combine)
             for row in rows
         ]
-        """one a sample; None where any of its verdicts could not be parsed"""
+        """Value of each sample; None where any of its verdicts could not be parsed."""
 
     def parts(self) -> dict[str, torch.Tensor]:
         """[N] values of each question and part where there are several, NaN where unparsed; and `unparsed`."""
@@ -67,7 +67,7 @@ class Answers:
 
 
 class AskingSettings(TypedDict, total=False):
-    """How a judge is asked: what `Asking` is made with besides the template and the judge."""
+    """Arguments of `Asking` besides the template and the judge."""
 
     name: str | None
     samples: int
@@ -250,7 +250,7 @@ class JudgeReward(Asking):
         return Scores(torch.tensor(values, dtype=torch.float32), answers.parts(), replies=answers.replies)
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
-        """As `DifferentiableReward.score_pixels`: the probability that a local judge gives each question's first label.
+        """See `DifferentiableReward.score_pixels`: a local judge's probability of each question's first label.
 
         The processor's own resize, of tensors in place of 8 bits: values differ a little from what `score` gives the
         same pictures, except at the model's own size.
@@ -265,7 +265,7 @@ class JudgeReward(Asking):
         return Scores(_combined(torch.stack(values), self.template.combine), parts if len(parts) > 1 else {})
 
     def _shown(self, samples: Sequence[Any], metadata: Metadata) -> list[dict[str, Any]]:
-        """What the judge is shown of each sample, by its name in the template."""
+        """The samples' pictures or texts for the judge, by their names in the template."""
         shown: list[dict[str, Any]] = [{"text" if self.template.texts else "sample": sample} for sample in samples]
         if "reference" in self.template.needs:
             for own, reference in zip(shown, reference_images(metadata), strict=True):

@@ -21,7 +21,7 @@ TOP = 20  # log-probabilities a token that servers give at most
 
 @dataclass
 class Served:
-    """Where a served judge is."""
+    """Settings of a served judge."""
 
     __pydantic_config__ = {"extra": "forbid"}
 

@@ -103,7 +103,7 @@ class Asked:
         return named[0] if len(named) == 1 else None
 
     def _verdict(self, reply: str) -> str | None:
-        """What is left of a reply without its reasoning; None if that has no end or the marker is missing."""
+        """A reply without its reasoning; None if that has no end or the marker is missing."""
         if ("<think>" in reply and "</think>" not in reply) or self.after not in reply:
             return None
         verdict = reply.rpartition(self.after)[2] if self.after else reply
@@ -140,7 +140,7 @@ class Template:
 
     @property
     def needs(self) -> frozenset[str]:
-        """As of `rewards.base.Spec`."""
+        """Needs as in `rewards.base.Spec`."""
         if self.texts:
             return frozenset({"text", "prompt", "metadata"})
         extra = {"reference"} if any("reference" in question.pictures for question in self.questions) else set()

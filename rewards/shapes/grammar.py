@@ -40,7 +40,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Request:
-    """What a prompt asks for: exactly these `things`, 1 to 4 of them, and nothing else.
+    """Content of a prompt: exactly these `things`, 1 to 4 of them, and nothing else.
 
     For `position`, the first thing stands in `relation` (one of `RELATIONS`) to the second.
     """

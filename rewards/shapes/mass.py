@@ -23,7 +23,7 @@ COVERED = 0.1
 
 
 class ShapesMass:
-    """How well the pixels of each colour agree in number with what the prompt asks for; in [0, 1].
+    """Agreement of each colour's number of pixels with the prompt, in [0, 1].
 
     Colour by colour, the smaller of the shown and the wanted number of pixels over the larger, each summed. It knows
     neither shapes nor places: one large blob of the right colour is worth as much as four small squares.
@@ -38,7 +38,7 @@ class ShapesMass:
         return Scores(torch.cat(values))
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
-        """As `DifferentiableReward.score_pixels`."""
+        """See `DifferentiableReward.score_pixels`."""
         shown = masses(pixels.float())
         wanted = torch.stack([wanted_masses(prompt) for prompt in prompts]).to(shown)
         return Scores(torch.minimum(shown, wanted).sum(1) / torch.maximum(shown, wanted).sum(1))

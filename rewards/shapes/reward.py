@@ -37,7 +37,7 @@ class ShapesReward:
         return Scores(value, {"soft": soft, "strict": strict, "global": soft, "subject": subject, "relation": relation})
 
     def regions(self, samples: Sequence[Image], prompts: Sequence[str], metadata: Metadata) -> list[list[Region]]:
-        """Of each picture its objects: 1 where the prompt asks for one such, and -1 for those that it does not."""
+        """Objects of each picture: 1 where the prompt asks for one such, -1 for the others."""
         judged = []
         for image, prompt in zip(samples, prompts, strict=True):
             wanted, own = list(parse(prompt).things), []

@@ -58,7 +58,7 @@ class RLPR(AsksModel):
         return Scores(value.where(torch.tensor([text is not None for text in before]), 0))
 
     def _before(self, text: str) -> str | None:
-        """What the right answer comes after."""
+        """The text up to where its right answer comes."""
         if self.pattern is None:
             return text + self.lead
         found = list(self.pattern.finditer(text))
@@ -66,7 +66,7 @@ class RLPR(AsksModel):
 
 
 class SelfAligned(AsksModel):
-    """How much less perplexing a text is after its prompt than without it (SAR, arXiv 2509.05489): in [-1, 1].
+    """Fall of a text's perplexity by its prompt (SAR, arXiv 2509.05489), in [-1, 1].
 
     Short texts that are about the prompt get most. It is meant to be added to a verifier's reward, 0.2 to 1; an empty
     text gets 0.

@@ -51,17 +51,17 @@ class CausalModel:
         return cls(network.to(place).requires_grad_(False).eval(), tokenizer)
 
     def tokens(self, text: str) -> list[int]:
-        """Of a text that goes on from something."""
+        """Tokens of a text that continues another."""
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def ends(self, text: str) -> list[int]:
-        """How many characters each token of a text ends after."""
+        """Number of characters up to the end of each token."""
         offsets = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
         return [end for _, end in offsets]
 
     @property
     def nothing(self) -> list[int]:
-        """What a text without a prompt comes after."""
+        """Tokens before a text without a prompt."""
         first = self.tokenizer.bos_token_id
         return [self.tokenizer.eos_token_id if first is None else first]
 

@@ -66,7 +66,7 @@ def gated(step_reward: Tensor, outcome: Tensor, gate: float) -> Tensor:
 
 
 def information_gain(likelihood: Tensor) -> Tensor:
-    """What each turn added to the policy's own probability of the right answer (IGPO, arXiv 2510.14967, eq. 3).
+    """Gain of the policy's own probability of the right answer by each turn (IGPO, arXiv 2510.14967, eq. 3).
 
     Args:
         likelihood: [B, K + 1] the answer's probability before the first turn and after each, the geometric mean over

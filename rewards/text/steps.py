@@ -19,7 +19,7 @@ LINES = r"\n+"
 
 
 def step_ends(text: str, separator: str = LINES) -> list[int]:
-    """How many characters each step of a text ends after; a separator belongs to the step before it.
+    """Number of characters up to the end of each step; a separator belongs to the step before it.
 
     A text without any has one step, and so has an empty one.
     """
@@ -69,7 +69,7 @@ class ImplicitPRM:
 
 
 class InformationGain(AsksModel):
-    """What each turn added to the probability of the right answer; the last turn gets the outcome (IGPO, 2510.14967).
+    """Gain of the right answer's probability by each turn; the last turn gets the outcome (IGPO, 2510.14967).
 
     With an environment, the answer's probability is asked for where a turn begins, after what the environment answered
     to the one before, as in the authors' code. Without one a text's steps count as turns.
@@ -111,7 +111,7 @@ class InformationGain(AsksModel):
         return Scores(value, outcome.parts | {self.reward.name: outcome.value}, steps, outcome.weight)
 
     def _turns(self, text: str, prompt: str) -> tuple[list[int], list[list[int]]]:
-        """Where each turn ends, and the token ids before the answer where it begins; a frozen model has its own."""
+        """Each turn's end, and the token ids before the answer at its begin; a frozen model has its own ids."""
         model = self.model
         if not isinstance(text, Transcript):
             ends = step_ends(text, self.separator)
@@ -123,7 +123,7 @@ class InformationGain(AsksModel):
 
 
 class PathFaithfulness(AsksModel):
-    """How probable the rest of a right reasoning is after each step of a text's own (after P2S, arXiv 2601.20649).
+    """Probability of the rest of a right reasoning after each step of a text (after P2S, arXiv 2601.20649).
 
     Step k gets 1 / K of the geometric mean probability of what the right reasoning says from its step k + 1 on, K the
     text's steps. P2S makes the right reasoning itself, from the answer; here the data must bring it. Its exact formula

@@ -10,7 +10,7 @@ from rewards.base import Metadata, RewardError, Scores, Spec
 
 @dataclass(frozen=True)
 class Turn:
-    """Where the model's part of a turn is in a transcript, and what it earned."""
+    """Place of the model's part of a turn in a transcript, and its reward."""
 
     begin: int
     """Characters of the text before it."""
@@ -41,12 +41,12 @@ class Transcript(str):
         return made
 
     def __getnewargs__(self) -> tuple[str, list[Turn], list[int]]:  # type: ignore[override]
-        """What another process, as a verifier's, makes it of again."""
+        """Arguments from which another process, such as a verifier's, makes it again."""
         return str(self), self.turns, self.tokens
 
 
 class EnvironmentReward:
-    """What the environment paid: the sum over the turns, each of which is a step."""
+    """Rewards of the environment: the sum over the turns, each of which is a step."""
 
     name = "environment"
     spec = Spec(frozenset({"text", "prompt"}))

@@ -56,5 +56,5 @@ class AgainstReference(LateStep):
         raise NotImplementedError
 
     def told(self, seed: int) -> dict[str, Any]:
-        """What the judge is told of a sample besides."""
+        """Further metadata of a sample for the judge."""
         return {}

@@ -24,7 +24,7 @@ def check_named(rewards: Sequence[Named]) -> None:
 
 
 def check_made(reward: Reward) -> None:
-    """As `check_named`, of a reward that is there, perhaps handed over in Python."""
+    """See `check_named`; for a made reward, perhaps handed over in Python."""
     of_latents = {}
     for one in _within(reward):
         of_latents[one.name] = "latents" in spec_of(one).needs

@@ -15,7 +15,7 @@ from flowalign.settings import Section
 
 
 class KLGate(Section):
-    """Which samples are held to the start weights (GARDO, arXiv 2512.24138)."""
+    """Choice of the samples that are held to the start weights (GARDO, arXiv 2512.24138)."""
 
     by: list[str] = Field(min_length=1)
     """Rewards that should confirm the first one; weight 0 keeps them from being trained on."""

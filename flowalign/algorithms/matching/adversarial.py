@@ -52,7 +52,7 @@ class Experience(distribution.Experience):
 
 
 class Discriminator(nn.Module):
-    """How real noised samples are, a logit each, by features of a network.
+    """Logits of how real noised samples are, from features of a network.
 
     Args:
         width: D of the features.

@@ -260,7 +260,7 @@ class Matching(
         return torch.stack([self.draw_levels(steps, self._generator(sampler, batch, row)) for row in range(len(batch))])
 
     def _generator(self, sampler: DiffusionSampler, batch: Batch, row: int) -> Generator:
-        """Of a sample's levels: its own, its neighbours', its group's, or the same for all of an iteration."""
+        """Generator of a sample's levels: its own, its neighbours', its group's, or that of the whole iteration."""
         seed, iteration, group = sampler.config.training.seed, batch.iteration, batch.group[row]
         neighbours = max(1, sampler.config.training.micro_batch_size // self.level_count(sampler.config))
         place = (row - batch.group.index(group)) // neighbours
@@ -273,7 +273,7 @@ class Matching(
         return Generator().manual_seed(derive_seed(*keys[self.settings.levels_of]))
 
     def noise_seeds(self, sampler: DiffusionSampler, batch: Batch) -> list[int]:
-        """Of each sample's noise."""
+        """Seed of each sample's noise."""
         if self.settings.noise_of == "sample":
             return batch.noise_seeds
         return [derive_seed(sampler.config.training.seed, batch.iteration, group, 6) for group in batch.group]

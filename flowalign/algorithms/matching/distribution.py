@@ -85,14 +85,14 @@ class DistributionMatching(OnlineMatching):
         return experience
 
     def redrawn(self, experience: base.Experience, number: int) -> base.Experience:
-        """With fresh noise, and each sample at levels of another: where `fake` is asked it must not have learned."""
+        """Fresh noise, and levels of another sample: `fake` must not have learned at the points where it is used."""
         seeds = [derive_seed(seed, number, 11) for seed in experience.noise_seeds]
         # of its group, which is whole on a process
         groups = experience.levels.unflatten(0, (len(set(experience.batch.group)), -1))
         return replace(experience, noise_seeds=seeds, levels=groups.roll(number + 1, 1).flatten(0, 1))
 
     def diffused(self, experience: Experience, items: Tensor, state: Noised, x0: Tensor) -> Noised:
-        """What the generator predicted at its states, [N, ...], noised to the levels of the items."""
+        """The generator's predictions at its states, [N, ...], noised to the levels of the items."""
         raise NotImplementedError
 
     def role_losses(

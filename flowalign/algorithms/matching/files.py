@@ -66,7 +66,7 @@ def check_files(prompts: Prompts, name: str) -> None:
 
 
 def size(sampler: DiffusionSampler) -> dict[str, Any]:
-    """Of the samples, and of a batch, as arguments of the policy's methods."""
+    """Size of the samples and of a batch, as arguments of the policy's methods."""
     sampling = sampler.config.rollout.arguments()
     return {name: sampling[name] for name in ("height", "width", "num_frames", "batch_size") if name in sampling}
 
@@ -176,7 +176,7 @@ class FileMatching(base.Matching[Rollout | None, None]):
 
     @abstractmethod
     def lessons(self, sampled: SampledFiles, processes: Processes) -> base.Experience:
-        """What there is to learn from these lines of the data."""
+        """Samples to learn from in these lines of the data."""
 
     def verify(self, policy: DiffusersPolicy, experience: base.Experience) -> None:
         assert experience.rollout is not None

@@ -125,7 +125,7 @@ class PairMatching(FileMatching):
 
 
 def won(logit: Tensor) -> Tensor:
-    """Which pairs the policy orders as the data does, a tie counting half."""
+    """Pairs that the policy orders as the data does, a tie counting half."""
     return (logit > 0).float() + (logit == 0) / 2
 
 
@@ -136,7 +136,7 @@ def gains(points: base.Points) -> tuple[Tensor, Tensor]:
 
 
 def judged(logit: Tensor, chosen_gain: Tensor, rejected_gain: Tensor) -> dict[str, Tensor]:
-    """What the metrics say of pairs."""
+    """Metrics of pairs."""
     return {
         "preference/accuracy": won(logit),
         "preference/logit": logit,

@@ -42,7 +42,7 @@ class SurrogateSettings(AlongODESettings):
 
 @dataclass
 class Judged:
-    """Where a surrogate learns: after which steps of each sample, and at which levels."""
+    """States and levels at which a surrogate learns."""
 
     clean: CleanSamples
     levels: Tensor

@@ -194,7 +194,7 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
         return total, {name: masked_mean(each, mask) for name, each in values.items()}
 
     def replays_old(self, config: TextConfig) -> bool:
-        """In low precision, where a forward pass of whole texts rounds otherwise than sampling token by token."""
+        """Whether weights are in low precision: a forward pass of whole texts rounds otherwise than sampling."""
         return config.model.compute_dtype != "float32"
 
     def few(self, experience: Experience) -> Tensor:

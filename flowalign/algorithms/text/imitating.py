@@ -25,7 +25,7 @@ from flowalign.rollouts.processes import Processes
 
 @dataclass
 class Examples:
-    """What is imitated in an iteration, by one process."""
+    """Texts that one process imitates in an iteration."""
 
     rollout: TextRollout
     """one text a group, in the batch's order"""
@@ -50,7 +50,7 @@ class Imitating(language.LanguageAlgorithm):
 
     @abstractmethod
     def examples(self, sampled: SampledTexts, experience: Experience) -> Examples:
-        """What is imitated in this iteration."""
+        """Texts to imitate in this iteration."""
 
     def experience(self, sampled: SampledTexts, record: Record, processes: Processes) -> Experience:
         experience = super().experience(sampled, record, processes)

@@ -49,7 +49,7 @@ class KDRL(language.LanguageAlgorithm):
 
     @property
     def coefficient(self) -> float:
-        """Of the divergence, now."""
+        """Current coefficient of the divergence."""
         first, last = self.settings.distillation, self.settings.final_distillation
         return first if last is None else annealed(self.done, first, last)
 

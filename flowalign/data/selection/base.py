@@ -30,7 +30,7 @@ class Selection(Protocol):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON."""
+        """State for a checkpoint, as JSON."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of `state_dict`."""

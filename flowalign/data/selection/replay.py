@@ -13,7 +13,7 @@ from rewards import Scores
 
 @dataclass
 class Stored:
-    """What an iteration made of one prompt, as it was sampled, on the CPU."""
+    """Samples of one prompt from an iteration, on the CPU."""
 
     tensors: dict[str, Tensor]
     """Tensors of the rollout; its log-probabilities, to which the loss's ratio is, are of the sampling weights."""
@@ -25,7 +25,7 @@ class Stored:
     """Standard deviation of its rewards."""
 
     def at(self, slot: int, iteration: int, branches: int = 1) -> Batch:
-        """Its samples as if drawn for a prompt of another iteration.
+        """The samples as if drawn for a prompt of another iteration.
 
         Args:
             branches: groups that an iteration makes of a prompt.

@@ -7,7 +7,7 @@ from flowalign.data.selection.shuffled import Shuffled
 
 
 class Together(Shuffled):
-    """As shuffled, but prompts with the same value under a key of the metadata come in one iteration.
+    """Shuffled prompts, where those with the same value under a key of the metadata come in one iteration.
 
     The two questions of a pair have opposite answers: in one update, what they say for an answer whatever is shown
     (the first picture; yes) cancels, and what is left is about the pictures. Apart, that part is noise.

@@ -155,7 +155,7 @@ class Ragged:
         return Ragged([own for p in parts for own in p.parts], owner, torch.cat([part.row for part in parts]))
 
     def split(self, samples: Tensor) -> Iterator[tuple[Conditions, Tensor, Tensor]]:
-        """For each part among [N] samples: it, the samples' rows [M] in it, and their places [M] among the N."""
+        """Each part among [N] samples: itself, the samples' rows [M] in it, and their places [M] among the N."""
         owners = self.owner[samples].tolist()
         for number in sorted(set(owners)):
             own = torch.tensor([place for place, owner in enumerate(owners) if owner == number])

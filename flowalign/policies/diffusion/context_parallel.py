@@ -54,7 +54,7 @@ def check_context_parallel(path: str | Path, model: Model) -> None:
 
 
 def check_network(pipeline_class: str, network: Any, described: Mapping[str, Any], model: Model) -> None:
-    """As `check_context_parallel`, of a class of networks with its configuration."""
+    """See `check_context_parallel`; for a class of networks with its configuration."""
     settings, attention = model.context_parallel, model.attention
     if network._cp_plan is None or not family_of(pipeline_class).divides_tokens:
         raise ConfigError(
@@ -150,7 +150,7 @@ class TokenParts:
 
 
 def _arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Of a call by their names, `self` first; something else may stand in for the module's own forward."""
+    """Arguments of a call by name, `self` first; another function may stand in for the module's own forward."""
     return dict(inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments)
 
 
@@ -185,7 +185,7 @@ class Ring(TemplatedRingAttention):
 
 
 class ReadOnce:
-    """What a function's forward pass left for its backward pass."""
+    """State from a function's forward pass for its backward pass."""
 
     def __init__(self, ctx: Any) -> None:
         self.ctx = ctx

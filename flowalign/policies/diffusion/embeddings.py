@@ -65,7 +65,7 @@ class EmbeddingStore:
 
 
 def _origin(path: str | Path) -> list[Any]:
-    """What tells text encoders from others."""
+    """Identity of text encoders."""
     root = Path(path)
     if not root.exists():
         _, commit = DiffusionPipeline.load_config(**hub(path), return_commit_hash=True)

@@ -22,13 +22,13 @@ class Experts(nn.Module):
         super().__init__()
         self.members: Any = nn.ModuleDict(members)
         self.always = False
-        """ask every network in every call: of one row, for nothing, where no sample's turn has come"""
+        """Call every network each time: on one row, for nothing, where no sample's turn has come."""
         self.asked: set[int] = set()
-        """numbers of those that gradients of samples went to since `drop_unasked`"""
+        """Numbers of the networks that got gradients of samples since `drop_unasked`."""
 
     @property
     def first(self) -> Any:
-        """Whose configuration all have."""
+        """Network whose configuration all have."""
         return next(iter(self.members.values()))
 
     @property

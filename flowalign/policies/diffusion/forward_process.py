@@ -112,7 +112,7 @@ class CleanSamples(Rows):
 
 
 class ForwardProcess:
-    """What a pipeline's forward process is: its levels, and what its denoiser is called with at them.
+    """Forward process of a pipeline: its levels, and its denoiser's arguments at them.
 
     Args:
         policy: the `DiffusersPolicy`.
@@ -231,7 +231,7 @@ class ForwardProcess:
         return x0
 
     def _frames(self, call: dict[str, Any], there: int) -> int:
-        """How many frames the pipeline's call makes, of those that a video has."""
+        """Number of a video's frames that the pipeline's call makes."""
         wanted = call.get("num_frames") or inspect.signature(self.pipeline.__call__).parameters["num_frames"].default
         if there < wanted:
             raise ConfigError(

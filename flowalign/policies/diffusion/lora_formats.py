@@ -38,7 +38,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a program names the LoRA of a kind of network."""
+    """A program's names in the LoRA of a kind of network."""
 
     prefix: str
     names: Names | None = None
@@ -133,7 +133,7 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
 
 
 def layout_of(kind: str, network: str) -> Layout:
-    """How a format names the LoRA of this class of networks.
+    """A format's names in the LoRA of this class of networks.
 
     Raises:
         ConfigError: that is not known here; says which formats are.

@@ -72,16 +72,16 @@ class DiffusersPolicy(Policy[Rollout]):
         self.pipeline = pipeline
         self.family: Family = family_of(type(pipeline).__name__)
         self.networks = self.family.networks(pipeline)
-        """what is trained, by its name in the pipeline"""
+        """Trained networks by their names in the pipeline."""
         several = len(self.networks) > 1
         super().__init__(Experts(self.networks) if several else self.networks[self.family.denoiser], device)
         self.encoder = PromptEncoder(pipeline, self.family, self.device, encode_options or {})
         self.guidance_gradient: Literal["both", "conditional"] = "both"
-        """branches of guidance that gradients of a velocity flow through"""
+        """Branches of guidance that gradients of a velocity flow through."""
         self.start_noise: Callable[[Rollout], Tensor] | None = None
-        """what moves the start noise of everything that is sampled: a rollout that stayed there -> [B, ...]"""
+        """Function that moves the start noise of all samples: a rollout that stayed there -> [B, ...]"""
         self.frozen = False
-        """the start weights sample, and what is trained only moves the start noise"""
+        """The start weights sample, and training only moves the start noise."""
         self._vae_visit: Any = None
         """accelerate's hook that takes the VAE off the device, where it only visits"""
         self.family.check(pipeline)
@@ -156,7 +156,7 @@ class DiffusersPolicy(Policy[Rollout]):
 
     @property
     def every_network(self) -> list[Any]:
-        """What the pipeline asks, and the copies that were kept of it for the reference."""
+        """Networks of the pipeline, and their copies for the reference."""
         kept: Any = self._reference
         copies = [] if kept is None else list(kept.members.values()) if isinstance(kept, Experts) else [kept]
         return [*self.networks.values(), *copies]
@@ -383,7 +383,7 @@ class DiffusersPolicy(Policy[Rollout]):
         scheduler: TransitionScheduler,
         call: dict[str, Any],
     ) -> Any:
-        """What the pipeline's own call returns with another scheduler.
+        """Output of the pipeline's own call with another scheduler.
 
         Args:
             texts: prompts, each with its negative one.
@@ -497,7 +497,7 @@ class DiffusersPolicy(Policy[Rollout]):
                 yield
 
     def _branches(self, latents: Tensor, branches: list[dict[str, Any]], calls: int) -> list[Any]:
-        """What the denoiser says in its calls of guidance, without a gradient of the unconditional branch."""
+        """Outputs of the denoiser in its calls of guidance, without a gradient of the unconditional branch."""
         outputs = []
         for number, branch in enumerate(branches):
             with torch.set_grad_enabled(number != self.family.unconditional):
@@ -508,7 +508,7 @@ class DiffusersPolicy(Policy[Rollout]):
         return [torch.cat(outputs) if tensors else [row for rows in outputs for row in rows]]
 
     def _output(self, latents: Tensor, call: dict[str, Any]) -> Any:
-        """What the denoiser says of packed latents."""
+        """Output of the denoiser for packed latents."""
         network = self.model if torch.is_grad_enabled() else self._bare
         extra = call.pop(EXTRA_INPUT, None)
         with self._autocast():

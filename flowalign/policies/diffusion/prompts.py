@@ -40,16 +40,16 @@ class PromptEncoder:
     ) -> None:
         self.pipeline, self.family, self.device, self.options = pipeline, family, device, options
         self.store: EmbeddingStore | None = None
-        """what was made in other runs"""
+        """Embeddings from other runs."""
         self.absent: Callable[[], dict[str, Any]] | None = None
-        """loads the text encoders, where the pipeline came without; None where they are there"""
+        """Loader of the text encoders, where the pipeline came without; None where they are there."""
         self.embeddings: OrderedDict[Prompt, dict[str, Tensor]] = OrderedDict()
         self.place = device
-        """where the text encoders encode"""
+        """Device on which the text encoders encode."""
         self.coming: Callable[[], Sequence[str]] = tuple
-        """gives the prompts that will be asked for next; they are encoded with one that is missing, in one visit"""
+        """Function that gives the next prompts; they are encoded with a missing one, in one visit."""
         self.trained = False
-        """the text encoders change, so that what they made before is old"""
+        """The text encoders change, so that stored embeddings are old."""
 
     @property
     def parts(self) -> list[Any]:

@@ -76,7 +76,7 @@ class Rollout(Rows):
         metadata: Sequence[Mapping[str, Any]] = (),
         batch_size: int = 64,
     ) -> Dense:
-        """What each state is worth: the reward of its completion by the ODE.
+        """Value of each state: the reward of its completion by the ODE.
 
         Args:
             reward: a reward, or any function (samples, prompts) -> list of floats.
@@ -91,7 +91,7 @@ class Rollout(Rows):
         return Dense(values[index], self.trajectory.sigmas.cpu(), self.mask.cpu())
 
     def film(self, sample: int, batch_size: int = 64) -> Grid:
-        """What each state of a sample would end in, from the start noise to the finished picture."""
+        """Pictures that the states of a sample would end in, from the start noise to the finished one."""
         images, _, _, index = self.take([sample])._ends(batch_size)
         captions = [f"sigma {sigma:.2f}" for sigma in self.trajectory.sigmas.tolist()]
         return Grid([[images[state] for state in index[0].tolist()]], [captions])
@@ -121,7 +121,7 @@ class Rollout(Rows):
         return torch.cat([first.to(latents), latents], 2)
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Its trajectories as tensors; the denoiser's other arguments must follow from the prompts.
+        """The trajectories as tensors; the denoiser's other arguments must follow from the prompts.
 
         Raises:
             ConfigError: it differs between samples, which are of one prompt.

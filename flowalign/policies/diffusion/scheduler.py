@@ -45,7 +45,7 @@ class TransitionScheduler:
         self.kernel, self.eta, self.seeds, self.order = kernel, eta, seeds, order
         self.recorder: Recorder | None = None
         self.loop_shape: tuple[int, ...] = ()
-        """of the latents in the pipeline's loop"""
+        """Shape of the latents in the pipeline's loop."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.walked, name)

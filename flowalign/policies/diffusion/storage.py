@@ -68,7 +68,7 @@ def check_arguments(path: str | Path, names: Iterable[str], where: str) -> None:
 
 
 def network_class(path: str | Path) -> type:
-    """Of the denoiser of a pipeline in a folder or of a hub name."""
+    """Class of the denoiser of a pipeline in a folder or of a hub name."""
     saved = load_config(path)
     kind: type = getattr(diffusers, saved[family_of(saved["_class_name"]).denoiser][1])
     return kind
@@ -81,7 +81,7 @@ def makes_videos(pipeline_class: str) -> bool:
 
 
 def load_config(path: str | Path) -> dict[str, Any]:
-    """What model_index.json says of a pipeline in a folder or of a hub name.
+    """The model_index.json of a pipeline in a folder or of a hub name.
 
     Raises:
         ConfigError: there is none, or it names parts that are not diffusers' or transformers': diffusers would import
@@ -218,7 +218,7 @@ def _text_encoders(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def quantisation(bits: int | str, denoiser: str, dtype: torch.dtype) -> PipelineQuantizationConfig:
-    """How diffusers loads a denoiser in 4 (NF4) or 8 bits by bitsandbytes, or in 'fp8' (e4m3) by torchao.
+    """Setting with which diffusers loads a denoiser in 4 (NF4) or 8 bits by bitsandbytes, or in 'fp8' by torchao.
 
     Raises:
         ConfigError: the library is not installed, or bitsandbytes has no GPU.

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Answer(NamedTuple):
-    """What an environment answers to a completion; (observation, reward, done) is one too."""
+    """Answer of an environment to a completion; (observation, reward, done) is one too."""
 
     observation: str
     """Text that the model reads next; nobody reads the last one."""

@@ -28,7 +28,7 @@ class Decoding:
 
     @classmethod
     def of(cls, settings: Any) -> Self:
-        """Of settings with fields of these names."""
+        """Decoding from settings with fields of these names."""
         return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 
     def log_probs(

@@ -112,7 +112,7 @@ class LanguagePolicy(Policy[TextRollout]):
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens the network gives logits of."""
+        """Number of the network's logits."""
         return self.network.config.get_text_config().vocab_size
 
     @property

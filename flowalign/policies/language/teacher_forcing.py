@@ -136,7 +136,7 @@ def at_tokens(policy: LanguagePolicy, rollout: TextRollout, steps: Sequence[Step
 
 
 def characters(policy: LanguagePolicy, tokens: Sequence[int]) -> list[int]:
-    """How many characters of the decoded text each token ends after."""
+    """Number of characters of the decoded text up to each token's end."""
     decode = policy.tokenizer.decode
     alone = list(accumulate(len(decode([token], skip_special_tokens=True)) for token in tokens))
     if alone[-1] == len(decode(tokens, skip_special_tokens=True)):

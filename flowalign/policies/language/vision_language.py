@@ -74,7 +74,7 @@ class VisionLanguagePolicy(LanguagePolicy):
         return dict(inputs.to(self.device, self.dtype))
 
     def replay_inputs(self, rollout: TextRollout, rows: Tensor, attention: Tensor) -> dict[str, Any]:
-        """What the processor makes of the pictures; the model counts positions itself, as some do so in 3D."""
+        """The processor's output for the pictures; the model counts positions itself, as some do so in 3D."""
         numbers = rows.tolist()
         shown = [rollout.pictures[i] for i in numbers] if rollout.pictures else []
         inputs = self.prompt_inputs([rollout.prompts[i] for i in numbers], shown, 0)

@@ -60,7 +60,7 @@ class Engine:
     def sample(
         self, prompts: Sequence[str], seeds: Sequence[int], *, max_new_tokens: int, batch_size: int, **decoding: Any
     ) -> TextRollout:
-        """As `LanguagePolicy.sample` with the policy's present weights; entropies are 0, vLLM does not tell them.
+        """See `LanguagePolicy.sample`; with the policy's current weights; entropies are 0, vLLM does not tell them.
 
         Args:
             batch_size: not used, vLLM makes its own batches.

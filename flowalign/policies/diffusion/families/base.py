@@ -30,7 +30,7 @@ ATTENTION: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
 
 
 class Family:
-    """What a pipeline's own call does not tell. Subclass it for a new family, with a `name`.
+    """Facts that a pipeline's own call does not tell. Subclass it for a new family, with a `name`.
 
     Outside the pipeline's loop latents are [B, C, H, W] ([B, C, F, H, W] for videos), x = (1 - sigma) * x0 + sigma *
     noise, and the velocity is noise - x0; `pack`, `unpack`, `scale` and `flow_velocity` go between the two.
@@ -88,7 +88,7 @@ class Family:
         """
 
     def networks(self, pipeline: DiffusionPipeline) -> dict[str, Any]:
-        """What is trained, by its name in the pipeline."""
+        """Trained networks by their names in the pipeline."""
         return {self.denoiser: getattr(pipeline, self.denoiser)}
 
     def untrained(self, network: Any) -> tuple[str, ...]:
@@ -145,7 +145,7 @@ class Family:
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
-        """How many tokens each tokenizer of the pipeline lets through."""
+        """Largest number of tokens of each tokenizer of the pipeline."""
         names = [n for n in pipeline.components if n.startswith("tokenizer") and getattr(pipeline, n) is not None]
         return {name: getattr(pipeline, name).model_max_length for name in names}
 
@@ -158,7 +158,7 @@ class Family:
         return {"guidance_scale": guidance}
 
     def velocity(self, outputs: Sequence[Any], copies: Sequence[int], guidance: float) -> Tensor:
-        """What the pipeline gives its scheduler, from the denoiser's outputs; here by concatenation.
+        """Velocity for the pipeline's scheduler, from the denoiser's outputs; here by concatenation.
 
         The arithmetic is the pipeline's own, in the network's dtype, so that replay equals rollout.
         """
@@ -217,7 +217,7 @@ class Family:
         return latents if extra is None else torch.cat([latents, extra], self.extra_axis)
 
     def predicted(self, output: Tensor, count: int) -> Tensor:
-        """What the network's output, cut on its second axis, says of the latents, which are `count` long there."""
+        """Part of the network's output on its second axis for the latents, which are `count` long there."""
         return output[:, :count]
 
     def scheduler(self, own: Any) -> Any:
@@ -241,7 +241,7 @@ class Family:
         scheduler.sigmas = torch.cat([sigmas, torch.zeros(1)])
 
     def scale(self, sigma: Tensor) -> Tensor:
-        """What latents at noise level sigma are multiplied with for the model."""
+        """Factor of latents at noise level sigma for the model."""
         return torch.ones_like(sigma)
 
     def flow_velocity(self, output: Tensor, x: Tensor, sigma: Tensor, scheduler: Any) -> Tensor:
@@ -249,7 +249,7 @@ class Family:
         return output
 
     def error_weight(self, sigma: Tensor, scheduler: Any) -> Tensor:
-        """What makes a squared error of the velocity at noise level sigma one of the model's own prediction."""
+        """Factor from a squared error of the velocity at noise level sigma to one of the model's own prediction."""
         return torch.ones_like(sigma)
 
     def own_step(

@@ -32,5 +32,5 @@ class DistilledGuidance(Family):
 
 
 def rescaling(positive: Tensor, guided: Tensor) -> Tensor:
-    """What brings a guided velocity back to the norm of the positive one, along the last axis."""
+    """Factor that brings a guided velocity back to the norm of the positive one, along the last axis."""
     return torch.norm(positive, dim=-1, keepdim=True) / torch.norm(guided, dim=-1, keepdim=True)

@@ -15,7 +15,7 @@ from flowalign.policies.diffusion.families.latents import Video
 
 
 class Hunyuan(TrueGuidance):
-    """What Tencent's pipelines share: two text encoders, one of them for letters, and a guider among the components.
+    """Base of Tencent's pipelines: two text encoders, one of them for letters, and a guider among the components.
 
     The guider is set to plain guidance over all steps, in the place of the projected one of HunyuanImage.
     """

@@ -12,7 +12,7 @@ from flowalign.policies.diffusion.families.stable_diffusion import SDXL, StableD
 
 
 class Inpaint(Family):
-    """Of these classes' pipelines those whose network sees the mask."""
+    """Pipelines of these classes whose network sees the mask."""
 
     images = (1, 1)
     one_each = True
