@@ -23,7 +23,7 @@ NAMED_BY_THEIR_PARTS = {
     "mean_minus_spread": "rewards.compose:MeanMinusSpread",
     "agreement": "rewards.compose:Agreement",
     "bounded_centred": "rewards.references:BoundedCentred",
-    "calibrated": "rewards.references:Calibrated",
+    "calibrated": "rewards.references:CalibratedReward",
     "log_sigmoid": "rewards.references:LogSigmoidSum",
     "routed": "rewards.routed:Routed",
     "gate": "rewards.compose:Gate",

@@ -20,7 +20,7 @@ from rewards.vision import pick_device
 
 
 @dataclass(frozen=True)
-class Found:
+class DetectedObject:
     """A detected object; the box is left, top, right, bottom in pixels."""
 
     label: str
@@ -137,7 +137,7 @@ class Detection:
         return Scores(parts["graded"] if self.graded else both, parts)
 
     @torch.no_grad()
-    def detect(self, images: Sequence[Image]) -> list[list[Found]]:
+    def detect(self, images: Sequence[Image]) -> list[list[DetectedObject]]:
         """The objects of each picture above the lower threshold, the surest first."""
         found = map(self._segmented, images) if self.segments else self._boxed(images)
         return [sorted(objects, key=lambda item: -item.score) for objects in found]
@@ -150,7 +150,7 @@ class Detection:
     def _inputs(self, images: Sequence[Image]) -> Any:
         return self.processor(images=[image.convert("RGB") for image in images], return_tensors="pt").to(self.device)
 
-    def _boxed(self, images: Sequence[Image]) -> list[list[Found]]:
+    def _boxed(self, images: Sequence[Image]) -> list[list[DetectedObject]]:
         results = self.processor.post_process_object_detection(
             self.network(**self._inputs(images)),
             threshold=min(self.threshold, self.counting_threshold),
@@ -158,7 +158,7 @@ class Detection:
         )
         return [
             [
-                Found(self._name(label), score, tuple(box))
+                DetectedObject(self._name(label), score, tuple(box))
                 for label, score, box in zip(
                     result["labels"].tolist(), result["scores"].tolist(), result["boxes"].tolist(), strict=True
                 )
@@ -166,7 +166,7 @@ class Detection:
             for result in results
         ]
 
-    def _segmented(self, image: Image) -> list[Found]:
+    def _segmented(self, image: Image) -> list[DetectedObject]:
         """Objects of one picture alone: the padding of a batch, which the network sees, would change them."""
         inputs, least = self._inputs([image]), min(self.threshold, self.counting_threshold)
         output, seen = self.network(**inputs), inputs["pixel_mask"][0]
@@ -175,7 +175,7 @@ class Detection:
         columns = instances(*queries, tuple(seen.shape), inner, (image.height, image.width))
         rows = zip(*(column.cpu() for column in columns), strict=True)
         return [
-            Found(self._name(int(label)), float(score), tuple(box.tolist()), mask.numpy())
+            DetectedObject(self._name(int(label)), float(score), tuple(box.tolist()), mask.numpy())
             for label, score, box, mask in rows
             if score > least
         ]
@@ -184,7 +184,7 @@ class Detection:
         return geneval_name(self.network.config.id2label[label])
 
     def judge(
-        self, image: Image, prompt: str, record: Mapping[str, Any], objects: Sequence[Found]
+        self, image: Image, prompt: str, record: Mapping[str, Any], objects: Sequence[DetectedObject]
     ) -> tuple[list[bool], float]:
         """Whether each thing that the metadata ask for is met, and the graded reward."""
         if "include" not in record:
@@ -199,11 +199,11 @@ class Detection:
         if geneval_name(wanted) not in map(geneval_name, self.network.config.id2label.values()):
             raise RewardError(f"reward 'detection': the detector knows no '{wanted}', which {prompt!r} asks for")
 
-    def _colours(self, image: Image, prompt: str) -> Callable[[Found], str]:
+    def _colours(self, image: Image, prompt: str) -> Callable[[DetectedObject], str]:
         """Names the colours of the objects of a picture, each once."""
         named: dict[int, str] = {}
 
-        def colour(item: Found) -> str:
+        def colour(item: DetectedObject) -> str:
             if id(item) not in named:
                 named[id(item)] = self._colour(image, item, prompt)
             return named[id(item)]
@@ -211,7 +211,7 @@ class Detection:
         return colour
 
     @torch.no_grad()
-    def _colour(self, image: Image, item: Found, prompt: str) -> str:
+    def _colour(self, image: Image, item: DetectedObject, prompt: str) -> str:
         """The colour that a CLIP sees: each is the mean of GenEval's three wordings."""
         encoder = self.colour_model
         if encoder is None:
@@ -226,7 +226,7 @@ class Detection:
         return self.colours[int((names @ encoder.images(pixels)[0]).argmax())]
 
 
-def cut_out(image: Image, item: Found) -> Image:
+def cut_out(image: Image, item: DetectedObject) -> Image:
     """The box of an object; where its mask is known, on grey (#999) as GenEval shows it to its CLIP."""
     if item.mask is not None:
         grey = PIL.new("RGB", image.size, "#999")
@@ -235,7 +235,9 @@ def cut_out(image: Image, item: Found) -> Image:
     return image.crop((left, top, right, bottom))
 
 
-def requirements(record: Mapping[str, Any], objects: Sequence[Found], colour: Callable[[Found], str]) -> list[bool]:
+def requirements(
+    record: Mapping[str, Any], objects: Sequence[DetectedObject], colour: Callable[[DetectedObject], str]
+) -> list[bool]:
     """Whether each thing that GenEval's metadata ask for is met; the picture is right where all are.
 
     Args:
@@ -244,7 +246,7 @@ def requirements(record: Mapping[str, Any], objects: Sequence[Found], colour: Ca
         colour: names an object's colour.
     """
     met: list[bool] = []
-    chosen: list[list[Found]] = []
+    chosen: list[list[DetectedObject]] = []
     for want in record["include"]:
         name, count = geneval_name(want["class"]), int(want.get("count", 1))
         own = [item for item in objects if item.label == name]
@@ -264,7 +266,9 @@ def requirements(record: Mapping[str, Any], objects: Sequence[Found], colour: Ca
     return met
 
 
-def graded(record: Mapping[str, Any], objects: Sequence[Found], colour: Callable[[Found], str]) -> float:
+def graded(
+    record: Mapping[str, Any], objects: Sequence[DetectedObject], colour: Callable[[DetectedObject], str]
+) -> float:
     """Flow-GRPO's graded reward: the mean over the prompt's requirements, at most 1 (arXiv 2505.05470).
 
     A count pays 1 - |asked - found| / asked, which is below 0 for more than twice as many. A colour pays the share of
@@ -276,7 +280,7 @@ def graded(record: Mapping[str, Any], objects: Sequence[Found], colour: Callable
         record, objects, colour: as of `requirements`.
     """
     paid: list[float] = []
-    complete: list[list[Found]] = []
+    complete: list[list[DetectedObject]] = []
     for want in record["include"]:
         name, count = geneval_name(want["class"]), int(want.get("count", 1))
         own = [item for item in objects if item.label == name][:MOST_OBJECTS]
@@ -297,7 +301,7 @@ def graded(record: Mapping[str, Any], objects: Sequence[Found], colour: Callable
     return sum(paid) / len(paid)
 
 
-def stands(relation: str, first: Found, second: Found) -> bool:
+def stands(relation: str, first: DetectedObject, second: DetectedObject) -> bool:
     """Whether `first` is "left of", "right of", "above" or "below" `second`, by GenEval's rule.
 
     Along each axis the distance of the centres counts beyond a tenth of the two sizes, and must then be more than

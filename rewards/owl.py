@@ -176,7 +176,7 @@ class Output(nn.Module):
     def __init__(self, sizes: Mapping[str, Any]) -> None:
         super().__init__()
         width = sizes["hidden_size"]
-        self.out_proj, self.norm2, self.mlp = nn.Linear(width, width), nn.LayerNorm(width), Gated(sizes)
+        self.out_proj, self.norm2, self.mlp = nn.Linear(width, width), nn.LayerNorm(width), GatedMLP(sizes)
 
     def forward(self, states: Tensor, drawn: Tensor) -> Tensor:
         """[B, queries, width] -> [B, queries, width]"""
@@ -185,7 +185,7 @@ class Output(nn.Module):
         return updated
 
 
-class Gated(nn.Module):
+class GatedMLP(nn.Module):
     """A gated feed-forward network with a norm inside."""
 
     def __init__(self, sizes: Mapping[str, Any]) -> None:

@@ -73,7 +73,7 @@ class BoundedCentred(Referenced):
         return torch.stack([gap.sigmoid().mean() for gap in gaps])
 
 
-class Calibrated(Referenced):
+class CalibratedReward(Referenced):
     """InfAlign's calibrated reward (arXiv 2412.19792): the share of reference samples that the sample beats.
 
     Its quantile among the start model's scores for the prompt, a tie being half a win: in [0, 1] and uniform for the

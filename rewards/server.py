@@ -35,7 +35,7 @@ from starlette.routing import Route
 
 from rewards.base import Reward, RewardError, Scores, score, spec_of
 from rewards.connections import CONNECTIONS, Punctual, is_own_host, loopback
-from rewards.wire import FILES, Budget, TooLarge, decode
+from rewards.wire import FILES, MemoryBudget, TooLarge, decode
 
 logger = logging.getLogger(__name__)
 LOST = 3  # calls that may hang before the server says that it cannot go on
@@ -236,7 +236,7 @@ class RewardServer:
         async with self.decoding:
             others = self.held - len(body)
             # the pictures beside the body, then beside the copies that rewards get
-            budget = Budget(min(self.memory - self.held, (self.memory - others) // 2))
+            budget = MemoryBudget(min(self.memory - self.held, (self.memory - others) // 2))
             try:
                 kind = request.headers.get("content-type", "")
                 decoded = self.decoder.submit(decode, body, kind, budget)

@@ -61,7 +61,7 @@ class TooLarge(ValueError):
 
 
 def decode(
-    body: bytes | bytearray, content_type: str, budget: "Budget | None" = None
+    body: bytes | bytearray, content_type: str, budget: "MemoryBudget | None" = None
 ) -> tuple[list[Any], list[str], list[dict[str, Any]]]:
     """Samples, prompts and metadata of a request.
 
@@ -74,7 +74,7 @@ def decode(
         ValueError: bytes that are no such request.
     """
     try:
-        budget = budget or Budget(2**60)
+        budget = budget or MemoryBudget(2**60)
         text, tensors = body, {}
         if content_type.partition(";")[0].strip() == SAFETENSORS:
             tensors = _tensors(body, budget)
@@ -96,7 +96,7 @@ def decode(
     return samples, prompts, metadata
 
 
-class Budget:
+class MemoryBudget:
     """Bytes that a request may take."""
 
     def __init__(self, memory: int) -> None:
@@ -113,13 +113,13 @@ class Budget:
         self.take(width * height * (1 if mode in ("1", "L", "P") else 4))
 
 
-def _json(text: bytes | bytearray, budget: Budget) -> Any:
+def _json(text: bytes | bytearray, budget: MemoryBudget) -> Any:
     """Parsed where it fits: a list, a dictionary or an entry takes about 100 bytes; base64 has none of their signs."""
     budget.take(100 * sum(text.count(sign) for sign in (b"[", b"{", b",")))
     return json.loads(text)
 
 
-def _tensors(body: bytes | bytearray, budget: Budget) -> dict[str, Any]:
+def _tensors(body: bytes | bytearray, budget: MemoryBudget) -> dict[str, Any]:
     """The uint8 tensors of a safetensors file, which share its memory."""
     start = 8 + int.from_bytes(body[:8], "little")
     if len(body) < 8 or start > len(body):
@@ -151,7 +151,7 @@ def _replace(value: Any, picture: Callable[[Image.Image], Any]) -> Any:
     return value
 
 
-def _restore(value: Any, tensors: Mapping[str, Any], budget: Budget) -> Any:
+def _restore(value: Any, tensors: Mapping[str, Any], budget: MemoryBudget) -> Any:
     if isinstance(value, list):
         return [_restore(item, tensors, budget) for item in value]
     if not isinstance(value, dict):

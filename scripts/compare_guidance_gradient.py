@@ -20,7 +20,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads: threads that wait sleep
 import torch
 
-from flowalign.algorithms.policy_gradient import Experience
+from flowalign.algorithms.policy_gradient import ActionExperience
 from flowalign.config import load
 from flowalign.training import Trainer
 
@@ -53,7 +53,7 @@ def cost(given: argparse.Namespace, folder: str) -> dict[str, float]:
     work: dict[str, Callable[[], Any]] = {}
     for branches, trainer in trainers.items():
         experience = trainer.collect(trainer.groups.draw(0))
-        assert isinstance(experience, Experience)
+        assert isinstance(experience, ActionExperience)
         items = experience.items[:64]
         experience.advantage = torch.ones_like(experience.advantage)
         work[branches] = lambda own=trainer.learner, e=experience, i=items: own.update(e, i)

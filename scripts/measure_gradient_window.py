@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 from flowalign.data import shipped
 from flowalign.policies.base import best_device
 from flowalign.policies.diffusion import DiffusersPolicy, window
-from flowalign.policies.diffusion.window import Window
+from flowalign.policies.diffusion.window import GradientWindow
 
 STEPS = 10
 
@@ -85,7 +85,7 @@ def main() -> None:
     samples = torch.arange(given.batch, device=device)
 
     def through(last: int) -> None:
-        walked = Window(policy, rollout, samples)
+        walked = GradientWindow(policy, rollout, samples)
         pixels = policy.decode_pixels(walked.walk(walked.state(STEPS - last), STEPS - last))
         torch.autograd.grad(pixels.mean(), parameters)
 

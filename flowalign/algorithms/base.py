@@ -70,7 +70,7 @@ class Experience:
 
 
 @dataclass(kw_only=True)
-class Seen:
+class Preview:
     """A batch that was sampled and scored for people to look at."""
 
     rollout: Any
@@ -244,12 +244,12 @@ class Algorithm(ABC, Generic[ConfigT, SamplerT, PolicyT, RolloutT, RecordT, Expe
         """Further figures of an evaluation; called on the main process alone."""
         return {}
 
-    def show(self, sampler: SamplerT, scorer: Scorer, batch: Batch) -> Seen:
+    def show(self, sampler: SamplerT, scorer: Scorer, batch: Batch) -> Preview:
         """Sample and score a batch for people to look at; here by a plain rollout."""
         rollout = sampler.rollout(batch)
         images = sampler.decode(rollout, shown=True)
         scores = scorer.score(images, batch)
-        return Seen(rollout=rollout, batch=batch, images=images, scores=scores, reward=scores.value)
+        return Preview(rollout=rollout, batch=batch, images=images, scores=scores, reward=scores.value)
 
     def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         """Tensors by file, and JSON, of what it learned beside the weights, for the checkpoint."""

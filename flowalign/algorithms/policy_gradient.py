@@ -79,7 +79,7 @@ ActionsT = TypeVar("ActionsT", bound=RecordedActions)
 
 
 @dataclass(kw_only=True)
-class Experience(base.Experience):
+class ActionExperience(base.Experience):
     """One process's trajectories of an iteration, and what each action earned."""
 
     rollout: Any
@@ -126,7 +126,7 @@ class Experience(base.Experience):
 
 
 class PolicyGradient(
-    base.Algorithm[ConfigT, SamplerT, PolicyT, ActionsT, Record, Experience],
+    base.Algorithm[ConfigT, SamplerT, PolicyT, ActionsT, Record, ActionExperience],
     Generic[ConfigT, SamplerT, PolicyT, ActionsT],
 ):
     """Base of the trajectory family and of the language models' algorithms.
@@ -177,7 +177,9 @@ class PolicyGradient(
         """Whether the advantage needs this field of the record."""
         return field in getattr(self.advantage_of, "needs", ())
 
-    def experience(self, sampled: Sampled[SamplerT, ActionsT], record: Record, processes: Processes) -> Experience:
+    def experience(
+        self, sampled: Sampled[SamplerT, ActionsT], record: Record, processes: Processes
+    ) -> ActionExperience:
         """The trajectories with what each action earned."""
         rollout, batch, scores = sampled.rollout, sampled.batch, sampled.scores
         advantage, penalty_weight = self.advantages(record), self.weights(sampled.sampler, record)
@@ -188,7 +190,7 @@ class PolicyGradient(
         def own(values: Tensor) -> Tensor:
             return processes.own(values, len(batch))
 
-        experience = Experience(
+        experience = ActionExperience(
             batch=batch,
             metrics=metrics,
             items=self.items_of(rollout),
@@ -276,9 +278,9 @@ class PolicyGradient(
 
     @abstractmethod
     def items_of(self, rollout: ActionsT) -> Tensor:
-        """[N, ...] what is learned from in one piece, as of `Experience`."""
+        """[N, ...] what is learned from in one piece, as of `ActionExperience`."""
 
-    def verify(self, policy: PolicyT, experience: Experience) -> None:
+    def verify(self, policy: PolicyT, experience: ActionExperience) -> None:
         policy.verify(experience.rollout)
 
     @property
@@ -294,11 +296,11 @@ class PolicyGradient(
         return False
 
     @abstractmethod
-    def few(self, experience: Experience) -> Tensor:
+    def few(self, experience: ActionExperience) -> Tensor:
         """Items enough to compare a replay with the rollout by; as many on every process."""
 
     @abstractmethod
-    def replay(self, policy: PolicyT, experience: Experience, items: Tensor, keep: bool) -> Tensor:
+    def replay(self, policy: PolicyT, experience: ActionExperience, items: Tensor, keep: bool) -> Tensor:
         """Log-ratios of items between a replay and what ratios refer to, which before any update should be 0.
 
         Args:

@@ -16,7 +16,7 @@ from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import at_tokens
 from flowalign.policies.language.turns import AgentPolicy
-from flowalign.policies.language.vllm import Engine
+from flowalign.policies.language.vllm import VLLMEngine
 from flowalign.rollouts.processes import Processes
 from flowalign.rollouts.sampler import Sampled, Sampler
 
@@ -31,7 +31,7 @@ class LanguageSampler(Sampler):
         super().__init__(config, policy)
         if config.environment is not None and not isinstance(policy, AgentPolicy):
             raise ConfigError("environment: the policy that was handed in takes no turns; an AgentPolicy does")
-        self._engine: Engine | None = None
+        self._engine: VLLMEngine | None = None
 
     def rollout(self, batch: Batch) -> TextRollout:
         """A completion of every sample of the batch."""
@@ -40,7 +40,7 @@ class LanguageSampler(Sampler):
             return self.policy.sample(batch.prompts, batch.noise_seeds, metadata=batch.metadata, **arguments)
         if self._engine is None:
             path = str(shipped(self.config.model.path))
-            self._engine = Engine(self.policy, path, self.config.rollout.engine_memory)
+            self._engine = VLLMEngine(self.policy, path, self.config.rollout.engine_memory)
         return self._engine.sample(batch.prompts, batch.noise_seeds, **arguments)
 
     def decode(self, rollout: TextRollout, shown: bool = False) -> list[str]:

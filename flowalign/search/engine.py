@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.settings import Sampling
-from flowalign.search.found import Found, Node
+from flowalign.search.found import Node, SearchResult
 from rewards import Reward, score
 from rewards.gradients import score_with_gradient
 from samplers import Kernel, Trajectory, derive_seed, generators, normal, ode, transition
@@ -85,7 +85,7 @@ class Engine:
         budget: Budget = DEFAULT,
         metadata: Mapping[str, Any] | None = None,
         method: str = "",
-        report: Callable[[Found], None] = lambda found: None,
+        report: Callable[[SearchResult], None] = lambda found: None,
     ) -> None:
         self.policy, self.reward, self.prompt, self.seed, self.report = policy, reward, prompt, seed, report
         self.sampling = sampling
@@ -105,7 +105,7 @@ class Engine:
         self.sigmas = self.rollout.trajectory.sigmas
         self.steps = len(self.sigmas) - 1
         """T"""
-        self.found = Found(prompt, method, self.steps)
+        self.found = SearchResult(prompt, method, self.steps)
         self.best: Tensor | None = None
         """[...] latents of the best finished sample"""
         self.unit = self.rollout.conditions.branches * sampling.networks

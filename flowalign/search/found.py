@@ -40,7 +40,7 @@ class Candidate:
 
 
 @dataclass
-class Found:
+class SearchResult:
     """Samples of one method for one prompt."""
 
     prompt: str
@@ -116,7 +116,7 @@ class Found:
         return own | known | {"nodes": [asdict(node) for node in self.nodes]}
 
     @classmethod
-    def of(cls, record: dict[str, Any], samples: dict[str, Any]) -> "Found":
+    def of(cls, record: dict[str, Any], samples: dict[str, Any]) -> "SearchResult":
         """The inverse of `record`.
 
         Args:
@@ -126,7 +126,7 @@ class Found:
         return cls(**record | {"nodes": [Node(**node) for node in record["nodes"]]} | ends)
 
 
-class Searches(list[Found]):
+class Searches(list[SearchResult]):
     """Results of several prompts; a notebook shows the best samples."""
 
     @property

@@ -12,7 +12,7 @@ from flowalign.errors import ConfigError, nearest
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.settings import Sampling
 from flowalign.search.engine import DEFAULT, Budget, Engine
-from flowalign.search.found import Found, Searches
+from flowalign.search.found import Searches, SearchResult
 from flowalign.search.store import Store
 from rewards import Reward, spec_of
 
@@ -120,7 +120,7 @@ def search(
     jobs = [(number, name) for number in range(len(prompts)) for name in methods]
     with tqdm(jobs, desc="search", disable=not progress) as bar:
 
-        def report(so_far: Found) -> None:
+        def report(so_far: SearchResult) -> None:
             best = "" if so_far.best is None else f", best {so_far.best.score:.4g}"
             bar.set_postfix_str(f"{so_far.method}: {so_far.forwards} forwards{best}")
 

@@ -16,7 +16,7 @@ from PIL import Image, ImageSequence
 from flowalign.errors import ConfigError
 from flowalign.runs.files import write_atomically
 from flowalign.runs.samples import Picture, save_picture
-from flowalign.search.found import Found
+from flowalign.search.found import SearchResult
 
 ENDS = ("first", "best", "worst")
 
@@ -31,7 +31,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder, self.lines = folder, folder / "tried.jsonl"
 
-    def open(self, asked: dict[str, Any]) -> dict[tuple[int, str], Found]:
+    def open(self, asked: dict[str, Any]) -> dict[tuple[int, str], SearchResult]:
         """Finished results, by number of the prompt and method.
 
         Args:
@@ -59,10 +59,10 @@ class Store:
             record = json.loads(line)
             number, files, _ = record.pop("number"), record.pop("pictures"), record.pop("tried", None)
             samples = {name: _opened(self.folder / file) for name, file in files.items()}
-            done[number, record["method"]] = Found.of(record, samples)
+            done[number, record["method"]] = SearchResult.of(record, samples)
         return done
 
-    def add(self, number: int, found: Found) -> None:
+    def add(self, number: int, found: SearchResult) -> None:
         """Keep what was found for a prompt."""
         files = {}
         for name in ENDS:

@@ -164,7 +164,7 @@ class Learner(Optimization):
             the mean size of the log-ratios over all processes, of all actions and of each step.
         """
         algorithm, wanted = self.algorithm, self.config.training.old_log_prob
-        if not isinstance(algorithm, PolicyGradient) or not isinstance(experience, policy_gradient.Experience):
+        if not isinstance(algorithm, PolicyGradient) or not isinstance(experience, policy_gradient.ActionExperience):
             return {}
         kept = wanted == "replayed" or (wanted is None and algorithm.replays_old(self.config))
         if not kept and self.sampling_weights != "policy":

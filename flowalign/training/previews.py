@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowalign.algorithms.base import Algorithm, Seen
+from flowalign.algorithms.base import Algorithm, Preview
 from flowalign.core.credit import dense_rewards, turning_points
 from flowalign.core.record import masked_mean
 from flowalign.data import Prompts
@@ -61,7 +61,7 @@ def preview(
     save_previews(folder, iteration, films, groups)
 
 
-def _film(sampler: DiffusionSampler, scorer: Scorer, seen: Seen, row: int) -> Film:
+def _film(sampler: DiffusionSampler, scorer: Scorer, seen: Preview, row: int) -> Film:
     """What every state of a sample would end in, and what its steps earned."""
     one = seen.rollout[torch.tensor([row], device=sampler.device)]
     trajectory = one.trajectory
@@ -82,7 +82,7 @@ def _film(sampler: DiffusionSampler, scorer: Scorer, seen: Seen, row: int) -> Fi
     )
 
 
-def _group(seen: Seen, number: int) -> Group:
+def _group(seen: Preview, number: int) -> Group:
     """The members of a group; a member's advantage is the mean over the steps that have one."""
     rows = [row for row, group in enumerate(seen.batch.group) if group == number]
 

@@ -27,7 +27,7 @@ _WITHIN_A_COLOUR[1] = ndimage.generate_binary_structure(2, 1)
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundShape:
     """An object found in a picture; `y` and `x` are the centre of its box in pixels of a 32x32 picture."""
 
     colour: str
@@ -80,7 +80,7 @@ def check(image: Image.Image, prompt: str) -> Verdict:
     return Verdict(met / len(requirements), met == len(requirements), requirements, (one, other), relation)
 
 
-def stands(relation: str, first: Found, second: Found) -> bool:
+def stands(relation: str, first: FoundShape, second: FoundShape) -> bool:
     """Whether `first` stands in `relation` to `second`, judged along the axis of their greater distance."""
     dy, dx = second.y - first.y, second.x - first.x
     if abs(dx) > abs(dy):
@@ -88,7 +88,7 @@ def stands(relation: str, first: Found, second: Found) -> bool:
     return relation == ("above" if dy > 0 else "below")
 
 
-def find_objects(image: Image.Image) -> list[Found]:
+def find_objects(image: Image.Image) -> list[FoundShape]:
     """The objects in a picture; one that is not 32x32 pixels is resized first."""
     if image.size != (SIZE, SIZE):
         image = image.resize((SIZE, SIZE), Image.Resampling.BOX)
@@ -103,7 +103,7 @@ def find_objects(image: Image.Image) -> list[Found]:
         mask = labels[colour, rows, columns][0] == index
         if mask.sum() >= MIN_PIXELS:
             y, x = (rows.start + rows.stop) / 2, (columns.start + columns.stop) / 2
-            objects.append(Found(_COLOURS[colour.start], _shape(mask), y, x, *mask.shape))
+            objects.append(FoundShape(_COLOURS[colour.start], _shape(mask), y, x, *mask.shape))
     return objects
 
 

@@ -33,7 +33,7 @@ from rewards.compose import (
 )
 from rewards.frames import PerFrame
 from rewards.pairwise import WinRate, all_pairs
-from rewards.references import BoundedCentred, Calibrated, LogSigmoidSum
+from rewards.references import BoundedCentred, CalibratedReward, LogSigmoidSum
 from rewards.routed import Routed
 
 PROMPTS = ["x", "x", "x", "y", "y"]
@@ -356,12 +356,12 @@ REFERENCES = [{"reference_score": {"a": [0.1, 0.3, 0.5, 0.7], "b": 2.0}}] * 5
     [(0.0, [0.125, 0.625, 1.0, 0.25, 0.25]), (-2.0, [-math.exp(-2 * u) for u in (0.125, 0.625, 1.0, 0.25, 0.25)])],
 )
 def test_calibrated_is_the_quantile_among_the_reference_scores(exponent, expected):
-    ours = values(Calibrated(a, exponent=exponent), metadata=REFERENCES)
+    ours = values(CalibratedReward(a, exponent=exponent), metadata=REFERENCES)
     torch.testing.assert_close(ours, torch.tensor(expected))
     rescaled = FunctionReward(lambda images, prompts: [4 * v for v in a(images, prompts, []).value], "a")
     same = [{"reference_score": {"a": [4 * r for r in REFERENCES[0]["reference_score"]["a"]]}}] * 5
-    torch.testing.assert_close(values(Calibrated(rescaled, exponent=exponent), metadata=same), ours)
-    assert not spec_of(Calibrated(Brightness())).differentiable
+    torch.testing.assert_close(values(CalibratedReward(rescaled, exponent=exponent), metadata=same), ours)
+    assert not spec_of(CalibratedReward(Brightness())).differentiable
 
 
 def test_log_sigmoid_is_centred_at_the_quantile_of_each_rewards_references():

@@ -23,14 +23,14 @@ from transformers import (
 )
 
 from rewards import RewardError, score
-from rewards.detection import Detection, Found, geneval_name, graded, requirements, stands
+from rewards.detection import DetectedObject, Detection, geneval_name, graded, requirements, stands
 
 GREY = Image.new("RGB", (32, 32), (128, 128, 128))
 NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8))
 
 
 def box(left, top, size=10.0, label="cat"):
-    return Found(label, 0.9, (left, top, left + size, top + size))
+    return DetectedObject(label, 0.9, (left, top, left + size, top + size))
 
 
 def test_places_by_genevals_rule():
@@ -100,7 +100,7 @@ def test_the_graded_reward_is_what_flow_grpo_pays():
     cases = [json.loads(line) for line in lines]
     assert len(cases) == 240 and sum(case["reward"] < 0 for case in cases) > 40
     for case in cases:
-        found = [Found(geneval_name(name), score, tuple(box)) for name, box, score in case["objects"]]
+        found = [DetectedObject(geneval_name(name), score, tuple(box)) for name, box, score in case["objects"]]
         assert graded(case["metadata"], found, stand_in) == pytest.approx(case["reward"], abs=1e-6), case
 
 

@@ -24,7 +24,7 @@ from flowalign.algorithms.direct import base
 from flowalign.config import Config
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
-from flowalign.policies.diffusion.window import Window, unwrapped
+from flowalign.policies.diffusion.window import GradientWindow, unwrapped
 from flowalign.rollouts.pictures import SampledPictures
 from flowalign.rollouts.processes import Processes
 from samplers import derive_seed
@@ -44,7 +44,7 @@ class AdjointMatchingSettings(base.DirectSettings):
 
 
 @dataclass(kw_only=True)
-class Experience(base.Experience):
+class AdjointExperience(base.DirectExperience):
     adjoint: Tensor
     """[B, T, ...] adjoints of the states that steps end in."""
     guided: Rollout
@@ -79,7 +79,7 @@ class AdjointMatching(base.DirectAlgorithm):
     def items(self, config: Config) -> int:
         return config.training.group_size * self.settings.steps_per_sample
 
-    def experience(self, sampled: SampledPictures, record: None, processes: Processes) -> Experience:
+    def experience(self, sampled: SampledPictures, record: None, processes: Processes) -> AdjointExperience:
         plain = super().experience(sampled, record, processes)
         policy, config = sampled.sampler.policy, sampled.sampler.config
         guided = plain.rollout
@@ -90,13 +90,15 @@ class AdjointMatching(base.DirectAlgorithm):
         adjoint, value = (torch.cat(parts) for parts in zip(*made, strict=True))
         metrics = plain.metrics | {"reward/mean": processes.gather(value).mean().item()}
         items = self.steps(plain).to(processes.device)
-        return Experience(**vars(plain) | {"items": items, "metrics": metrics, "adjoint": adjoint, "guided": guided})
+        return AdjointExperience(
+            **vars(plain) | {"items": items, "metrics": metrics, "adjoint": adjoint, "guided": guided}
+        )
 
-    def verify(self, policy: DiffusersPolicy, experience: base.Experience) -> None:
-        assert isinstance(experience, Experience)
+    def verify(self, policy: DiffusersPolicy, experience: base.DirectExperience) -> None:
+        assert isinstance(experience, AdjointExperience)
         policy.verify(experience.guided)
 
-    def steps(self, experience: base.Experience) -> Tensor:
+    def steps(self, experience: base.DirectExperience) -> Tensor:
         """[N, 2] (sample, step) to learn from: of every sample half early, half late."""
         noisy = experience.rollout.mask[0].nonzero()[:, 0].cpu()
         early, half = round(EARLY * len(noisy)), self.settings.steps_per_sample // 2
@@ -108,9 +110,11 @@ class AdjointMatching(base.DirectAlgorithm):
             items += [(sample, int(noisy[place])) for place in [*begin, *end]]
         return torch.tensor(items)
 
-    def adjoint(self, policy: DiffusersPolicy, experience: base.Experience, samples: Tensor) -> tuple[Tensor, Tensor]:
+    def adjoint(
+        self, policy: DiffusersPolicy, experience: base.DirectExperience, samples: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """[N, T, ...] lean adjoints of these samples, and [N] their rewards."""
-        window = Window(policy, experience.rollout, samples)
+        window = GradientWindow(policy, experience.rollout, samples)
         x = window.state(window.last).requires_grad_()
         value = experience.score(samples, experience.finished(policy, x, samples)).value
         [a] = torch.autograd.grad(-self.settings.scale * value.sum(), x)
@@ -123,11 +127,11 @@ class AdjointMatching(base.DirectAlgorithm):
         return torch.stack(adjoints[::-1], 1), value.detach()
 
     def losses(
-        self, policy: DiffusersPolicy, experience: base.Experience, items: Tensor
+        self, policy: DiffusersPolicy, experience: base.DirectExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        assert isinstance(experience, Experience)
+        assert isinstance(experience, AdjointExperience)
         samples, steps = items.unbind(1)
-        window = Window(policy, experience.rollout, samples)
+        window = GradientWindow(policy, experience.rollout, samples)
         x = window.state(steps)
         made = window.transition(x, steps)
         with torch.no_grad(), policy.reference():

@@ -7,7 +7,7 @@ a local vision-language model under the template reward_dance_reference.
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from flowalign.algorithms.base import Seen
+from flowalign.algorithms.base import Preview
 from flowalign.algorithms.direct.late_step import LateStep
 from flowalign.config import Config
 from flowalign.data.batches import Batch
@@ -36,7 +36,7 @@ class AgainstReference(LateStep):
     def rollout(self, sampler: DiffusionSampler, batch: Batch) -> tuple[Rollout, Batch]:
         return super().rollout(sampler, self.compared(sampler, batch))
 
-    def show(self, sampler: DiffusionSampler, scorer: Scorer, batch: Batch) -> Seen:
+    def show(self, sampler: DiffusionSampler, scorer: Scorer, batch: Batch) -> Preview:
         return super().show(sampler, scorer, self.compared(sampler, batch))
 
     def compared(self, sampler: DiffusionSampler, batch: Batch) -> Batch:

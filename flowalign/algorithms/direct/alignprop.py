@@ -10,11 +10,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.algorithms.direct.base import DirectAlgorithm, DirectSettings, Experience
+from flowalign.algorithms.direct.base import DirectAlgorithm, DirectExperience, DirectSettings
 from flowalign.config import Config
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
-from flowalign.policies.diffusion.window import Window
+from flowalign.policies.diffusion.window import GradientWindow
 from samplers import derive_seed
 
 
@@ -45,6 +45,6 @@ class AlignProp(DirectAlgorithm):
             first = int(steps * (self.settings.mean + self.settings.std * torch.randn((), generator=source)))
         return torch.full((len(batch),), first)
 
-    def finished(self, window: Window, experience: Experience) -> Tensor:
+    def finished(self, window: GradientWindow, experience: DirectExperience) -> Tensor:
         first = int(experience.first[0])
         return window.walk(window.state(first), first)

@@ -23,7 +23,7 @@ from flowalign.core.seams import MissingMethod, checked_loss
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
-from flowalign.policies.diffusion.window import Window
+from flowalign.policies.diffusion.window import GradientWindow
 from flowalign.rollouts.pictures import DiffusionSampler, SampledPictures
 from flowalign.rollouts.processes import Processes
 from rewards import DifferentiableReward, Latents, Reward, Scores, spec_of
@@ -44,7 +44,7 @@ class DirectSettings(base.AlgorithmSettings):
 
 
 @dataclass(kw_only=True)
-class Experience(base.Experience):
+class DirectExperience(base.Experience):
     """B samples of one process, to be walked again."""
 
     rollout: Rollout
@@ -84,7 +84,7 @@ def uniform(seeds: Sequence[int], *number: int) -> Tensor:
     return torch.cat([torch.rand(1, generator=own) for own in generators([derive_seed(s, *number) for s in seeds])])
 
 
-class DirectAlgorithm(base.Algorithm[Config, DiffusionSampler, DiffusersPolicy, Rollout, None, Experience]):
+class DirectAlgorithm(base.Algorithm[Config, DiffusionSampler, DiffusersPolicy, Rollout, None, DirectExperience]):
     """Base of the family."""
 
     Settings: ClassVar[type[base.AlgorithmSettings]] = DirectSettings
@@ -135,10 +135,10 @@ class DirectAlgorithm(base.Algorithm[Config, DiffusionSampler, DiffusersPolicy, 
     def record(self, sampled: SampledPictures, processes: Processes) -> None:
         """There is none."""
 
-    def experience(self, sampled: SampledPictures, record: None, processes: Processes) -> Experience:
+    def experience(self, sampled: SampledPictures, record: None, processes: Processes) -> DirectExperience:
         batch, scorer = sampled.batch, sampled.scorer
         scorer.calls += len(batch)
-        return Experience(
+        return DirectExperience(
             batch=batch,
             metrics={},
             items=torch.arange(len(batch), device=processes.device)[:, None],
@@ -148,19 +148,19 @@ class DirectAlgorithm(base.Algorithm[Config, DiffusionSampler, DiffusersPolicy, 
             first=self.first_steps(batch, sampled.sampler.config).to(processes.device),
         )
 
-    def verify(self, policy: DiffusersPolicy, experience: Experience) -> None:
+    def verify(self, policy: DiffusersPolicy, experience: DirectExperience) -> None:
         policy.verify(experience.rollout)
 
-    def finished(self, window: Window, experience: Experience) -> Tensor:
+    def finished(self, window: GradientWindow, experience: DirectExperience) -> Tensor:
         """[M * N, ...] latents of finished samples with the gradient that the method learns by, M times all of them."""
         raise MissingMethod(self, "finished")
 
     def losses(
-        self, policy: DiffusersPolicy, experience: Experience, items: Tensor
+        self, policy: DiffusersPolicy, experience: DirectExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         samples = items[:, 0]
         held = self.settings.kl_weight > 0
-        window = Window(policy, experience.rollout, samples, compare=held)
+        window = GradientWindow(policy, experience.rollout, samples, compare=held)
         latents = self.finished(window, experience)
         owners = samples.repeat(len(latents) // len(samples))
         scores = self.scored(experience, owners, experience.finished(policy, latents, owners))
@@ -172,7 +172,7 @@ class DirectAlgorithm(base.Algorithm[Config, DiffusionSampler, DiffusersPolicy, 
             loss, metrics["policy/kl"] = loss + self.settings.kl_weight * divergence, divergence
         return loss, metrics
 
-    def scored(self, experience: Experience, samples: Tensor, made: Tensor | Latents) -> Scores:
+    def scored(self, experience: DirectExperience, samples: Tensor, made: Tensor | Latents) -> Scores:
         """Scores of what was made of these samples [N], with gradients; here the reward's."""
         return experience.score(samples, made)
 

@@ -10,11 +10,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.algorithms.direct.base import Experience
+from flowalign.algorithms.direct.base import DirectExperience
 from flowalign.algorithms.direct.last_steps import LastSteps, LastStepsSettings
 from flowalign.config import Config
 from flowalign.errors import ConfigError
-from flowalign.policies.diffusion.window import Window
+from flowalign.policies.diffusion.window import GradientWindow
 
 
 class DRaFTSettings(LastStepsSettings):
@@ -34,7 +34,7 @@ class DRaFT(LastSteps):
         if self.settings.draws and self.settings.last_steps != 1:
             raise ConfigError("algorithm.draws: samples are noised again for the last step alone; last_steps: 1 works")
 
-    def finished(self, window: Window, experience: Experience) -> Tensor:
+    def finished(self, window: GradientWindow, experience: DirectExperience) -> Tensor:
         made, last = [super().finished(window, experience)], window.last - 1
         for number in range(self.settings.draws):
             noised = window.noised(window.state(window.last), experience.noise(window.samples, number), last)

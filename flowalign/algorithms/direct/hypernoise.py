@@ -21,11 +21,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from flowalign.algorithms.direct import base
-from flowalign.algorithms.direct.base import DirectAlgorithm, Experience
+from flowalign.algorithms.direct.base import DirectAlgorithm, DirectExperience
 from flowalign.config import Config
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
-from flowalign.policies.diffusion.window import Window
+from flowalign.policies.diffusion.window import GradientWindow
 
 
 class HyperNoiseSettings(base.DirectSettings):
@@ -62,29 +62,29 @@ class HyperNoise(DirectAlgorithm):
         def moved(start: Rollout) -> Tensor:
             rows = torch.arange(len(start), device=policy.device)
             noise = start.trajectory.latents[:, 0]
-            return noise + self.delta(Window(policy, start, rows), noise)
+            return noise + self.delta(GradientWindow(policy, start, rows), noise)
 
         policy.start_noise, policy.frozen = moved, True
         return {}
 
-    def verify(self, policy: DiffusersPolicy, experience: Experience) -> None:
+    def verify(self, policy: DiffusersPolicy, experience: DirectExperience) -> None:
         with policy.reference():
             super().verify(policy, experience)
 
-    def delta(self, window: Window, noise: Tensor) -> Tensor:
+    def delta(self, window: GradientWindow, noise: Tensor) -> Tensor:
         """[N, ...] what the adapter changes at the start noise [N, ...] of the window's samples."""
         with torch.no_grad(), window.policy.reference():
             start = window.velocity(noise, 0)
         return window.velocity(noise, 0) - start
 
     def losses(
-        self, policy: DiffusersPolicy, experience: Experience, items: Tensor
+        self, policy: DiffusersPolicy, experience: DirectExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         samples, rollout = items[:, 0], experience.rollout
         assert rollout.unmoved is not None
         noise = rollout.unmoved[samples]
-        delta = self.delta(Window(policy, rollout, samples), noise)
-        finished = Window(policy, rollout, samples, frozen=True).walk(noise + delta, 0)
+        delta = self.delta(GradientWindow(policy, rollout, samples), noise)
+        finished = GradientWindow(policy, rollout, samples, frozen=True).walk(noise + delta, 0)
         scores = experience.score(samples, experience.finished(policy, finished, samples))
         loss, metrics = self.loss(scores)
         moved = delta.square().flatten(1).mean(1)

@@ -14,9 +14,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.algorithms.direct.base import DirectAlgorithm, DirectSettings, Experience
+from flowalign.algorithms.direct.base import DirectAlgorithm, DirectExperience, DirectSettings
 from flowalign.errors import ConfigError
-from flowalign.policies.diffusion.window import Window
+from flowalign.policies.diffusion.window import GradientWindow
 
 
 class InstructVideoSettings(DirectSettings):
@@ -42,7 +42,7 @@ class InstructVideo(DirectAlgorithm):
             )
         return range(steps - partial, steps - partial + 1)
 
-    def finished(self, window: Window, experience: Experience) -> Tensor:
+    def finished(self, window: GradientWindow, experience: DirectExperience) -> Tensor:
         [first] = self.windows(window.last)
         x = window.noised(window.state(window.last), experience.noise(window.samples), first)
         for step in range(first, window.last):

@@ -3,9 +3,9 @@
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.algorithms.direct.base import DirectAlgorithm, DirectSettings, Experience
+from flowalign.algorithms.direct.base import DirectAlgorithm, DirectExperience, DirectSettings
 from flowalign.errors import ConfigError
-from flowalign.policies.diffusion.window import Window
+from flowalign.policies.diffusion.window import GradientWindow
 
 
 class LastStepsSettings(DirectSettings):
@@ -25,6 +25,6 @@ class LastSteps(DirectAlgorithm):
             raise ConfigError(f"algorithm.last_steps: the schedule has {steps} steps, not {count}; null takes them all")
         return range(steps - count, steps - count + 1)
 
-    def finished(self, window: Window, experience: Experience) -> Tensor:
+    def finished(self, window: GradientWindow, experience: DirectExperience) -> Tensor:
         [first] = self.windows(window.last)
         return window.walk(window.state(first), first)

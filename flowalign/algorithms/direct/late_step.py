@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from flowalign.algorithms.direct.base import DirectAlgorithm, DirectSettings, Experience
+from flowalign.algorithms.direct.base import DirectAlgorithm, DirectExperience, DirectSettings
 from flowalign.errors import ConfigError
-from flowalign.policies.diffusion.window import Window
+from flowalign.policies.diffusion.window import GradientWindow
 
 
 class LateStepSettings(DirectSettings):
@@ -27,6 +27,6 @@ class LateStep(DirectAlgorithm):
             )
         return range(low, high + 1)
 
-    def finished(self, window: Window, experience: Experience) -> Tensor:
+    def finished(self, window: GradientWindow, experience: DirectExperience) -> Tensor:
         step = experience.first[window.samples]
         return window.leap(window.state(step), step)

@@ -13,9 +13,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.algorithms.direct.base import DirectAlgorithm, DirectSettings, Experience
+from flowalign.algorithms.direct.base import DirectAlgorithm, DirectExperience, DirectSettings
 from flowalign.errors import ConfigError
-from flowalign.policies.diffusion.window import Window
+from flowalign.policies.diffusion.window import GradientWindow
 
 
 class LeapAlignSettings(DirectSettings):
@@ -37,7 +37,7 @@ class LeapAlign(DirectAlgorithm):
             raise ConfigError("rollout.steps: two leaps take at least 2 steps; 5 works")
         return range(steps - 1)
 
-    def finished(self, window: Window, experience: Experience) -> Tensor:
+    def finished(self, window: GradientWindow, experience: DirectExperience) -> Tensor:
         first = experience.first[window.samples]
         between = first + 1 + (experience.uniform(window.samples) * (window.last - 1 - first)).long()
         leapt = window.leap(window.state(first), first, between)

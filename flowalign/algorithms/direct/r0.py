@@ -10,8 +10,8 @@ After the abstract, for want of code: which regularisation, and its weight, are 
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.algorithms.direct.base import DirectAlgorithm, DirectSettings, Experience
-from flowalign.policies.diffusion.window import Window
+from flowalign.algorithms.direct.base import DirectAlgorithm, DirectExperience, DirectSettings
+from flowalign.policies.diffusion.window import GradientWindow
 
 
 class R0Settings(DirectSettings):
@@ -29,6 +29,6 @@ class R0(DirectAlgorithm):
     def windows(self, steps: int) -> range:
         return range(steps)
 
-    def finished(self, window: Window, experience: Experience) -> Tensor:
+    def finished(self, window: GradientWindow, experience: DirectExperience) -> Tensor:
         step = experience.first[window.samples]
         return window.leap(window.state(step), step)

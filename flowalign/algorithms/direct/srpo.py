@@ -20,9 +20,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.algorithms.direct.base import DirectAlgorithm, DirectSettings, Experience
+from flowalign.algorithms.direct.base import DirectAlgorithm, DirectExperience, DirectSettings
 from flowalign.errors import ConfigError
-from flowalign.policies.diffusion.window import Window
+from flowalign.policies.diffusion.window import GradientWindow
 from rewards import Latents, Scores
 
 
@@ -59,14 +59,14 @@ class SRPO(DirectAlgorithm):
             )
         return reached
 
-    def finished(self, window: Window, experience: Experience) -> Tensor:
+    def finished(self, window: GradientWindow, experience: DirectExperience) -> Tensor:
         level, jump = experience.first[window.samples], self.settings.jump
         x0, noise = window.state(window.last), window.state(0)
         down = window.leap(window.noised(x0, noise, level - jump), level - jump, level)
         up = window.leap(window.noised(x0, noise, level + jump), level + jump, level)
         return window.recovered(torch.cat([down, up]), noise.repeat(2, *[1] * (x0.dim() - 1)), level.repeat(2))
 
-    def scored(self, experience: Experience, samples: Tensor, made: Tensor | Latents) -> Scores:
+    def scored(self, experience: DirectExperience, samples: Tensor, made: Tensor | Latents) -> Scores:
         down, _ = samples.chunk(2)
         wanted, unwanted = (
             self._prefixed(own, experience, down) for own in (self.settings.wanted, self.settings.unwanted)
@@ -79,7 +79,7 @@ class SRPO(DirectAlgorithm):
         k = torch.cat([low + (high - low) * at for at, (low, high) in zip(noisiness, ranges, strict=True)])
         return Scores((1 + k.to(praised)) * praised - blamed, {"praised": praised.detach()})
 
-    def _prefixed(self, prefixes: Sequence[str], experience: Experience, samples: Tensor) -> list[str]:
+    def _prefixed(self, prefixes: Sequence[str], experience: DirectExperience, samples: Tensor) -> list[str]:
         """The prompts of these samples with this iteration's prefix."""
         prefix = prefixes[experience.batch.iteration % len(prefixes)]
         prompts = [experience.rollout.prompts[i] for i in samples.tolist()]

@@ -37,7 +37,7 @@ class Gan(Section):
 
 
 @dataclass(kw_only=True)
-class Experience(distribution.Experience):
+class AdversarialExperience(distribution.DistributionExperience):
     real: Tensor | None = None
     """[B, ...] real samples of the same prompts"""
 

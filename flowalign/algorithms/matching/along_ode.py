@@ -16,7 +16,11 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from flowalign.algorithms.matching.distribution import DistributionMatching, DistributionSettings, Experience
+from flowalign.algorithms.matching.distribution import (
+    DistributionExperience,
+    DistributionMatching,
+    DistributionSettings,
+)
 from flowalign.data.batches import Batch
 from flowalign.policies.diffusion import Noised
 from flowalign.policies.diffusion.forward_process import ForwardProcess
@@ -62,7 +66,7 @@ class AlongODE(DistributionMatching):
         low = process.before_shift(after.clamp(min=least), **sides)[steps] + MARGIN
         return low + (1 - low) * share
 
-    def diffused(self, experience: Experience, items: Tensor, state: Noised, x0: Tensor) -> Noised:
+    def diffused(self, experience: DistributionExperience, items: Tensor, state: Noised, x0: Tensor) -> Noised:
         noised = experience.noised(items)
         assert experience.generator is not None
         sigmas = torch.cat([experience.generator.sigmas, experience.generator.sigmas.new_zeros(1)])

@@ -97,7 +97,7 @@ class Points:
 
 
 @dataclass(kw_only=True)
-class Experience(base.Experience):
+class MatchingExperience(base.Experience):
     """B clean samples of one process, each at L noise levels."""
 
     clean: CleanSamples
@@ -164,7 +164,8 @@ class Experience(base.Experience):
 
 
 class Matching(
-    base.Algorithm[Config, DiffusionSampler, DiffusersPolicy, RolloutT, RecordT, Experience], Generic[RolloutT, RecordT]
+    base.Algorithm[Config, DiffusionSampler, DiffusersPolicy, RolloutT, RecordT, MatchingExperience],
+    Generic[RolloutT, RecordT],
 ):
     """Base of the family."""
 
@@ -284,7 +285,7 @@ class Matching(
         return torch.cartesian_prod(torch.arange(count, device=device), torch.arange(levels, device=device))
 
     def losses(
-        self, policy: DiffusersPolicy, experience: Experience, items: Tensor
+        self, policy: DiffusersPolicy, experience: MatchingExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         points = self.points(policy, experience, items)
         source, count = f"{type(self).__name__}.loss", len(points.velocity)
@@ -296,7 +297,7 @@ class Matching(
         loss = loss if counted is None else loss * counted
         return loss, {name: by_item(value, items) for name, value in {**values, **more}.items()}
 
-    def points(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Points:
+    def points(self, policy: DiffusersPolicy, experience: MatchingExperience, items: Tensor) -> Points:
         """The samples of these items at their levels, asked of the policy and of what its loss compares it with."""
         noised = experience.noised(items)
         clean, guided = experience.clean, experience.guided or experience.clean

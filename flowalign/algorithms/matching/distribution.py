@@ -38,7 +38,7 @@ class DistributionSettings(OnlineSettings):
 
 
 @dataclass(kw_only=True)
-class Experience(base.Experience):
+class DistributionExperience(base.MatchingExperience):
     generator: CleanSamples | None = None
     """Conditions of the generator, at its steps."""
     steps: Tensor | None = None
@@ -61,7 +61,7 @@ class DistributionMatching(OnlineMatching):
     settings: DistributionSettings
     compares = frozenset({"reference"})
     combines = OnlineMatching.combines - {"search", "refill"}
-    experience_type = Experience
+    experience_type = DistributionExperience
 
     @property
     def roles(self) -> Mapping[str, Role]:
@@ -76,29 +76,29 @@ class DistributionMatching(OnlineMatching):
         order = torch.randperm(sampler.config.rollout.steps, generator=Generator().manual_seed(seed))
         return order.repeat(-(-count // len(order)))[:count].expand(len(batch), -1)
 
-    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> base.Experience:
+    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> base.MatchingExperience:
         experience = super().experience(sampled, record, processes)
-        assert isinstance(experience, Experience)
+        assert isinstance(experience, DistributionExperience)
         experience.steps = self.steps(sampled.sampler, experience.batch).to(processes.device)
         own = experience.clean.guidance[0]
         experience.generator = self.asked(sampled.sampler, experience.batch, experience.clean.x0, own)
         return experience
 
-    def redrawn(self, experience: base.Experience, number: int) -> base.Experience:
+    def redrawn(self, experience: base.MatchingExperience, number: int) -> base.MatchingExperience:
         """Fresh noise, and levels of another sample: `fake` must not have learned at the points where it is used."""
         seeds = [derive_seed(seed, number, 11) for seed in experience.noise_seeds]
         # of its group, which is whole on a process
         groups = experience.levels.unflatten(0, (len(set(experience.batch.group)), -1))
         return replace(experience, noise_seeds=seeds, levels=groups.roll(number + 1, 1).flatten(0, 1))
 
-    def diffused(self, experience: Experience, items: Tensor, state: Noised, x0: Tensor) -> Noised:
+    def diffused(self, experience: DistributionExperience, items: Tensor, state: Noised, x0: Tensor) -> Noised:
         """The generator's predictions at its states, [N, ...], noised to the levels of the items."""
         raise NotImplementedError
 
     def role_losses(
-        self, role: str, policy: DiffusersPolicy, experience: base.Experience, items: Tensor
+        self, role: str, policy: DiffusersPolicy, experience: base.MatchingExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        assert isinstance(experience, Experience)
+        assert isinstance(experience, DistributionExperience)
         state = experience.states(items)
         noised = self.diffused(experience, items, state, state.x0)
         velocity = policy.velocity_of(experience.clean, noised).float()
@@ -110,15 +110,15 @@ class DistributionMatching(OnlineMatching):
         return base.by_item(loss, items), {"fake/error": base.by_item(error, items)}
 
     def losses(
-        self, policy: DiffusersPolicy, experience: base.Experience, items: Tensor
+        self, policy: DiffusersPolicy, experience: base.MatchingExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        assert isinstance(experience, Experience) and experience.generator is not None
+        assert isinstance(experience, DistributionExperience) and experience.generator is not None
         state = experience.states(items)
         x0 = state.clean(policy.velocity_of(experience.generator, state).float())
         return self.distilled(policy, experience, self.diffused(experience, items, state, x0.detach()), x0)
 
     def distilled(
-        self, policy: DiffusersPolicy, experience: Experience, noised: Noised, x0: Tensor
+        self, policy: DiffusersPolicy, experience: DistributionExperience, noised: Noised, x0: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """[N] losses of what the generator predicts, [N, ...], which is asked about where it is noised."""
         with torch.no_grad():

@@ -14,7 +14,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from flowalign.algorithms.matching import base, distribution
-from flowalign.algorithms.matching.adversarial import Discriminator, Experience, Gan, passing, telling_apart
+from flowalign.algorithms.matching.adversarial import AdversarialExperience, Discriminator, Gan, passing, telling_apart
 from flowalign.algorithms.matching.distribution import DistributionMatching, DistributionSettings
 from flowalign.algorithms.matching.files import check_files, latents
 from flowalign.config import Config, Data
@@ -40,7 +40,7 @@ class DMD2(DistributionMatching):
     name = "dmd2"
     Settings = DMD2Settings
     settings: DMD2Settings
-    experience_type = Experience
+    experience_type = AdversarialExperience
     discriminator: Discriminator
 
     def __init__(self, settings: DMD2Settings) -> None:
@@ -85,9 +85,9 @@ class DMD2(DistributionMatching):
         self.discriminator = Discriminator(policy.family.width(policy.denoiser)).to(policy.device)
         return {"discriminator": self.discriminator}
 
-    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> base.Experience:
+    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> base.MatchingExperience:
         experience = super().experience(sampled, record, processes)
-        assert isinstance(experience, Experience)
+        assert isinstance(experience, AdversarialExperience)
         if self.settings.gan is not None:
             experience.real = self.real(sampled.sampler, experience.batch, self.settings.gan)
         return experience
@@ -102,20 +102,22 @@ class DMD2(DistributionMatching):
         with sampler.policy.reference():
             return sampler.policy.sample(batch.prompts, seeds, metadata=batch.metadata, **sampling).trajectory.final
 
-    def diffused(self, experience: distribution.Experience, items: Tensor, state: Noised, x0: Tensor) -> Noised:
+    def diffused(
+        self, experience: distribution.DistributionExperience, items: Tensor, state: Noised, x0: Tensor
+    ) -> Noised:
         noised = experience.noised(items)
         noised.x0 = x0
         return noised
 
     def role_losses(
-        self, role: str, policy: DiffusersPolicy, experience: base.Experience, items: Tensor
+        self, role: str, policy: DiffusersPolicy, experience: base.MatchingExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        assert isinstance(experience, distribution.Experience)
+        assert isinstance(experience, distribution.DistributionExperience)
         loss, values = super().role_losses(role, policy, experience, items)
         gan = self.settings.gan
         if gan is None:
             return loss, values
-        assert isinstance(experience, Experience)
+        assert isinstance(experience, AdversarialExperience)
         state = experience.states(items)
         noised = self.diffused(experience, items, state, state.x0)
         made, real = (self.logit(policy, experience, at) for at in (noised, experience.noised_real(items)))
@@ -124,7 +126,7 @@ class DMD2(DistributionMatching):
         return loss, values | {name: base.by_item(value, items) for name, value in said.items()}
 
     def distilled(
-        self, policy: DiffusersPolicy, experience: distribution.Experience, noised: Noised, x0: Tensor
+        self, policy: DiffusersPolicy, experience: distribution.DistributionExperience, noised: Noised, x0: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         loss, values = super().distilled(policy, experience, noised, x0)
         gan = self.settings.gan
@@ -136,7 +138,7 @@ class DMD2(DistributionMatching):
         # the authors' distance to the target has the factor 1/2, and this one has not
         return loss + 2 * gan.weight * passed, values | {"discriminator/passed": passed}
 
-    def logit(self, policy: DiffusersPolicy, experience: distribution.Experience, noised: Noised) -> Tensor:
+    def logit(self, policy: DiffusersPolicy, experience: distribution.DistributionExperience, noised: Noised) -> Tensor:
         """[N] how real noised samples are, under the network's present weights."""
         logit: Tensor = self.discriminator(policy.features_of(experience.clean, noised))
         return logit

@@ -107,7 +107,7 @@ class FileMatching(base.Matching[Rollout | None, None]):
     def items(self, config: Config) -> int:
         return config.training.group_size
 
-    def learned(self, sampler: DiffusionSampler, batch: Batch, x0: Sequence[Tensor]) -> base.Experience:
+    def learned(self, sampler: DiffusionSampler, batch: Batch, x0: Sequence[Tensor]) -> base.MatchingExperience:
         """Clean samples to learn from, one or several of each row of the batch, which share its noise and level.
 
         Args:
@@ -121,7 +121,7 @@ class FileMatching(base.Matching[Rollout | None, None]):
         nothing = torch.zeros(len(whole), device=sampler.device)
         group = torch.tensor(whole.group, device=sampler.device)
         items = self.item_numbers(batch, levels.shape[1], sampler.device)
-        return base.Experience(
+        return base.MatchingExperience(
             batch=batch,
             metrics={},
             items=items,
@@ -168,16 +168,16 @@ class FileMatching(base.Matching[Rollout | None, None]):
     def record(self, sampled: SampledFiles, processes: Processes) -> None:
         """There is none."""
 
-    def experience(self, sampled: SampledFiles, record: None, processes: Processes) -> base.Experience:
+    def experience(self, sampled: SampledFiles, record: None, processes: Processes) -> base.MatchingExperience:
         experience = self.lessons(sampled, processes)
         # a method that learns from its own samples too has them already
         experience.rollout = experience.rollout or sampled.rollout
         return experience
 
     @abstractmethod
-    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.Experience:
+    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.MatchingExperience:
         """Samples to learn from in these lines of the data."""
 
-    def verify(self, policy: DiffusersPolicy, experience: base.Experience) -> None:
+    def verify(self, policy: DiffusersPolicy, experience: base.MatchingExperience) -> None:
         assert experience.rollout is not None
         policy.verify(experience.rollout)

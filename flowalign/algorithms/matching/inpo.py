@@ -37,7 +37,7 @@ class InPO(PairMatching):
     settings: InPOSettings
     compares = frozenset({"reference"})
 
-    def pairs(self, sampler: DiffusionSampler, batch: Batch) -> base.Experience:
+    def pairs(self, sampler: DiffusionSampler, batch: Batch) -> base.MatchingExperience:
         experience = super().pairs(sampler, batch)
         clean, levels = experience.clean, experience.levels[:, 0]
         rows, members = torch.arange(len(levels), device=levels.device), sampler.config.training.group_size

@@ -53,7 +53,7 @@ class KTO(TargetMatching):
         labels = Labels.of(data).of_both_kinds()
         return labels if self.settings.positive_ratio is None else labels.with_share(self.settings.positive_ratio)
 
-    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.Experience:
+    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.MatchingExperience:
         experience = super().lessons(sampled, processes)
         # a good one counts as 1, a bad one as -1
         labels = [2.0 * record["label"] - 1 for record in sampled.batch.metadata]
@@ -62,7 +62,7 @@ class KTO(TargetMatching):
         return experience
 
     @torch.no_grad()
-    def gain(self, sampler: DiffusionSampler, experience: base.Experience) -> Tensor:
+    def gain(self, sampler: DiffusionSampler, experience: base.MatchingExperience) -> Tensor:
         """[N] gains of this process's pictures."""
         parts = experience.items.split(sampler.config.rollout.batch_size)
         points = [self.points(sampler.policy, experience, part) for part in parts]

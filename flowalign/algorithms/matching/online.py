@@ -12,8 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flowalign.algorithms.base import AlgorithmSettings, Seen
-from flowalign.algorithms.matching.base import Experience, Matching, MatchingSettings
+from flowalign.algorithms.base import AlgorithmSettings, Preview
+from flowalign.algorithms.matching.base import Matching, MatchingExperience, MatchingSettings
 from flowalign.config import Config
 from flowalign.core.record import Record
 from flowalign.core.seams import check_shape
@@ -40,7 +40,7 @@ class OnlineMatching(Matching[Rollout, Record]):
     combines = Matching.combines | {"refill", "search", "workers"}
     only_advantages = False
     """Without an advantage a sample teaches nothing."""
-    experience_type: ClassVar[type[Experience]] = Experience
+    experience_type: ClassVar[type[MatchingExperience]] = MatchingExperience
 
     def check(self, config: Config) -> None:
         super().check(config)
@@ -82,7 +82,7 @@ class OnlineMatching(Matching[Rollout, Record]):
         """The record of all processes, one action a sample."""
         return record_of_samples(sampled, processes)
 
-    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> Experience:
+    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> MatchingExperience:
         rollout, batch, scores, sampler = sampled.rollout, sampled.batch, sampled.scores, sampled.sampler
         kept, held = self.kept(record), self.held(record)
         metrics = score_metrics(scores, record.group, processes)
@@ -112,12 +112,12 @@ class OnlineMatching(Matching[Rollout, Record]):
             chosen=self.chosen(rewards, batch),
         )
 
-    def verify(self, policy: DiffusersPolicy, experience: Experience) -> None:
+    def verify(self, policy: DiffusersPolicy, experience: MatchingExperience) -> None:
         assert experience.rollout is not None
         policy.verify(experience.rollout)
 
-    def show(self, sampler: DiffusionSampler, scorer: Scorer, batch: Batch) -> Seen:
+    def show(self, sampler: DiffusionSampler, scorer: Scorer, batch: Batch) -> Preview:
         rollout = self.sampled(sampler, batch)
         images = sampler.decode(rollout, shown=True)
         scores = scorer.score(images, batch)
-        return Seen(rollout=rollout, batch=batch, images=images, scores=scores, reward=scores.value)
+        return Preview(rollout=rollout, batch=batch, images=images, scores=scores, reward=scores.value)

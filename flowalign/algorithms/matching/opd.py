@@ -26,7 +26,7 @@ from flowalign.rollouts.processes import Processes
 from flowalign.settings import Section
 
 
-class Teacher(Section):
+class TeacherSettings(Section):
     path: str | None = None
     """A folder, hub name or shipped model; default: the start weights."""
     lora: str | None = None
@@ -37,13 +37,13 @@ class Teacher(Section):
 
 
 class OPDSettings(OnlineSettings):
-    teachers: list[Teacher] = Field(min_length=1)
+    teachers: list[TeacherSettings] = Field(min_length=1)
     weight: Literal["step", "velocity"] = "step"
     """Quantity that is compared: steps, or velocities."""
 
 
 @dataclass(kw_only=True)
-class Experience(base.Experience):
+class OPDExperience(base.MatchingExperience):
     lessons: list[CleanSamples] = field(default_factory=list)
     """Conditions of each teacher's velocities."""
     owner: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
@@ -65,7 +65,7 @@ class OPD(OnlineMatching):
     Settings = OPDSettings
     settings: OPDSettings
     combines = OnlineMatching.combines - {"search", "refill"}
-    experience_type = Experience
+    experience_type = OPDExperience
 
     @property
     def uses_reference(self) -> bool:
@@ -97,9 +97,9 @@ class OPD(OnlineMatching):
             self.networks.append(network)
         return {}
 
-    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> base.Experience:
+    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> base.MatchingExperience:
         experience = super().experience(sampled, record, processes)
-        assert isinstance(experience, Experience) and experience.rollout is not None
+        assert isinstance(experience, OPDExperience) and experience.rollout is not None
         batch, teachers = experience.batch, self.settings.teachers
         owner = [
             next((i for i, t in enumerate(teachers) if all(r.get(k) in v for k, v in t.where.items())), None)
@@ -114,8 +114,8 @@ class OPD(OnlineMatching):
         experience.lessons = [self.asked(sampled.sampler, batch, experience.clean.x0, t.guidance) for t in teachers]
         return experience
 
-    def points(self, policy: DiffusersPolicy, experience: base.Experience, items: Tensor) -> base.Points:
-        assert isinstance(experience, Experience)
+    def points(self, policy: DiffusersPolicy, experience: base.MatchingExperience, items: Tensor) -> base.Points:
+        assert isinstance(experience, OPDExperience)
         points = super().points(policy, experience, items)
         taught = torch.empty_like(points.velocity)
         for number, (lesson, network) in enumerate(zip(experience.lessons, self.networks, strict=True)):

@@ -81,17 +81,17 @@ class PairMatching(FileMatching):
         share = len(chosen) / len(set(batch.group))
         return voted, {"preference/votes": float(len(choices)), "preference/votes_share": share}
 
-    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.Experience:
+    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.MatchingExperience:
         experience = self.pairs(sampled.sampler, sampled.batch)
         experience.metrics |= self.votes
         return experience
 
-    def pairs(self, sampler: DiffusionSampler, batch: Batch) -> base.Experience:
+    def pairs(self, sampler: DiffusionSampler, batch: Batch) -> base.MatchingExperience:
         """The pictures of these preferences, the chosen ones first, each at a level."""
         return self.learned(sampler, batch, [latents(sampler, batch, key) for key in Preferences.samples])
 
     def losses(
-        self, policy: DiffusersPolicy, experience: base.Experience, items: Tensor
+        self, policy: DiffusersPolicy, experience: base.MatchingExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         rejected = items + torch.tensor([len(experience.batch), 0], device=items.device)
         points = self.points(policy, experience, torch.cat([items, rejected]))

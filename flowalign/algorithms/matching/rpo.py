@@ -53,7 +53,7 @@ class RPO(PairMatching):
             raise ConfigError("algorithm.votes: rpo learns from one picture a line, not from choices; dpo works")
         super().check(config)
 
-    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.Experience:
+    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.MatchingExperience:
         sampler, batch, score = sampled.sampler, sampled.batch, sampled.scorer.score
         rollout = sampler.rollout(batch, torch.zeros(sampler.config.rollout.steps))
         scores = score(sampler.decode(rollout), batch)

@@ -52,7 +52,7 @@ class SePPO(PairMatching):
     def read(self, data: Data) -> Prompts:
         return Targets.of(data)
 
-    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.Experience:
+    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.MatchingExperience:
         sampler, batch = sampled.sampler, sampled.batch
         rollout = sampler.rollout(batch, torch.zeros(sampler.config.rollout.steps))
         drawn = rollout.whole(rollout.trajectory.final)

@@ -61,7 +61,7 @@ class SOAR(TargetMatching):
         shares = torch.stack([torch.rand(self.settings.points, generator=generator) for generator in generators])
         return torch.cat([first, second, second + shares.clamp(min=EDGE) * (1 - second)], 1)
 
-    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.Experience:
+    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.MatchingExperience:
         experience = super().lessons(sampled, processes)
         sampler, batch = sampled.sampler, sampled.batch
         whole, clean, levels = self.prompted(batch), experience.clean, experience.levels
@@ -85,7 +85,7 @@ class SOAR(TargetMatching):
         return experience
 
     def losses(
-        self, policy: DiffusersPolicy, experience: base.Experience, items: Tensor
+        self, policy: DiffusersPolicy, experience: base.MatchingExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         loss, values = super().losses(policy, experience, items)
         points, weight = self.settings.points, self.settings.points_weight

@@ -28,7 +28,7 @@ class SRUMSettings(FileSettings):
 
 
 @dataclass(kw_only=True)
-class Experience(base.Experience):
+class SRUMExperience(base.MatchingExperience):
     rewards: Tensor | None = None
     """[B, 1, ..., H, W] reward at each place of the latents."""
     anchors: Tensor | None = None
@@ -43,19 +43,21 @@ class SRUM(TargetMatching):
     settings: SRUMSettings
     data = Judged
 
-    def lessons(self, sampled: SampledFiles, processes: Processes) -> Experience:
+    def lessons(self, sampled: SampledFiles, processes: Processes) -> SRUMExperience:
         made = super().lessons(sampled, processes)
         x0 = made.clean.x0
         rewards = torch.stack([reward_map(record, *x0.shape[-2:]) for record in sampled.batch.metadata])
         anchors = latents(sampled.sampler, sampled.batch, "anchor")
-        return Experience(
+        return SRUMExperience(
             **vars(made), rewards=rewards.view(len(x0), *[1] * (x0.dim() - 3), *x0.shape[-2:]).to(x0), anchors=anchors
         )
 
     def losses(
-        self, policy: DiffusersPolicy, experience: base.Experience, items: Tensor
+        self, policy: DiffusersPolicy, experience: base.MatchingExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        assert isinstance(experience, Experience) and experience.rewards is not None and experience.anchors is not None
+        assert (
+            isinstance(experience, SRUMExperience) and experience.rewards is not None and experience.anchors is not None
+        )
         points = self.points(policy, experience, items)
         noised, rows = points.noised, points.noised.samples
         error = experience.rewards[rows] * (points.velocity - noised.velocity).square()

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms.matching.along_ode import AlongODESettings
-from flowalign.algorithms.matching.base import Experience
+from flowalign.algorithms.matching.base import MatchingExperience
 from flowalign.config import Named
 from flowalign.core.divergences import velocity_mse
 from flowalign.core.losses import group_preference_loss, has_moved
@@ -41,7 +41,7 @@ class SurrogateSettings(AlongODESettings):
 
 
 @dataclass
-class Judged:
+class SurrogatePoints:
     """States and levels at which a surrogate learns."""
 
     clean: CleanSamples
@@ -50,7 +50,7 @@ class Judged:
     steps: Tensor
     """[B, L] the steps, whose next states are diffused"""
 
-    def noised(self, experience: Experience, items: Tensor) -> tuple[Noised, Tensor]:
+    def noised(self, experience: MatchingExperience, items: Tensor) -> tuple[Noised, Tensor]:
         """The diffused states, with the surrogate's targets as their velocities, and [N] their steps."""
         assert experience.rollout is not None
         samples, places = experience.members(items), experience.places(items)
@@ -69,7 +69,7 @@ class Judged:
         return self.clean.at_states(samples, levels, x, (at.s * at.noise / fresh - x) / (1 - at.s)), steps
 
     def losses(
-        self, policy: DiffusersPolicy, experience: Experience, items: Tensor, settings: SurrogateSettings
+        self, policy: DiffusersPolicy, experience: MatchingExperience, items: Tensor, settings: SurrogateSettings
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """[N] of whole groups, under the surrogate's weights, and named [N] values for the metrics.
 

@@ -10,6 +10,6 @@ class TargetMatching(FileMatching):
 
     headline = "matching/error"
 
-    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.Experience:
+    def lessons(self, sampled: SampledFiles, processes: Processes) -> base.MatchingExperience:
         sampler, batch = sampled.sampler, sampled.batch
         return self.learned(sampler, batch, [latents(sampler, batch, "target")])

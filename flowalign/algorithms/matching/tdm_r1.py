@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from flowalign.algorithms.matching import base, distribution
 from flowalign.algorithms.matching.along_ode import AlongODE
 from flowalign.algorithms.matching.distribution import towards
-from flowalign.algorithms.matching.surrogate import Judged, SurrogateSettings
+from flowalign.algorithms.matching.surrogate import SurrogatePoints, SurrogateSettings
 from flowalign.core.record import Record
 from flowalign.policies.diffusion import CleanSamples, DiffusersPolicy, Noised
 from flowalign.policies.settings import Role, Snapshot
@@ -40,10 +40,10 @@ class TDMR1Settings(SurrogateSettings):
 
 
 @dataclass(kw_only=True)
-class Experience(distribution.Experience):
-    judged: Judged | None = None
+class TDMR1Experience(distribution.DistributionExperience):
+    judged: SurrogatePoints | None = None
     """Samples and levels at which the surrogate learns."""
-    rewarded: "Experience | None" = None
+    rewarded: "TDMR1Experience | None" = None
     """the same samples at the levels where the surrogate moves the generator"""
     guided_surrogate: CleanSamples | None = None
     """Conditions of the guided surrogate at those levels."""
@@ -55,7 +55,7 @@ class TDMR1(AlongODE):
     name = "tdm_r1"
     Settings = TDMR1Settings
     settings: TDMR1Settings
-    experience_type = Experience
+    experience_type = TDMR1Experience
     combines = AlongODE.combines | {"refill"}
     whole_groups = True
 
@@ -75,9 +75,9 @@ class TDMR1(AlongODE):
         advantage: Tensor = self.advantage_of(record)
         return advantage if record.weight is None else advantage * record.weight
 
-    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> base.Experience:
+    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> base.MatchingExperience:
         experience = super().experience(sampled, record, processes)
-        assert isinstance(experience, Experience)
+        assert isinstance(experience, TDMR1Experience)
         batch, x0, sampler = experience.batch, experience.clean.x0, sampled.sampler
         seed = derive_seed(sampler.config.training.seed, batch.iteration, 8)
         # later steps are judged more often, in proportion to their number
@@ -86,7 +86,7 @@ class TDMR1(AlongODE):
         steps = torch.multinomial(chances, count, replacement=True, generator=Generator().manual_seed(seed))
         drawn = self.above(sampler, batch, steps.expand(len(batch), -1), seed, self.settings.least_judged)
         clean, levels = self.at_levels(sampler, batch, x0, drawn, self.guidance(sampler))
-        experience.judged = Judged(clean, levels, steps.to(processes.device).expand(len(batch), -1))
+        experience.judged = SurrogatePoints(clean, levels, steps.to(processes.device).expand(len(batch), -1))
 
         seed = derive_seed(sampler.config.training.seed, batch.iteration, 12)
         drawn = self.above(sampler, batch, self.steps(sampler, batch), seed, self.settings.least_rewarded)
@@ -97,9 +97,9 @@ class TDMR1(AlongODE):
         return experience
 
     def role_losses(
-        self, role: str, policy: DiffusersPolicy, experience: base.Experience, items: Tensor
+        self, role: str, policy: DiffusersPolicy, experience: base.MatchingExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        assert isinstance(experience, Experience)
+        assert isinstance(experience, TDMR1Experience)
         if role == "fake":
             return super().role_losses(role, policy, experience, items)
         assert experience.judged is not None
@@ -107,9 +107,9 @@ class TDMR1(AlongODE):
         return base.by_item(loss, items), {name: base.by_item(value, items) for name, value in values.items()}
 
     def losses(
-        self, policy: DiffusersPolicy, experience: base.Experience, items: Tensor
+        self, policy: DiffusersPolicy, experience: base.MatchingExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        assert isinstance(experience, Experience) and experience.generator is not None
+        assert isinstance(experience, TDMR1Experience) and experience.generator is not None
         assert experience.rewarded is not None and experience.guided_surrogate is not None
         state, settings = experience.states(items), self.settings
         x0 = state.clean(policy.velocity_of(experience.generator, state).float())

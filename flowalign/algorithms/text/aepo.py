@@ -13,7 +13,7 @@ the texts on average.
 import torch
 from pydantic import Field
 
-from flowalign.algorithms.policy_gradient import Experience
+from flowalign.algorithms.policy_gradient import ActionExperience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import first_rows
 from flowalign.algorithms.text.imitating import Examples, Imitating
@@ -43,7 +43,7 @@ class AEPO(Imitating):
     Settings = AEPOSettings
     settings: AEPOSettings
 
-    def examples(self, sampled: SampledTexts, experience: Experience) -> Examples:
+    def examples(self, sampled: SampledTexts, experience: ActionExperience) -> Examples:
         s, batch, sampler = self.settings, experience.batch, sampled.sampler
         sampling, policy = sampler.config.rollout, sampler.policy
         rows = first_rows(batch)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flowalign import registry
 from flowalign.algorithms import base
-from flowalign.algorithms.policy_gradient import Experience, PolicyGradient, PolicyGradientSettings
+from flowalign.algorithms.policy_gradient import ActionExperience, PolicyGradient, PolicyGradientSettings
 from flowalign.config import Data, Named, TextConfig
 from flowalign.core.aggregation import Aggregation, action_weights
 from flowalign.core.divergences import KLEstimate, sampled_kl
@@ -173,7 +173,9 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
             advantage = entropy_modulated(advantage, record.entropy, record.mask, **settings, turn=record.turn)
         return advantage
 
-    def losses(self, policy: LanguagePolicy, experience: Experience, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def losses(
+        self, policy: LanguagePolicy, experience: ActionExperience, items: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         rows, rollout = items[:, 0], experience.rollout
         mask = rollout.mask[rows]
         log_prob, entropy = policy.log_probs(rollout, rows)
@@ -197,10 +199,10 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
         """Whether weights are in low precision: a forward pass of whole texts rounds otherwise than sampling."""
         return config.model.compute_dtype != "float32"
 
-    def few(self, experience: Experience) -> Tensor:
+    def few(self, experience: ActionExperience) -> Tensor:
         return experience.items[:4]
 
-    def replay(self, policy: LanguagePolicy, experience: Experience, items: Tensor, keep: bool) -> Tensor:
+    def replay(self, policy: LanguagePolicy, experience: ActionExperience, items: Tensor, keep: bool) -> Tensor:
         rows, rollout, own = items[:, 0], experience.rollout, len(experience.batch)
         # texts that were not sampled come after the batch's own
         fresh = experience.fresh[rows.clamp(max=own - 1)] & (rows < own)
@@ -212,12 +214,14 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
             log_ratio = log_ratio.abs()
         return masked_mean(log_ratio, mask).where(fresh, torch.nan)[:, None]
 
-    def token_losses(self, experience: Experience, rows: Tensor, tokens: Actions) -> tuple[Tensor, dict[str, Tensor]]:
+    def token_losses(
+        self, experience: ActionExperience, rows: Tensor, tokens: Actions
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """[N, T] losses of these rows' tokens, and values for the metrics by name."""
         return self.named_loss(tokens)
 
     def penalties(
-        self, policy: LanguagePolicy, experience: Experience, rows: Tensor, tokens: Actions
+        self, policy: LanguagePolicy, experience: ActionExperience, rows: Tensor, tokens: Actions
     ) -> dict[str, tuple[float, Tensor]]:
         """Coefficients and divergences [N, T] that are added to the loss, by the names of their metrics.
 

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from flowalign.algorithms.policy_gradient import Experience
+from flowalign.algorithms.policy_gradient import ActionExperience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, first_rows
 from flowalign.algorithms.text.imitating import Examples, Imitating
@@ -52,7 +52,7 @@ class CHORD(Imitating):
         super().__init__(settings)
         self.weighting = settings.weighting
 
-    def examples(self, sampled: SampledTexts, experience: Experience) -> Examples:
+    def examples(self, sampled: SampledTexts, experience: ActionExperience) -> Examples:
         s, batch = self.settings, experience.batch
         rows = first_rows(batch)
         share = imitation_share(batch.iteration, s.warmup, s.decay, s.peak, s.valley)

@@ -9,7 +9,7 @@ the advantage of the rewards, which the authors do without. Loss: GRPO's.
 import torch
 from pydantic import Field
 
-from flowalign.algorithms.policy_gradient import Experience
+from flowalign.algorithms.policy_gradient import ActionExperience
 from flowalign.algorithms.text import base as language
 from flowalign.core.imitation import distillation_advantage
 from flowalign.core.record import Record, masked_mean
@@ -42,7 +42,7 @@ class GOPD(language.LanguageAlgorithm):
         s = self.settings
         return super().uses_reference or (s.extrapolation != 1 and s.reference is None)
 
-    def experience(self, sampled: SampledTexts, record: Record, processes: Processes) -> Experience:
+    def experience(self, sampled: SampledTexts, record: Record, processes: Processes) -> ActionExperience:
         experience = super().experience(sampled, record, processes)
         s, rollout, policy = self.settings, experience.rollout, sampled.sampler.policy
         size = sampled.sampler.config.rollout.batch_size

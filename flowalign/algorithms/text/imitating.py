@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flowalign.algorithms.policy_gradient import Experience
+from flowalign.algorithms.policy_gradient import ActionExperience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import first_rows
 from flowalign.config import TextConfig
@@ -49,10 +49,10 @@ class Imitating(language.LanguageAlgorithm):
         return super().items(config) + 1
 
     @abstractmethod
-    def examples(self, sampled: SampledTexts, experience: Experience) -> Examples:
+    def examples(self, sampled: SampledTexts, experience: ActionExperience) -> Examples:
         """Texts to imitate in this iteration."""
 
-    def experience(self, sampled: SampledTexts, record: Record, processes: Processes) -> Experience:
+    def experience(self, sampled: SampledTexts, record: Record, processes: Processes) -> ActionExperience:
         experience = super().experience(sampled, record, processes)
         examples = self.examples(sampled, experience)
         rows = len(experience.rollout)
@@ -87,7 +87,9 @@ class Imitating(language.LanguageAlgorithm):
             },
         )
 
-    def token_losses(self, experience: Experience, rows: Tensor, tokens: Actions) -> tuple[Tensor, dict[str, Tensor]]:
+    def token_losses(
+        self, experience: ActionExperience, rows: Tensor, tokens: Actions
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         imitated = (rows >= len(experience.batch))[:, None]
         losses, values = super().token_losses(experience, rows, tokens)
         return torch.where(imitated, imitation_loss(tokens.log_prob, self.weighting), losses), values

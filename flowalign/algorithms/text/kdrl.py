@@ -12,7 +12,7 @@ there the mean over the texts that it is left for, here over all; masking groups
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.algorithms.policy_gradient import Experience
+from flowalign.algorithms.policy_gradient import ActionExperience
 from flowalign.algorithms.text import base as language
 from flowalign.core.divergences import KLEstimate
 from flowalign.core.imitation import annealed, distillation_loss
@@ -53,7 +53,7 @@ class KDRL(language.LanguageAlgorithm):
         first, last = self.settings.distillation, self.settings.final_distillation
         return first if last is None else annealed(self.done, first, last)
 
-    def experience(self, sampled: SampledTexts, record: Record, processes: Processes) -> Experience:
+    def experience(self, sampled: SampledTexts, record: Record, processes: Processes) -> ActionExperience:
         experience = super().experience(sampled, record, processes)
         self.teacher = self.teacher or Teacher(self.settings.teacher, sampled.sampler.policy)
         experience.teacher = self.teacher.log_probs(experience.rollout, sampled.sampler.config.rollout.batch_size)
@@ -61,7 +61,7 @@ class KDRL(language.LanguageAlgorithm):
         return experience
 
     def penalties(
-        self, policy: LanguagePolicy, experience: Experience, rows: Tensor, tokens: Actions
+        self, policy: LanguagePolicy, experience: ActionExperience, rows: Tensor, tokens: Actions
     ) -> dict[str, tuple[float, Tensor]]:
         assert experience.teacher is not None
         reward = experience.reward[rows] if self.settings.reward_guided else None

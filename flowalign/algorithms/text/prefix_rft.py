@@ -16,7 +16,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from flowalign.algorithms.policy_gradient import Experience
+from flowalign.algorithms.policy_gradient import ActionExperience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, last_members
 from flowalign.core.imitation import prefix_share, uncertain_prefix
@@ -67,7 +67,7 @@ class PrefixRFT(language.LanguageAlgorithm):
         arguments = sampler.config.rollout.arguments()
         return continued(sampler.policy, batch.prompts, self.prefixes(sampler, batch), batch.noise_seeds, **arguments)
 
-    def experience(self, sampled: SampledTexts, record: Record, processes: Processes) -> Experience:
+    def experience(self, sampled: SampledTexts, record: Record, processes: Processes) -> ActionExperience:
         experience = super().experience(sampled, record, processes)
         rollout = experience.rollout
         prefixes = self.prefixes(sampled.sampler, sampled.batch)

@@ -7,7 +7,7 @@ there are enough; here the demonstration is in the data's metadata and learned i
 
 from pydantic import Field
 
-from flowalign.algorithms.policy_gradient import Experience
+from flowalign.algorithms.policy_gradient import ActionExperience
 from flowalign.algorithms.text import base as language
 from flowalign.algorithms.text.demonstrations import demonstrations, first_rows
 from flowalign.algorithms.text.imitating import Examples, Imitating
@@ -34,7 +34,7 @@ class ReLIFT(Imitating):
     settings: ReLIFTSettings
     takes_turns = False
 
-    def examples(self, sampled: SampledTexts, experience: Experience) -> Examples:
+    def examples(self, sampled: SampledTexts, experience: ActionExperience) -> Examples:
         s, batch = self.settings, experience.batch
         rows = first_rows(batch)
         hard = needs_demonstration(experience.reward, experience.group, s.threshold)[rows]

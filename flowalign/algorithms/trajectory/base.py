@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms import base
-from flowalign.algorithms.policy_gradient import Experience, PolicyGradient, PolicyGradientSettings
+from flowalign.algorithms.policy_gradient import ActionExperience, PolicyGradient, PolicyGradientSettings
 from flowalign.config import Config, Named
 from flowalign.core.divergences import gaussian_kl, velocity_mse
 from flowalign.core.losses import guard_log_ratio
@@ -204,7 +204,7 @@ class TrajectoryAlgorithm(PolicyGradient[Config, DiffusionSampler, DiffusersPoli
             sampled.sampler.calibrate(record.reward, record.mask)
         return record
 
-    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> Experience:
+    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> ActionExperience:
         experience = super().experience(sampled, record, processes)
         experience.drops_rows = self.settings.drop_zero_advantage
         return experience
@@ -255,9 +255,9 @@ class TrajectoryAlgorithm(PolicyGradient[Config, DiffusionSampler, DiffusersPoli
                 divergence = divergence * -actions.dt
         return self.settings.kl_weight * divergence, {"policy/kl": divergence}
 
-    def show(self, sampler: DiffusionSampler, scorer: Scorer, batch: Batch) -> base.Seen:
+    def show(self, sampler: DiffusionSampler, scorer: Scorer, batch: Batch) -> base.Preview:
         seen = self.at_once(sampler, scorer, batch)
-        return base.Seen(
+        return base.Preview(
             rollout=seen.rollout,
             batch=seen.batch,
             images=sampler.decode(seen.rollout, shown=True),
@@ -268,11 +268,11 @@ class TrajectoryAlgorithm(PolicyGradient[Config, DiffusionSampler, DiffusersPoli
         )
 
     def wins(self, rows: int) -> Tensor | None:
-        """[B, B] verdicts of the comparisons that the last rewards came from, as in `Seen`; None without any."""
+        """[B, B] verdicts of the comparisons that the last rewards came from, as in `Preview`; None without any."""
         return None
 
     def losses(
-        self, policy: DiffusersPolicy, experience: Experience, items: Tensor
+        self, policy: DiffusersPolicy, experience: ActionExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         actions = self.actions(policy, experience, items)
         if self.uses_reference:
@@ -284,10 +284,10 @@ class TrajectoryAlgorithm(PolicyGradient[Config, DiffusionSampler, DiffusersPoli
             loss = loss.where(counted, 0)
         return loss, {**values, "policy/ratio": actions.ratio}
 
-    def few(self, experience: Experience) -> Tensor:
+    def few(self, experience: ActionExperience) -> Tensor:
         return experience.items[: 4 * experience.rollout.mask.shape[1]]
 
-    def replay(self, policy: DiffusersPolicy, experience: Experience, items: Tensor, keep: bool) -> Tensor:
+    def replay(self, policy: DiffusersPolicy, experience: ActionExperience, items: Tensor, keep: bool) -> Tensor:
         actions = self.actions(policy, experience, items)
         trajectory, fresh = experience.rollout.trajectory, experience.fresh[actions.samples]
         log_ratio = self.log_ratio(actions).detach()
@@ -305,7 +305,7 @@ class TrajectoryAlgorithm(PolicyGradient[Config, DiffusionSampler, DiffusersPoli
         made = actions.transition
         return guard_log_ratio(made.log_prob, actions.old_log_prob, made.mean, actions.mean_old, made.std)
 
-    def actions(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Steps:
+    def actions(self, policy: DiffusersPolicy, experience: ActionExperience, items: Tensor) -> Steps:
         """The stored actions of [N, 2] (sample, step) pairs, scored under the present weights."""
         samples, steps = items.unbind(1)
         rollout = experience.rollout

@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flowalign.algorithms.policy_gradient import Experience
+from flowalign.algorithms.policy_gradient import ActionExperience
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.config import Config, Named
@@ -100,13 +100,13 @@ class BranchGRPO(TrajectoryAlgorithm):
         # an edge is trained once: the rows that repeat it are marked by NaN
         return torch.where(first_of(nodes[:, 1:]), value, torch.nan)
 
-    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> Experience:
+    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> ActionExperience:
         experience = super().experience(sampled, record, processes)
         assert isinstance(sampled.sampler.plan, Tree)
         experience.advantage = experience.advantage * self._kept(experience, sampled.sampler.plan)
         return experience
 
-    def _kept(self, experience: Experience, plan: Tree) -> Tensor:
+    def _kept(self, experience: ActionExperience, plan: Tree) -> Tensor:
         """[B, T] bool: the edges that pruning leaves."""
         pruning, nodes = self.settings.pruning, experience.rollout.trajectory.numbered()
         steps = torch.arange(nodes.shape[1] - 1, device=nodes.device)

@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from flowalign.algorithms.policy_gradient import Experience, PolicyGradient, PolicyGradientSettings
+from flowalign.algorithms.policy_gradient import ActionExperience, PolicyGradient, PolicyGradientSettings
 from flowalign.config import Config, Named
 from flowalign.core.divergences import standard_normal_kl
 from flowalign.core.record import Actions, Record
@@ -97,7 +97,7 @@ class DSRL(PolicyGradient[Config, DiffusionSampler, DiffusersPolicy, Rollout]):
         return gaussian_log_prob(noise, mean, std), standard_normal_kl(mean, std)
 
     def losses(
-        self, policy: DiffusersPolicy, experience: Experience, items: Tensor
+        self, policy: DiffusersPolicy, experience: ActionExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         samples, rollout = items[:, 0], experience.rollout
         log_prob, kl = self.density(policy, rollout, samples)
@@ -113,10 +113,10 @@ class DSRL(PolicyGradient[Config, DiffusionSampler, DiffusersPolicy, Rollout]):
         metrics |= {"policy/kl": kl, "policy/ratio": actions.ratio}
         return loss + self.settings.kl_weight * kl, metrics
 
-    def few(self, experience: Experience) -> Tensor:
+    def few(self, experience: ActionExperience) -> Tensor:
         return experience.items[:4]
 
-    def replay(self, policy: DiffusersPolicy, experience: Experience, items: Tensor, keep: bool) -> Tensor:
+    def replay(self, policy: DiffusersPolicy, experience: ActionExperience, items: Tensor, keep: bool) -> Tensor:
         samples, old = items[:, 0], experience.rollout.trajectory.log_prob
         with torch.no_grad():
             log_prob = self.density(policy, experience.rollout, samples)[0]

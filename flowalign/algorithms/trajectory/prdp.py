@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from flowalign.algorithms.trajectory import step_pairs
-from flowalign.algorithms.trajectory.step_pairs import Experience, StepPairs
+from flowalign.algorithms.trajectory.step_pairs import PairExperience, StepPairs
 from flowalign.config import Config
 from flowalign.core.losses import reward_difference_loss
 from flowalign.errors import ConfigError
@@ -60,7 +60,7 @@ class PRDP(StepPairs):
         return items, (pairs - pairs.flip(2)).view(reward.shape)
 
     def losses(
-        self, policy: DiffusersPolicy, experience: Experience, items: Tensor
+        self, policy: DiffusersPolicy, experience: PairExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         trajectory, steps = experience.rollout.trajectory, experience.steps
         samples, at = items.flatten().repeat_interleave(len(steps)), steps.repeat(items.numel())

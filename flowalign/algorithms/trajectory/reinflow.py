@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 from torch import Tensor, nn
 
-from flowalign.algorithms.policy_gradient import Experience
+from flowalign.algorithms.policy_gradient import ActionExperience
 from flowalign.algorithms.trajectory import base as trajectory
 from flowalign.algorithms.trajectory.base import Steps, TrajectoryAlgorithm
 from flowalign.core.divergences import gaussian_entropy
@@ -64,7 +64,7 @@ class ReinFlow(TrajectoryAlgorithm):
     def _kernel(self, policy: DiffusersPolicy, prompts: Sequence[str]) -> Kernel:
         return self.network.kernel(policy.prompt_vectors(prompts).to(policy.device))
 
-    def actions(self, policy: DiffusersPolicy, experience: Experience, items: Tensor) -> Steps:
+    def actions(self, policy: DiffusersPolicy, experience: ActionExperience, items: Tensor) -> Steps:
         samples = items[:, 0].tolist()
         experience.rollout.kernel = self._kernel(policy, [experience.batch.prompts[i] for i in samples])
         return super().actions(policy, experience, items)

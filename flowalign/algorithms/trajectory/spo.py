@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flowalign.algorithms.trajectory import step_pairs
 from flowalign.algorithms.trajectory.base import WithStateValues, learned_steps
-from flowalign.algorithms.trajectory.step_pairs import Experience, StepPairs
+from flowalign.algorithms.trajectory.step_pairs import PairExperience, StepPairs
 from flowalign.config import Config
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
@@ -102,7 +102,7 @@ class SPO(WithStateValues, StepPairs):
         steps = super().steps(rollout)
         return steps[steps >= self.settings.start]
 
-    def log_prob(self, policy: DiffusersPolicy, experience: Experience, samples: Tensor, steps: Tensor) -> Tensor:
+    def log_prob(self, policy: DiffusersPolicy, experience: PairExperience, samples: Tensor, steps: Tensor) -> Tensor:
         """[2 N] of the better steps, then the worse; a pair's left from one state of their group's trunk."""
         rollout, members = experience.rollout, experience.members
         starts = samples // members * members

@@ -36,7 +36,7 @@ class StepPairSettings(base.AlgorithmSettings):
 
 
 @dataclass(kw_only=True)
-class Experience(base.Experience):
+class PairExperience(base.Experience):
     """One process's trajectories of an iteration, and what is compared of them."""
 
     rollout: Rollout
@@ -59,7 +59,7 @@ class Experience(base.Experience):
         return None if self.all_teach else self.preference[items[:, 0], items[:, -1]] != 0
 
 
-class StepPairs(base.Algorithm[Config, DiffusionSampler, DiffusersPolicy, Rollout, Record, Experience]):
+class StepPairs(base.Algorithm[Config, DiffusionSampler, DiffusersPolicy, Rollout, Record, PairExperience]):
     """Base of the family; an item is (better sample, worse sample, step)."""
 
     Settings: ClassVar[type[base.AlgorithmSettings]] = StepPairSettings
@@ -95,7 +95,7 @@ class StepPairs(base.Algorithm[Config, DiffusionSampler, DiffusersPolicy, Rollou
             reward: [G, M, T].
 
         Returns:
-            [G, S, 3] items, and [G, M, T] preferences as of `Experience`.
+            [G, S, 3] items, and [G, M, T] preferences as of `PairExperience`.
         """
         best, worst, valid = preferred(reward, self.threshold(rollout))
         numbers, steps = torch.arange(reward.shape[1], device=reward.device)[:, None], self.steps(rollout)
@@ -109,14 +109,14 @@ class StepPairs(base.Algorithm[Config, DiffusionSampler, DiffusersPolicy, Rollou
         """The record of all processes, whose rewards say what each step's outcome is worth."""
         return record_of_steps(sampled, self.step_reward(sampled, processes), processes)
 
-    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> Experience:
+    def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> PairExperience:
         rollout, batch, scores = sampled.rollout, sampled.batch, sampled.scores
         # groups are compared within, and a group is on one process
         reward = processes.own(record.reward, len(batch))
         groups = len(set(batch.group))
         items, preference = self.compared(reward.unflatten(0, (groups, -1)), rollout)
         metrics = score_metrics(scores, record.group, processes)
-        experience = Experience(
+        experience = PairExperience(
             batch=batch,
             metrics=metrics,
             items=items.flatten(0, 1),
@@ -133,11 +133,11 @@ class StepPairs(base.Algorithm[Config, DiffusionSampler, DiffusersPolicy, Rollou
             metrics["preference/pairs"] = processes.gather(counted).float().mean().item()
         return experience
 
-    def verify(self, policy: DiffusersPolicy, experience: Experience) -> None:
+    def verify(self, policy: DiffusersPolicy, experience: PairExperience) -> None:
         policy.verify(experience.rollout)
 
     def losses(
-        self, policy: DiffusersPolicy, experience: Experience, items: Tensor
+        self, policy: DiffusersPolicy, experience: PairExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         better, worse, steps = items.unbind(1)
         s = self.settings
@@ -156,20 +156,20 @@ class StepPairs(base.Algorithm[Config, DiffusionSampler, DiffusersPolicy, Rollou
         }
 
     def log_probs(
-        self, policy: DiffusersPolicy, experience: Experience, samples: Tensor, steps: Tensor
+        self, policy: DiffusersPolicy, experience: PairExperience, samples: Tensor, steps: Tensor
     ) -> tuple[Tensor, Tensor]:
         """[N] log-probabilities of stored steps, with gradients, and [N] under the start weights."""
         with torch.no_grad(), policy.reference():
             reference = self.log_prob(policy, experience, samples, steps)
         return self.log_prob(policy, experience, samples, steps), reference
 
-    def log_prob(self, policy: DiffusersPolicy, experience: Experience, samples: Tensor, steps: Tensor) -> Tensor:
+    def log_prob(self, policy: DiffusersPolicy, experience: PairExperience, samples: Tensor, steps: Tensor) -> Tensor:
         """[N] log-probabilities of stored steps."""
         return policy.score(experience.rollout, samples, steps).log_prob
 
-    def show(self, sampler: DiffusionSampler, scorer: Scorer, batch: Batch) -> base.Seen:
+    def show(self, sampler: DiffusionSampler, scorer: Scorer, batch: Batch) -> base.Preview:
         seen = self.at_once(sampler, scorer, batch)
-        return base.Seen(
+        return base.Preview(
             rollout=seen.rollout,
             batch=seen.batch,
             images=sampler.decode(seen.rollout, shown=True),

@@ -19,7 +19,7 @@ from flowalign.evaluation.benchmarks.base import SampleScores, Suite
 from flowalign.evaluation.benchmarks.published import Published, lines, located
 from rewards import Metadata
 from rewards.clip import CLIPScore
-from rewards.detection import Found
+from rewards.detection import DetectedObject
 from rewards.hub import hub
 from rewards.vision import Preprocess, pick_device
 
@@ -89,7 +89,7 @@ class T2ICompBench(Suite):
         return blip_vqa(self.vqa, self.device)
 
     @cached_property
-    def _detector(self) -> Callable[[Image, Sequence[str]], list[Found]]:
+    def _detector(self) -> Callable[[Image, Sequence[str]], list[DetectedObject]]:
         return owl(self.detector, self.device)
 
     @cached_property
@@ -131,7 +131,7 @@ def named(prompt: str) -> tuple[str, list[str]]:
     return place, ["person" if name in PEOPLE else name for name in names]
 
 
-def spatial(prompt: str, objects: Sequence[Found]) -> float:
+def spatial(prompt: str, objects: Sequence[DetectedObject]) -> float:
     """How sure both objects are and how right their places, in [0, 1]; below a half it counts as 0.
 
     Args:
@@ -169,7 +169,7 @@ def placed(place: str, first: Sequence[float], second: Sequence[float], least: f
     return 1.0 if overlap < least else least / overlap
 
 
-def owl(name: str, device: str, threshold: float = 0.1) -> Callable[[Image, Sequence[str]], list[Found]]:
+def owl(name: str, device: str, threshold: float = 0.1) -> Callable[[Image, Sequence[str]], list[DetectedObject]]:
     """A detector of transformers that is told what to look for; what it finds comes the surest first."""
     from transformers import AutoProcessor, Owlv2ForObjectDetection
 
@@ -179,14 +179,14 @@ def owl(name: str, device: str, threshold: float = 0.1) -> Callable[[Image, Sequ
     processor = AutoProcessor.from_pretrained(**hub(name))
 
     @torch.no_grad()
-    def detect(image: Image, names: Sequence[str]) -> list[Found]:
+    def detect(image: Image, names: Sequence[str]) -> list[DetectedObject]:
         texts = [[f"a photo of a {name}" for name in names]]
         inputs = processor(text=texts, images=image.convert("RGB"), return_tensors="pt").to(network.device)
         (seen,) = processor.post_process_grounded_object_detection(
             network(**inputs), threshold=threshold, target_sizes=[(image.height, image.width)]
         )
         columns = (seen[key].tolist() for key in ("labels", "scores", "boxes"))
-        found = [Found(names[label], score, tuple(box)) for label, score, box in zip(*columns, strict=True)]
+        found = [DetectedObject(names[label], score, tuple(box)) for label, score, box in zip(*columns, strict=True)]
         return sorted(found, key=lambda item: -item.score)
 
     return detect

@@ -21,7 +21,7 @@ Names = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Pair:
+class LoraFactors:
     """The LoRA of one layer."""
 
     down: Tensor
@@ -146,7 +146,7 @@ def layout_of(kind: str, network: str) -> Layout:
     return LAYOUTS[kind][network]
 
 
-def pairs_of(weights: Mapping[str, Tensor], prefix: str, alpha_of: Callable[[str], float]) -> dict[str, Pair]:
+def pairs_of(weights: Mapping[str, Tensor], prefix: str, alpha_of: Callable[[str], float]) -> dict[str, LoraFactors]:
     """The LoRA of every layer of a file as diffusers writes it.
 
     Args:
@@ -162,11 +162,11 @@ def pairs_of(weights: Mapping[str, Tensor], prefix: str, alpha_of: Callable[[str
         if not found or rest not in ("A.weight", "B.weight") or not key.startswith(prefix):
             raise ConfigError(f"'{key}': only a plain LoRA of the denoiser can be converted; --format diffusers works")
         down, up = (weights[f"{prefix}{name}.lora_{part}.weight"] for part in "AB")
-        pairs[name] = Pair(down, up, alpha_of(name))
+        pairs[name] = LoraFactors(down, up, alpha_of(name))
     return pairs
 
 
-def converted(pairs: Mapping[str, Pair], layout: Layout, width: Callable[[str], int]) -> dict[str, Tensor]:
+def converted(pairs: Mapping[str, LoraFactors], layout: Layout, width: Callable[[str], int]) -> dict[str, Tensor]:
     """The tensors of a file in another program's layout.
 
     Args:
@@ -189,7 +189,7 @@ def converted(pairs: Mapping[str, Pair], layout: Layout, width: Callable[[str], 
     return {key: value.contiguous() for key, value in tensors.items()}
 
 
-def _renamed(pairs: Mapping[str, Pair], names: Names, width: Callable[[str], int]) -> dict[str, Pair]:
+def _renamed(pairs: Mapping[str, LoraFactors], names: Names, width: Callable[[str], int]) -> dict[str, LoraFactors]:
     theirs = {part: name for name, parts in names.items() for part in parts}
     found = {}
     for own in pairs:
@@ -201,7 +201,7 @@ def _renamed(pairs: Mapping[str, Pair], names: Names, width: Callable[[str], int
     return {name: _one([pairs.get(part) for part in parts], list(map(width, parts))) for name, parts in found.items()}
 
 
-def _one(parts: Sequence[Pair | None], widths: Sequence[int]) -> Pair:
+def _one(parts: Sequence[LoraFactors | None], widths: Sequence[int]) -> LoraFactors:
     """The LoRA of a layer that is several; a part without one has zeros, and all have the same share of the rank."""
     first = next(pair for pair in parts if pair is not None)
     if len(parts) == 1:
@@ -215,4 +215,4 @@ def _one(parts: Sequence[Pair | None], widths: Sequence[int]) -> Pair:
             own = len(pair.down)
             down[slot, :own] = pair.down
             up[end - outputs : end, slot, :own] = pair.whole
-    return Pair(down.flatten(0, 1), up.flatten(1), float(len(parts) * rank))
+    return LoraFactors(down.flatten(0, 1), up.flatten(1), float(len(parts) * rank))

@@ -25,7 +25,7 @@ def unwrapped(policy: DiffusersPolicy) -> Iterator[None]:
         policy.model = kept
 
 
-class Window:
+class GradientWindow:
     """Some samples of a rollout, whose steps can be walked again under the present weights.
 
     What the network computes in a step is not kept but computed again in the backward pass, so that memory grows by

@@ -29,7 +29,7 @@ def require_vllm() -> None:
         )
 
 
-class Engine:
+class VLLMEngine:
     """A vLLM engine in this process with the policy's weights, on the policy's GPU.
 
     Its numbers differ from a forward pass, so that `algorithm.off_policy` must weigh its tokens.

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from flowalign.algorithms.policy_gradient import Experience
+from flowalign.algorithms.policy_gradient import ActionExperience
 from rewards import Scores, Spec
 from tests.flowalign.small_run import small_run
 
@@ -24,7 +24,7 @@ class Weighing:
         return Scores((count % 3).float(), weight=0.25 + 0.5 * (count % 2) if self.weigh else None)
 
 
-def collected(folder: Path, recipe: str, kind: str, weigh: bool) -> Experience:
+def collected(folder: Path, recipe: str, kind: str, weigh: bool) -> ActionExperience:
     run = small_run(recipe, folder, reward=Weighing(kind, weigh))
     torch.manual_seed(0)
     return run.collect(run.groups.draw(0))

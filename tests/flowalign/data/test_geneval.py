@@ -14,7 +14,7 @@ from flowalign.app.cli.main import main
 from flowalign.data import Prompts
 from flowalign.data.geneval import CLASSES, TASKS, _record, asked, generate, parse_shares, possible
 from flowalign.errors import ConfigError
-from rewards.detection import Detection, Found, geneval_name
+from rewards.detection import DetectedObject, Detection, geneval_name
 
 # One line a task as in github.com/djghosh13/geneval, prompts/evaluation_metadata.jsonl.
 PUBLISHED = [
@@ -96,7 +96,7 @@ class Perfect(Detection):
         self.network.config = type("Config", (), {"id2label": dict(enumerate(labels))})()  # type: ignore[assignment]
         self.colour = colour
 
-    def _colour(self, image: Any, item: Found, prompt: str) -> str:
+    def _colour(self, image: Any, item: DetectedObject, prompt: str) -> str:
         return self.colour
 
 
@@ -111,7 +111,7 @@ def test_the_detection_reward_scores_every_task(task: str) -> None:
         for want in record["include"]:
             x, y = places[want["position"][0]] if "position" in want else (50, 50)
             label = geneval_name(names.get(want["class"], want["class"]))
-            found += [Found(label, 0.95, (x, y, x + 10.0, y + 10.0))] * want["count"]
+            found += [DetectedObject(label, 0.95, (x, y, x + 10.0, y + 10.0))] * want["count"]
         colours = {want.get("color", "red") for want in record["include"]}
         for colour in colours:
             reward = Perfect(labels, colour)

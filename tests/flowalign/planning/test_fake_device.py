@@ -17,7 +17,7 @@ from flowalign.data import Source
 from flowalign.planning.fake_device import DEVICE, FakeDevice
 from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.policies.diffusion import DiffusersPolicy
-from flowalign.policies.diffusion.window import Window
+from flowalign.policies.diffusion.window import GradientWindow
 from flowalign.training import Trainer
 from samplers import flow_sde
 from samplers.completion import completions
@@ -130,7 +130,7 @@ def test_a_family_neither_mixes_devices_nor_waits_in_its_loops(
     without = [key for key, parameter in policy.trainable().items() if parameter.grad is None]
     assert all(any(part in key for part in unused) for key in without)
 
-    begin, window = len(device.waits), Window(policy, rollout, pairs[:2, 0])
+    begin, window = len(device.waits), GradientWindow(policy, rollout, pairs[:2, 0])
     window.velocity(window.state(1), 1).sum().backward()
     assert ours(device, begin) == set()
     waited |= theirs(device, begin)

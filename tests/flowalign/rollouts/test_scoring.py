@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from flowalign.algorithms.policy_gradient import Experience
+from flowalign.algorithms.policy_gradient import ActionExperience
 from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.config import Sampling
 from flowalign.data import Prompts
@@ -88,7 +88,7 @@ def test_errors_of_either_side_come_through():
         Parts().walk(broken, failing)
 
 
-def collected(folder: Path, name: str, overlap: int, *overrides: str) -> tuple[Experience, Trainer]:
+def collected(folder: Path, name: str, overlap: int, *overrides: str) -> tuple[ActionExperience, Trainer]:
     """The experience of the first iteration, four groups of four or as the recipe's tree has it."""
     own = ["rollout.batch_size=8", f"rollout.overlap={overlap}"]
     if name != "branch_grpo":

@@ -12,7 +12,7 @@ import flowalign as fa
 from flowalign.data import Prompts
 from flowalign.planning import tiny_pipelines
 from flowalign.policies.settings import Sampling
-from flowalign.search import Budget, Found
+from flowalign.search import Budget, SearchResult
 from flowalign.search.run import build_methods, search
 from rewards import Scores, Spec
 
@@ -52,7 +52,7 @@ def test_a_search_of_one_sample_is_plain_sampling_and_more_find_more(name: str, 
     sides = {key: value for key, value in tiny.call.items() if key in ("height", "width", "num_frames")}
     sampling, prompts = Sampling(steps=3, batch_size=4, **sides), Prompts(["a cat"], [record])
 
-    def searched(methods: list[str], count: int) -> list[Found]:
+    def searched(methods: list[str], count: int) -> list[SearchResult]:
         budget = Budget("samples", count)
         return search(policy, prompts, build_methods(methods, {}), Light(), sampling, budget, 5, progress=False)
 

@@ -16,7 +16,7 @@ from flowalign.data import ASSETS
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion.storage import load_pipeline
-from flowalign.policies.diffusion.window import Window
+from flowalign.policies.diffusion.window import GradientWindow
 from flowalign.training import Trainer
 from rewards import Scores, Spec
 from rewards.frames import PerFrame
@@ -106,7 +106,7 @@ def test_draft_lv_has_less_variance(run) -> None:
     assert loss.shape == metrics["reward/mean"].shape == (4,)
     again, _ = algorithm.losses(run.policy, experience, experience.items)
     assert torch.equal(loss, again)
-    window = Window(run.policy, experience.rollout, torch.arange(4))
+    window = GradientWindow(run.policy, experience.rollout, torch.arange(4))
     latents = algorithm.finished(window, experience)
     assert len(latents) == 4 * 4
     # the step takes what was noised again near to where it came from
@@ -145,7 +145,7 @@ def test_alignprop_cuts_all_samples_at_one_random_step(run) -> None:
 def test_leaps_are_straight_through(run) -> None:
     """The values are the rollout's bit for bit; the gradient is the literal one of two leaps with a discount."""
     algorithm, experience = experienced(run, "leap_align", discount=0.3, similarity=0.0)
-    window = Window(run.policy, experience.rollout, torch.arange(4))
+    window = GradientWindow(run.policy, experience.rollout, torch.arange(4))
     made = algorithm.finished(window, experience)
     assert torch.equal(made, experience.rollout.trajectory.final)
     direction = torch.randn_like(made)
@@ -184,7 +184,7 @@ def test_srpo_recovers_x0_under_the_exact_velocity(run) -> None:
     trajectory, rows = experience.rollout.trajectory, torch.arange(4)
     x0, sigmas = trajectory.final, trajectory.sigmas
     assert set(experience.first.tolist()) <= {2, 3}
-    exact = Window(Exact(x0, trajectory.latents[:, 0]), experience.rollout, rows)
+    exact = GradientWindow(Exact(x0, trajectory.latents[:, 0]), experience.rollout, rows)
     recovered = algorithm.finished(exact, experience)
     torch.testing.assert_close(recovered, torch.cat([x0, x0]), atol=1e-5, rtol=0)
     # and the branches pull the velocity in opposite directions, by as much as their levels say
@@ -196,7 +196,7 @@ def test_srpo_recovers_x0_under_the_exact_velocity(run) -> None:
     above, at, below = (sigmas[experience.first + more].view(4, 1, 1, 1) for more in (-1, 0, 1))
     torch.testing.assert_close(down, (at - above) / (1 - at) * direction)
     torch.testing.assert_close(up, (at - below) / (1 - at) * direction)
-    made = algorithm.finished(Window(run.policy, experience.rollout, rows), experience)
+    made = algorithm.finished(GradientWindow(run.policy, experience.rollout, rows), experience)
     assert (made - torch.cat([x0, x0])).abs().max() > 0.01
 
 
@@ -223,7 +223,7 @@ def test_srpos_reward_is_relative(run) -> None:
 def test_r0_and_instruct_video_take_their_windows(run) -> None:
     algorithm, experience = experienced(run, "r0")
     assert set(experience.first.tolist()) <= set(range(5)) and algorithm.uses_reference
-    window = Window(run.policy, experience.rollout, torch.arange(4))
+    window = GradientWindow(run.policy, experience.rollout, torch.arange(4))
     made = algorithm.finished(window, experience)
     velocity = experience.rollout.trajectory.velocity[torch.arange(4), experience.first]
     sigma = experience.rollout.trajectory.sigmas[experience.first].view(-1, 1, 1, 1)
@@ -259,7 +259,7 @@ def test_adjoint_matching_has_no_loss_where_there_is_no_reward(run, memoryless) 
 def test_lean_adjoints_are_the_gradient_of_the_rest_of_the_rollout(run, memoryless) -> None:
     """At the start weights with the noise held; the loss is the literal one."""
     algorithm, experience = experienced(run, "adjoint_matching", scale=50.0, steps_per_sample=2)
-    window = Window(run.policy, experience.rollout, torch.arange(4))
+    window = GradientWindow(run.policy, experience.rollout, torch.arange(4))
     for step in (2, 4):
         x = window.state(step).requires_grad_()
         value = Red().score_pixels(run.policy.decode_pixels(window.walk(x, step)), [], []).value

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.policies.diffusion import DiffusersPolicy
-from flowalign.policies.diffusion.window import Window
+from flowalign.policies.diffusion.window import GradientWindow
 from rewards.shapes.clip import TinyCLIP
 from samplers import KERNELS, ode
 from samplers.trajectory import Recorder
@@ -46,8 +46,8 @@ class LinearFlow:
     def weight(self) -> Tensor:
         return self.model.weight
 
-    def window(self, compare: bool = False) -> Window:
-        return Window(self, self.rollout, torch.arange(4), compare)
+    def window(self, compare: bool = False) -> GradientWindow:
+        return GradientWindow(self, self.rollout, torch.arange(4), compare)
 
 
 def test_a_window_of_no_steps_has_no_gradient() -> None:
@@ -134,7 +134,7 @@ def test_the_whole_window_is_autograd_through_the_pipelines_own_call(policy) -> 
     direction = torch.randn(2, 3, 32, 32)
     parameters = list(policy.trainable().values())
     rollout = policy.sample(PROMPTS, [1, 2], steps=3, sigmas=SIGMAS, guidance=3.0)
-    window = Window(policy, rollout, torch.arange(2))
+    window = GradientWindow(policy, rollout, torch.arange(2))
     pixels = policy.decode_pixels(window.walk(window.state(0), 0))
     assert pixels.shape == direction.shape
     mine = torch.autograd.grad((pixels * direction).sum(), parameters)
@@ -169,7 +169,7 @@ def test_a_model_of_the_noise_has_the_gradient_of_its_pipelines_own_call() -> No
         parameter.data += 0.05 * torch.randn_like(parameter)
     call = PIPELINES["sdxl"].call
     rollout = policy.sample(PROMPTS, [1, 2], steps=4, guidance=3.0, **call)
-    window = Window(policy, rollout, torch.arange(2))
+    window = GradientWindow(policy, rollout, torch.arange(2))
     pixels = policy.decode_pixels(window.walk(window.state(0), 0))
     made = StableDiffusionXLPipeline.__call__.__wrapped__(
         pipe,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flowalign import registry
-from flowalign.algorithms.matching.distribution import Experience
+from flowalign.algorithms.matching.distribution import DistributionExperience
 from flowalign.policies.diffusion import CleanSamples, Noised
 
 VARIANCE = 0.6
@@ -34,7 +34,7 @@ class Linear:
         return self.slopes[self.asked] * noised.x
 
 
-class OneStep(Experience):
+class OneStep(DistributionExperience):
     """One sample after one step of the generator."""
 
     def __init__(self, state: Noised, at: Noised, sigmas: Tensor) -> None:

@@ -11,7 +11,7 @@ from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from flowalign.algorithms.matching.base import Experience
+from flowalign.algorithms.matching.base import MatchingExperience
 from flowalign.algorithms.matching.inpo import inverted
 from flowalign.config import load, recipe
 from flowalign.data import Judged, Labels, Targets
@@ -57,10 +57,10 @@ def trainer(method: str, data: Path, to: Path, *overrides: str, **more: Any) -> 
     return small_run("tiny_sd3/dpo", to, *own, f"algorithm={{name: {method}}}", *overrides, **more)
 
 
-def collected(run: Trainer, iteration: int = 1) -> Experience:
+def collected(run: Trainer, iteration: int = 1) -> MatchingExperience:
     batch = draw_batch(run.prompts, iteration, 2, 2, 0, False)
     experience = run.collect(Draw(run.sampler, run.scorer, batch))
-    assert isinstance(experience, Experience)
+    assert isinstance(experience, MatchingExperience)
     return experience
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from flowalign.algorithms.matching.adversarial import Experience, Gan, telling_apart
+from flowalign.algorithms.matching.adversarial import AdversarialExperience, Gan, telling_apart
 from flowalign.algorithms.matching.dmd2 import DMD2, DMD2Settings
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
@@ -62,7 +62,7 @@ def test_losses_and_gradients_are_those_of_the_authors_lines() -> None:
     algorithm, head = DMD2(DMD2Settings(gan=Gan())), NUMBERS["head"].clone().requires_grad_()
     algorithm.discriminator = lambda features: (features * head).sum((1, 2, 3))
     x0 = NUMBERS["x0"].clone().requires_grad_()
-    experience = Experience(
+    experience = AdversarialExperience(
         batch=None,
         metrics={},
         items=None,

@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
-from flowalign.algorithms.policy_gradient import Experience
+from flowalign.algorithms.policy_gradient import ActionExperience
 from flowalign.algorithms.text.base import LanguageSettings
 from flowalign.algorithms.text.grpo import GRPO
 from flowalign.config import load, recipe
@@ -224,7 +224,7 @@ def test_one_step_has_trls_loss_and_gradient() -> None:
             loss={"name": "ppo", "clip_range": 0.2, "clip_range_high": 0.28}, kl_weight=step.BETA, kl_correction=True
         )
     )
-    experience: Experience = algorithm.at_once(sampler, scorer, batch)
+    experience: ActionExperience = algorithm.at_once(sampler, scorer, batch)
     losses, metrics = algorithm.losses(policy, experience, experience.items)
     assert metrics["policy/kl"].mean() > 0.1
     loss = losses.sum() / 8

@@ -13,7 +13,7 @@ from flowalign.data import Prompts
 from flowalign.errors import ConfigError
 from flowalign.training.building import build_policy
 from rewards import score
-from rewards.references import Calibrated
+from rewards.references import CalibratedReward
 from rewards.text.verifiers import ExactMatch
 
 
@@ -56,7 +56,7 @@ def test_reference_scores_are_the_inner_rewards_of_the_start_model(tmp_path: Pat
     lines = [json.loads(line) for line in scored.read_text().splitlines()]
     assert [line["reference_score"] for line in lines] == [{"exact_match": right[4 * i : 4 * i + 4]} for i in range(3)]
     # and the reward that asked for them reads them
-    calibrated = Calibrated(ExactMatch())
+    calibrated = CalibratedReward(ExactMatch())
     read = Prompts.read(str(scored))
     value = score(calibrated, [made[0]], read.texts[:1], read.metadata[:1]).value.item()
     assert value == sum(0.5 if other == right[0] else float(right[0] > other) for other in right[:4]) / 4

@@ -127,14 +127,14 @@ def make_run(
 
 def make_search(folder: Path, prompts: list[str], side: int = 32) -> Path:
     """A search's folder: 6 plain samples of each prompt, and 6 begun, of which 3 go on and 2 of those are best."""
-    from flowalign.search.found import Found, Node
+    from flowalign.search.found import Node, SearchResult
     from flowalign.search.store import Store
 
     store = Store(folder)
     store.open({"reward": "made"})
     for number, prompt in enumerate(prompts):
         for method, parents in (("best_of_n", []), ("ttsnap", [0, 2, 5])):
-            found = Found(prompt, method, 4, small={}, reward_calls=6 + len(parents))
+            found = SearchResult(prompt, method, 4, small={}, reward_calls=6 + len(parents))
             marks = random.Random(f"{number} {method}")
             for n in range(6):
                 score, kept = marks.random(), not parents or n in parents

@@ -35,7 +35,7 @@ from flowalign.evaluation.benchmarks import dpg, geneval, geneval2, published, t
 from flowalign.evaluation.benchmarks.dreambench import DreamBench
 from flowalign.evaluation.benchmarks.judged import says_yes
 from flowalign.evaluation.benchmarks.preference import DrawBench
-from rewards.detection import Detection, Found, cut_out, geneval_name, requirements
+from rewards.detection import DetectedObject, Detection, cut_out, geneval_name, requirements
 from rewards.judges.base import Question
 from rewards.judges.local import Local
 from rewards.segmentation import instances
@@ -57,7 +57,7 @@ def test_geneval_prompts_are_the_official_ones():
     assert hashlib.sha256(text.encode()).hexdigest() == digest
 
 
-def stand_in(item: Found) -> str:
+def stand_in(item: DetectedObject) -> str:
     """A colour that follows from the box, in the place of CLIP's."""
     return ("red", "orange")[int(sum(item.box)) % 2]
 
@@ -67,7 +67,7 @@ def test_geneval_agrees_with_the_official_rules_on_the_same_detections():
     wrong = []
     for case in cases:
         least = 0.9 if case["metadata"]["tag"] == "counting" else 0.3
-        found = [Found(geneval_name(name), score, tuple(box)) for name, box, score in case["objects"]]
+        found = [DetectedObject(geneval_name(name), score, tuple(box)) for name, box, score in case["objects"]]
         sure = sorted((item for item in found if item.score > least), key=lambda item: -item.score)
         if all(requirements(case["metadata"], sure, stand_in)) != case["correct"]:
             wrong.append(case)
@@ -97,7 +97,7 @@ class Seen(Detection):
 
     def detect(self, images):
         kinds = ("person", *geneval.CLASSES)
-        return [[Found(name, 0.95, (0, 0, 9, 9)) for name in dict.fromkeys(kinds)] for _ in images]
+        return [[DetectedObject(name, 0.95, (0, 0, 9, 9)) for name in dict.fromkeys(kinds)] for _ in images]
 
 
 def test_instances_are_read_as_the_official_detector_reads_them():
@@ -175,7 +175,7 @@ def test_dpg_bench_reads_the_published_table(tmp_path):
 def test_places_as_t2i_compbench_scores_them():
     made = [t2i_compbench.placed(case["place"], *case["boxes"]) for case in OFFICIAL["places"]]
     assert made == pytest.approx([case["score"] for case in OFFICIAL["places"]])
-    cat, dog = Found("cat", 0.9, (0, 0, 10, 10)), Found("person", 0.7, (30, 0, 40, 10))
+    cat, dog = DetectedObject("cat", 0.9, (0, 0, 10, 10)), DetectedObject("person", 0.7, (30, 0, 40, 10))
     assert t2i_compbench.spatial("a cat on the left of a boy", [cat, dog]) == pytest.approx(0.9)
     # sure of both, and in the wrong places
     assert t2i_compbench.spatial("a cat on the right of a boy", [cat, dog]) == 0.0

@@ -14,7 +14,7 @@ from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.policy import LanguagePolicy
-from flowalign.policies.language.vllm import Engine, as_rollout, hand_over, merged_weights, request
+from flowalign.policies.language.vllm import VLLMEngine, as_rollout, hand_over, merged_weights, request
 from flowalign.rollouts.draw import Draw
 from tests.flowalign.small_run import small_run
 
@@ -58,8 +58,8 @@ def policy() -> LanguagePolicy:
     return LanguagePolicy.from_pretrained(ASSETS / "tiny_lm")
 
 
-def engine_of(policy: LanguagePolicy, off: float = 0.0) -> Engine:
-    made = Engine.__new__(Engine)
+def engine_of(policy: LanguagePolicy, off: float = 0.0) -> VLLMEngine:
+    made = VLLMEngine.__new__(VLLMEngine)
     made.policy, made.parameters, made.model = policy, dict, StandIn(policy, off)
     return made
 
