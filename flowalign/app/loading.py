@@ -9,7 +9,7 @@ from torch import nn
 from flowalign.config import load
 from flowalign.data import shipped
 from flowalign.errors import ConfigError
-from flowalign.policies.base import Policy, best_device
+from flowalign.policies.base import Policy, best_device, fitting_lora
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.settings import Sampling, SamplingSettings
 from flowalign.runs.checkpoint import Checkpoints, fitting
@@ -47,7 +47,8 @@ def load_for_sampling(
     else:
         policy, sampling = kind.from_pretrained(shipped(model), dtype, device), Sampling()
     if weights is not None:
-        policy.load(weights)
+        with fitting_lora("--lora", weights):
+            policy.load(weights)
     return policy, sampling
 
 

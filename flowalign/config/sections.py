@@ -343,7 +343,7 @@ class BaseConfig(Section):
         if taken:
             raise ConfigError(f"training.snapshots: '{taken[0]}' is a name of its own; call the snapshot otherwise")
         for name in self.training.snapshots:
-            if not re.fullmatch(r"[\w.-]+", name):
+            if not re.fullmatch(r"\w[\w.-]*", name):
                 raise ConfigError(f"training.snapshots: '{name}' is no name of a file; letters, digits, _ and - work")
         copied = ["policy", *algorithm.snapshots, *training.snapshots, *algorithm.roles]
         for name, snapshot in {**algorithm.snapshots, **training.snapshots}.items():

@@ -18,6 +18,26 @@ from flowalign.policies.settings import SamplingSettings
 from flowalign.policies.snapshots import Snapshots
 
 
+@contextlib.contextmanager
+def fitting_lora(setting: str, path: str | Path) -> Iterator[None]:
+    """Say in one line why a LoRA cannot be put on a model, of which the libraries raise errors of all kinds.
+
+    Args:
+        setting: what named it, for people.
+
+    Raises:
+        ConfigError: names the setting and the path.
+    """
+    try:
+        yield
+    except (FlowalignError, torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:300]
+        where = "" if Path(path).exists() else "it is not on this machine, and the hub gave none: "
+        raise ConfigError(f"{setting}: no LoRA for this model at '{path}': {where}{said}") from error
+
+
 def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
     """The members of a network's lists of modules that are in no other list: its layers."""
     for child in module.children():
@@ -114,12 +134,9 @@ class Policy(Generic[R]):
         """
         # the first is never trained
         for name in (START, TRAINED):
-            try:
+            with fitting_lora("model.lora.path", path):
                 self.read_lora(path, name)
                 self.network.set_adapter(name)
-            except (OSError, ValueError, RuntimeError, LookupError) as error:
-                said = " ".join(str(error).split())[:300]
-                raise ConfigError(f"model.lora.path: no LoRA for this model at '{path}': {said}") from error
             cast_training_params(self.network, dtype=torch.float32)
         self._freeze_untrained()
         self.lora, self.lora_config, self.lora_path = True, self.network.peft_config[TRAINED], str(path)
@@ -228,11 +245,8 @@ class Policy(Generic[R]):
             return TRAINED
         if path not in self._others:
             name = f"other{len(self._others)}"
-            try:
+            with fitting_lora("rlg", path):
                 self.read_lora(path, name)
-            except (OSError, ValueError, RuntimeError, LookupError) as error:
-                said = " ".join(str(error).split())[:300]
-                raise ConfigError(f"rlg: no LoRA for this model at '{path}': {said}") from error
             self._others[path] = name
             # there are adapters where none were before, and what was read is on
             self.__dict__.pop("_adapted", None)

@@ -154,12 +154,7 @@ def _load(
     from flowalign.policies.diffusion import DiffusersPolicy
     from flowalign.policies.settings import Sampling
 
-    try:
-        policy, as_evaluated = load_for_sampling(model, lora, dtype, trained and lora is None)
-    except (OSError, ValueError, RuntimeError, LookupError) as error:
-        if lora is None:
-            raise
-        raise ConfigError(f"--lora {lora}: not for this model: {' '.join(str(error).split())[:300]}") from error
+    policy, as_evaluated = load_for_sampling(model, lora, dtype, trained and lora is None)
     if not isinstance(policy, DiffusersPolicy):
         raise ConfigError(f"{model}: this run trained a language model; suites are of pictures and videos")
     assert isinstance(as_evaluated, Sampling)

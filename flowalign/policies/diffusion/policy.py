@@ -409,6 +409,10 @@ class DiffusersPolicy(Policy[Rollout]):
                     output_type="latent",
                     **call,
                 )
+        except ValueError as error:
+            # pipelines say so what is wrong with their arguments
+            said = " ".join(str(error).split())[:300]
+            raise ConfigError(f"{type(self.pipeline).__name__} refused the call: {said}") from error
         finally:
             self.pipeline.scheduler = own
 

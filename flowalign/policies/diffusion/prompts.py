@@ -123,7 +123,17 @@ class PromptEncoder:
             raise ConfigError(f"{name} encodes prompts with their pictures, and {text!r} came without")
         pictures = {} if source is None else {"image": opened(source, size)[0]}
         encode = self.family.encode_negative if negative else self.family.encode
-        encoded = encode(self.pipeline, [text], device=self.place, **(self.options | pictures))
+        try:
+            encoded = encode(self.pipeline, [text], device=self.place, **(self.options | pictures))
+        except torch.OutOfMemoryError:
+            raise
+        except (TypeError, ValueError, LookupError, RuntimeError) as error:
+            if not self.options:
+                raise
+            said = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"model.encode: {type(self.pipeline).__name__} cannot encode {text[:60]!r} with {self.options}: {said}"
+            ) from error
         # laid out as they are read from a file, or products with them would differ in their last bits
         embeddings = {name: value[0].cpu().contiguous() for name, value in encoded.items()}
         if self.store is not None and source is None and not self.trained:

@@ -19,12 +19,24 @@ from diffusers.loaders.single_file_utils import (
 from diffusers.models.attention_dispatch import AttentionBackendName
 from diffusers.training_utils import _collate_lora_metadata
 from peft import get_peft_model_state_dict
-from torch import Tensor
+from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
+from torch import Tensor, nn
 
 from flowalign.errors import ConfigError, FlowalignError, nearest
 from flowalign.policies.diffusion.families import family_of
 from flowalign.runs.foreign import check_waits
 from rewards.hub import hub
+
+ENCODING = {
+    "clean_caption",
+    "clip_skip",
+    "complex_human_instruction",
+    "max_sequence_length",
+    "prompt_template",
+    "system_prompt",
+    "text_encoder_out_layers",
+}
+"""Arguments of prompt encodings that are settings; others are prompts, embeddings, devices and the like."""
 
 
 def check_options(path: str | Path, encode: Mapping[str, Any], attention: str | None) -> None:
@@ -47,13 +59,15 @@ def check_options(path: str | Path, encode: Mapping[str, Any], attention: str | 
     if not encode or not hasattr(pipeline, "encode_prompt"):
         return
     takers = pipeline.encode_prompt, family_of(saved["_class_name"]).encode
-    known = {name for taker in takers for name in inspect.signature(taker).parameters}
-    for name in encode:
+    known = {name for taker in takers for name in inspect.signature(taker).parameters} & ENCODING
+    for name, value in encode.items():
         if name not in known:
             raise ConfigError(
-                f"model.encode: the prompt encoding of {saved['_class_name']} has no '{name}'; "
-                f"{nearest(name, known - {'self', 'pipeline', 'options'})}"
+                f"model.encode: the prompt encoding of {saved['_class_name']} has no setting '{name}'; "
+                f"{nearest(name, known)}"
             )
+        if name in ("max_sequence_length", "clip_skip") and (type(value) is not int or value < 0):
+            raise ConfigError(f"model.encode.{name}: {value!r} is no number; an integer from 0 works")
 
 
 def check_arguments(path: str | Path, names: Iterable[str], where: str) -> None:
@@ -279,15 +293,23 @@ def load_lora(pipeline: Any, name: str, network: Any, path: str | Path, adapter:
         adapter: what it is called on the network.
 
     Raises:
-        LookupError: none of it is for this network.
+        LookupError: none of it is for this network, or a part is missing or of another network.
     """
     own = (Path(path) / lora_file(name)).is_file()
-    source = {"use_safetensors": True, "weight_name": lora_file(name) if own else None, "adapter_name": adapter}
+    file = {"use_safetensors": True, "weight_name": lora_file(name) if own else None}
     if not hasattr(pipeline, "load_lora_weights"):
-        network.load_lora_adapter(str(path), prefix=None, **source)
+        network.load_lora_adapter(str(path), prefix=None, adapter_name=adapter, **file)
         return
+    layout = {"unet_config": network.config} if name == "unet" else {}
+    tensors, *_, settings = pipeline.lora_state_dict(str(path), **file, **layout, return_lora_metadata=True)
+    prefix = f"{name.removesuffix('_2')}."
+    given = {key.removeprefix(prefix) for key in tensors if key.startswith(prefix)}
+    for key in given:
+        other = key.replace(".lora_A.", ".lora_B.") if ".lora_A." in key else key.replace(".lora_B.", ".lora_A.")
+        if other not in given:
+            raise LookupError(f"{path} has {key}, and no {other}: it is cut")
     second = {"load_into_transformer_2": True} if name == "transformer_2" else {}
-    pipeline.load_lora_weights(str(path), **source, **second)
+    pipeline.load_lora_weights(str(path), adapter_name=adapter, **file, **second)
     # what has other names than diffusers knows is passed over with a warning; a file may be the text encoders' alone
     adapted = [network, *pipeline.components.values()]
     if not any(adapter in (getattr(part, "peft_config", None) or {}) for part in adapted):
@@ -295,6 +317,31 @@ def load_lora(pipeline: Any, name: str, network: Any, path: str | Path, adapter:
             f"{path} has no LoRA for the {name} of {type(pipeline).__name__} under names that diffusers knows; its "
             "own, kohya's and ComfyUI's names work where diffusers converts them"
         )
+    _check_complete(path, network, given, adapter, bool(settings))
+
+
+def _check_complete(path: str | Path, network: Any, given: set[str], adapter: str, described: bool) -> None:
+    """Refuse a LoRA of which layers are missing, or that is of layers which a network does not have.
+
+    Args:
+        given: names of the LoRA's tensors.
+        adapter: what it is called on the network.
+        described: the file says which layers it is of.
+    """
+    adapted = {name for name, module in network.named_modules() if isinstance(module, BaseTunerLayer)}
+    layers = {name.partition(".lora_")[0] for name in given if ".lora_" in name}
+    config = getattr(network, "peft_config", {}).get(adapter)
+    missing = {
+        name
+        for name, module in network.named_modules()
+        if described
+        and config
+        and isinstance(module, nn.Linear | nn.Conv2d)
+        and check_target_module_exists(config, name)
+    }
+    for problem, names in (("lacks", missing - adapted), ("is of layers that are not there:", layers - adapted)):
+        if names:
+            raise LookupError(f"{path} {problem} {min(names)}, one of {len(names)}: it is cut, or of another model")
 
 
 def with_weights(network: Any, weights: dict[str, Tensor], lora: bool) -> Any:

@@ -108,6 +108,10 @@ class Family:
         patch = getattr(pipeline, self.denoiser).config.get("patch_size") or 1
         return self.pixels(pipeline) * (patch if isinstance(patch, int) else patch[-1])
 
+    def positions(self, denoiser: Any) -> int | None:
+        """Positions along a side that the denoiser tells apart; None for any number."""
+        return None
+
     def check_size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> None:
         """Refuse sizes that the pipeline would round or fail at.
 
@@ -127,6 +131,14 @@ class Family:
                 below = (size - more) // step * step + more
                 works = f"{below} or {below + step}" if below > more else str(below + step)
                 raise ConfigError(f"{type(pipeline).__name__} cannot make {name} {size}; {works} would work")
+        positions = self.positions(getattr(pipeline, self.denoiser))
+        largest = None if positions is None else positions * self.multiple(pipeline)
+        for name in ("height", "width"):
+            if largest is not None and call.get(name, 0) > largest:
+                raise ConfigError(
+                    f"{type(pipeline).__name__} cannot make {name} {call[name]}: its network tells {positions} "
+                    f"positions apart; {largest} is the most"
+                )
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         """Prompt embeddings.

@@ -17,6 +17,9 @@ class Lumina2(TrueGuidance, MaskedEncoding):
     pipelines = ("Lumina2Pipeline",)
     lora_targets = ATTENTION
 
+    def positions(self, denoiser: Any) -> int | None:
+        return int(min(denoiser.config.axes_lens[1:]))
+
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
         # the system prompt before a prompt counts too
         return {}

@@ -17,6 +17,9 @@ class SD3(Family):
     middle = "transformer_blocks"
     text_inputs = {"encoder_hidden_states": "prompt_embeds", "pooled_projections": "pooled_prompt_embeds"}
 
+    def positions(self, denoiser: Any) -> int | None:
+        return int(denoiser.config.pos_embed_max_size)
+
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         embeds, _, pooled, _ = pipeline.encode_prompt(
             list(prompts), None, None, do_classifier_free_guidance=False, **options

@@ -22,6 +22,9 @@ class ZImage(Family):
         embeds, _ = pipeline.encode_prompt(list(prompts), do_classifier_free_guidance=False, **options)
         return {"prompt_embeds": embeds}
 
+    def positions(self, denoiser: Any) -> int | None:
+        return int(min(denoiser.config.axes_lens[1:]))
+
     def multiple(self, pipeline: DiffusionPipeline) -> int:
         return 2 * int(pipeline.vae_scale_factor)
 

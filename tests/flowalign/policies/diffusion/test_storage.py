@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flowalign.config import load, recipe
 from flowalign.data import ASSETS
 from flowalign.errors import ConfigError
+from flowalign.policies.base import fitting_lora
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.training.building import build_policy
 from tests.flowalign.small_run import small_run
@@ -121,3 +123,44 @@ def test_a_single_file_of_the_denoiser_takes_the_rest_from_its_config(
     assert not torch.allclose(finished(loaded), finished(tiny_policy()), atol=0.01)
     with pytest.raises(ConfigError, match="is a single file, and .*'[^']+/[^']+', is neither here nor .*model.config"):
         build_policy(load(recipe("tiny_sd3/flow_grpo"), [named[0]]))
+
+
+def test_what_is_no_lora_or_a_part_of_one_is_refused_in_a_line(
+    tiny_policy: Callable[..., DiffusersPolicy], adapter: Path, tmp_path: Path
+) -> None:
+    with safe_open(adapter / FILE, "pt") as file:
+        tensors, settings = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    layers = sorted({name.partition(".lora_")[0] for name in tensors})
+    half = {name: value for name, value in tensors.items() if not name.startswith(tuple(layers[::2]))}
+    of_others = {name.replace("blocks.0", "blocks.90"): value for name, value in tensors.items()}
+    files = {
+        "half": (half, settings, "lacks transformer_blocks.0"),
+        "downs": ({name: value for name, value in tensors.items() if "lora_A" in name}, settings, "and no "),
+        "towers": (of_others, None, "layers that are not there"),
+        "no_lora": ({"x": torch.ones(2)}, None, "no LoRA for this model"),
+        "shapes": ({name: torch.ones(3, 5) for name in tensors}, None, "no LoRA for this model"),
+    }
+    for name, (values, metadata, said) in files.items():
+        save_file(values, tmp_path / f"{name}.safetensors", metadata)
+        with pytest.raises(ConfigError, match=said) as refused, fitting_lora("--lora", tmp_path):
+            tiny_policy().load(tmp_path / f"{name}.safetensors")
+        assert "\n" not in str(refused.value)
+    # by what the file says of itself alone: another program's with fewer layers is whole
+    save_file(half, tmp_path / "fewer.safetensors")
+    tiny_policy().load(tmp_path / "fewer.safetensors")
+
+
+def test_sizes_beyond_the_networks_positions_are_refused(tiny_policy: Callable[..., DiffusersPolicy]) -> None:
+    with pytest.raises(ConfigError, match="height 40: its network tells 4 positions apart; 32 is the most"):
+        tiny_policy().sample(PROMPTS, [1, 2], steps=1, height=40)
+
+
+@pytest.mark.parametrize(
+    "setting", ["clip_skip: 99", "max_sequence_length: -5", "max_sequence_length: x", "device: meta"]
+)
+def test_settings_of_the_encoding_that_make_no_sense_are_a_line(setting: str, tmp_path: Path) -> None:
+    name, _, value = setting.partition(": ")
+    config = load(recipe("tiny_sd3/flow_grpo"), [f"model.encode.{name}={value}"])
+    with pytest.raises(ConfigError, match=r"model\.encode") as refused:
+        build_policy(config, torch.device("cpu")).sample(PROMPTS, [1, 2], steps=1)
+    assert name in str(refused.value)
