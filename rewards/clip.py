@@ -25,7 +25,7 @@ PICK_SCORE_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 """whose tokenizer and picture settings PickScore has; its own repository is without"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DualEncoder:
     """A frozen picture tower and text tower of one embedding space."""
 

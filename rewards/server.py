@@ -64,7 +64,7 @@ class Worker:
             del future, function, arguments  # and the pictures with them
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Job:
     """A request that waits for its scores."""
 
@@ -254,7 +254,7 @@ class RewardServer:
         if len(self.waiting) >= self.queue:
             # others came while this one was arriving
             return self._queue_is_full()
-        job = Job(samples, prompts, metadata, asyncio.get_running_loop().create_future())
+        job = Job(samples=samples, prompts=prompts, metadata=metadata, done=asyncio.get_running_loop().create_future())
         self.waiting.append(job)
         self.arrived.set()
         while not job.done.done():

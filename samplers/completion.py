@@ -94,7 +94,7 @@ def _by_path(paths: Sequence[Sequence[int]]) -> dict[tuple[int, ...], list[int]]
     return rows
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Completions:
     """The distinct finished samples of a batch of trajectories."""
 
@@ -141,9 +141,9 @@ def completions(
             samples,
             [path(first, steps, count) for first in firsts.tolist()],
             trajectory.sigmas,
-            trajectory.velocity[samples, firsts],
-            batch_size,
-            order,
+            start_velocity=trajectory.velocity[samples, firsts],
+            batch_size=batch_size,
+            order=order,
         )
         finished = torch.cat([finished, made])
     number = torch.zeros_like(trajectory.mask, dtype=torch.long)
@@ -153,10 +153,10 @@ def completions(
         ends.append(torch.where(trajectory.mask[:, k], number[:, k], ends[-1]))
     own = torch.arange(batch, device=samples.device)
     return Completions(
-        finished,
-        torch.cat([own, samples]),
-        torch.cat([torch.full_like(own, steps), firsts]),
-        torch.stack(ends[::-1], 1),
+        latents=finished,
+        samples=torch.cat([own, samples]),
+        steps=torch.cat([torch.full_like(own, steps), firsts]),
+        index=torch.stack(ends[::-1], 1),
     )
 
 
@@ -192,12 +192,12 @@ def fork(
     nodes = own.numbered()
     together = samples[:, None].expand(-1, first + 1)
     return Trajectory(
-        torch.cat([trunk.latents[samples, :first], own.latents], 1),
-        torch.cat([trunk.velocity[samples, :first], own.velocity], 1),
-        torch.cat([zeros, own.log_prob], 1),
-        torch.cat([zeros, own.eta], 1),
-        trunk.sigmas,
-        torch.cat([together, nodes[:, 1:]], 1),
+        latents=torch.cat([trunk.latents[samples, :first], own.latents], 1),
+        velocity=torch.cat([trunk.velocity[samples, :first], own.velocity], 1),
+        log_prob=torch.cat([zeros, own.log_prob], 1),
+        eta=torch.cat([zeros, own.eta], 1),
+        sigmas=trunk.sigmas,
+        nodes=torch.cat([together, nodes[:, 1:]], 1),
     )
 
 
@@ -227,11 +227,11 @@ def perturb(
         noise=normal(trunk.latents.shape[2:], generators(seeds), samples.device),
     )
     branches = Trajectory(
-        trunk.latents[samples],
-        trunk.velocity[samples],
-        torch.zeros_like(trunk.log_prob[samples]),
-        torch.zeros_like(trunk.eta[samples]),
-        trunk.sigmas,
+        latents=trunk.latents[samples],
+        velocity=trunk.velocity[samples],
+        log_prob=torch.zeros_like(trunk.log_prob[samples]),
+        eta=torch.zeros_like(trunk.eta[samples]),
+        sigmas=trunk.sigmas,
     )
     branches.latents[rows, steps + 1] = made.next
     branches.log_prob[rows, steps] = made.log_prob

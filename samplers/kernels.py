@@ -215,7 +215,7 @@ def step_spread(kernel: Kernel, sigmas: Tensor, eta: Tensor) -> Tensor:
     return torch.sqrt((of_clean**2 + of_noise**2 + std**2) / ((1 - s_next) ** 2 + s_next**2))
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Transition:
     """One step of B samples: the Gaussian, the sample taken, and its log-probability, all float32."""
 
@@ -258,4 +258,4 @@ def transition(
     mean, std = kernel(x, v, sigma, sigma_next, eta)
     if next is None:
         next = mean if noise is None else mean + std * noise
-    return Transition(mean, std, next, traits_of(kernel).log_prob(next.float(), mean, std))
+    return Transition(mean=mean, std=std, next=next, log_prob=traits_of(kernel).log_prob(next.float(), mean, std))

@@ -197,7 +197,7 @@ class Decay:
         return torch.cat([self.minimum + (eta - self.minimum) * share, torch.zeros(steps - stop)])
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Calibrated:
     """An eta for each step, adapted from the dense rewards of that step (DenseGRPO, arXiv 2601.20218, algorithm 1).
 

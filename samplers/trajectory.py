@@ -13,7 +13,7 @@ from samplers.rows import SHARED, Rows
 from samplers.solvers import DPMSolver
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Trajectory(Rows):
     """B samples of T steps, float32."""
 
@@ -151,9 +151,9 @@ class Recorder:
     def trajectory(self) -> Trajectory:
         """The record of the steps made; call after the last one."""
         return Trajectory(
-            torch.stack(self.latents, 1),
-            torch.stack(self.velocities, 1),
-            torch.stack(self.log_probs, 1),
-            torch.stack(self.etas, 1),
-            self.sigmas,
+            latents=torch.stack(self.latents, 1),
+            velocity=torch.stack(self.velocities, 1),
+            log_prob=torch.stack(self.log_probs, 1),
+            eta=torch.stack(self.etas, 1),
+            sigmas=self.sigmas,
         )

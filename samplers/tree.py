@@ -71,12 +71,12 @@ def grow(
     trees = torch.arange(batch, device=device).repeat_interleave(plan.leaves)
     nodes = own.repeat(batch, 1) + trees[:, None] * torch.tensor(widths, device=device)
     leaves = Trajectory(
-        torch.stack([state[nodes[:, k]] for k, state in enumerate(states)], 1),
-        torch.stack([v[nodes[:, k]] for k, v in enumerate(velocities)], 1),
-        torch.stack([log_prob[nodes[:, k + 1]] for k, log_prob in enumerate(log_probs)], 1),
-        torch.stack([own[nodes[:, k + 1]] for k, own in enumerate(etas)], 1),
-        trunk.sigmas,
-        nodes,
+        latents=torch.stack([state[nodes[:, k]] for k, state in enumerate(states)], 1),
+        velocity=torch.stack([v[nodes[:, k]] for k, v in enumerate(velocities)], 1),
+        log_prob=torch.stack([log_prob[nodes[:, k + 1]] for k, log_prob in enumerate(log_probs)], 1),
+        eta=torch.stack([own[nodes[:, k + 1]] for k, own in enumerate(etas)], 1),
+        sigmas=trunk.sigmas,
+        nodes=nodes,
     )
     return leaves, trees
 

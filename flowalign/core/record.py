@@ -8,7 +8,7 @@ from torch import Tensor
 from flowalign.errors import ConfigError, nearest
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Record:
     """B trajectories of T actions, over all processes; an action is a denoising step or a token."""
 
@@ -54,7 +54,7 @@ class Record:
         return self.rewards[self.names.index(name)]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Actions:
     """Stored actions under the present weights, N steps or [N, T] tokens; gradients flow through `log_prob`."""
 

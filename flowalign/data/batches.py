@@ -11,7 +11,7 @@ from samplers import derive_seed
 from samplers.rows import Rows
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Batch(Rows):
     """The samples one process makes in an iteration: whole groups, members side by side."""
 

@@ -234,7 +234,9 @@ class RefilledDraw(Draw):
         members = torch.tensor(rows)
         tensors, rest = sampled.rollout[members.to(self.processes.device)].packed()
         tensors = {name: value.to("cpu", copy=True) for name, value in tensors.items()}
-        return Stored(tensors, rest, sampled.batch[rows], sampled.scores[members], spread)
+        return Stored(
+            tensors=tensors, rest=rest, batch=sampled.batch[rows], scores=sampled.scores[members], spread=spread
+        )
 
     def _rows(self, number: int) -> list[int]:
         """Of the samples of a prompt."""

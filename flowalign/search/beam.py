@@ -7,7 +7,7 @@ from flowalign.search.engine import Engine
 from samplers import All, check_eta
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Beam:
     """A beam over the noises of each step: of every state several continuations are tried, and the best are kept.
 

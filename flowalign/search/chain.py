@@ -47,7 +47,7 @@ def split(prompt: str) -> list[tuple[str, str]]:
     return units
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Chain:
     """A picture made one unit of the prompt after the other, by a model that edits (HiCoGen, arXiv 2511.19965).
 
@@ -108,7 +108,13 @@ class Chain:
             engine.found.reward_calls += count
             chosen, numbers = int(scores.argmax()), []
             for n, (value, sample) in enumerate(zip(scores.tolist(), samples, strict=True)):
-                node = Node(parent, (k + 1) * steps, value, engine.found.forwards, last or n == chosen)
+                node = Node(
+                    parent=parent,
+                    step=(k + 1) * steps,
+                    score=value,
+                    forwards=engine.found.forwards,
+                    kept=last or n == chosen,
+                )
                 numbers.append(engine.found.add(node, sample))
             picture, parent = samples[chosen], numbers[chosen]
             engine.report(engine.found)

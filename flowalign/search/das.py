@@ -22,7 +22,7 @@ from flowalign.search.weights import Weights
 from samplers import All, check_eta, normal, transition
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DAS:
     """Particles drift towards a differentiable reward, weights make up for it (DAS, arXiv 2501.05803).
 

@@ -38,7 +38,7 @@ def improbability(noise: Tensor, block: int = 16, permutations: int = 10) -> Ten
     return bound(noise) + (torch.stack(random).mean() if random else 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DNO:
     """All noises of one sample, improved along the gradient of its reward or of an estimate (DNO, arXiv 2405.18881).
 

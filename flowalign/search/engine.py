@@ -46,7 +46,7 @@ class Budget:
 DEFAULT = Budget("samples", 16)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Particles(Rows):
     """N states on their way, each at its own step of the schedule."""
 
@@ -81,6 +81,7 @@ class Engine:
         reward: Reward,
         prompt: str,
         sampling: Sampling,
+        *,
         seed: int = 0,
         budget: Budget = DEFAULT,
         metadata: Mapping[str, Any] | None = None,
@@ -105,7 +106,7 @@ class Engine:
         self.sigmas = self.rollout.trajectory.sigmas
         self.steps = len(self.sigmas) - 1
         """T"""
-        self.found = SearchResult(prompt, method, self.steps)
+        self.found = SearchResult(prompt=prompt, method=method, steps=self.steps)
         self.best: Tensor | None = None
         """[...] latents of the best finished sample"""
         self.unit = self.rollout.conditions.branches * sampling.networks
@@ -130,7 +131,16 @@ class Engine:
             changes: of the sampling.
         """
         sampling = self.sampling.model_copy(update=changes)
-        other = Engine(policy, self.reward, prompt, sampling, self.seed, self.budget, metadata, report=self.report)
+        other = Engine(
+            policy,
+            self.reward,
+            prompt,
+            sampling,
+            seed=self.seed,
+            budget=self.budget,
+            metadata=metadata,
+            report=self.report,
+        )
         other.found, other.limits = self.found, self.limits
         return other
 
@@ -171,7 +181,9 @@ class Engine:
         """States [N, ...] at steps [N], which came from these nodes [N]."""
         step = step.to(x.device)
         nowhere = torch.full_like(step, -1)
-        return Particles(x, step, nowhere if node is None else node, torch.full(step.shape, torch.nan))
+        return Particles(
+            x=x, step=step, node=nowhere if node is None else node, score=torch.full(step.shape, torch.nan)
+        )
 
     def velocity(self, x: Tensor, step: Tensor) -> Tensor:
         """[N, ...] guided velocities at states [N, ...]; different steps [N] share network batches."""
@@ -243,7 +255,9 @@ class Engine:
         """Trajectories from start noises [N, ...], of which nothing else is filled in."""
         count, zeros = len(x), x.new_zeros(len(x), self.steps)
         latents = torch.cat([x[:, None], x.new_zeros(count, self.steps, *x.shape[1:])], 1)
-        return Trajectory(latents, torch.zeros_like(latents[:, 1:]), zeros, zeros, self.sigmas)
+        return Trajectory(
+            latents=latents, velocity=torch.zeros_like(latents[:, 1:]), log_prob=zeros, eta=zeros, sigmas=self.sigmas
+        )
 
     def noise(self, count: int, *key: int) -> list[torch.Generator]:
         """Generators of step noise, each a seed of its own."""
@@ -284,7 +298,7 @@ class Engine:
         numbers = []
         rows = zip(p.node.tolist(), p.step.tolist(), values.tolist(), samples or [None] * len(p), strict=True)
         for parent, step, value, sample in rows:
-            node = Node(parent if parent >= 0 else None, step, value, self.found.forwards)
+            node = Node(parent=parent if parent >= 0 else None, step=step, score=value, forwards=self.found.forwards)
             numbers.append(self.found.add(node, sample))
         if self.found.best is not None and self.found.best.node in numbers:
             self.best = p.x[numbers.index(self.found.best.node)].detach().clone()
@@ -322,4 +336,4 @@ class Engine:
         for node in set(p.node.tolist()) - set(p.node[rows.cpu()].tolist()):
             self.found.nodes[node].kept = False
         moved = rows.to(p.x.device)
-        return Particles(p.x[moved], p.step[moved], p.node[rows.cpu()], p.score[rows.cpu()])
+        return Particles(x=p.x[moved], step=p.step[moved], node=p.node[rows.cpu()], score=p.score[rows.cpu()])

@@ -35,7 +35,7 @@ class Population(Rows):
     ends: Particles
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvoSearch:
     """The best of a population are changed a little, in their start noise or on the way (EvoSearch, arXiv 2505.17618).
 

@@ -51,7 +51,7 @@ class Potentials(Rows):
         return log, Potentials(memory, self.product + log)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FKSteering:
     """Particles multiply or die by the reward of the x0 that they promise (FK steering, arXiv 2501.06848).
 

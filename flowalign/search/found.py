@@ -13,7 +13,7 @@ SMALL = 96
 """Pixels of the longer side of a node's picture."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Node:
     """A state that a search scored."""
 
@@ -39,7 +39,7 @@ class Candidate:
     """a picture, or a video as a list of them"""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SearchResult:
     """Samples of one method for one prompt."""
 

@@ -21,7 +21,7 @@ def improbability(noise: Tensor) -> Tensor:
     return square / 2 - (noise.numel() - 1) * square.log() / 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReNO:
     """The start noise of a one-step model, improved along the gradient of the reward (ReNO, arXiv 2406.04312).
 

@@ -128,7 +128,17 @@ def search(
             made = done.get((number, name))
             if made is None:
                 text, metadata = prompts.texts[number], prompts.metadata[number]
-                engine = Engine(policy, reward, text, sampling, seed, budget, metadata, name, report)
+                engine = Engine(
+                    policy,
+                    reward,
+                    text,
+                    sampling,
+                    seed=seed,
+                    budget=budget,
+                    metadata=metadata,
+                    method=name,
+                    report=report,
+                )
                 engine.found.small = None if store is None else {}
                 with torch.no_grad():
                     methods[name](engine)

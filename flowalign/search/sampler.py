@@ -47,7 +47,16 @@ class SearchSampler:
             # start noises of its own, also where its neighbours' seeds follow each other
             seed = derive_seed(batch.seeds[row], batch.noise_seeds[row])
             [metadata] = scorer.metadata(batch, [row])
-            engine = Engine(sampler.policy, scorer.reward, prompt, sampling, seed, self.budget, metadata, self.name)
+            engine = Engine(
+                sampler.policy,
+                scorer.reward,
+                prompt,
+                sampling,
+                seed=seed,
+                budget=self.budget,
+                metadata=metadata,
+                method=self.name,
+            )
             self.methods[self.name](engine)
             if engine.best is None or engine.found.first is None:
                 raise ConfigError(f"rollout.search: {self.name} keeps pictures, not latents; best_of_n works")

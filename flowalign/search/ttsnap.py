@@ -11,7 +11,7 @@ from flowalign.search.engine import Engine
 from flowalign.search.noisy import NoisyReward
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TTSnap:
     """Many samples are begun, and those whose predicted x0 scores low are not finished (TTSnap, arXiv 2511.22242).
 

@@ -19,7 +19,7 @@ from rewards.wire import JSON, png
 TOP = 20  # log-probabilities a token that servers give at most
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Served:
     """Settings of a served judge."""
 

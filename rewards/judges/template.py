@@ -50,7 +50,7 @@ NUMBER = r"([-+]?\d+(?:\.\d+)?)(?!\w|\.\d)"
 SHIPPED = Path(str(resources.files("rewards"))) / "judges" / "templates"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Asked:
     """One question of a template."""
 
@@ -116,7 +116,7 @@ def _numbers(pattern: str, text: str) -> list[float]:
     return [float(number) for number in re.findall(pattern.replace("{number}", NUMBER), text, flags=re.IGNORECASE)]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Template:
     """A template read from its file."""
 

@@ -43,7 +43,7 @@ class FoundShape:
         return Thing(self.colour, self.shape)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """`requirements` by name and whether each is met; `soft` is the share met, `strict` whether all are."""
 
@@ -77,7 +77,13 @@ def check(image: Image.Image, prompt: str) -> Verdict:
             stands(request.relation, a, b) for a in objects for b in objects if (a.thing, b.thing) == (first, last)
         )
     met = sum(requirements.values())
-    return Verdict(met / len(requirements), met == len(requirements), requirements, (one, other), relation)
+    return Verdict(
+        soft=met / len(requirements),
+        strict=met == len(requirements),
+        requirements=requirements,
+        subjects=(one, other),
+        relation=relation,
+    )
 
 
 def stands(relation: str, first: FoundShape, second: FoundShape) -> bool:

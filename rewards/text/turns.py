@@ -8,7 +8,7 @@ import torch
 from rewards.base import Metadata, RewardError, Scores, Spec
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Turn:
     """Place of the model's part of a turn in a transcript, and its reward."""
 

@@ -62,4 +62,4 @@ class AEPO(Imitating):
         rollout = rescored(policy, further, sampling.batch_size, Decoding.of(sampling))
         experience.metrics["text/regulating_temperature"] = temperature
         coefficient = s.coefficient if entropy <= s.entropy else s.coefficient / 2
-        return Examples(rollout, (advantage > LEAST).to(sampler.device), 1.0, coefficient)
+        return Examples(rollout=rollout, counts=(advantage > LEAST).to(sampler.device), own=1.0, imitated=coefficient)

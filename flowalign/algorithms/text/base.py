@@ -180,12 +180,12 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
         mask = rollout.mask[rows]
         log_prob, entropy = policy.log_probs(rollout, rows)
         tokens = Actions(
-            log_prob,
-            rollout.log_prob[rows],
-            experience.advantage[rows],
-            mask,
-            experience.group[rows],
-            experience.reward[rows],
+            log_prob=log_prob,
+            old_log_prob=rollout.log_prob[rows],
+            advantage=experience.advantage[rows],
+            mask=mask,
+            group=experience.group[rows],
+            reward=experience.reward[rows],
         )
         losses, values = self.token_losses(experience, rows, tokens)
         values |= {"policy/ratio": tokens.ratio, "policy/entropy": entropy}

@@ -61,4 +61,9 @@ class CHORD(Imitating):
         rollout = scored(
             sampler.policy, [batch.prompts[row] for row in rows], texts, Decoding.of(sampling), sampling.batch_size
         )
-        return Examples(rollout, torch.ones(len(rows), dtype=torch.bool, device=sampler.device), 1 - share, share)
+        return Examples(
+            rollout=rollout,
+            counts=torch.ones(len(rows), dtype=torch.bool, device=sampler.device),
+            own=1 - share,
+            imitated=share,
+        )

@@ -23,7 +23,7 @@ from flowalign.rollouts.language import SampledTexts
 from flowalign.rollouts.processes import Processes
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Examples:
     """Texts that one process imitates in an iteration."""
 

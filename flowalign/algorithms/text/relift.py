@@ -43,4 +43,4 @@ class ReLIFT(Imitating):
         rollout = scored(
             sampler.policy, [batch.prompts[row] for row in rows], texts, Decoding.of(sampling), sampling.batch_size
         )
-        return Examples(rollout, hard, 1.0, s.coefficient)
+        return Examples(rollout=rollout, counts=hard, own=1.0, imitated=s.coefficient)

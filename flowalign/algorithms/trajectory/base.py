@@ -72,7 +72,7 @@ class PolicySettings(PolicyGradientSettings):
     """groups of a prompt that an iteration draws twice are one group to the advantages, as in Flow-GRPO's code"""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Steps(Actions):
     """N stored denoising steps under the present weights; gradients flow through mean and velocity too."""
 
@@ -312,15 +312,15 @@ class TrajectoryAlgorithm(PolicyGradient[Config, DiffusionSampler, DiffusersPoli
         velocity = policy.velocity(rollout, samples, steps)
         transition = rollout.trajectory.score(rollout.kernel, velocity, samples, steps)
         return Steps(
-            transition.log_prob,
-            rollout.trajectory.log_prob[samples, steps],
-            (experience.advantage * experience.weight)[samples, steps],
-            rollout.mask[samples, steps],
-            experience.group[samples],
-            experience.reward[samples],
-            rollout,
-            samples,
-            steps,
-            velocity,
-            transition,
+            log_prob=transition.log_prob,
+            old_log_prob=rollout.trajectory.log_prob[samples, steps],
+            advantage=(experience.advantage * experience.weight)[samples, steps],
+            mask=rollout.mask[samples, steps],
+            group=experience.group[samples],
+            reward=experience.reward[samples],
+            rollout=rollout,
+            samples=samples,
+            steps=steps,
+            velocity=velocity,
+            transition=transition,
         )

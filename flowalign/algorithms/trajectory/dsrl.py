@@ -102,12 +102,12 @@ class DSRL(PolicyGradient[Config, DiffusionSampler, DiffusersPolicy, Rollout]):
         samples, rollout = items[:, 0], experience.rollout
         log_prob, kl = self.density(policy, rollout, samples)
         actions = Actions(
-            log_prob,
-            rollout.trajectory.log_prob[samples, 0],
-            experience.advantage[samples, 0],
-            torch.ones_like(log_prob, dtype=torch.bool),
-            experience.group[samples],
-            experience.reward[samples],
+            log_prob=log_prob,
+            old_log_prob=rollout.trajectory.log_prob[samples, 0],
+            advantage=experience.advantage[samples, 0],
+            mask=torch.ones_like(log_prob, dtype=torch.bool),
+            group=experience.group[samples],
+            reward=experience.reward[samples],
         )
         loss, metrics = self.named_loss(actions)
         metrics |= {"policy/kl": kl, "policy/ratio": actions.ratio}

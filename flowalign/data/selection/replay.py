@@ -11,7 +11,7 @@ from flowalign.data.batches import Batch
 from rewards import Scores
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Stored:
     """Samples of one prompt from an iteration, on the CPU."""
 
@@ -33,7 +33,15 @@ class Stored:
         rows = len(self.batch)
         own = self.batch
         group = [slot * branches + number % branches for number in own.group]
-        return Batch(own.prompts, own.metadata, group, own.seeds, own.noise_seeds, iteration, [-1] * rows)
+        return Batch(
+            prompts=own.prompts,
+            metadata=own.metadata,
+            group=group,
+            seeds=own.seeds,
+            noise_seeds=own.noise_seeds,
+            iteration=iteration,
+            picks=[-1] * rows,
+        )
 
 
 class Replay:
@@ -96,4 +104,6 @@ class Replay:
             parts = {name: tensors[f"{i}.scores.{name}"] for name in record["parts"]}
             scores = Scores(tensors[f"{i}.value"], parts, record["steps"], tensors.get(f"{i}.weight"))
             batch = Batch(**record["batch"])
-            self.stored.append(Stored(rollout, record["rollout"], batch, scores, record["spread"]))
+            self.stored.append(
+                Stored(tensors=rollout, rest=record["rollout"], batch=batch, scores=scores, spread=record["spread"])
+            )

@@ -75,7 +75,7 @@ class Noised:
         return self.error_weight * (velocity.float() - target).square().flatten(1).mean(1)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CleanSamples(Rows):
     """B clean samples and what the denoiser is called with for them at each of K noise levels."""
 
@@ -179,7 +179,9 @@ class ForwardProcess:
         x0 = self._sampled(x0, scheduler.shape[1:])
         sigmas = scheduler.levels[:-1].to(x0.device, torch.float32)
         weights = self.family.error_weight(sigmas, scheduler.walked)
-        return CleanSamples(x0.float(), type(parts[0]).cat(parts), sigmas, scales, weights)  # type: ignore[arg-type]
+        joined = type(parts[0]).cat(parts)  # type: ignore[arg-type]
+        x0 = x0.float()
+        return CleanSamples(x0=x0, conditions=joined, sigmas=sigmas, guidance=scales, error_weights=weights)
 
     def sigmas(self, levels: Tensor | None = None, steps: int = 1, **call: Any) -> Tensor:
         """[K] noise levels after the pipeline's shift, of levels before it or of a rollout of so many steps."""

@@ -362,13 +362,13 @@ class DiffusersPolicy(Policy[Rollout]):
         trajectory = scheduler.recorder.trajectory()
         rows = torch.arange(len(prompts), device=trajectory.latents.device)
         return Rollout(
-            trajectory,
-            Ragged([conditions], torch.zeros_like(rows), rows) if self.family.unpadded else conditions,
-            list(prompts),
-            guidance,
-            scheduler.kernel,
-            [source] * len(prompts),
-            None if extra is None else self.family.first_frames(extra[: len(prompts)]),
+            trajectory=trajectory,
+            conditions=Ragged([conditions], torch.zeros_like(rows), rows) if self.family.unpadded else conditions,
+            prompts=list(prompts),
+            guidance=guidance,
+            kernel=scheduler.kernel,
+            sources=[source] * len(prompts),
+            first_frames=None if extra is None else self.family.first_frames(extra[: len(prompts)]),
             sound=made.audio if self.family.samples_sound else None,
             policy=self,
         )

@@ -21,7 +21,7 @@ from samplers.kernels import Kernel
 from samplers.rows import SHARED
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, kw_only=True)
 class Rollout(Rows):
     """B sampled trajectories and what is needed to score them again."""
 

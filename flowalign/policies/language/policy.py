@@ -225,17 +225,17 @@ class LanguagePolicy(Policy[TextRollout]):
         is_end = torch.isin(tokens, torch.tensor(self.ends, device=tokens.device))
         mask = is_end.cumsum(1) - is_end.long() == 0
         return TextRollout(
-            list(prompts),
-            ids,
-            prompt_mask,
-            tokens.masked_fill(~mask, self.tokenizer.pad_token_id),
-            mask,
-            torch.stack(sampler.log_prob, 1).where(mask, 0),
-            torch.stack(sampler.entropy, 1).where(mask, 0),
-            is_end.any(1),
-            decoding,
-            self.tokenizer.pad_token_id,
-            pictures,
+            prompts=list(prompts),
+            prompt_ids=ids,
+            prompt_mask=prompt_mask,
+            completion_ids=tokens.masked_fill(~mask, self.tokenizer.pad_token_id),
+            mask=mask,
+            log_prob=torch.stack(sampler.log_prob, 1).where(mask, 0),
+            entropy=torch.stack(sampler.entropy, 1).where(mask, 0),
+            ended=is_end.any(1),
+            decoding=decoding,
+            padding=self.tokenizer.pad_token_id,
+            pictures=pictures,
         )
 
     def log_probs(self, rollout: TextRollout, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ def right_padded(rows: Sequence[Sequence[Any]], padding: Any, device: torch.devi
     return torch.tensor([[*row, *[padding] * (width - len(row))] for row in rows], device=device)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TextRollout(Rows):
     """B prompts and their sampled completions. A completion's end token belongs to it.
 
@@ -79,7 +79,7 @@ class TextRollout(Rows):
         """The inverse of `packed`."""
         episodes = [[TurnTaken(*turn) for turn in own] for own in rest["episodes"]]
         values: dict[str, Any] = tensors | rest | {"decoding": Decoding(**rest["decoding"]), "episodes": episodes}
-        return cls(prompts, **values)
+        return cls(prompts=prompts, **values)
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:

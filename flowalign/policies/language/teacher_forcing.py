@@ -115,7 +115,18 @@ def _rollout_of(
     mask = right_padded([[True] * len(row) for row in rows], False, policy.device)
     nothing = torch.zeros(mask.shape, device=policy.device)
     ended = ended.to(policy.device)
-    return TextRollout(list(prompts), ids, prompt_mask, completion, mask, nothing, nothing, ended, decoding, padding)
+    return TextRollout(
+        prompts=list(prompts),
+        prompt_ids=ids,
+        prompt_mask=prompt_mask,
+        completion_ids=completion,
+        mask=mask,
+        log_prob=nothing,
+        entropy=nothing,
+        ended=ended,
+        decoding=decoding,
+        padding=padding,
+    )
 
 
 def at_tokens(policy: LanguagePolicy, rollout: TextRollout, steps: Sequence[Steps]) -> Tensor:

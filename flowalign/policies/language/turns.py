@@ -23,7 +23,7 @@ TALK = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
 """Example that shows where a chat template puts things."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Episode:
     """An episode under way: its tokens so far, and what a rollout keeps of each."""
 
@@ -111,7 +111,7 @@ class AgentPolicy(LanguagePolicy):
         environment = self.environment()
         with _named(environment, prompt):
             first = environment.reset(prompt, record)
-        return Episode(environment, prompt, seed, self.begin(first), first)
+        return Episode(environment=environment, prompt=prompt, seed=seed, begun=self.begin(first), state=first)
 
     def _fits(self, episode: Episode, room: int) -> bool:
         context = getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
@@ -169,16 +169,16 @@ class AgentPolicy(LanguagePolicy):
             return right_padded([getattr(each, name) for each in episodes], padding, self.device)
 
         return TextRollout(
-            [each.prompt for each in episodes],
-            ids,
-            prompt_mask,
-            rows("tokens", self.tokenizer.pad_token_id),
-            rows("drawn", False),
-            rows("log_prob", 0.0),
-            rows("entropy", 0.0),
-            torch.tensor([each.done for each in episodes], device=self.device),
-            decoding,
-            self.tokenizer.pad_token_id,
+            prompts=[each.prompt for each in episodes],
+            prompt_ids=ids,
+            prompt_mask=prompt_mask,
+            completion_ids=rows("tokens", self.tokenizer.pad_token_id),
+            mask=rows("drawn", False),
+            log_prob=rows("log_prob", 0.0),
+            entropy=rows("entropy", 0.0),
+            ended=torch.tensor([each.done for each in episodes], device=self.device),
+            decoding=decoding,
+            padding=self.tokenizer.pad_token_id,
             turn=rows("turn", -1),
             episodes=[each.taken for each in episodes],
         )
@@ -195,7 +195,15 @@ class AgentPolicy(LanguagePolicy):
         for number, taken in enumerate(rollout.episodes[row]):
             own = (rollout.mask[row] & (rollout.turn[row] == number)).nonzero()[:, 0].tolist()
             first, last = own[0], own[-1]
-            turns.append(Turn(ends[first], ends[last + 1], len(begun) + first, taken.reward, taken.state))
+            turns.append(
+                Turn(
+                    begin=ends[first],
+                    end=ends[last + 1],
+                    context=len(begun) + first,
+                    reward=taken.reward,
+                    state=taken.state,
+                )
+            )
         return Transcript(self.tokenizer.decode(tokens, skip_special_tokens=True), turns, begun + tokens)
 
 

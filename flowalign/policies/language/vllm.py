@@ -114,7 +114,16 @@ def as_rollout(
     log_prob = right_padded(chances, 0.0, device)
     ended = torch.tensor([row[-1] in policy.ends for row in rows], device=device)
     return TextRollout(
-        prompts, ids, prompt_mask, completion, mask, log_prob, torch.zeros_like(log_prob), ended, decoding, padding
+        prompts=prompts,
+        prompt_ids=ids,
+        prompt_mask=prompt_mask,
+        completion_ids=completion,
+        mask=mask,
+        log_prob=log_prob,
+        entropy=torch.zeros_like(log_prob),
+        ended=ended,
+        decoding=decoding,
+        padding=padding,
     )
 
 

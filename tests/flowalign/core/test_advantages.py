@@ -318,7 +318,15 @@ def test_process_advantages_add_up_later_steps_normalised_together() -> None:
     steps = torch.tensor([[nan, 0.5, nan, 1.0], [0.2, nan, 0.0, nan], [nan, nan, 3.0, nan], [1.0, nan, nan, nan]])
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 0], [1, 0, 0, 0]]).bool()
     group = torch.tensor([0, 0, 1, 1])
-    record = Record(torch.zeros(4), group, mask, torch.zeros(4, 4), torch.zeros(1, 4), torch.ones(1), steps=steps)
+    record = Record(
+        reward=torch.zeros(4),
+        group=group,
+        mask=mask,
+        log_prob=torch.zeros(4, 4),
+        rewards=torch.zeros(1, 4),
+        weights=torch.ones(1),
+        steps=steps,
+    )
     for gamma in (1.0, 0.5):
         made = advantages.process(record, gamma=gamma)
         for row in range(4):
@@ -335,7 +343,14 @@ def test_process_advantages_add_up_later_steps_normalised_together() -> None:
 def test_process_advantages_of_outcomes_alone_are_grpos() -> None:
     mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]]).bool()
     reward = torch.tensor([1.0, 0.0, 0.5, 0.2])
-    record = Record(reward, torch.zeros(4).long(), mask, torch.zeros(4, 3), reward[None], torch.ones(1))
+    record = Record(
+        reward=reward,
+        group=torch.zeros(4).long(),
+        mask=mask,
+        log_prob=torch.zeros(4, 3),
+        rewards=reward[None],
+        weights=torch.ones(1),
+    )
     expected = advantages.grpo(record, unbiased=True)[:, None].where(mask, 0)
     torch.testing.assert_close(advantages.process(record), expected)
 

@@ -255,7 +255,14 @@ def test_no_ratio_is_infinite(name: str, gap: float) -> None:
     log_prob = torch.full((4, 3), gap - 1).requires_grad_()
     mask, group = torch.ones(4, 3).bool(), torch.tensor([0, 0, 1, 1])
     advantage = torch.tensor([1.0, -1.0, 0.0, 0.0])[:, None].expand(4, 3)
-    actions = Actions(log_prob, torch.full((4, 3), -1.0), advantage, mask, group, torch.tensor([1.0, 0, 1, 1]))
+    actions = Actions(
+        log_prob=log_prob,
+        old_log_prob=torch.full((4, 3), -1.0),
+        advantage=advantage,
+        mask=mask,
+        group=group,
+        reward=torch.tensor([1.0, 0, 1, 1]),
+    )
     made = losses.LOSSES[name](actions)[0]
     made.sum().backward()
     assert made.isfinite().all() and actions.ratio.isfinite().all()
@@ -271,7 +278,9 @@ def test_losses_of_rows_are_averaged_over_rows() -> None:
     }
     log_prob, old, reward = torch.randn(4, 3), torch.randn(4, 3), torch.tensor([1.0, 0, 0, 1])
     mask, group = torch.arange(3) < torch.tensor([3, 1, 2, 3])[:, None], torch.tensor([0, 0, 1, 1])
-    actions = Actions(log_prob, old, torch.zeros(4, 3), mask, group, reward)
+    actions = Actions(
+        log_prob=log_prob, old_log_prob=old, advantage=torch.zeros(4, 3), mask=mask, group=group, reward=reward
+    )
     score = ((log_prob - old) * mask).sum(1)
     others = score.view(2, 2).flip(1).flatten()
     expected = F.binary_cross_entropy_with_logits(score - others, reward)

@@ -31,7 +31,15 @@ class Parts(Draw):
     def __init__(self) -> None:
         self._begun, self._parts = [], []
         rows = list(range(8))
-        self.batch = Batch(["a red circle"] * 8, [{}] * 8, rows, rows, rows, 0, rows)
+        self.batch = Batch(
+            prompts=["a red circle"] * 8,
+            metadata=[{}] * 8,
+            group=rows,
+            seeds=rows,
+            noise_seeds=rows,
+            iteration=0,
+            picks=rows,
+        )
 
     def walk(self, sample: Callable[[int], Any], score: Callable[[Any], Scores]) -> list[float]:
         with Scoring(threaded=True) as scoring:

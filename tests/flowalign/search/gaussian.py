@@ -66,7 +66,7 @@ class Linear:
 def engine(budget: str = "samples=8", seed: int = 0, steps: int = 6, batch_size: int = 16) -> Engine:
     sampling = Sampling(steps=steps, batch_size=batch_size)
     policy: Any = Gaussian(steps)
-    return Engine(policy, Linear(), "a number", sampling, seed, Budget.parse(budget))
+    return Engine(policy, Linear(), "a number", sampling, seed=seed, budget=Budget.parse(budget))
 
 
 def chain(kernel: str, eta: float, steps: int = 6) -> tuple[float, float]:

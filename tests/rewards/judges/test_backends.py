@@ -50,7 +50,7 @@ def direct(tiny_vlm):
 def backend(request, tiny_vlm):
     if request.param == "local":
         return Local(tiny_vlm, device="cpu", batch_size=3)
-    return Served(request.getfixturevalue("openai_url"), "tiny", concurrency=4)
+    return Served(url=request.getfixturevalue("openai_url"), model="tiny", concurrency=4)
 
 
 def test_yes_probability(backend, direct, pictures):
@@ -127,7 +127,7 @@ def test_batch_size_and_order_do_not_matter(tiny_vlm, pictures, template):
 
 
 def test_a_server_without_log_probabilities_says_what_works(openai_url, pictures):
-    judge = JudgeReward("shapes_show", Served(openai_url, "mute"))
+    judge = JudgeReward("shapes_show", Served(url=openai_url, model="mute"))
     with pytest.raises(RewardError, match="gives no log-probabilities.*unified_reward_point") as raised:
         judge(*pictures)
     assert "\n" not in str(raised.value)
@@ -139,7 +139,7 @@ def test_replies_agree_between_backends(tiny_vlm, openai_url, pictures):
     images = pictures[0]
     questions = [Question((image,), "Describe this picture.") for image in images]
     local = Local(tiny_vlm, device="cpu", batch_size=3).build("local")
-    served = Served(openai_url, "tiny").build("served")
+    served = Served(url=openai_url, model="tiny").build("served")
     texts = local.reply(questions, 0.0, 16, seed=0)
     assert texts == served.reply(questions, 0.0, 16, seed=0)
     assert all(texts)
@@ -163,7 +163,9 @@ def test_gumbel_noise_samples_the_softmax():
 def test_many_requests_in_flight_within_the_limit(openai_url, pictures):
     images, prompts, metadata = pictures
     httpx2.get(openai_url.replace("/v1", "/stats"))  # starts counting anew
-    JudgeReward("shapes_show", Served(openai_url, "tiny", concurrency=4))(images * 4, prompts * 4, metadata * 4)
+    JudgeReward("shapes_show", Served(url=openai_url, model="tiny", concurrency=4))(
+        images * 4, prompts * 4, metadata * 4
+    )
     stats = httpx2.get(openai_url.replace("/v1", "/stats")).json()
     assert stats["calls"] == 32 and 1 < stats["most_in_flight"] <= 4
 

@@ -57,7 +57,7 @@ def used(name: str) -> dict[str, float]:
 
 def test_requests_tokens_retries_and_cost_are_counted_and_answers_are_kept(server: str, tmp_path: Path) -> None:
     def judge(name: str) -> JudgeReward:
-        served = Served(server, "tiny", concurrency=1, price=(2.0, 10.0), cache=str(tmp_path / "answers"))
+        served = Served(url=server, model="tiny", concurrency=1, price=(2.0, 10.0), cache=str(tmp_path / "answers"))
         return JudgeReward("unified_reward_point", served, name=name)
 
     first, metadata = judge("first"), [{}] * 3

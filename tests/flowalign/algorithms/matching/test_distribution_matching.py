@@ -39,7 +39,9 @@ class OneStep(DistributionExperience):
 
     def __init__(self, state: Noised, at: Noised, sigmas: Tensor) -> None:
         self.state, self.at = state, at
-        self.guided = self.clean = self.generator = CleanSamples(state.x0, None, sigmas, (1.0,), sigmas)
+        self.guided = self.clean = self.generator = CleanSamples(
+            x0=state.x0, conditions=None, sigmas=sigmas, guidance=(1.0,), error_weights=sigmas
+        )
 
     def states(self, items: Tensor) -> Noised:
         return self.state
@@ -60,8 +62,15 @@ def gradients(name: str, gain: float, s: float, after: float, t: float, **settin
     x, noise = torch.linalg.solve_triangular(torch.linalg.cholesky(drawn @ drawn.T / 2000), drawn, upper=False)
     row, level, weight = torch.tensor([0]), torch.tensor([1]), torch.ones(1)
     learned = torch.tensor(gain, dtype=torch.float64, requires_grad=True)
-    state = Noised((gain * x)[None], (x / s - gain * x * (1 - s) / s)[None], torch.tensor([s]), row, row, weight)
-    at = Noised(state.x0, noise[None], torch.tensor([t]), row, level, weight)
+    state = Noised(
+        x0=(gain * x)[None],
+        noise=(x / s - gain * x * (1 - s) / s)[None],
+        sigma=torch.tensor([s]),
+        samples=row,
+        levels=row,
+        error_weight=weight,
+    )
+    at = Noised(x0=state.x0, noise=noise[None], sigma=torch.tensor([t]), samples=row, levels=level, error_weight=weight)
     sigmas = torch.tensor([s] if after == 0 else [s, after])
     experience = OneStep(state, at, sigmas)
     of_teacher = (1 - t) ** 2 * VARIANCE + t**2

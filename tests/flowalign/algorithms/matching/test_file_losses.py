@@ -40,7 +40,7 @@ def points(target: Tensor, velocity: Tensor, reference: Tensor | None = None, si
     count = len(target)
     rows, ones = torch.arange(count), torch.ones(count)
     # so that the velocity to learn is the target
-    noised = Noised(target * 0, target, ones / 2, rows, rows * 0, ones)
+    noised = Noised(x0=target * 0, noise=target, sigma=ones / 2, samples=rows, levels=rows * 0, error_weight=ones)
     return Points(
         noised=noised,
         velocity=velocity,
@@ -232,7 +232,15 @@ class SpreadOfFeatures(Spread):
 def test_dragon_swaps_what_makes_a_set_better(reward: Any) -> None:
     method = made(DRAGON, beta=2.0)
     scorer = SimpleNamespace(reward=reward, calls=0, metadata=lambda batch, rows: [{} for _ in rows])
-    batch = Batch(["a"] * 8, [{}] * 8, [0] * 4 + [1] * 4, [0] * 8, [0] * 8, 0, [0] * 8)
+    batch = Batch(
+        prompts=["a"] * 8,
+        metadata=[{}] * 8,
+        group=[0] * 4 + [1] * 4,
+        seeds=[0] * 8,
+        noise_seeds=[0] * 8,
+        iteration=0,
+        picks=[0] * 8,
+    )
     # of each group the first two are in D+ at first, the third is the first one's partner
     greys = [100, 101, 130, 101, 102, 103, 102, 60]
     samples = [Image.new("RGB", (1, 1), (grey, grey, grey)) for grey in greys]

@@ -130,7 +130,12 @@ def test_micro_batches_add_up_to_the_aggregated_loss(aggregation: Any, world: Pa
     rollout = experience.rollout
     log_prob, _ = run.policy.log_probs(rollout, torch.arange(32))
     tokens = Actions(
-        log_prob, rollout.log_prob, experience.advantage, rollout.mask, experience.group, experience.reward
+        log_prob=log_prob,
+        old_log_prob=rollout.log_prob,
+        advantage=experience.advantage,
+        mask=rollout.mask,
+        group=experience.group,
+        reward=experience.reward,
     )
     weights = action_weights(rollout.mask, aggregation, length=5)
     expected = (ppo(tokens)[0].where(rollout.mask, 0) * weights).sum()
@@ -218,7 +223,15 @@ def test_one_step_has_trls_loss_and_gradient() -> None:
     reward = as_reward(lambda texts, prompts: [step.reward(text) for text in texts])
     sampler, scorer = LanguageSampler(config, policy), Scorer(reward, Processes(Accelerator(cpu=True)))
     sampler.rollout = lambda batch: rollout  # type: ignore[method-assign]
-    batch = Batch(prompts, [{}] * 8, group, [0] * 8, list(range(8)), 0, group)
+    batch = Batch(
+        prompts=prompts,
+        metadata=[{}] * 8,
+        group=group,
+        seeds=[0] * 8,
+        noise_seeds=list(range(8)),
+        iteration=0,
+        picks=group,
+    )
     algorithm = GRPO(
         LanguageSettings(
             loss={"name": "ppo", "clip_range": 0.2, "clip_range_high": 0.28}, kl_weight=step.BETA, kl_correction=True

@@ -54,7 +54,15 @@ def test_a_whole_update_has_the_published_loops_gradient(shared: ModuleType, tmp
     count = len(shared.REWARDS)
     prompts = [prompt for prompt in shared.PROMPTS for _ in range(shared.MEMBERS)]
     group = [row // shared.MEMBERS for row in range(count)]
-    batch = Batch(prompts, [{}] * count, group, list(range(count)), list(range(count)), 0, group)
+    batch = Batch(
+        prompts=prompts,
+        metadata=[{}] * count,
+        group=group,
+        seeds=list(range(count)),
+        noise_seeds=list(range(count)),
+        iteration=0,
+        picks=group,
+    )
     rollout = run.sampler.rollout(batch)
     # the trajectories of their pipeline
     rollout.trajectory.latents[:, : len(shared.SIGMAS)] = stored["states"]
@@ -85,7 +93,15 @@ def test_groups_of_a_prompt_that_is_drawn_twice_can_be_pooled(tmp_path: Path) ->
         "tiny_sd3/flow_grpo", tmp_path, "algorithm.pool_prompts=true", *few, reward=lambda *_: rewards.tolist()
     )
     # groups 0 and 2 are of prompt 7, and group 1 was sampled in an earlier iteration
-    batch = Batch(["a"] * 6, [{}] * 6, [0, 0, 1, 1, 2, 2], list(range(6)), list(range(6)), 0, [7, 7, -1, -1, 7, 7])
+    batch = Batch(
+        prompts=["a"] * 6,
+        metadata=[{}] * 6,
+        group=[0, 0, 1, 1, 2, 2],
+        seeds=list(range(6)),
+        noise_seeds=list(range(6)),
+        iteration=0,
+        picks=[7, 7, -1, -1, 7, 7],
+    )
     experience = run.collect(Draw(run.sampler, run.scorer, batch))
     pooled = rewards[[0, 1, 4, 5]]
     expected = torch.zeros(6)

@@ -134,15 +134,21 @@ def make_search(folder: Path, prompts: list[str], side: int = 32) -> Path:
     store.open({"reward": "made"})
     for number, prompt in enumerate(prompts):
         for method, parents in (("best_of_n", []), ("ttsnap", [0, 2, 5])):
-            found = SearchResult(prompt, method, 4, small={}, reward_calls=6 + len(parents))
+            found = SearchResult(prompt=prompt, method=method, steps=4, small={}, reward_calls=6 + len(parents))
             marks = random.Random(f"{number} {method}")
             for n in range(6):
                 score, kept = marks.random(), not parents or n in parents
-                node = Node(None, 2 if parents else 4, score, 12 if parents else 12 * (1 + n // 3), kept)
+                node = Node(
+                    parent=None,
+                    step=2 if parents else 4,
+                    score=score,
+                    forwards=12 if parents else 12 * (1 + n // 3),
+                    kept=kept,
+                )
                 found.add(node, draw(prompt, score, n, side))
             for parent in parents:
                 score = 0.5 + marks.random() / 2
-                found.add(Node(parent, 4, score, 18), draw(prompt, score, parent, side))
+                found.add(Node(parent=parent, step=4, score=score, forwards=18), draw(prompt, score, parent, side))
             found.forwards = found.nodes[-1].forwards
             store.add(number, found)
     return folder
