@@ -44,7 +44,7 @@ PLACES = {
     "league": "flowalign.training.league:run_league",
     **{name: f"flowalign.app.api:{name}" for name in ("Run", "compare", "find", "load", "reward", "train")},
 }
-"""what is loaded when it is first used, so that `import flowalign` is quick"""
+"""Names that are loaded at their first use, so that `import flowalign` is quick."""
 
 
 def __getattr__(name: str) -> Any:

@@ -48,7 +48,7 @@ NAMED_BY_THEIR_PARTS = {
     "picture": "flowalign.policies.rendering:Rendered",
     "votes": "flowalign.reward_training.live:LiveVotes",
 }
-"""rewards whose own name says what they are made of, e.g. win_rate(shapes), and those that stand in other folders"""
+"""Rewards whose own name says what they are made of, e.g. win_rate(shapes), and those that stand in other folders."""
 
 TABLES = {
     "algorithms": "flowalign.algorithms",
@@ -65,11 +65,11 @@ TABLES = {
     "searches": "flowalign.search",
     "suites": "flowalign.evaluation.benchmarks",
 }
-"""the folder whose classes have a `name`, or the path of a table that stands with what it names"""
+"""Folder whose classes have a `name`, or path of a table that stands with what it names."""
 
 
 GIVEN = "python:"
-"""what a name begins with that stands for an object handed over in Python, which cannot be built again"""
+"""Beginning of a name that stands for an object handed over in Python, which cannot be built again."""
 
 
 def names(table: str) -> dict[str, Any]:

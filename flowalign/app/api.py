@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Function = Callable[..., Sequence[float]]
 """(samples, prompts) -> a float each"""
 ENCODE = {name: {"max_sequence_length": 0} for name in ("tiny_sd3", "tiny_speller")}
-"""How the shipped models were taught to encode: without the 256 empty tokens that stand in for a missing T5."""
+"""Encoding that the shipped models were taught with: without the 256 empty tokens that stand in for a missing T5."""
 
 
 class Generator(DiffusersPolicy):

@@ -39,7 +39,7 @@ ARCHITECTURES = {
     "FluxPipeline": "flux-1-dev",
     "ChromaPipeline": "chroma",
 }
-"""by pipeline, as Stability AI's model specification and kohya's sd-scripts call them"""
+"""Architecture by pipeline, as Stability AI's model specification and kohya's sd-scripts call them."""
 
 
 def check_format(config: BaseConfig, kind: Kind) -> None:

@@ -19,7 +19,7 @@ from flowalign.training.evaluator import before_and_after, ended_at
 from rewards.hub import split_revision
 
 PAIRS = 6
-"""samples before and after, at most"""
+"""Samples before and after, at most."""
 
 
 def write_card(

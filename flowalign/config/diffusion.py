@@ -32,12 +32,12 @@ class RolloutSampling(Sampling, Rollouts):
     eta: float = Field(0.7, ge=0)
     plan: Named = Named(name="all")
     share_start_noise: bool = False
-    """the members of a group start from the same noise"""
+    """Whether the samples of a group start from the same noise."""
     guidance_gradient: Literal["both", "conditional"] = "both"
-    """branches of guidance that updates have a gradient through; with one, an update costs about a quarter less"""
+    """Branches of guidance that updates have a gradient through; with one, an update costs about a quarter less."""
     cache: Named | None = None
-    """of features, which rollouts keep from step to step (`flowalign list caches`); replay, completions and evaluation
-    go without"""
+    """Cache of features, which rollouts keep from step to step (`flowalign list caches`); replay, completions and
+    evaluation go without it."""
 
 
 class Evaluation(Sampling, Heldout):

@@ -13,7 +13,7 @@ from flowalign.runs.foreign import check_folder
 from flowalign.runs.reading import read_yaml
 
 WRITTEN = ("embeddings", "cache")
-"""settings that name what is written to"""
+"""Settings that name a folder to write to."""
 
 
 def check_run(run: Path, used: Iterable[str]) -> None:

@@ -12,16 +12,16 @@ from flowalign.policies.settings import TextModel, TextSampling
 
 class TextRollouts(TextSampling, Rollouts):
     engine: Literal["transformers", "vllm"] = "transformers"
-    """what samples: the model's own generate, or vLLM (extra `vllm`; with algorithm.off_policy; never run here)"""
+    """Engine that samples: the model's generate, or vLLM (extra `vllm`; with algorithm.off_policy; never run here)."""
     engine_memory: float = Field(0.3, gt=0, lt=1)
-    """share of the GPU's memory for vLLM"""
+    """Share of the GPU's memory for vLLM."""
 
 
 class Turns(Named):
     """What the model takes turns with, in rollouts and evaluations; further keys are the environment's own settings."""
 
     turns: int = Field(8, ge=1)
-    """after which an episode is over"""
+    """Number of turns after which an episode is over."""
 
 
 class TextEvaluation(TextSampling, Heldout):
@@ -33,7 +33,7 @@ class TextConfig(BaseConfig):
 
     model: TextModel
     environment: Turns | None = None
-    """`flowalign list environments`; a dotted path names your own"""
+    """Environment (`flowalign list environments`); a dotted path names your own."""
     rollout: TextRollouts = TextRollouts()
     evaluation: TextEvaluation = TextEvaluation()
 

@@ -13,7 +13,7 @@ from flowalign.runs.reading import parse_yaml, read_yaml
 from flowalign.settings import parse
 
 MOST_FILES = 50
-"""that a configuration may extend, one through the other"""
+"""Files that a configuration may extend, one through the other."""
 
 
 def world_size() -> int:

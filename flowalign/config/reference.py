@@ -21,11 +21,11 @@ class Key:
     """A key of a configuration."""
 
     place: str
-    """section.key"""
+    """Path of the setting: section.key."""
     kind: str
-    """its type, for people"""
+    """Type of the value, for people."""
     default: Any
-    """PydanticUndefined: it is required"""
+    """Default value; PydanticUndefined where it is required."""
     meaning: str
 
     @property

@@ -18,12 +18,12 @@ from flowalign.runs.files import check_output
 from flowalign.settings import Section, not_finite, parse
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-"""of torch's generators"""
+"""Seed of torch's generators."""
 Decay = Annotated[float, Field(ge=0, lt=1)]
-"""of a running mean"""
+"""Decay of a running mean."""
 
 NO_WEIGHT = 1e-6
-"""of a reward, beside the largest, by which nothing is learned"""
+"""Weight of a reward, relative to the largest, at which nothing is learned from it."""
 
 
 NO_GROUPS = "'{name}' has no groups of samples whose rewards could be alike; flow_grpo and, for texts, grpo work"
@@ -65,7 +65,7 @@ COMBINATIONS = (
         "work, flow_grpo and draft among them",
     ),
 )
-"""each a setting, what an algorithm's `combines` must have for it, and why the setting is refused otherwise"""
+"""Settings, each with the entry that an algorithm's `combines` must have for it, and why it is refused otherwise."""
 
 
 class Named(BaseModel):
@@ -101,38 +101,38 @@ class Watch(Section):
     """When evaluations end a run: as they look like reward hacking, or stopped rising; `flowalign.evaluation.watch`."""
 
     deviations: float = Field(2.0, ge=0)
-    """a change must be this many standard errors"""
+    """Standard errors that a change must exceed."""
     share: float = Field(0.5, gt=0, le=1)
-    """of the panel's rewards that must fall"""
+    """Share of the panel's rewards that must fall."""
     patience: int = Field(2, ge=1)
-    """evaluations in a row that must look hacked"""
+    """Evaluations in a row that must look hacked."""
     action: Literal["warn", "stop"] = "warn"
-    """stop ends the run with the weights of the last good evaluation"""
+    """Reaction; stop ends the run with the weights of the last good evaluation."""
     early_stop: int | None = Field(None, ge=1)
-    """evaluations in a row without a new best reward that end the run; its result is the best one's weights, also where
-    it runs to its end (RPO, arXiv 2407.12164)"""
+    """Evaluations in a row without a new best reward that end the run; the result then has the best one's weights, also
+    where the run goes to its end (RPO, arXiv 2407.12164)."""
 
 
 class Heldout(SamplingSettings, PromptList):
     """What is measured before, during and after training."""
 
     prompts: str | None = None
-    """held out from training; null: no evaluation"""
+    """Prompts held out from training; null: no evaluation."""
     every: int = Field(0, ge=0)
-    """iterations between evaluations; 0: only before and after training"""
+    """Iterations between evaluations; 0: only before and after training."""
     seed: Seed = 1_000_000
-    """of the first sample"""
+    """Seed of the first sample."""
     rewards: list[Weighted] | None = None
-    """default: the rewards trained on"""
+    """Rewards of the evaluation; default: those trained on."""
     panel: list[Named] = []
-    """rewards that are never trained on, to notice reward hacking by"""
+    """Rewards that are never trained on, to notice reward hacking by."""
     weights: str | None = None
     """Weights that are evaluated and saved, as in `rollout.weights`; default the average where there is one
     (`training.ema_decay`), else the policy."""
     watch: Watch = Watch()
     samples_per_prompt: int = Field(1, ge=1)
     save_samples: int = Field(16, ge=0)
-    """how many of the samples are kept to look at"""
+    """Number of samples that are saved to look at."""
 
     @property
     def watching(self) -> bool:
@@ -143,7 +143,7 @@ class Heldout(SamplingSettings, PromptList):
 class Data(PromptList):
     prompts: str
     selection: Named = Named(name="shuffled")
-    """which prompts an iteration trains on; `flowalign list selections`"""
+    """Rule that selects an iteration's prompts; `flowalign list selections`."""
     difficulty: Difficulty | None = None
     dynamic_sampling: DynamicSampling | None = None
     replay: ReplaySettings | None = None
@@ -159,15 +159,15 @@ class Optimizer(Section):
     schedule: Literal["constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial"] = (
         "constant"
     )
-    """diffusers' get_scheduler"""
+    """Name of the schedule in diffusers' get_scheduler."""
     warmup_updates: int = Field(0, ge=0)
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     weight_decay: float = Field(1e-4, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     bits: Literal[8, 32] = 32
-    """of the moments; 8 needs the extra 'bitsandbytes'"""
+    """Bits of the moments; 8 needs the extra 'bitsandbytes'."""
     offload: bool = False
-    """the moments stay in the host's memory and visit the device, a tensor at a time, in each update"""
+    """Whether the moments stay in the host's memory and visit the device, a tensor at a time, in each update."""
 
 
 class Budget(Section):
@@ -175,55 +175,55 @@ class Budget(Section):
 
     seconds: float | None = Field(None, gt=0)
     forwards: int | None = Field(None, ge=1)
-    """samples the denoiser is evaluated on, in rollouts, completions and updates"""
+    """Samples that the denoiser is evaluated on, in rollouts, completions and updates."""
     reward_calls: int | None = Field(None, ge=1)
-    """pictures scored for training"""
+    """Pictures that are scored for training."""
 
 
 class Subsample(Section):
     """A random share of each update's items (steps of a trajectory, noised samples, texts), each weighted by 1 / p."""
 
     share: float = Field(gt=0, lt=1)
-    """of the items that are drawn, on average"""
+    """Share of the items that are drawn, on average."""
     by: Literal["uniform", "advantage"] = "uniform"
-    """how an item's probability p is found: alike for all, or half alike and half by the size of its advantage"""
+    """Probability of an item: alike for all, or half alike and half by the size of its advantage."""
 
 
 class Training(Section):
     iterations: int = Field(ge=1)
     prompts_per_iteration: int = Field(ge=1)
-    """over all processes"""
+    """Prompts of an iteration, over all processes."""
     group_size: int = Field(ge=2)
-    """trajectories a prompt"""
+    """Trajectories of a prompt."""
     updates_per_iteration: int = Field(1, ge=1)
     micro_batch_size: int = Field(16, ge=1)
-    """(sample, step) pairs a network call, each process; gradients accumulate over the calls"""
+    """(sample, step) pairs of a network call, on each process; gradients accumulate over the calls."""
     optimizer: Optimizer = Optimizer()
     ema_decay: float | None = Field(None, gt=0, lt=1)
-    """of an average of the weights, which is evaluated and saved in their place"""
+    """Decay of an average of the weights, which is evaluated and saved in their place."""
     ema_every: int = Field(1, ge=1)
-    """updates from one averaging to the next"""
+    """Updates from one averaging to the next."""
     subsample: Subsample | None = None
-    """learn from a random share of what an update would learn from, its gradient the whole one's on average"""
+    """Random share of an update's items to learn from; the gradient is on average the same."""
     offload_copies: bool = False
-    """copies of the weights (snapshots and the average) stay in the host's memory while they are not used"""
+    """Whether copies of the weights (snapshots and the average) stay in the host's memory while they are not used."""
     snapshots: dict[str, Snapshot] = {}
-    """further copies of the weights, by name, for `rollout.weights` and `evaluation.weights`; one of the algorithm's
-    own is set by its name"""
+    """Further copies of the weights, by name, for `rollout.weights` and `evaluation.weights`; the name of one of the
+    algorithm's own sets that one."""
     old_log_prob: Literal["sampled", "replayed"] | None = None
-    """what ratios refer to: the log-probabilities that sampling recorded, or a replay's in the very batches of the
-    updates, so that ratios start at 1 in any precision, for one more forward pass; null: the algorithm's choice"""
+    """Log-probabilities that ratios refer to: those recorded in sampling, or those of a replay in the very batches of
+    the updates, so that ratios start at 1 in any precision, for one more forward pass; null: the algorithm's choice."""
     seed: Seed = 0
     checkpoint_every: int = Field(10, ge=0)
-    """iterations between checkpoints; 0: only at the end"""
+    """Iterations between checkpoints; 0: only at the end."""
     keep_checkpoints: int = Field(2, ge=1)
     previews: int = Field(4, ge=0, le=4)
-    """held-out prompts whose denoising and group are saved at each evaluation, for the gallery"""
+    """Held-out prompts whose denoising and group are saved at each evaluation, for the gallery."""
     budget: Budget = Budget()
     timeout: float = Field(1800, gt=0)
-    """seconds that processes wait for each other, the slowest reward included"""
+    """Seconds that processes wait for each other, the slowest reward included."""
     patience: float = Field(25, ge=3)
-    """seconds without a sign of life after which a process is given up, and the run with it"""
+    """Seconds without a sign of life after which a process is given up, and the run with it."""
 
 
 class Rollouts(SamplingSettings):
@@ -246,20 +246,20 @@ class BaseConfig(Section):
     model: Network
     data: Data
     rewards: list[Weighted] = []
-    """weighted sum; each has `name`, optional `weight`, and its own settings. None where a reward is given in Python"""
+    """Rewards of the weighted sum, each with `name`, `weight` if any, and its settings; none where given in Python."""
     algorithm: Named
     rollout: Rollouts = Rollouts()
     evaluation: Heldout = Heldout()
     training: Training
     output: str = "runs"
-    """folder that gets the run's folder"""
+    """Folder that gets the run's folder."""
     name: str | None = None
-    """of the run's folder, default from the configuration's file name and the seed"""
+    """Name of the run's folder; default from the configuration's file name and the seed."""
     trackers: list[str] = []
-    """accelerate trackers: tensorboard, wandb, ..."""
+    """Trackers of accelerate: tensorboard, wandb, ..."""
     show_every: int = Field(10, ge=0)
-    """iterations from one whose best and worst samples tensorboard and wandb show to the next; they also show what
-    evaluations save; 0: numbers alone"""
+    """Iterations between those whose best and worst samples tensorboard and wandb show, beside what evaluations save;
+    0: numbers alone."""
 
     def build_algorithm(self) -> Any:
         """The algorithm with its settings checked."""

@@ -15,11 +15,11 @@ class RolloutWorkers(Section):
     """Processes of their own that sample (extra `ray`)."""
 
     count: int = Field(ge=1)
-    """for each process that learns"""
+    """Workers for each process that learns."""
     staleness: int = Field(0, ge=0)
-    """iterations that they sample ahead, so that their weights are as many behind; 0: the numbers of a run without"""
+    """Iterations that they sample ahead, with weights as many behind; 0: the numbers of a run without workers."""
     gpus: float | None = Field(None, ge=0, le=1)
-    """of each; below 1 several share one; default 1 where the run has GPUs, else 0"""
+    """GPUs of each worker; below 1 several share one; default 1 where the run has GPUs, else 0."""
 
     def check(self, config: Any, algorithm: Any, groups: int, processes: int) -> None:
         """Refuse what workers cannot do, before a model loads.

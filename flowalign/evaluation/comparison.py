@@ -13,16 +13,16 @@ class Row:
     """One score of some prompts."""
 
     prompts: str
-    """'all', or a category"""
+    """Category of the prompts, or 'all'."""
     score: str
     means: list[Estimate | None]
-    """of each evaluation"""
+    """Mean of the score in each evaluation."""
     differences: list[Estimate | None]
-    """of each but the first to the first, paired: the same prompt and seed"""
+    """Difference of each later evaluation to the first, paired: the same prompt and seed."""
     gains: list[list[float]]
-    """the samples' own differences"""
+    """Difference of each sample."""
     of: list[str]
-    """the samples' prompts"""
+    """Prompt of each sample."""
 
 
 @dataclass

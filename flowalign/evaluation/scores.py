@@ -18,7 +18,7 @@ from flowalign.runs.foreign import read_text
 from rewards import Reward, score, seen, spec_of
 
 FOLDER = "scores"
-"""in a run's folder: the scores of all samples of each evaluation"""
+"""Folder, in a run's, with the scores of all samples of each evaluation."""
 
 
 def judges(config: BaseConfig) -> list[dict[str, Any]]:
@@ -65,11 +65,11 @@ class Evaluated:
     value: list[float]
     parts: dict[str, list[float]]
     samples: list[Any]
-    """pictures, videos or texts of this process: one process has all, of several each has every n-th prompt's"""
+    """Pictures, videos or texts of this process: one process has all, of several each has every n-th prompt's."""
     rows: list[int]
-    """numbers of this process's samples among the N"""
+    """Numbers of this process's samples among the N."""
     replies: list[dict[str, str]] | None = None
-    """what judges wrote about each of them"""
+    """Texts of judges about each of them."""
 
     def save(self, path: Path) -> None:
         """Write a JSON line of every sample of all processes: prompt, seed, metadata, value, parts."""

@@ -117,11 +117,11 @@ class Verdict:
     """What the records of the evaluations so far say."""
 
     status: Literal["good", "suspect", "hacked", "stalled"]
-    """suspect: the last evaluation looks hacked; hacked: so did `patience` in a row; stalled: `early_stop` in a row
-    were no better than the best before"""
+    """Judgement; suspect: the last evaluation looks hacked; hacked: `patience` in a row did; stalled: `early_stop` in a
+    row were no better than the best before."""
     message: str
     last_good: int
-    """iteration of the last evaluation before those that look hacked, with `early_stop` of the best of those"""
+    """Iteration of the last evaluation before those that look hacked, with `early_stop` of the best of those."""
 
 
 def watched(

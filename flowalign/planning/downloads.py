@@ -20,17 +20,17 @@ from rewards.hub import AT, split_revision
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 NETWORKS = ("model", "weights", "head", "config", "tower", "colour_model")
-"""settings of rewards that name a network, or a file of it"""
+"""Settings of rewards that name a network, or a file of it."""
 READERS = ("processor", "tokenizer", "base")
-"""and those that name a tokenizer or a processor alone"""
+"""Settings that name a tokenizer or a processor alone."""
 PARTS = dict.fromkeys(NETWORKS, "network") | dict.fromkeys(READERS, "reader") | {"pipeline": "pipeline"}
-"""what is loaded for a setting of a reward"""
+"""Kind of download for each setting of a reward."""
 SMALL = (".json", ".txt", ".model", ".jinja")
-"""endings of what is not weights"""
+"""Endings of small files, which are no weights."""
 WEIGHTS = (".safetensors", ".bin")
-"""endings of weights, the better first"""
+"""Endings of weights, the better first."""
 VARIANT = re.compile(r"\.(fp16|bf16|fp32|fp8|ema|non_ema)[.-]")
-"""in the names of weights that are there a second time"""
+"""Marks of a variant in the names of weights that are there a second time."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Download:
     """A repository of the hub, or a part of it, that a configuration needs."""
 
     needed_by: str
-    """the key of the configuration"""
+    """Key of the configuration that needs it."""
     repository: str
     part: Literal["pipeline", "network", "reader", "data set"] | str
-    """or the name of one file"""
+    """Kind of download, or the name of one file."""
 
     @property
     def kind(self) -> str:

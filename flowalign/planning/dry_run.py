@@ -36,12 +36,12 @@ from flowalign.training.building import language_policy
 from rewards import Scores, Spec
 
 TINY_TOKENS = 16
-"""the most that a tiny language model is asked for"""
+"""Tokens that a tiny language model is asked for, at most."""
 MEMBERS = 8
-"""the most that are sampled of a group by a tiny model"""
+"""Samples of a group by a tiny model, at most."""
 STAND_IN = "flowalign.planning.dry_run:StandIn"
 PROMPTS = {"pictures": "objects_train", "text": "sums_train"}
-"""shipped ones, in the place of a hub's data set that is not on this machine"""
+"""Shipped prompts, in the place of a hub's data set that is not on this machine."""
 
 
 @dataclass
@@ -49,22 +49,22 @@ class Report:
     """What a dry run did."""
 
     model: str
-    """class of the pipeline or the network"""
+    """Class of the pipeline or the network."""
     parameters: int
-    """of what is trained, without a LoRA"""
+    """Number of the trained parameters, without a LoRA."""
     trained: int
     samples: int
     length: str
-    """of a sample: denoising steps or tokens"""
+    """Length of a sample: denoising steps or tokens."""
     seconds: dict[str, float]
-    """rollout, update, and all: everything from the built trainer to the exported weights"""
+    """Seconds of rollout, update, and all: everything from the built trainer to the exported weights."""
     peak_memory: int
-    """bytes: allocated on the GPU, on the CPU resident memory of the whole process"""
+    """Bytes at most: allocated on the GPU, on the CPU resident memory of the whole process."""
     device: str
     missing: list[str]
-    """of the hub that the recipe needs and this machine has not"""
+    """Downloads that the recipe needs from the hub and this machine has not."""
     projected: float | None = None
-    """seconds of the recipe's iterations without its rewards and evaluations, of its own model only"""
+    """Seconds of the recipe's iterations without its rewards and evaluations, of its own model only."""
 
     def lines(self) -> list[str]:
         """For people."""

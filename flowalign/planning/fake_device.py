@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 DEVICE = torch.device("meta")
-"""its name; the autograd engine walks backward on it without a driver, which it does not on 'cuda'"""
+"""Device of the tensors; the autograd engine walks backward on it without a driver, which it does not on 'cuda'."""
 TORCH_TENSOR = torch.tensor
 TORCH_ATTENTION = torch.nn.functional.scaled_dot_product_attention
 aten = torch.ops.aten
@@ -38,14 +38,14 @@ ANSWERED_BY_VALUES = frozenset(
         aten.bincount,
     }
 )
-"""whose result, or its shape, the host waits for"""
+"""Operations whose result, or its shape, the host waits for."""
 INDEXING = frozenset({aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_})
 KNOWN, LARGEST_KNOWN = "known_values", 2**16
-"""attribute of a storage for the values in it that follow from the host's, and the most elements that one has"""
+"""Attribute of a storage for the values in it that follow from the host's, and the most elements that one has."""
 SHAPED = frozenset({aten.new_zeros, aten.new_ones, aten.new_full, aten.zeros_like, aten.ones_like, aten.full_like})
-"""which take a tensor for its shape"""
+"""Operations that take a tensor for its shape."""
 OWN = ("samplers", "rewards", "flowalign", "diffusers", "transformers", "peft")
-"""packages whose lines a place is told by"""
+"""Packages of the lines that waits are reported at."""
 
 
 LOWER = frozenset(
@@ -64,7 +64,7 @@ class Wait:
 
     operation: str
     place: str
-    """package/file.py:function of the innermost line of ours or of a model's library"""
+    """Innermost line of ours or of a model's library: package/file.py:function."""
     line: int
 
 
@@ -79,11 +79,11 @@ class FakeDevice(TorchDispatchMode):
         vars(self.fakes.fake_tensor_converter)["set_tensor_memo"] = lambda *_: None
         self.waits: list[Wait] = []
         self.live = 0
-        """bytes that tensors on the device hold"""
+        """Bytes of the tensors on the device."""
         self.peak = 0
-        """the most so far; set it to `live` to measure a part of the work"""
+        """Bytes at most so far; set it to `live` to measure a part of the work."""
         self.operations = 0
-        """floating-point operations, as torch's FlopCounterMode counts them, whose hooks would keep tensors alive"""
+        """Floating-point operations, as torch's FlopCounterMode counts them, whose hooks would keep tensors alive."""
         self._known: set[int] = set()
 
     def __enter__(self) -> Self:
@@ -279,7 +279,7 @@ class Autocast(TorchFunctionMode):
         super().__init__()
         self.dtype = dtype
         self._weights: dict[int, Tensor] = {}
-        """trained float32 weights as they were cast, once"""
+        """Trained float32 weights as they were cast, once."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

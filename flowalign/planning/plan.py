@@ -44,9 +44,9 @@ from flowalign.training.building import make_trainable
 
 GIB = 2**30
 RESERVED = 2.0
-"""GiB of a GPU that the driver's context, libraries and fragments of the allocator take: an assumption"""
+"""GiB of a GPU that the driver's context, libraries and fragments of the allocator take: an assumption."""
 FRACTIONS = (0.15, 0.25)
-"""of a GPU's peak that times are given at: what published runs reached (docs/plan.md)"""
+"""Shares of a GPU's peak that times are given at: what published runs reached (docs/plan.md)."""
 SHARED = "model.context_parallel"
 PROMPT = "a photo of three red circles on a wooden table"
 
@@ -56,7 +56,7 @@ class GPU:
     """A GPU by its maker's data sheet."""
 
     memory: float
-    """GB, of 10^9 bytes"""
+    """Memory in GB, of 10^9 bytes."""
     half: float
     """TFLOP/s of dense matrix products in bfloat16 and float16, with float32 sums"""
     single: float
@@ -89,14 +89,14 @@ class Passes:
     """How often a trajectory of an iteration goes through the networks, on average."""
 
     rollout: float = 0
-    """forward, to sample and complete it; each branch of guidance is a pass"""
+    """Forward passes to sample and complete it; each branch of guidance is a pass."""
     update: float = 0
-    """forward in updates, recomputed ones included"""
+    """Forward passes in updates, recomputed ones included."""
     backward: float = 0
     decoded: float = 0
-    """pictures made of it, and scored"""
+    """Pictures that it is decoded to, and scored."""
     differentiated: float = 0
-    """pictures that a reward's gradient goes through"""
+    """Pictures that a reward's gradient goes through."""
 
 
 @dataclass
@@ -104,44 +104,44 @@ class Costs:
     """What one pass of the real networks takes. Operations are FLOP, memory is bytes."""
 
     parameters: dict[str, int]
-    """of each part of the pipeline"""
+    """Parameters of each component of the pipeline."""
     trained: int
     weights: int
-    """the denoiser as it is loaded, LoRA included"""
+    """Bytes of the denoiser as it is loaded, LoRA included."""
     text_encoders: int
     vae: int
     conditioning: int
-    """the image encoder and the connectors of text and network"""
+    """Bytes of the image encoder and the connectors of text and network."""
     rewards: int
     trajectory: int
-    """a recorded trajectory with its prompt's embeddings"""
+    """Bytes of a recorded trajectory with its prompt's embeddings."""
     forward: float
     backward: float
-    """recomputation by gradient checkpointing included, where it is on"""
+    """FLOP of a backward pass, with the recomputation by gradient checkpointing where it is on."""
     encode: float
-    """a prompt, with its pictures where the text encoder sees them"""
+    """FLOP of a prompt, with its pictures where the text encoder sees them."""
     sources: tuple[float, float]
-    """the pictures of a call of the pipeline, which its VAE and image encoder see: of one sample, and of each more"""
+    """FLOP of a call's pictures, which the VAE and the image encoder see: of one sample, and of each more."""
     decode: float
     score: dict[str, float]
-    """a picture, by the rewards whose networks are known, by their dtype"""
+    """FLOP of a picture, by the rewards whose networks are known, by their dtype."""
     sampling: int
-    """activations of a forward pass of one sample, all its branches"""
+    """Activations of a forward pass of one sample, all its branches."""
     activations: int
-    """kept for the backward pass of one (sample, step) pair"""
+    """Activations kept for the backward pass of one (sample, step) pair."""
     checkpointed: int
-    """the same with gradient checkpointing"""
+    """The same with gradient checkpointing."""
     decoding: int
-    """activations of decoding a picture"""
+    """Activations of decoding a picture."""
     encoding: int
     preparing: tuple[int, int]
-    """activations before the first step of a call, as `sources`"""
+    """Activations before the first step of a call, as `sources`."""
     shared: int = 1
-    """GPUs that a sample was divided over when this was measured"""
+    """GPUs that a sample was divided over when this was measured."""
     divides: tuple[int, ...] = ()
-    """numbers of GPUs that a sample's tokens can be divided over by Ulysses, as far as attention heads go"""
+    """Numbers of GPUs that Ulysses can divide a sample's tokens over, as far as attention heads go."""
     differentiating: int = 0
-    """activations of VAE and rewards for the reward's gradient of a sample"""
+    """Activations of VAE and rewards for the reward's gradient of a sample."""
 
 
 @dataclass
@@ -154,24 +154,24 @@ class Plan:
     costs: Costs
     passes: Passes
     memory: dict[str, dict[str, float]]
-    """GiB on each GPU, by phase and part"""
+    """GiB on each GPU, by phase and component."""
     flops: dict[str, float]
-    """of an iteration on all GPUs, by phase"""
+    """FLOP of an iteration on all GPUs, by phase."""
     seconds: dict[str, float]
-    """of an iteration, at a fraction of the peak"""
+    """Seconds of an iteration, at a fraction of the peak."""
     phases: dict[str, dict[str, float]]
-    """the same by phase"""
+    """The same by phase."""
     pictures_per_hour: dict[str, float]
     gpu_hours: dict[str, float]
-    """of the whole run without evaluations"""
+    """GPU-hours of the whole run without evaluations."""
     usable: float
-    """GiB of a GPU"""
+    """Usable GiB of a GPU."""
     largest_micro_batch: int
     largest_rollout_batch: int
     advice: list[str]
     notes: list[str] = field(default_factory=list)
     price: dict[str, float] = field(default_factory=dict)
-    """of the whole run, where an hour's was given"""
+    """Price of the whole run, where an hour's was given."""
 
     @property
     def peak(self) -> float:
@@ -444,7 +444,7 @@ def _first_of_many(shared: ContextParallel) -> Iterator[DeviceMesh | None]:
 class Measured:
     flops: float
     peak: int
-    """bytes above what was there before"""
+    """Bytes above those that were there before."""
 
 
 class Meter:
@@ -512,7 +512,7 @@ class Scorer:
     model: Any
     dtype: str
     frames: int
-    """asked about of a sample"""
+    """Frames of a sample that a reward sees."""
 
     def blank(self) -> Tensor:
         """[1, 3, H, W] a picture of the network's size."""
@@ -670,7 +670,7 @@ def memory_of(config: Config, costs: Costs, gpus: int, shards: int = 1) -> dict[
 
 
 Way = tuple[str, Callable[[Config], object]]
-"""a setting as people write it, and what sets it"""
+"""A setting as people write it, and the function that sets it."""
 
 
 def advise(config: Config, costs: Costs, gpus: int, usable: float) -> list[str]:

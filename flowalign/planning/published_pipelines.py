@@ -22,9 +22,9 @@ DATA: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(
 PARTS: dict[str, Any] = DATA["parts"]
 PIPELINES = pipelines_of(DATA)
 NAMES: dict[str, str] = DATA["hub_names"]
-"""hub names in lower case, and the pipelines of that size"""
+"""Hub names in lower case, and the pipelines of that size."""
 REWARDS: dict[str, str] = DATA["rewards"]
-"""names of rewards, and the network that each asks"""
+"""Names of rewards, and the network that each asks."""
 
 
 def published(path: str) -> Tiny | None:

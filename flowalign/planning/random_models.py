@@ -19,7 +19,7 @@ from flowalign.policies.language.policy import LanguagePolicy
 from rewards.hub import hub
 
 FAMILIES: dict[str, str] = DATA["hub_names"]
-"""beginnings of hub names, in lower case, and the tiny pipeline of the same class; the longest that fits counts"""
+"""Beginnings of hub names, in lower case, and the tiny pipeline of the same class; the longest that fits counts."""
 
 
 def tiny_name(path: str) -> str:

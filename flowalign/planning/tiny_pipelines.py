@@ -28,30 +28,30 @@ class Tiny:
     """How to make a pipeline and call it."""
 
     pipeline: str
-    """its class in diffusers"""
+    """Class of the pipeline in diffusers."""
     components: dict[str, Any]
-    """names of parts, and what else the class is made with; those that begin with _ are drawn and dropped"""
+    """Components by name, and further arguments of the class; those that begin with _ are drawn and dropped."""
     call: dict[str, Any]
-    """arguments of the pipeline's call"""
+    """Arguments of the pipeline's call."""
     encode: dict[str, Any] = field(default_factory=dict)
-    """arguments of its prompt encoding; they are also arguments of its call"""
+    """Arguments of its prompt encoding; they are also arguments of its call."""
     attributes: dict[str, Any] = field(default_factory=dict)
-    """set on the pipeline once it is made"""
+    """Attributes set on the pipeline once it is built."""
     negative: bool = False
-    """the pipeline's call guides only when told a negative prompt, or told none by `Family.arguments`"""
+    """Whether the pipeline's call guides only when given a negative prompt, or given none by `Family.arguments`."""
     unused: tuple[str, ...] = ()
-    """parts of names of weights that the network cannot use: the last block's text stream leads nowhere"""
+    """Fragments of names of weights that the network cannot use: the last block's text stream leads nowhere."""
     images: int = 0
-    """pictures that a sample is made from"""
+    """Pictures that a sample is made from."""
     masked: bool = False
     inputs: dict[str, Any] = field(default_factory=lambda: {"image": "first"})
-    """arguments of the call that take the 'first' picture, 'all' or the 'mask', and what goes with them"""
+    """Arguments of the call that take the 'first' picture, 'all' or the 'mask', and what goes with them."""
     ratio: float = 1e-5
-    """how far a replayed step's may be from 1"""
+    """Largest distance of a replayed step's ratio from 1."""
     alone: bool = False
-    """the pipeline's call makes one sample at a time"""
+    """Whether the pipeline's call makes one sample at a time."""
     sources: list[Source] | None = None
-    """the picture files of each prompt of a test"""
+    """Picture files of each prompt of a test."""
 
     def source_inputs(self, images: list[Image], mask: Image | None) -> dict[str, Any]:
         """The arguments of the pipeline's call that hold its pictures and mask."""

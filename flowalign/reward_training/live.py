@@ -25,9 +25,9 @@ from rewards.shapes.clip import TINY_CLIP
 from rewards.vision import Dtype
 
 REMEMBERED = 200
-"""newest votes that the share of foreseen ones is of"""
+"""Newest votes that the share of foreseen ones is computed over."""
 Vote = tuple[str, str, str, float]
-"""a prompt, two pictures' files, and what the second was worth against the first: 1, 0 or for a tie 0.5"""
+"""A prompt, two pictures' files, and the worth of the second against the first: 1, 0 or for a tie 0.5."""
 
 
 class LiveVotes(PickScore):
@@ -67,7 +67,7 @@ class LiveVotes(PickScore):
         self.learned: list[Vote] = []
         self.foreseen: deque[bool] = deque(maxlen=REMEMBERED)
         self.correction: Tensor | None = None
-        """[2 D] weights of the features, None without votes"""
+        """[2 D] weights of the features, None without votes."""
         self._seen: dict[tuple[str, str], Tensor] = {}
 
     def advance(self, progress: float) -> None:

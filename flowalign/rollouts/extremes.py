@@ -6,9 +6,9 @@ from typing import Any
 from rewards import Scores
 
 COUNT = 4
-"""best ones, and as many worst ones"""
+"""Number of best samples, and of worst ones."""
 Look = tuple[Any, dict[str, Any]]
-"""a sample, and its prompt, seed and scores by name"""
+"""A sample, and its prompt, seed and scores by name."""
 
 
 class Extremes:

@@ -145,7 +145,7 @@ class RefilledDraw(Draw):
         super().__init__(groups.sampler, groups.scorer, batch, workers)
         self.groups, self.processes, self.first_picks = groups, groups.processes, picks
         self.current: dict[int, tuple[Sampled[Any, Any], int]]
-        """of each place of this process its groups: what they were sampled with, and the number of its prompt there"""
+        """Groups of each prompt slot of this process: their samples, and the number of the prompt among these."""
 
     def __iter__(self) -> Iterator[tuple[Batch, Any]]:
         groups, dynamic, iteration = self.groups, self.groups.dynamic, self.batch.iteration

@@ -37,10 +37,10 @@ class DiffusionSampler(Sampler):
         self.plan = config.build_plan(silent=True)
         self.unlearned: int = getattr(self.plan, "unlearned", 0)
         self.search: Callable[[Batch], Tensor] | None = None
-        """finds finished latents [B, ...] for a batch"""
+        """Search that finds finished latents [B, ...] for a batch."""
         cache = config.rollout.cache
         self.cache = None if cache is None else cache.part("caches", "rollout.cache")
-        """of features, in rollouts"""
+        """Cache of features, in rollouts."""
         if self.cache is not None:
             with caching(policy, self.cache):
                 pass  # it fits the network

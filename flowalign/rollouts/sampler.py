@@ -26,7 +26,7 @@ class Sampler:
         self.shown = False
         """People look at the samples of this iteration."""
         self.metrics: dict[str, float] = {}
-        """What sampling measured in this iteration."""
+        """Metrics of sampling in this iteration."""
 
     @property
     def device(self) -> torch.device:
@@ -73,13 +73,13 @@ class Sampled(Generic[SamplerT, RolloutT]):
     scores: Any = None
     """`Scores` of the finished samples; None where the algorithm does not have them scored."""
     sampler: SamplerT
-    """What sampled it, to sample further states or samples with."""
+    """Sampler of these samples, for further states or samples."""
     scorer: Scorer
-    """What scored it, to score further samples with."""
+    """Scorer of these samples, for further ones."""
     sampler_log_prob: Tensor | None = None
-    """[B, T] log-probabilities of whoever sampled, where the current weights scored the rollout again."""
+    """[B, T] log-probabilities as sampled, where the current weights scored the rollout again."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """What sampling and scoring measured."""
+    """Metrics of sampling and scoring."""
 
     def gathered(self, processes: Processes) -> dict[str, Any]:
         """The fields that records of all kinds have, of all processes."""

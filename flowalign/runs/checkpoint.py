@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 NAME = re.compile(r"checkpoint-(\d+)")
 CHECKSUMS = "checksums.json"
 FORMAT = 1
-"""of what a run's folder holds; a change that older readers misread gets the next number"""
+"""Number of the format of a run's folder; a change that older readers misread gets the next one."""
 LEARNED = ("trainable", "ema", "optimizer", "value_head", "value_head_optimizer")
-"""tensors that are useless unless they are finite"""
+"""Tensors that are useless unless they are finite."""
 
 
 def optimizer_tensors(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -13,9 +13,9 @@ from typing import Any, BinaryIO
 from flowalign.errors import ConfigError
 
 LARGEST_TEXT = 256 * 2**20
-"""bytes of a file of lines or of JSON"""
+"""Bytes of a file of lines or of JSON, at most."""
 ELSEWHERE = ("wandb",)
-"""folders of other programs in a run's folder, which flowalign never opens; wandb has links in its own"""
+"""Folders of other programs in a run's folder, which flowalign never opens; wandb has links in its own."""
 
 
 class ForeignError(ConfigError, ValueError):

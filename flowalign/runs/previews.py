@@ -36,7 +36,7 @@ class Film:
     prompt: str
     seed: int
     pictures: Sequence[Picture]
-    """[T + 1] the picture or video each state would end in: its ODE completion, or the one-step estimate of x0"""
+    """[T + 1] picture or video that each state would end in: its ODE completion, or the one-step estimate of x0."""
     rewards: Sequence[float] | None = None
     """[T + 1] reward of each of these pictures"""
     dense: Sequence[float] | None = None
@@ -66,13 +66,13 @@ class Group:
     advantages: Sequence[float] | None = None
     """[G]"""
     parts: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """named [G] rewards"""
+    """Named [G] rewards."""
     wins: Sequence[Sequence[float]] | None = None
     """[G, G] pairwise verdicts: 1 where the row's sample beat the column's, 0 where it lost, 0.5 for a tie"""
     rewritten: Sequence[str] | None = None
     """[G] what a prompt rewriter made of the prompt, where that is what is trained"""
     tokens: Sequence[Sequence[tuple[str, float, float, float]]] | None = None
-    """of each text: piece of the text, log-probability, entropy, advantage"""
+    """[G] lists of a text's tokens: its piece of the text, log-probability, entropy, advantage."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -83,13 +83,13 @@ class Limits:
     films: int = 4
     groups: int = 4
     frames: int = 21
-    """pictures a film; of longer ones every so many states keep theirs, and all keep their numbers"""
+    """Pictures of a film; longer ones keep those of evenly spread states, and all numbers."""
     members: int = 24
-    """pictures a group"""
+    """Pictures of a group."""
     side: int = 256
-    """pixels; larger pictures are scaled down"""
+    """Pixels of a side; larger pictures are scaled down."""
     moments: int = 20
-    """iterations kept in the run; the first, the newest and an even spread between"""
+    """Iterations whose previews are kept: the first, the newest and an even spread between."""
 
 
 def save_previews(

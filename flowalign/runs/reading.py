@@ -8,7 +8,7 @@ import yaml
 from flowalign.errors import ConfigError
 
 LARGEST = 1_000_000
-"""bytes of a configuration file, and values in it once its aliases are written out"""
+"""Bytes of a configuration file, and values in it once its aliases are written out."""
 
 
 class _Loader(yaml.SafeLoader):

@@ -21,15 +21,15 @@ from PIL import Image
 
 FOLDER = "samples"
 THUMBNAIL = 192
-"""pixels of a thumbnail's longer side; pictures up to this size are their own thumbnails"""
+"""Pixels of a thumbnail's longer side; pictures up to this size are their own thumbnails."""
 MILLISECONDS = 125
-"""of a video's frame"""
+"""Milliseconds of a video's frame."""
 
 
 Picture = Image.Image | Sequence[Image.Image]
-"""a picture, or the frames of a video"""
+"""A picture, or the frames of a video."""
 Sample = str | Picture
-"""or a text"""
+"""A picture, a video or a text."""
 
 
 def save_samples(run: Path, iteration: int, samples: Iterable[tuple[Sample, Mapping[str, Any]]]) -> Path:

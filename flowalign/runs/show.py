@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from flowalign.runs.samples import Picture
 
 SIDE = 192
-"""pixels of a picture in a grid"""
+"""Pixels of a picture in a grid."""
 FONT = 15
 """Pixels of a caption's letters."""
 LINES = 2
@@ -27,7 +27,7 @@ class Grid:
 
     rows: Sequence[Sequence[Picture]]
     captions: Sequence[Sequence[str]]
-    """one a picture, '' for none"""
+    """Caption of each picture, '' for none."""
 
     def __repr__(self) -> str:
         return f"Grid({len(self.rows)} rows of {max(map(len, self.rows))} pictures)"

@@ -11,11 +11,11 @@ from flowalign.evaluation.statistics import estimate
 logger = logging.getLogger(__name__)
 
 WINDOW = 10
-"""iterations whose rewards are averaged"""
+"""Number of iterations whose rewards are averaged."""
 ERRORS = 5.0
-"""standard errors of a difference from which on it is a fall; as many since the best of all averages is compared"""
+"""Standard errors from which on a difference counts as a fall; as many since the best of all averages is compared."""
 HIGH = 0.5
-"""share of the highest learning rate so far; below it a rate is falling anyway"""
+"""Share of the highest learning rate so far; below it the rate is falling anyway."""
 
 
 class Health:
@@ -29,11 +29,11 @@ class Health:
     def __init__(self, training: Training, silent: bool = False) -> None:
         self.training, self.warned = training, silent
         self.rewards: list[float] = []
-        """mean reward of each iteration"""
+        """Mean reward of each iteration."""
         self.rate = self.highest = 0.0
-        """learning rate now, and the highest so far"""
+        """Current learning rate, and the highest so far."""
         self._best: tuple[int, list[int], list[float]] | None = None
-        """the best evaluation so far: its iteration, and of each sample the seed and the value"""
+        """Best evaluation so far: its iteration, and the seed and the value of each sample."""
 
     def see(self, iteration: int, metrics: dict[str, float]) -> None:
         """Look at the metrics of an iteration."""

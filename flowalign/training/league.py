@@ -35,7 +35,7 @@ from matplotlib import pyplot
 logger = logging.getLogger(__name__)
 
 SEED = 800_000_000
-"""of the start noises that the league is judged on"""
+"""First seed of the start noises that the league is judged on."""
 WORLDS = {
     "shapes": (),
     "relations": (
@@ -47,7 +47,7 @@ WORLDS = {
         *("evaluation.prompts=spelling_heldout", "evaluation.where={}", "rewards=[{name: spelling}]"),
     ),
 }
-"""what every configuration is trained on in its place: prompts, a reward of another kind, and the words' own model"""
+"""Settings of each world that a league trains in: prompts, a reward of another kind, and the model of words."""
 COLUMNS = ("rank", "strict", "soft", "panel", "diversity", "kl", "forwards", "reward_calls", "seconds", "iterations")
 
 

@@ -28,9 +28,9 @@ from samplers import derive_seed
 logger = logging.getLogger(__name__)
 
 NO_ADVANTAGE = 0.01
-"""mean size of a sample's advantages that rounding alone may reach"""
+"""Mean size of a sample's advantages that rounding alone may reach."""
 NO_MOVE = 1e-12
-"""norm of a gradient that is too small, beside the epsilon of AdamW, to move anything"""
+"""Norm of a gradient that is too small, beside the epsilon of AdamW, to move anything."""
 ALIKE = (
     "the rewards of every group are all alike (reward/zero_spread is 1); what helps: harder or easier prompts, a "
     "larger training.group_size"
@@ -43,7 +43,7 @@ IDLE = {
         "text": f"{NO_GRADIENT} no text ends in time to count (rollout.max_new_tokens, algorithm.mask_truncated)",
     },
 }
-"""what an iteration that taught nothing shows, and what would help, by metric and kind of sample"""
+"""Causes and remedies of an iteration that taught nothing, by metric and kind of sample."""
 
 
 def parameter_groups(policy: Policy, modules: Mapping[str, nn.Module]) -> list[dict[str, nn.Parameter]]:
@@ -84,15 +84,15 @@ class Learner(Optimization):
         host = training.offload_copies
         super().__init__(groups, training.optimizer, updates, self.accelerator.device, *average, half, host)
         self.replicated = sharding is None
-        """every process has the network whole, and can use it by itself"""
+        """Every process has the whole network, and can use it by itself."""
         self._warned: set[str] = set()
-        """metrics that a warning has named"""
+        """Metrics that a warning has named."""
         self.shown_weights: str = self.config.evaluation.weights or ("policy" if self.ema is None else "ema")
-        """that are evaluated and saved"""
+        """Name of the weights that are evaluated and saved."""
         self._keep_snapshots()
         self.role_optimizers = {name: self._role_optimizer(role, groups) for name, role in algorithm.roles.items()}
         self.head_start = max((role.alone for role in algorithm.roles.values()), default=0)
-        """updates at the start that are the other sets of weights' alone"""
+        """Updates at the start that move only the other sets of weights."""
 
     def _role_optimizer(self, role: Role, groups: Sequence[dict[str, nn.Parameter]]) -> torch.optim.Optimizer:
         """Of another set of weights, which are put into the parameters to be moved."""

@@ -18,7 +18,7 @@ from flowalign.training.memory import make_optimizer
 logger = logging.getLogger(__name__)
 
 MOST_SKIPPED = 5
-"""updates in a row that may be skipped before the training ends"""
+"""Updates in a row that may be skipped before the training ends."""
 
 
 class LossScale:
@@ -73,19 +73,19 @@ class Optimization:
         )
         self._factor = schedule.lr_lambdas[0]
         self.local_parameters = self.parameters
-        """the part of each parameter on this process, in the same memory"""
+        """Shard of each parameter on this process, in the same memory."""
         self.ema = EMAModel(self.local_parameters.values(), ema_decay) if ema_decay else None
         if self.ema is not None and host:
             self.ema.to("cpu")
         self._visits = device if host else None
-        """where the average goes to move"""
+        """Device that the average visits to be moved."""
         self.scale = LossScale() if half else None
         self.skipped = 0
-        """updates in a row, up to the last one, that moved nothing since their gradients were not finite"""
+        """Updates in a row, up to the last one, that moved nothing because of gradients that were not finite."""
         self.moved = 0
-        """updates since the start of this process that moved the weights"""
+        """Updates since the start of this process that moved the weights."""
         self._loss = torch.zeros(())
-        """of the last update"""
+        """Loss of the last update."""
 
     def set_learning_rate(self, update: int) -> float:
         """The schedule's, for the step of this number."""

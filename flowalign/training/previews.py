@@ -28,7 +28,7 @@ from samplers.completion import completions
 from samplers.plans import Tree
 
 MEMBERS = 8
-"""samples a prompt, at most"""
+"""Samples of a prompt, at most."""
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from flowalign.errors import ConfigError
 from flowalign.runs.environment import flat
 
 UNSAID = ("name", "output")
-"""where the folder lies is known to who moved it"""
+"""Settings of a folder's place, which need no warning: whoever moved it knows."""
 
 
 def check_resumable(before: Mapping[str, Any], config: BaseConfig) -> None:

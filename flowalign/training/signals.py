@@ -11,14 +11,14 @@ from flowalign.errors import FlowalignError
 
 NAMES = ("SIGTERM", "SIGINT", "SIGUSR1")
 ONCE = 1.0
-"""seconds within which signals count as one: a terminal's reaches the launcher too, which passes it on"""
+"""Seconds within which signals count as one: a terminal's also reaches the launcher, which passes it on."""
 
 
 class Stopped(FlowalignError):
     """A run left with a checkpoint because it was asked to; the command is to be given again."""
 
     exit_code = 75
-    """EX_TEMPFAIL, by which schedulers know a job to put back into the queue"""
+    """EX_TEMPFAIL, by which schedulers know a job to put back into the queue."""
 
 
 class Signals:

@@ -21,11 +21,11 @@ from flowalign.runs.environment import flat, record_environment
 from flowalign.runs.samples import MILLISECONDS, Picture, Sample
 
 SIDE = 512
-"""pixels of a picture's longer side, at most"""
+"""Pixels of a picture's longer side, at most."""
 LEAST = 192
-"""pixels of its width, so that a caption can be read"""
+"""Pixels of its width, at least, so that a caption can be read."""
 LINE = 14
-"""pixels of a line of a caption"""
+"""Pixels of a caption's line."""
 
 
 def begin_tracking(config: BaseConfig, accelerator: Accelerator, folder: Path, iteration: int) -> None:

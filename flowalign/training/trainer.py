@@ -60,7 +60,7 @@ class Trainer:
         self.evaluator = Evaluator(self.algorithm, self.sampler, self.scorer, self.learner, self.folder)
         self.metrics = MetricsFile(self.folder / "metrics.jsonl")
         self.health = Health(self.config.training, silent=not self.main)
-        """What this process has seen go wrong; a resumed run begins to look anew."""
+        """Warnings of this process; a resumed run begins to look anew."""
         self.supervision = Supervision(parts)
         self.spent = Spent(self.config, self.policy, self.scorer)
         self.saving = Saving(parts, self.spent)

@@ -19,12 +19,12 @@ from flowalign.runs.files import check_output, write_atomically
 from flowalign.training import Trainer
 
 EVALUATION_SEED = 700_000_000
-"""of the start noises that the figures are measured on; nothing was tuned on them"""
+"""First seed of the start noises that the figures are measured on; nothing was tuned on them."""
 PICTURES = (600, 300)
-"""at least, for the trained categories and for the others: standard errors of about 2 points"""
+"""Pictures at least, of the trained categories and of the others: standard errors of about 2 points."""
 
 CURVE = 15
-"""iterations between two points of the curve of held-out scores"""
+"""Iterations between two points of the curve of held-out scores."""
 
 
 class _Climb(Trainer):

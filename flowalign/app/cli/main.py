@@ -41,9 +41,9 @@ console = Console()
 
 TRACEBACK = "--traceback"
 UNEXPECTED = 70
-"""exit code of an error that is ours, as of sysexits.h"""
+"""Exit code of an error that is ours, as of sysexits.h."""
 LONGEST = 2000
-"""characters of an error's line"""
+"""Characters of an error's line, at most."""
 
 
 @app.callback(invoke_without_command=True)

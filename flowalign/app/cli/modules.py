@@ -9,7 +9,7 @@ from pathlib import Path
 from flowalign.errors import ConfigError
 
 HOME = Path(__file__).parents[3]
-"""of the packages flowalign, rewards and samplers"""
+"""Folder of the packages flowalign, rewards and samplers."""
 
 
 def check_own_packages() -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flowalign.training import Trainer
 
 PANEL = ("image_reward", "pick_score", "clip_score")
-"""rewards to watch a run by that is not trained on them"""
+"""Rewards to watch a run by that is not trained on them."""
 
 
 def suggested(config: "BaseConfig") -> list[str]:

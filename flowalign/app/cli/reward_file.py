@@ -15,17 +15,17 @@ class Serving(Section):
     host: str = "127.0.0.1"
     port: int = Field(8300, ge=1, le=65535)
     merge: int = Field(0, ge=0)
-    """join waiting requests up to this many samples; pointwise rewards only"""
+    """Samples up to which waiting requests are joined; pointwise rewards only."""
     queue: int = Field(64, ge=1)
-    """requests that may wait; more are told to come back"""
+    """Requests that may wait; more are told to come back."""
     token_variable: str | None = None
-    """environment variable with the token that clients must send; needed beyond loopback"""
+    """Environment variable with the token that clients must send; needed beyond loopback."""
     memory: int = Field(384, ge=1)
-    """megabytes that the requests in hand may take, pictures decoded"""
+    """Megabytes that the requests in hand may take, pictures decoded."""
     timeout: float = Field(600.0, gt=0)
-    """seconds that a call of the reward may take, and a request to arrive"""
+    """Seconds that a call of the reward may take, and a request to arrive."""
     tf32: bool = True
-    """float32 products on NVIDIA GPUs round their factors to 10 bits: several times faster"""
+    """Whether float32 products on NVIDIA GPUs round their factors to 10 bits: several times faster."""
 
 
 class RewardFile(Section):

@@ -22,11 +22,11 @@ from flowalign.runs.samples import THUMBNAIL, save_thumbnail, thumbnail_of
 CLIPS = {".mp4", ".webm"}
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".avif"}
 POINTS = 1000
-"""of a curve on the page; longer ones keep the extremes of equal stretches"""
+"""Points of a curve on the page; longer ones keep the extremes of equal stretches."""
 PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
-"""a part of a picture's name in the gallery, which needs no quoting in addresses and leads nowhere else"""
+"""Part of a picture's name in the gallery, which needs no quoting in addresses and leads nowhere else."""
 NOTES = 50
-"""shown of a run's notes"""
+"""Notes of a run that are shown, at most."""
 SCRIPTS = ("core", "grid", "compare", "previews", "tokens", "chart", "curves", "search", "vote", "start")
 ASSETS = ("gallery.css", *(f"{name}.js" for name in SCRIPTS))
 
@@ -39,7 +39,7 @@ class Placed:
     row: int
     column: int
     picture: str
-    """empty for a text"""
+    """File of the picture; empty for a text."""
     size: tuple[int, int]
 
 

@@ -20,11 +20,11 @@ from flowalign.runs.foreign import check_folder, write_new
 from flowalign.runs.reading import read_yaml
 
 SHOWN = 24
-"""samples on the page: those that differ most"""
+"""Samples on the page: those that differ most."""
 FIRST = re.compile(r"reward/mean$|held-out all/(?!statistics|pictures)|policy/kl")
-"""the curves that are shown, the others on demand"""
+"""Curves that are shown; the others are on demand."""
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 190, 52, 10, 10, 26
-"""pixels of a chart, and of its margins"""
+"""Pixels of a chart, and of its margins."""
 
 
 @dataclass
@@ -47,10 +47,10 @@ class Side:
     reward: float | None
     text: str | None
     picture: str = ""
-    """its name in the page's folder"""
+    """Name of the file in the page's folder."""
     clip: bool = False
     small: bool = False
-    """shown with its pixels"""
+    """Whether it is shown with its pixels."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Shown:
     seed: str
     sides: list[Side]
     gain: float
-    """the largest difference to the first run"""
+    """Largest difference to the first run."""
 
 
 def build_comparison(

@@ -17,9 +17,9 @@ from flowalign.runs.samples import FOLDER as SAMPLES
 
 MOMENT = re.compile(r"iteration-(\d{1,12})")
 KNOWN = {"picture", "text", "prompt", "seed", "metadata", "rewritten", "replies"}
-"""keys of a samples.jsonl line that are not scores"""
+"""Keys of a samples.jsonl line that are not scores."""
 TRIED = "tried.jsonl"
-"""of a search's folder: a line for each prompt and method"""
+"""Name of a search's table: a line for each prompt and method."""
 
 
 @dataclass
@@ -27,17 +27,17 @@ class Sample:
     """One picture, clip or text of a moment."""
 
     path: Path
-    """of the picture or clip; of a text the file of lines that it is in"""
+    """Path of the picture or clip; for a text the file of lines that it is in."""
     prompt: str
     rewritten: str | None
-    """the text a prompt rewriter made of it, which the generator was given"""
+    """Rewritten prompt, which the generator was given."""
     seed: str
     metadata: dict[str, Any]
     scores: dict[str, float]
     text: str | None = None
-    """what a language model wrote"""
+    """Text of a language model."""
     replies: dict[str, str] = field(default_factory=dict)
-    """what judges wrote about it"""
+    """Texts of judges about it."""
 
 
 @dataclass
@@ -47,9 +47,9 @@ class Moment:
     iteration: int
     samples: list[Sample] = field(default_factory=list)
     films: list[dict[str, Any]] = field(default_factory=list)
-    """as in films.jsonl, every list of the right length, `pictures` as paths"""
+    """Lines of films.jsonl, every list of the right length, `pictures` as paths."""
     groups: list[dict[str, Any]] = field(default_factory=list)
-    """as in groups.jsonl, `picture` as a path"""
+    """Lines of groups.jsonl, `picture` as a path."""
 
 
 @dataclass
@@ -59,17 +59,17 @@ class Run:
     folder: Path
     name: str
     moments: list[Moment]
-    """with samples, oldest first"""
+    """Moments with samples, oldest first."""
     previews: list[Moment]
-    """with films or groups, oldest first"""
+    """Moments with films or groups, oldest first."""
     series: dict[str, list[tuple[int, float]]]
-    """named (iteration, value) points"""
+    """Points (iteration, value) by name."""
     warnings: list[tuple[int, str, str]]
     """(iteration, "suspect", "hacked" or "", text), from the keys `verdict` and `warnings` of a line"""
     notes: list[str]
-    """what was left out, and why"""
+    """Notes on what was left out, and why."""
     searches: list[dict[str, Any]] = field(default_factory=list)
-    """as in the tried.jsonl of a search's folder, pictures as paths"""
+    """Lines of a search folder's tried.jsonl, pictures as paths."""
 
 
 def read_runs(folders: list[Path]) -> list[Run]:

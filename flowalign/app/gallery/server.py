@@ -34,7 +34,7 @@ from flowalign.runs.samples import FOLDER as SAMPLES
 from rewards.connections import Punctual, is_own_host
 
 BODY = 65536
-"""bytes of a post at most"""
+"""Bytes of a post, at most."""
 
 
 class Refused(Exception):

@@ -14,7 +14,7 @@ from flowalign.errors import ConfigError
 from flowalign.runs.reading import read_yaml
 
 DPO = "dpo.yaml"
-"""beside pictures that `flowalign pairs` made: a configuration that trains on the votes on them"""
+"""Configuration that trains on the votes, beside the pictures that `flowalign pairs` made."""
 
 
 def enough(choices: int) -> str:
@@ -67,7 +67,7 @@ def _recipe(run: Path) -> list[Path | str]:
 
 
 BETWEEN = 200
-"""pairs of raters in the results, those who judged most in common"""
+"""Pairs of raters in the results, those who judged most in common."""
 
 
 def agreement(verdicts: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from flowalign.data import Prompts
 from rewards import Metadata, Reward, score
 
 SampleScores = dict[str, float | list[float]]
-"""a sample's scores by name; a list counts as so many. A name that does not apply is left out."""
+"""Scores of a sample by name; a list counts as so many. A name that does not apply is left out."""
 
 
 class Suite:
@@ -19,13 +19,13 @@ class Suite:
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
-    """raised whenever the same model would get another figure"""
+    """Version, raised whenever the same model would get another figure."""
     pictures: ClassVar[int] = 4
-    """samples a prompt"""
+    """Samples of a prompt."""
     videos: ClassVar[bool] = False
-    """its samples are videos"""
+    """Whether its samples are videos."""
     headline: ClassVar[tuple[str, ...]]
-    """names of the scores whose mean is 'overall'"""
+    """Names of the scores whose mean is 'overall'."""
 
     def prompts(self) -> Prompts:
         """The prompts, always the same and in the same order; metadata say what is asked of each."""

@@ -18,7 +18,7 @@ from rewards import Metadata
 from rewards.detection import Detection
 
 SEED, EACH = 43, 100
-"""of the published list; and how many prompts of each task but the first are drawn"""
+"""Seed of the published list, and the number of prompts drawn of each task but the first."""
 RELATIONS = ("left of", "right of", "above", "below")
 
 

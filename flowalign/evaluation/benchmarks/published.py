@@ -17,7 +17,7 @@ class Published:
     """A file of a repository at a fixed commit."""
 
     repository: str
-    """owner/name on GitHub"""
+    """Repository on GitHub, owner/name."""
     commit: str
     path: str
     licence: str

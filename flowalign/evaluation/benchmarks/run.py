@@ -36,11 +36,11 @@ from flowalign.runs.files import write_atomically
 from flowalign.runs.samples import save_picture, save_samples
 
 SEED = 600_000_000
-"""of the first start noise; nothing was tuned on these"""
+"""Seed of the first start noise; nothing was tuned on these."""
 BASE, TUNED = "base", "tuned"
-"""a model before training or without its LoRA, and with what was trained; names of folders"""
+"""Folders of a model before training or without its LoRA, and of what was trained."""
 SHOWN = 48
-"""prompts whose first sample is kept"""
+"""Prompts whose first sample is saved."""
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,10 @@ PLACES = (
     *("on side of", "next to", "near", "on the left of", "on the right of", "on the bottom of", "on the top of"),
     "on top of",
 )
-"""in the authors' order: the first that a prompt has is meant"""
+"""Relations in the authors' order: the first that a prompt has is meant."""
 PEOPLE = ("girl", "boy", "man", "woman")
 YES, NO, DECODE, ENCODE = 2748, 2053, 30522, 30523
-"""tokens of BLIP's vocabulary, which is BERT's with two more"""
+"""Tokens of BLIP's vocabulary, which is BERT's with two more."""
 
 
 class T2ICompBench(Suite):

@@ -35,7 +35,7 @@ MEASURES = {
     "scene": ("background_consistency",),
     "temporal_flickering": ("temporal_flickering",),
 }
-"""of the videos of each list of prompts"""
+"""Measures of the videos of each list of prompts."""
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 Frames = NDArray[np.uint8]
 """[F, H, W, 3]"""

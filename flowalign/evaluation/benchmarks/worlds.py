@@ -33,7 +33,7 @@ class OneKind(Suite):
     headline = ("strict",)
     checker: ClassVar[Callable[[], Reward]]
     parts: ClassVar[tuple[str, ...]]
-    """of the checker, that are shown"""
+    """Parts of the checker's verdict that are shown."""
 
     def prompts(self) -> Prompts:
         return Prompts.read(f"{self.name}_heldout")

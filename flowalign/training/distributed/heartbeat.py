@@ -28,7 +28,7 @@ from flowalign.errors import FlowalignError
 logger = logging.getLogger(__name__)
 
 LATE = 4
-"""times the patience that the others wait for a process before a warning names it"""
+"""Multiple of the patience after which a warning names a process that the others wait for."""
 
 
 class Heartbeat:
@@ -47,9 +47,9 @@ class Heartbeat:
         self.store.set_timeout(timedelta(seconds=patience))
         self.rank, self.processes, self.patience = rank, processes, patience
         self.place = "starting"
-        """where this process is, for the message when it is missed"""
+        """Place in the program where this process is, for the message when it is missed."""
         self._waits_since: float | None = None
-        """when the main thread was first found waiting for other processes, and at every beat since"""
+        """Time when the main thread was first seen waiting for other processes, and at every beat since."""
         self._named = False
         self._beats = 0
         self._over = threading.Event()

@@ -30,7 +30,7 @@ class Begun(NamedTuple):
     draw: Draw
     published: PublishedWeights
     picks: list[int]
-    """numbers of the prompts of all processes"""
+    """Numbers of the prompts of all processes."""
 
 
 class Ahead:

@@ -23,20 +23,20 @@ from flowalign.training.workers.worker import Weights, Worker, WorkerResult, rec
 logger = logging.getLogger(__name__)
 
 MOST_DEATHS = 3
-"""of workers at one part, after which the part is to blame"""
+"""Deaths of workers at one task, after which the task is to blame."""
 PATIENCE = 5.0
-"""seconds without an answer from Ray's own processes after which they are given up"""
+"""Seconds without an answer after which Ray's own processes are given up."""
 JOINING = 60.0
-"""seconds that the machines of a Ray that was started elsewhere may take to join it"""
+"""Seconds that the machines of a Ray that was started elsewhere may take to join it."""
 TOKEN = Path.home() / ".ray" / "auth_token"
-"""by which `ray start` of Ray 2.60 and later lets others in"""
+"""Token file by which `ray start` of Ray 2.60 and later admits others."""
 
 
 class LostRay(FlowalignError):
     """Ray's head, or its process on this machine, is gone; the command is to be given again with a new one."""
 
     exit_code = 75
-    """EX_TEMPFAIL, as of `Stopped`"""
+    """EX_TEMPFAIL, as of `Stopped`."""
 
 
 @dataclass(eq=False)
@@ -55,7 +55,7 @@ class Task:
     published: PublishedWeights
     ref: Any = None
     deaths: int = 0
-    """of workers that were at it"""
+    """Deaths of workers at this task."""
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ class WorkerSlot:
     worker: Any
     tasks: list[Task] = field(default_factory=list)
     published: PublishedWeights | None = None
-    """the weights that it has when it comes to the next task"""
+    """Weights that it has when it comes to the next task."""
 
 
 class Fleet:
@@ -85,9 +85,9 @@ class Fleet:
     def __init__(self, config: BaseConfig, workers: RolloutWorkers, device: torch.device, processes: int = 1) -> None:
         self.config, self.workers = config, workers
         self.deaths, self.seconds, self.lags = 0, 0.0, list[int]()
-        """since the last `measured`: workers that died, seconds that they sampled, iterations that weights were old"""
+        """Since the last `measured`: deaths of workers, seconds of sampling, age of the weights in iterations."""
         self.policy: Policy | None = None
-        """the learner's, once it is there"""
+        """Policy of the learner, once it is there."""
         # without it Ray ends this process in the middle of an update, a minute after its head is gone
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
         # what started here tells nobody

@@ -25,9 +25,9 @@ from flowalign.training.learner import parameter_groups
 from flowalign.training.memory import while_it_fits
 
 SENT = frozenset({"image", "text", "prompt"})
-"""What workers send of their samples, in the words of a reward's needs."""
+"""Kinds of samples that workers send, in the words of a reward's needs."""
 LAUNCHED = re.compile("(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(ACCELERATE|FSDP)_.*")
-"""environment of a learner among others, by which a worker would take itself for one of them"""
+"""Environment of a learner among others, by which a worker would take itself for one of them."""
 
 
 @dataclass
@@ -35,11 +35,11 @@ class Weights:
     """What samples depend on besides the batch."""
 
     iteration: int
-    """before which the weights were these"""
+    """Iteration that these weights sample for."""
     tensors: dict[str, Tensor]
-    """what is trained, by name, whole and on the CPU"""
+    """Trained tensors by name, whole and on the CPU."""
     rest: dict[str, Any]
-    """JSON: 'progress' and 'updates' that the algorithm is told, and the 'plan' where it adapts"""
+    """JSON: the algorithm's 'progress' and 'updates', and the 'plan' where it adapts."""
 
 
 class WorkerResult(NamedTuple):
@@ -79,7 +79,7 @@ class Worker:
         torch.set_num_threads(threads)
         self.config: BaseConfig = parse(kind_of(config), config)
         self.iteration: int | None = None
-        """of the weights that it has"""
+        """Iteration of the weights that it has."""
 
     @cached_property
     def parts(self) -> tuple[Any, Sampler]:
