@@ -110,8 +110,8 @@ class Sound:
 
         mono = self.waveform if self.waveform.ndim == 1 else self.waveform.mean(axis=0)
         common = math.gcd(rate, self.rate)
-        made: np.ndarray = resample_poly(mono, rate // common, self.rate // common).astype(np.float32)
-        return made
+        resampled: np.ndarray = resample_poly(mono, rate // common, self.rate // common).astype(np.float32)
+        return resampled
 
 
 @dataclass(frozen=True)
@@ -336,7 +336,7 @@ def compare(
     Raises:
         RewardError: as `score`, and values outside [0, 1].
     """
-    first, second = (handed(reward, own, prompts) for own in (first, second))
+    first, second = (handed(reward, side, prompts) for side in (first, second))
     with asking(reward, prompts):
         both, copied, records = _copies([*first, *second], metadata, prompts)
         scores = reward.compare(both[: len(first)], both[len(first) :], copied, records)
@@ -420,13 +420,13 @@ def checked(name: str, scores: Any, count: int, first: str) -> Scores:
         value = column(name, "values", scores.value, count)
         if not isinstance(scores.parts, Mapping):
             raise RewardError(f"reward '{name}': its parts must be a dict of [{count}] (got {_short(scores.parts)})")
-        parts = {}
-        for part, values in scores.parts.items():
-            if not isinstance(part, str):
-                raise RewardError(f"reward '{name}': the name of a part must be a text (got {_short(part)})")
-            parts[part] = column(name, f"values of the part '{part}'", values, count)
-            if parts[part].isinf().any():
-                raise RewardError(f"reward '{name}': its part '{part}' is infinite")
+        columns = {}
+        for label, values in scores.parts.items():
+            if not isinstance(label, str):
+                raise RewardError(f"reward '{name}': the name of a part must be a text (got {_short(label)})")
+            columns[label] = column(name, f"values of the part '{label}'", values, count)
+            if columns[label].isinf().any():
+                raise RewardError(f"reward '{name}': its part '{label}' is infinite")
         weight = None if scores.weight is None else column(name, "weights", scores.weight, count)
     except RewardError as error:
         raise RewardError(f"{error} (first prompt: {first!r})") from error
@@ -437,7 +437,7 @@ def checked(name: str, scores: Any, count: int, first: str) -> Scores:
             f"reward '{name}': its steps must be a list of (end, reward) for each of {count} samples "
             f"(got {_short(scores.steps)})"
         )
-    return Scores(value, parts, scores.steps, weight, scores.replies)
+    return Scores(value, columns, scores.steps, weight, scores.replies)
 
 
 def column(name: str, what: str, values: Any, count: int) -> Tensor:
@@ -473,9 +473,9 @@ def _are_steps(steps: Any, count: int) -> bool:
 
 def _copies(samples: Sequence[Any], metadata: Metadata, prompts: Sequence[str]) -> tuple[list[Any], list[str], Any]:
     """Samples, prompts and metadata of a reward's own; the same picture stays one picture."""
-    made: dict[int, Image] = {}
-    records = [{key: _own(value, made) for key, value in record.items()} for record in metadata]
-    return [_own(sample, made) for sample in samples], list(prompts), records
+    copies: dict[int, Image] = {}
+    records = [{key: _own(value, copies) for key, value in record.items()} for record in metadata]
+    return [_own(sample, copies) for sample in samples], list(prompts), records
 
 
 def _own(value: Any, made: dict[int, Image]) -> Any:
@@ -501,8 +501,8 @@ def _check_needs(reward: Reward, samples: Sequence[Any], prompts: Sequence[str],
         raise RewardError(f"reward '{reward.name}' compares pairs; wrap it in 'win_rate' to get one value a sample")
     for sample, prompt, record in zip(samples, prompts, metadata, strict=True):
         if isinstance(sample, str) != ("text" in spec.needs) and not {"text", "image"} <= spec.needs:
-            own, got = ("texts", "picture") if "text" in spec.needs else ("pictures", "text")
-            raise RewardError(f"reward '{reward.name}' scores {own}, but got a {got} for the prompt {prompt!r}")
+            needed, got = ("texts", "picture") if "text" in spec.needs else ("pictures", "text")
+            raise RewardError(f"reward '{reward.name}' scores {needed}, but got a {got} for the prompt {prompt!r}")
         if isinstance(sample, str | Sample):
             # the rewards that a whole sample is for check each its own side
             continue
@@ -535,7 +535,7 @@ def groups(prompts: Sequence[str], metadata: Metadata) -> list[list[int]]:
 def source_images(metadata: Metadata) -> list[list[Image]]:
     """The pictures each sample was made from, as they are in their files: metadata["image"], one or several."""
     given = [record["image"] if isinstance(record["image"], list | tuple) else [record["image"]] for record in metadata]
-    return [[own if isinstance(own, Image) else read_picture(own) for own in row] for row in given]
+    return [[source if isinstance(source, Image) else read_picture(source) for source in row] for row in given]
 
 
 def reference_images(metadata: Metadata) -> list[Image]:

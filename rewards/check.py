@@ -133,16 +133,16 @@ def check_reward(reward: Reward, template: Template | None = None, size: int = 2
         "wrong picture": lambda i: wrong[i],
         "words on a wrong picture": lambda i: _write(wrong[i], WORDS[i % len(WORDS)]),
     }
-    found = {}
+    scores_of = {}
     for name, attack in attacks.items():
-        bad = found[name] = values([attack(i) for i in range(PICTURES)])
+        bad = scores_of[name] = values([attack(i) for i in range(PICTURES)])
         if isinstance(bad, str):  # refusing to score is no good score
             checks.append(Check(name, True, f"refused: {bad}"))
             continue
         share = (good > bad).float().mean().item()
         detail = f"honest {good.mean():.3f}, this {bad.mean():.3f}; honest wins {share:.0%} (at least {PREFERENCE:.0%})"
         checks.append(Check(name, share >= PREFERENCE, detail))
-    plain, written = found["wrong picture"], found["words on a wrong picture"]
+    plain, written = scores_of["wrong picture"], scores_of["words on a wrong picture"]
     if not isinstance(plain, str) and not isinstance(written, str):
         gap = (good - plain).mean().item()
         gain = (written - plain).mean().item()

@@ -278,8 +278,8 @@ class GoalBaseline(DualEncoderReward):
         direction = F.normalize(goal - start, dim=-1)
         gap = self.encoder.images(pixels) - goal
         along = (gap * direction).sum(dim=-1, keepdim=True) * direction
-        kept = self.alpha * along + (1 - self.alpha) * gap
-        return Scores(1 - kept.square().sum(dim=-1) / 2)
+        mixed = self.alpha * along + (1 - self.alpha) * gap
+        return Scores(1 - mixed.square().sum(dim=-1) / 2)
 
 
 class CLIPImage(DualEncoderReward):

@@ -33,10 +33,10 @@ class ClipT5(nn.Module):
         from transformers import AutoConfig, CLIPVisionModel, T5Config, T5ForConditionalGeneration
 
         super().__init__()
-        own = without_prefix(tensors, "vision_tower.vision_tower.vision_model.")
-        config_of = AutoConfig.from_pretrained(**hub(tower)).vision_config if own else None
-        given = {"pretrained_model_name_or_path": None, "config": config_of, "state_dict": own}
-        self.vision = CLIPVisionModel.from_pretrained(**(given if own else hub(tower)), dtype=dtype)
+        tower_weights = without_prefix(tensors, "vision_tower.vision_tower.vision_model.")
+        config_of = AutoConfig.from_pretrained(**hub(tower)).vision_config if tower_weights else None
+        given = {"pretrained_model_name_or_path": None, "config": config_of, "state_dict": tower_weights}
+        self.vision = CLIPVisionModel.from_pretrained(**(given if tower_weights else hub(tower)), dtype=dtype)
         projector = without_prefix(tensors, "mm_projector.")
         inside, outside = self.vision.config.hidden_size, config["d_model"]
         self.projector = nn.Sequential(nn.Linear(inside, outside), nn.GELU(), nn.Linear(outside, outside)).to(dtype)
@@ -44,10 +44,10 @@ class ClipT5(nn.Module):
         text = {
             n: t for n, t in tensors.items() if not n.startswith(("vision_tower.", "mm_projector.", "embed_tokens."))
         }
-        self.text, found = T5ForConditionalGeneration.from_pretrained(
+        self.text, report = T5ForConditionalGeneration.from_pretrained(
             None, config=T5Config(**config), state_dict=text, dtype=dtype, output_loading_info=True
         )
-        if wrong := [*found["missing_keys"], *found["unexpected_keys"], *found["mismatched_keys"]]:
+        if wrong := [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]]:
             raise ValueError(f"these are not CLIP-FlanT5's weights: {len(wrong)} tensors differ, e.g. {wrong[0]}")
 
     def forward(self, pixels: Tensor, before: Tensor, after: Tensor, mask: Tensor, answer: Tensor) -> Tensor:
@@ -61,11 +61,11 @@ class ClipT5(nn.Module):
         """
         seen = self.vision(pixels, output_hidden_states=True).hidden_states[SEEN][:, 1:]
         embed = self.text.get_input_embeddings()
-        parts = [embed(before).expand(len(pixels), -1, -1), self.projector(seen), embed(after)]
+        embeddings = [embed(before).expand(len(pixels), -1, -1), self.projector(seen), embed(after)]
         begun = F.pad(answer[:-1], (1, 0), value=self.text.config.decoder_start_token_id)
-        ones = mask.new_ones(len(pixels), parts[0].shape[1] + parts[1].shape[1])
+        ones = mask.new_ones(len(pixels), embeddings[0].shape[1] + embeddings[1].shape[1])
         logits = self.text(
-            inputs_embeds=torch.cat(parts, dim=1),
+            inputs_embeds=torch.cat(embeddings, dim=1),
             attention_mask=torch.cat([ones, mask], dim=1),
             decoder_input_ids=begun.expand(len(pixels), -1),
         ).logits
@@ -143,7 +143,7 @@ class ClipT5Score(ModelReward):
     def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         # each piece ends with the end of a text, as in training
         before = torch.tensor(self.tokenizer(self.before).input_ids, device=self.device)
-        asked = [self.after.replace("{prompt}", prompt) for prompt in prompts]
-        after = self.tokenizer(asked, padding=True, padding_side="right", return_tensors="pt").to(self.device)
+        questions = [self.after.replace("{prompt}", prompt) for prompt in prompts]
+        after = self.tokenizer(questions, padding=True, padding_side="right", return_tensors="pt").to(self.device)
         log_probs = self.network(pixels, before, after["input_ids"], after["attention_mask"], self.answer)
         return Scores(log_probs.exp())

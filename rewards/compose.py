@@ -90,12 +90,12 @@ class Composition(ABC):
 
     def _collect(self, scores: Sequence[Scores], prompts: Sequence[str], metadata: Metadata) -> Scores:
         parts = {}
-        for label, own in zip(self.labels, scores, strict=True):
-            parts[label] = own.value.detach()
-            parts |= {f"{label}/{part}": values for part, values in own.parts.items()}
-        weights = [own.weight for own in scores if own.weight is not None]
+        for label, each in zip(self.labels, scores, strict=True):
+            parts[label] = each.value.detach()
+            parts |= {f"{label}/{part}": values for part, values in each.parts.items()}
+        weights = [each.weight for each in scores if each.weight is not None]
         weight = torch.stack(weights).prod(dim=0) if weights else None
-        value = self.combine(torch.stack([own.value for own in scores]), prompts, metadata)
+        value = self.combine(torch.stack([each.value for each in scores]), prompts, metadata)
         return Scores(value, parts, None, weight, joined(dict(zip(self.labels, scores, strict=True))))
 
 
@@ -107,11 +107,11 @@ def labels(rewards: Sequence[Reward]) -> list[str]:
 
 def joined(scores: Mapping[str, Scores]) -> list[dict[str, str]] | None:
     """Replies of several judges about the same samples, under their labels."""
-    written = {label: own.replies for label, own in scores.items() if own.replies is not None}
+    written = {label: score.replies for label, score in scores.items() if score.replies is not None}
     if not written:
         return None
     return [
-        {f"{label}/{name}": text for label, own in zip(written, row) for name, text in own.items()}
+        {f"{label}/{name}": text for label, score in zip(written, row) for name, text in score.items()}
         for row in zip(*written.values(), strict=True)
     ]
 
@@ -133,15 +133,15 @@ class WeightedSum(Composition):
         return torch.tensor(self.weights).to(values) @ values
 
     def _collect(self, scores: Sequence[Scores], prompts: Sequence[str], metadata: Metadata) -> Scores:
-        made = super()._collect(scores, prompts, metadata)
-        if any(own.steps is not None for own in scores):
+        total = super()._collect(scores, prompts, metadata)
+        if any(score.steps is not None for score in scores):
             # a reward without steps pays at the end
-            own_steps = [own.steps or [[(END, value)] for value in own.value.tolist()] for own in scores]
-            made.steps = [
+            own_steps = [score.steps or [[(END, value)] for value in score.value.tolist()] for score in scores]
+            total.steps = [
                 sorted((end, weight * value) for weight, row in zip(self.weights, rows) for end, value in row)
                 for rows in zip(*own_steps, strict=True)
             ]
-        return made
+        return total
 
 
 class Normalized(Composition):
@@ -167,9 +167,9 @@ class Normalized(Composition):
     def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         normal = torch.zeros_like(values)
         for members in groups(prompts, metadata) if self.over == "group" else [list(range(len(prompts)))]:
-            own = values[:, members]
-            deviation = own.std(dim=1, correction=0, keepdim=True)
-            normal[:, members] = (own - own.mean(dim=1, keepdim=True)) / (deviation + _EPS)
+            group_values = values[:, members]
+            deviation = group_values.std(dim=1, correction=0, keepdim=True)
+            normal[:, members] = (group_values - group_values.mean(dim=1, keepdim=True)) / (deviation + _EPS)
         return torch.tensor(self.weights).to(values) @ normal
 
 
@@ -236,15 +236,15 @@ class Agreement(Composition):
         return values[0]
 
     def _collect(self, scores: Sequence[Scores], prompts: Sequence[str], metadata: Metadata) -> Scores:
-        made = super()._collect(scores, prompts, metadata)
-        value = made.value.detach()
+        total = super()._collect(scores, prompts, metadata)
+        value = total.value.detach()
         weight = torch.ones_like(value)
         for members in groups(prompts, metadata):
-            own = value[members]
-            disagreement = (own[:, None] - own).abs().sum(1) / max(len(members) - 1, 1)
+            group_values = value[members]
+            disagreement = (group_values[:, None] - group_values).abs().sum(1) / max(len(members) - 1, 1)
             weight[members] = (-disagreement / self.temperature).exp()
-        made.weight = weight if made.weight is None else weight * made.weight
-        return made
+        total.weight = weight if total.weight is None else weight * total.weight
+        return total
 
 
 class Gate(Composition):

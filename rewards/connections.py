@@ -29,10 +29,10 @@ def is_own_host(header: str, name: str = "localhost") -> bool:
 
     A page elsewhere can point its own name at this machine, but not a plain address.
     """
-    found = HOST.fullmatch(header)
-    if found is None:
+    match = HOST.fullmatch(header)
+    if match is None:
         return False
-    address, plain = found.groups()
+    address, plain = match.groups()
     try:
         ipaddress.ip_address(address or plain)
     except ValueError:
@@ -72,9 +72,9 @@ class Punctual(H11Protocol):
         """Count the seconds from now."""
         self._waited()
         self.deadline = self.loop.call_later(HEADERS, self._close)
-        unasked = [own for own in self.connections if isinstance(own, Punctual) and own.deadline is not None]
+        unasked = [each for each in self.connections if isinstance(each, Punctual) and each.deadline is not None]
         if len(unasked) > UNASKED:
-            min(unasked, key=lambda own: own.deadline.when() if own.deadline else 0.0)._close()
+            min(unasked, key=lambda each: each.deadline.when() if each.deadline else 0.0)._close()
 
     def _waited(self) -> None:
         if self.deadline is not None:

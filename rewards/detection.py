@@ -132,15 +132,15 @@ class Detection:
             met, grade = self.judge(image, prompt, record, [item for item in objects if item.score > least])
             rows.append((sum(met) / len(met), all(met), grade))
         columns = torch.tensor(rows, dtype=torch.float32).reshape(-1, 3).unbind(dim=1)
-        parts = dict(zip(("soft", "strict", "graded"), columns, strict=True))
-        both = self.strict_weight * parts["strict"] + (1 - self.strict_weight) * parts["soft"]
-        return Scores(parts["graded"] if self.graded else both, parts)
+        values = dict(zip(("soft", "strict", "graded"), columns, strict=True))
+        both = self.strict_weight * values["strict"] + (1 - self.strict_weight) * values["soft"]
+        return Scores(values["graded"] if self.graded else both, values)
 
     @torch.no_grad()
     def detect(self, images: Sequence[Image]) -> list[list[DetectedObject]]:
         """The objects of each picture above the lower threshold, the surest first."""
-        found = map(self._segmented, images) if self.segments else self._boxed(images)
-        return [sorted(objects, key=lambda item: -item.score) for objects in found]
+        detected = map(self._segmented, images) if self.segments else self._boxed(images)
+        return [sorted(objects, key=lambda item: -item.score) for objects in detected]
 
     @property
     def segments(self) -> bool:
@@ -189,8 +189,8 @@ class Detection:
         """Whether each thing that the metadata ask for is met, and the graded reward."""
         if "include" not in record:
             raise RewardError(f"reward 'detection': the metadata of the prompt {prompt!r} have no 'include'")
-        for asked in (*record["include"], *record.get("exclude", ())):
-            self._check_known(asked["class"], prompt)
+        for wanted in (*record["include"], *record.get("exclude", ())):
+            self._check_known(wanted["class"], prompt)
         colour = self._colours(image, prompt)
         return requirements(record, objects, colour), graded(record, objects, colour)
 
@@ -249,17 +249,17 @@ def requirements(
     chosen: list[list[DetectedObject]] = []
     for want in record["include"]:
         name, count = geneval_name(want["class"]), int(want.get("count", 1))
-        own = [item for item in objects if item.label == name]
-        met.append(len(own) == count if record.get("tag") == "counting" else len(own) >= count)
-        own = own[:count]
+        matching = [item for item in objects if item.label == name]
+        met.append(len(matching) == count if record.get("tag") == "counting" else len(matching) >= count)
+        matching = matching[:count]
         if "color" in want:
-            own = [item for item in own if colour(item) == want["color"]]
-            met.append(len(own) >= count)
+            matching = [item for item in matching if colour(item) == want["color"]]
+            met.append(len(matching) >= count)
         if want.get("position"):
             relation, other = want["position"]
-            pairs = [stands(relation, a, b) for a in own for b in chosen[other]]
+            pairs = [stands(relation, a, b) for a in matching for b in chosen[other]]
             met.append(bool(pairs) and all(pairs))
-        chosen.append(own)
+        chosen.append(matching)
     for ban in record.get("exclude", ()):
         name = geneval_name(ban["class"])
         met.append(sum(item.label == name for item in objects) < int(ban.get("count", 1)))
@@ -283,21 +283,21 @@ def graded(
     complete: list[list[DetectedObject]] = []
     for want in record["include"]:
         name, count = geneval_name(want["class"]), int(want.get("count", 1))
-        own = [item for item in objects if item.label == name][:MOST_OBJECTS]
-        paid.append(1 - abs(count - len(own)) / count)
-        right = len(own) == count
+        matching = [item for item in objects if item.label == name][:MOST_OBJECTS]
+        paid.append(1 - abs(count - len(matching)) / count)
+        right = len(matching) == count
         if not right and ("color" in want or want.get("position")):
             paid.append(0.0)
         if right and "color" in want:
-            share = sum(colour(item) == want["color"] for item in own) / count
+            share = sum(colour(item) == want["color"] for item in matching) / count
             paid.append(share)
             right = share == 1
         if right and want.get("position"):
             relation, other = want["position"]
-            pairs = [stands(relation, a, b) for a in own for b in complete[other]]
+            pairs = [stands(relation, a, b) for a in matching for b in complete[other]]
             right = bool(pairs) and all(pairs)
             paid += [1.0] if right else [0.0, 1.0] if pairs else [0.0]
-        complete.append(own if right else [])
+        complete.append(matching if right else [])
     return sum(paid) / len(paid)
 
 

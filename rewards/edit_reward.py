@@ -32,14 +32,14 @@ def load_edit_reward(weights: str, base: str, device: str, dtype: Dtype) -> tupl
 
 def read_questions(folder: Path) -> dict[str, str]:
     """The questions: from the authors' folder EditReward/dataset, or one with following.txt and quality.txt."""
-    asked = {}
+    questions = {}
     for name, constant in THEIRS.items():
         files = [folder / f"{name}.txt"]
         if (folder / "prompts.py").is_file():
             files = [folder / "prompts.py", folder / "data_collator_qwen_edit.py"]
         names = (constant, "prompt_with_special_token")
-        asked[name] = wording("edit_reward", files, names, "the authors' EditReward/dataset", [REWARD_TOKEN])
-    return asked
+        questions[name] = wording("edit_reward", files, names, "the authors' EditReward/dataset", [REWARD_TOKEN])
+    return questions
 
 
 class EditReward(QwenReward):
@@ -76,10 +76,10 @@ class EditReward(QwenReward):
     def model_scores(self, pictures: Sequence[Tensor], prompts: Sequence[str], metadata: Metadata) -> Scores:
         sources = self.reader.sized(reference_images(metadata))
         shown = list(zip(sources, pictures, strict=True))
-        made = []
+        outputs = []
         for question, head in zip(self.questions.values(), self.heads, strict=True):
             texts = [question.replace("{prompt}", prompt) for prompt in prompts]
-            made.append(head(self.reader(shown, texts)[:, 0]))
-        means, spreads = torch.stack(made).unbind(dim=-1)
-        parts = dict(zip(self.questions, means.detach(), strict=True)) | {"spread": spreads.mean(dim=0)}
-        return Scores(means.mean(dim=0), parts)
+            outputs.append(head(self.reader(shown, texts)[:, 0]))
+        means, spreads = torch.stack(outputs).unbind(dim=-1)
+        aspects = dict(zip(self.questions, means.detach(), strict=True)) | {"spread": spreads.mean(dim=0)}
+        return Scores(means.mean(dim=0), aspects)

@@ -41,9 +41,9 @@ class FaceIdentity:
                 goals[key] = self.embedding(reference)
             if goals[key] is None:
                 raise RewardError(f"face_identity: the reference picture of the prompt {prompt!r} shows no face")
-            own = self.embedding(sample)
-            found.append(float(own is not None))
-            values.append(0.0 if own is None else float(own @ goals[key]))
+            face = self.embedding(sample)
+            found.append(float(face is not None))
+            values.append(0.0 if face is None else float(face @ goals[key]))
         return Scores(torch.tensor(values), {"found": torch.tensor(found)})
 
     def embedding(self, image: Image) -> Any:

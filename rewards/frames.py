@@ -57,4 +57,4 @@ class PerFrame(Around):
             return values.unflatten(0, (-1, self.frames)) @ self.weights.to(values)
 
         weight = None if scores.weight is None else mean(scores.weight)
-        return Scores(mean(scores.value), {name: mean(part) for name, part in scores.parts.items()}, None, weight)
+        return Scores(mean(scores.value), {name: mean(column) for name, column in scores.parts.items()}, None, weight)

@@ -62,8 +62,8 @@ class HPSv3(QwenReward):
 
     def model_scores(self, pictures: Sequence[Tensor], prompts: Sequence[str], metadata: Metadata) -> Scores:
         texts = [self.instruction.replace("{prompt}", prompt) for prompt in prompts]
-        made = self.head(self.reader([[picture] for picture in pictures], texts)[:, 0])
-        return Scores(made[:, 0], {"spread": made[:, 1]})
+        outputs = self.head(self.reader([[picture] for picture in pictures], texts)[:, 0])
+        return Scores(outputs[:, 0], {"spread": outputs[:, 1]})
 
 
 class Condition(nn.Module):
@@ -152,5 +152,5 @@ class HPSv3Plus(QwenReward):
         first, last = self.iteration
         state = self.reader([[picture] for picture in pictures], texts)[:, 0]
         state, ability = self.condition(state, first + (last - first) * self.progress)
-        made = self.head(state)
-        return Scores(made[:, 0], {"spread": made[:, 1], "ability": ability})
+        outputs = self.head(state)
+        return Scores(outputs[:, 0], {"spread": outputs[:, 1], "ability": ability})

@@ -124,12 +124,12 @@ class Asker:
         def ask() -> None:
             try:
                 with self.client.stream(method, address, content=content, headers=headers, timeout=seconds) as response:
-                    parts = []
-                    for part in response.iter_bytes():
-                        parts.append(part)
+                    chunks = []
+                    for chunk in response.iter_bytes():
+                        chunks.append(chunk)
                         if time.monotonic() > end:
                             raise httpx2.ReadTimeout("too slow")
-                answer.set_result(httpx2.Response(response.status_code, content=b"".join(parts)))
+                answer.set_result(httpx2.Response(response.status_code, content=b"".join(chunks)))
             except BaseException as error:
                 answer.set_exception(error)
 
@@ -151,8 +151,8 @@ def without_secrets(url: str) -> str:
     """An address without user, password and query, where secrets stand."""
     scheme, slashes, rest = url.partition("://")
     rest = rest if slashes else scheme
-    place, slash, path = rest.partition("?")[0].partition("/")
-    return f"{scheme if slashes else ''}{slashes}{place.rpartition('@')[2]}{slash}{path}"
+    host, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme if slashes else ''}{slashes}{host.rpartition('@')[2]}{slash}{path}"
 
 
 def token_in(variable: str) -> str:

@@ -151,5 +151,5 @@ class ImageBind:
     def spectrograms(self, sound: Sound) -> Tensor:
         """[clips, 1, bands, frames] normalised log spectrograms."""
         waves = [wave - wave.mean() for wave in clips(sound)]
-        made = self.listen(waves, sampling_rate=RATE, return_tensors="pt").input_values
-        return (made.transpose(1, 2)[:, None] - MEAN) / DEVIATION
+        spectrogram = self.listen(waves, sampling_rate=RATE, return_tensors="pt").input_values
+        return (spectrogram.transpose(1, 2)[:, None] - MEAN) / DEVIATION

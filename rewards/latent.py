@@ -86,14 +86,14 @@ class Look(nn.Module):
 
     def forward(self, queries: Tensor, seen: Tensor, read: Tensor) -> Tensor:
         """[B, Q, width] from queries [B, Q, width], patches [B, N, width] and words [B, L, width]."""
-        asked, seen = self.to_q(self.norm_q(queries)), self.norm_v(seen)
+        query, seen = self.to_q(self.norm_q(queries)), self.norm_v(seen)
         values = self.to_v_vis(seen)
         if not self.with_text:
-            return queries + self.to_out(self._drawn(asked, self.to_k_vis(seen), values))
-        drawn = self._drawn(asked, self.to_k_vis(seen), values * self.gate_vis(seen).sigmoid())
+            return queries + self.to_out(self._drawn(query, self.to_k_vis(seen), values))
+        drawn = self._drawn(query, self.to_k_vis(seen), values * self.gate_vis(seen).sigmoid())
         read = self.norm_t(read)
         counted = self.to_v_text(read) * self.gate_text(read).sigmoid()
-        return queries + self.to_out(drawn + self._drawn(asked, self.to_k_text(read), counted))
+        return queries + self.to_out(drawn + self._drawn(query, self.to_k_text(read), counted))
 
     def _drawn(self, *mixed: Tensor) -> Tensor:
         heads = (states.unflatten(-1, (self.heads, -1)).transpose(1, 2) for states in mixed)
@@ -132,7 +132,7 @@ class Head(nn.Module):
     def _joined(self, adapters: nn.ModuleList, joined: nn.Linear, states: Sequence[Tensor], time: Tensor) -> Tensor:
         """[B, N, width] of several layers' states."""
         made: Tensor = joined(
-            torch.cat([adapter(own, time) for adapter, own in zip(adapters, states, strict=True)], dim=-1)
+            torch.cat([adapter(state, time) for adapter, state in zip(adapters, states, strict=True)], dim=-1)
         )
         return made
 
@@ -140,8 +140,8 @@ class Head(nn.Module):
 def merge_lora(network: nn.Module, tensors: Mapping[str, Tensor], scale: float) -> None:
     """Add a LoRA, as peft saves it, to the weights of a network: W + scale B A."""
     for name, down in tensors.items():
-        layer, found, _ = name.partition(".lora_A.")
-        if found:
+        layer, separator, _ = name.partition(".lora_A.")
+        if separator:
             weight = network.get_parameter(f"{layer.removeprefix('base_model.model.')}.weight")
             up = tensors[name.replace(".lora_A.", ".lora_B.")]
             weight.data += (scale * up.float() @ down.float()).to(weight)
@@ -162,17 +162,17 @@ def load_dina(weights: str, head: str, config: str, base: str, device: str, dtyp
     lora = settings["lora_config"]
     merge_lora(trunk, load_weights(weights), lora["lora_alpha"] / lora["r"])
     sizes = settings["reward_head"]
-    made = Head(
+    head_model = Head(
         pipeline.transformer.inner_dim, (len(layers[0]), len(layers[1])), sizes["num_queries"], sizes["num_attn_heads"]
     )
-    made.load_state_dict(load_weights(head))
+    head_model.load_state_dict(load_weights(head))
     # the other half is never asked
     pipeline.transformer.transformer_blocks = trunk.transformer_blocks
     pipeline.to(pick_device(device))
-    made.to(pick_device(device), getattr(torch, dtype))
-    for module in (trunk, made, pipeline.vae):
+    head_model.to(pick_device(device), getattr(torch, dtype))
+    for module in (trunk, head_model, pipeline.vae):
         module.eval().requires_grad_(False)
-    return trunk, made, pipeline
+    return trunk, head_model, pipeline
 
 
 class DiNa:
@@ -240,8 +240,8 @@ class DiNa:
         Raises:
             RewardError: latents of another VAE.
         """
-        if latents.vae != (own := vae_of(self.pipeline.vae)):
-            raise RewardError(f"reward 'dina': it knows latents of {own}, not of {latents.vae}; of: pictures works")
+        if latents.vae != (known := vae_of(self.pipeline.vae)):
+            raise RewardError(f"reward 'dina': it knows latents of {known}, not of {latents.vae}; of: pictures works")
         batches = []
         for i in range(0, len(latents.values), self.batch_size):
             rows = slice(i, i + self.batch_size)

@@ -47,25 +47,25 @@ class Owl(nn.Module):
             _vision_tensors(without_prefix(tensors, "model.vision_model."), tower["num_attention_heads"])
         )
         self.abstractor = Abstractor(drawn, config["hidden_size"])
-        own = without_prefix(tensors, "model.visual_abstractor.")
-        self.abstractor.load_state_dict({name.removeprefix("encoder."): tensor for name, tensor in own.items()})
+        text_layer = without_prefix(tensors, "model.visual_abstractor.")
+        self.abstractor.load_state_dict({name.removeprefix("encoder."): tensor for name, tensor in text_layer.items()})
         others = ("model.vision_model.", "model.visual_abstractor.")
         # buffers of older versions are computed today
         text = {n: t for n, t in tensors.items() if not n.startswith(others) and not n.endswith("rotary_emb.inv_freq")}
         read = {name.replace(READ, "."): tensor for name, tensor in text.items() if SEEN not in name}
         plain = {key: value for key, value in config.items() if key not in ("visual_config", "model_type")}
-        self.text, found = LlamaForCausalLM.from_pretrained(
+        self.text, report = LlamaForCausalLM.from_pretrained(
             None, config=LlamaConfig(**plain), state_dict=read, dtype=dtype, output_loading_info=True
         )
-        if wrong := [*found["missing_keys"], *found["unexpected_keys"], *found["mismatched_keys"]]:
+        if wrong := [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]]:
             raise ValueError(f"these are not an mPLUG-Owl2's weights: {len(wrong)} tensors differ, e.g. {wrong[0]}")
         self.is_seen = Places()
         for number, layer in enumerate(self.text.model.layers):
-            for place in ("input_layernorm", "post_attention_layernorm", "self_attn.k_proj", "self_attn.v_proj"):
-                own = layer.get_submodule(place)
-                seen = copy.deepcopy(own)
-                seen.load_state_dict(without_prefix(text, f"model.layers.{number}.{place}{SEEN}"))
-                layer.set_submodule(place, Multiway(own, seen, self.is_seen))
+            for module in ("input_layernorm", "post_attention_layernorm", "self_attn.k_proj", "self_attn.v_proj"):
+                text_layer = layer.get_submodule(module)
+                seen = copy.deepcopy(text_layer)
+                seen.load_state_dict(without_prefix(text, f"model.layers.{number}.{module}{SEEN}"))
+                layer.set_submodule(module, Multiway(text_layer, seen, self.is_seen))
 
     def forward(self, pixels: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """[B, vocabulary] logits of the next token.
@@ -77,9 +77,9 @@ class Owl(nn.Module):
         patches = self.vision.post_layernorm(self.vision(pixels).last_hidden_state)
         pictures = self.abstractor(patches)
         embed = self.text.get_input_embeddings()
-        parts = [embed(before).expand(len(pixels), -1, -1), pictures, embed(after).expand(len(pixels), -1, -1)]
-        self.is_seen.mask = torch.cat([torch.full((p.shape[1],), p is pictures, device=pixels.device) for p in parts])
-        logits: Tensor = self.text(inputs_embeds=torch.cat(parts, dim=1), logits_to_keep=1, use_cache=False).logits
+        inputs = [embed(before).expand(len(pixels), -1, -1), pictures, embed(after).expand(len(pixels), -1, -1)]
+        self.is_seen.mask = torch.cat([torch.full((p.shape[1],), p is pictures, device=pixels.device) for p in inputs])
+        logits: Tensor = self.text(inputs_embeds=torch.cat(inputs, dim=1), logits_to_keep=1, use_cache=False).logits
         return logits[:, -1]
 
 
@@ -141,9 +141,9 @@ class Layer(nn.Module):
 
     def forward(self, states: Tensor, patches: Tensor) -> Tensor:
         """[B, queries, width] -> [B, queries, width]"""
-        own = self.crossattention
-        states = own["norm1"](states)
-        updated: Tensor = own["output"](states, own["attention"](states, own["normk"](patches)))
+        cross = self.crossattention
+        states = cross["norm1"](states)
+        updated: Tensor = cross["output"](states, cross["attention"](states, cross["normk"](patches)))
         return updated
 
 
@@ -196,22 +196,22 @@ class GatedMLP(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """[..., width] -> [..., width]"""
-        made: Tensor = self.w2(self.ffn_ln(F.silu(self.w1(states)) * self.w3(states)))
-        return made
+        updated: Tensor = self.w2(self.ffn_ln(F.silu(self.w1(states)) * self.w3(states)))
+        return updated
 
 
 def _vision_tensors(tensors: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
     """transformers' CLIP's tensors of the authors' picture tower, whose query, key and value stand together by head."""
-    made = {}
+    renamed = {}
     for name, tensor in tensors.items():
         for old, new in _VISION_NAMES.items():
             name = name.replace(old, new)
         if ".query_key_value." in name:
             split = tensor.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(1, 2)
-            for letter, own in zip("qkv", split, strict=True):
-                made[name.replace("query_key_value", f"{letter}_proj")] = own
+            for letter, weight in zip("qkv", split, strict=True):
+                renamed[name.replace("query_key_value", f"{letter}_proj")] = weight
         elif name.endswith("embeddings.class_embedding"):
-            made[name] = tensor.flatten()
+            renamed[name] = tensor.flatten()
         else:
-            made[name] = tensor[0] if name.endswith("position_embedding.weight") else tensor
-    return made
+            renamed[name] = tensor[0] if name.endswith("position_embedding.weight") else tensor
+    return renamed

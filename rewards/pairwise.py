@@ -121,18 +121,18 @@ def tournament(group: Sequence[int], ask: Ask, seed: int = 0, both: bool = False
     verdicts = play(pairs, ask, both)
     rates = win_rates(len(group), pairs, verdicts).tolist()
     seeded = [sorted(rows, key=lambda row: -rates[row]) for rows in members]
-    seeds = {row: place for rows in seeded for place, row in enumerate(rows)}
+    seeds = {row: rank for rows in seeded for rank, row in enumerate(rows)}
     # None is a free slot, whose opponent passes
     slots = [[rows[i] if i < len(rows) else None for i in bracket(len(rows))] for rows in seeded]
     reached = [0] * len(group)
-    while any(len(places) > 1 for places in slots):
-        meetings = [[*zip(places[::2], places[1::2])] for places in slots]
-        met = [(a, b) for places in meetings for a, b in places if a is not None and b is not None]
+    while any(len(bracketed) > 1 for bracketed in slots):
+        meetings = [[*zip(bracketed[::2], bracketed[1::2])] for bracketed in slots]
+        met = [(a, b) for bracketed in meetings for a, b in bracketed if a is not None and b is not None]
         results = play(met, ask, both)
         pairs, verdicts = pairs + met, verdicts + results
         share = dict(zip(met, results, strict=True))
-        slots = [[_winner(a, b, share, seeds) for a, b in places] for places in meetings]
-        for row in (row for places in slots for row in places if row is not None):
+        slots = [[_winner(a, b, share, seeds) for a, b in bracketed] for bracketed in meetings]
+        for row in (row for bracketed in slots for row in bracketed if row is not None):
             reached[row] += 1
     rates = win_rates(len(group), pairs, verdicts).tolist()
     standing = [*zip(reached, rates)]
@@ -155,7 +155,7 @@ def bracket(members: int) -> list[int]:
     """Seeds in the order of the first round's slots, a power of two of them; the best two meet in the final only."""
     seeds = [0]
     while len(seeds) < members:
-        seeds = [place for seed in seeds for place in (seed, 2 * len(seeds) - 1 - seed)]
+        seeds = [slot for seed in seeds for slot in (seed, 2 * len(seeds) - 1 - seed)]
     return seeds
 
 
@@ -216,7 +216,7 @@ class Games:
     def __call__(self, pairs: list[Pair]) -> list[float]:
         """The first's share of the win in each pair."""
         first, second = zip(*pairs, strict=True)
-        made = base.compare(
+        verdicts = base.compare(
             self.reward,
             [self.samples[i] for i in first],
             [self.samples[j] for j in second],
@@ -224,8 +224,8 @@ class Games:
             [self.metadata[i] for i in first],
         )
         self.pairs += pairs
-        self.verdicts.append(made)
-        return made.value.tolist()
+        self.verdicts.append(verdicts)
+        return verdicts.value.tolist()
 
     def parts(self) -> dict[str, Tensor]:
         """[B] each part's mean over a sample's comparisons, as its own share of the win; NaN is left out.
@@ -236,8 +236,8 @@ class Games:
             return {}
         rows, count = torch.tensor(self.pairs).T.flatten(), len(self.samples)
         means = {}
-        for name, part in Scores.cat(self.verdicts).parts.items():
-            shares = torch.cat([part, part if name == UNPARSED else 1 - part])
+        for name, values in Scores.cat(self.verdicts).parts.items():
+            shares = torch.cat([values, values if name == UNPARSED else 1 - values])
             known = ~shares.isnan()
             total = torch.zeros(count).index_add_(0, rows[known], shares[known])
             means[name] = total / rows[known].bincount(minlength=count)
@@ -249,8 +249,8 @@ class Games:
         if written is None:
             return None
         of_sample: list[dict[str, str]] = [{} for _ in self.samples]
-        for (i, j), own in zip(self.pairs, written, strict=True):
-            for name, text in own.items():
+        for (i, j), texts in zip(self.pairs, written, strict=True):
+            for name, text in texts.items():
                 of_sample[i][f"{name}, first, beside {self._seed(j)}"] = text
                 of_sample[j][f"{name}, second, beside {self._seed(i)}"] = text
         return of_sample

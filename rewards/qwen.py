@@ -54,10 +54,10 @@ class Reader(nn.Module):
         if config.model_type not in MODELS:
             raise ValueError(f"{title}: '{base}' is a {config.model_type}; it takes one of {', '.join(MODELS)}")
         config.text_config.vocab_size = backbone["language_model.embed_tokens.weight"].shape[0]
-        self.backbone, found = getattr(transformers, MODELS[config.model_type]).from_pretrained(
+        self.backbone, report = getattr(transformers, MODELS[config.model_type]).from_pretrained(
             None, config=config, state_dict=backbone, dtype=dtype, output_loading_info=True
         )
-        wrong = [*found["missing_keys"], *found["unexpected_keys"], *found["mismatched_keys"]]
+        wrong = [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]]
         if wrong:
             raise ValueError(
                 f"these are not {title}'s weights for '{base}': {len(wrong)} tensors differ, e.g. {wrong[0]}"
@@ -79,7 +79,7 @@ class Reader(nn.Module):
             shown: of each sample, its pictures [3, H, W] or its video [F, 3, H, W] in [0, 1], of the model's sizes.
             texts: what stands below them, with each marker once.
         """
-        films = [own.to(self.device) for row in shown for own in row]
+        films = [frames.to(self.device) for row in shown for frames in row]
         kind = "video" if films[0].ndim == 4 else "image"
         patches, grids = zip(*(self._patches(film if kind == "video" else film[None]) for film in films), strict=True)
         counts = iter([t * h * w // self.processor.image_processor.merge_size**2 for t, h, w in grids])
@@ -91,7 +91,7 @@ class Reader(nn.Module):
                 [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
             )
             begin, *rest = chat.split(token)
-            chats.append(begin + "".join(token * next(counts) + part for part in rest))
+            chats.append(begin + "".join(token * next(counts) + piece for piece in rest))
         inputs = self.processor.tokenizer(chats, padding=True, return_tensors="pt").to(self.device)
         tokens, mask = inputs["input_ids"], inputs["attention_mask"]
         seen = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_videos", "video_grid_thw")}[kind]
@@ -115,7 +115,7 @@ class Reader(nn.Module):
         as a film of equal frames.
         """
         p = self.processor.image_processor
-        mean, std = (torch.tensor(own, device=film.device)[:, None, None] for own in (p.image_mean, p.image_std))
+        mean, std = (torch.tensor(rgb, device=film.device)[:, None, None] for rgb in (p.image_mean, p.image_std))
         side, merge, depth = p.patch_size, p.merge_size, p.temporal_patch_size
         frames = torch.cat([film, film[-1:].expand(-len(film) % depth, -1, -1, -1)])
         frames = (frames - mean) / std
@@ -127,14 +127,14 @@ class Reader(nn.Module):
 
     def sized(self, images: Sequence[Image]) -> list[Tensor]:
         """[3, H, W] in [0, 1] of pictures, about `PIXELS` large; resized in 8 bits, as in training."""
-        made = []
+        pictures = []
         for image in images:
             height, width = smart_size(image.height, image.width, RESIZE, PIXELS, PIXELS)
             small = image.convert("RGB").resize((width, height), Resampling.BICUBIC)
             picture = torch.from_numpy(np.array(small)).permute(2, 0, 1)
             # in whole numbers, as torchvision does it for transformers
-            made.append(resized(picture[None], self._whole(height, width))[0].float() / 255)
-        return made
+            pictures.append(resized(picture[None], self._whole(height, width))[0].float() / 255)
+        return pictures
 
     def sized_pixels(self, pixels: Tensor) -> Tensor:
         """[B, 3, H, W] of the same sizes, with the gradient; torch resizes, not PIL in 8 bits."""
@@ -173,12 +173,12 @@ class QwenReward(ABC):
             with torch.no_grad():
                 batches.append(self.model_scores(self.reader.sized(samples[rows]), prompts[rows], metadata[rows]))
         scores = Scores.cat(batches)
-        return Scores(scores.value.cpu(), {name: part.cpu() for name, part in scores.parts.items()})
+        return Scores(scores.value.cpu(), {name: values.cpu() for name, values in scores.parts.items()})
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """See `DifferentiableReward.score_pixels`; the resize is torch's, not PIL's in 8 bits."""
         scores = self.model_scores(list(self.reader.sized_pixels(pixels)), prompts, metadata)
-        return Scores(scores.value, {name: part.detach() for name, part in scores.parts.items()})
+        return Scores(scores.value, {name: values.detach() for name, values in scores.parts.items()})
 
 
 def place(name: str) -> str | None:
@@ -200,7 +200,7 @@ def without_lora(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tenso
     for name, tensor in plain.items():
         layer, base, end = name.partition(".base_layer")
         if f"{layer}.lora_B.default.weight" in plain and end == ".weight":
-            up, down = (plain[f"{layer}.lora_{part}.default.weight"].float() for part in "BA")
+            up, down = (plain[f"{layer}.lora_{factor}.default.weight"].float() for factor in "BA")
             tensor = (tensor.float() + scale * up @ down).to(tensor.dtype)
         if ".lora_" not in name:
             merged[layer + end if base else name] = tensor

@@ -40,8 +40,8 @@ def read_question(name: str, place: Path, aspect: Aspect) -> str:
         ValueError: it lacks <|image|>; one line.
     """
     if place.suffix == ".py":
-        found = [text for text in named_texts(place).values() if IMAGE in text and f"{aspect} of this image" in text]
-        text = found[0] if found else ""
+        texts = [text for text in named_texts(place).values() if IMAGE in text and f"{aspect} of this image" in text]
+        text = texts[0] if texts else ""
     else:
         text = place.read_text(encoding="utf-8")
     text = text.replace("{aspect}", aspect).rstrip("\n")
@@ -72,14 +72,14 @@ class RatingWord(ModelReward):
         from transformers import AutoImageProcessor, AutoTokenizer
 
         super().__init__(batch_size)
-        asked = read_question(self.name, Path(question) if question else WORDINGS / "rated.txt", aspect)
+        query = read_question(self.name, Path(question) if question else WORDINGS / "rated.txt", aspect)
         tokenizer = AutoTokenizer.from_pretrained(**hub(model))
 
         def tokens(text: str) -> list[int]:
             ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
             return ids
 
-        before, after = asked.split(IMAGE)
+        before, after = query.split(IMAGE)
         self.network = load_owl(model, device, dtype)
         self.device, self.dtype = pick_device(device), getattr(torch, dtype)
         self.before = torch.tensor([tokenizer.bos_token_id, *tokens(before)], device=self.device)

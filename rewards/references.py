@@ -37,18 +37,18 @@ class Referenced(Composition):
 
     def references(self, reward: Reward, prompts: Sequence[str], metadata: Metadata, like: Tensor) -> list[Tensor]:
         """The reference scores of each sample's prompt."""
-        found = []
+        references = []
         for prompt, record in zip(prompts, metadata, strict=True):
-            own = record.get(self.key, self.reference)
-            if isinstance(own, Mapping):
-                own = own.get(reward.name, self.reference)
-            if own is None:
+            reference = record.get(self.key, self.reference)
+            if isinstance(reference, Mapping):
+                reference = reference.get(reward.name, self.reference)
+            if reference is None:
                 raise RewardError(
                     f"{self.name}: the prompt {prompt!r} has no '{self.key}' of '{reward.name}' in its metadata; "
                     "`flowalign reference-scores` samples them, or set `reference`"
                 )
-            found.append(torch.tensor(own, dtype=like.dtype, device=like.device).reshape(-1))
-        return found
+            references.append(torch.tensor(reference, dtype=like.dtype, device=like.device).reshape(-1))
+        return references
 
 
 class BoundedCentred(Referenced):
@@ -69,7 +69,7 @@ class BoundedCentred(Referenced):
 
     def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         references = self.references(self.rewards[0], prompts, metadata, values)
-        gaps = [(value - own) / self.scale for value, own in zip(values[0], references, strict=True)]
+        gaps = [(value - goal) / self.scale for value, goal in zip(values[0], references, strict=True)]
         return torch.stack([gap.sigmoid().mean() for gap in gaps])
 
 
@@ -99,7 +99,7 @@ class CalibratedReward(Referenced):
 
     def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         references = self.references(self.rewards[0], prompts, metadata, values)
-        wins = [(1 + (value - own).sign()).mean() / 2 for value, own in zip(values[0], references, strict=True)]
+        wins = [(1 + (value - goal).sign()).mean() / 2 for value, goal in zip(values[0], references, strict=True)]
         quantile = torch.stack(wins)
         t = self.exponent
         return quantile if t == 0 else (t * quantile).exp().copysign(torch.tensor(t).to(quantile))
@@ -139,8 +139,8 @@ class LogSigmoidSum(Referenced):
 
     def combine(self, values: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         total = torch.zeros_like(values[0])
-        for reward, own, weight, scale in zip(self.rewards, values, self.weights, self.scales, strict=True):
-            references = self.references(reward, prompts, metadata, own)
+        for reward, value, weight, scale in zip(self.rewards, values, self.weights, self.scales, strict=True):
+            references = self.references(reward, prompts, metadata, value)
             goal = torch.stack([scores.quantile(self.quantile) for scores in references])
-            total = total + weight * F.logsigmoid((own - goal) / scale)
+            total = total + weight * F.logsigmoid((value - goal) / scale)
         return total

@@ -49,13 +49,13 @@ def check(image: Image.Image, prompt: str) -> tuple[float, float, float, bool]:
     assert request.relation is not None
     pixels = inked(image)
     both = [pixels[thing.colour] for thing in request.things]
-    first, second = (min(1.0, own.sum() / ENOUGH) for own in both)
+    first, second = (min(1.0, mask.sum() / ENOUGH) for mask in both)
     if first == 0 or second == 0:
         return first, second, 0.0, False
     way = np.argwhere(both[1]).mean(axis=0) - np.argwhere(both[0]).mean(axis=0)
     cosine = float(way @ DIRECTIONS[request.relation] / max(float(np.linalg.norm(way)), 1e-9))
-    everything = sum(int(own.sum()) for own in pixels.values())
-    clean = everything - sum(own.sum() for own in both) <= STRAY * everything
+    everything = sum(int(mask.sum()) for mask in pixels.values())
+    clean = everything - sum(mask.sum() for mask in both) <= STRAY * everything
     # nearer to the asked direction than to any other
     right = first == second == 1 and clean and cosine > 0.5**0.5
     return first, second, first * second * (1 + cosine) / 2, bool(right)

@@ -95,9 +95,9 @@ def _read_spec(response: httpx2.Response) -> Spec:
 
 def _read_scores(response: httpx2.Response) -> Scores:
     answer = response.json()
-    parts = {str(name): _tensor(values) for name, values in answer["parts"].items()}
+    columns = {str(name): _tensor(values) for name, values in answer["parts"].items()}
     steps = answer.get("steps") and [[(int(end), float(value)) for end, value in row] for row in answer["steps"]]
-    return Scores(_tensor(answer["value"]), parts, steps, answer.get("weight") and _tensor(answer["weight"]))
+    return Scores(_tensor(answer["value"]), columns, steps, answer.get("weight") and _tensor(answer["weight"]))
 
 
 def _tensor(values: Sequence[float | None]) -> torch.Tensor:

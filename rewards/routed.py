@@ -58,25 +58,25 @@ class Routed(Composition):
         """The rewards' scores, each reward asked about its own rows."""
         routes = [self._route(record, prompt) for record, prompt in zip(metadata, prompts, strict=True)]
         columns = []
-        parts = {label: torch.full((len(prompts),), float("nan")) for label in self.labels}
+        labelled = {label: torch.full((len(prompts),), float("nan")) for label in self.labels}
         for number, reward in enumerate(self.rewards):
             rows = [i for i, route in enumerate(routes) if route == number]
             if rows:
                 columns.append((rows, ask(reward, rows)))
-                parts[self.labels[number]][rows] = columns[-1][1].value.detach().float().cpu()
-        found = [own for _, own in columns]
+                labelled[self.labels[number]][rows] = columns[-1][1].value.detach().float().cpu()
+        results = [each for _, each in columns]
         back = torch.tensor([i for rows, _ in columns for i in rows]).argsort()
-        made = Scores(torch.cat([own.value for own in found])[back], parts)
-        if any(own.weight is not None for own in found):
-            weights = [torch.ones_like(own.value) if own.weight is None else own.weight for own in found]
-            made.weight = torch.cat(weights)[back]
-        if any(own.steps is not None for own in found):
-            steps = [row for own in found for row in own.steps or [[(END, value)] for value in own.value.tolist()]]
-            made.steps = [steps[i] for i in back.tolist()]
-        if any(own.replies is not None for own in found):
-            replies = [row for own in found for row in own.replies or [{}] * len(own.value)]
-            made.replies = [replies[i] for i in back.tolist()]
-        return made
+        joined = Scores(torch.cat([each.value for each in results])[back], labelled)
+        if any(each.weight is not None for each in results):
+            weights = [torch.ones_like(each.value) if each.weight is None else each.weight for each in results]
+            joined.weight = torch.cat(weights)[back]
+        if any(each.steps is not None for each in results):
+            steps = [row for each in results for row in each.steps or [[(END, value)] for value in each.value.tolist()]]
+            joined.steps = [steps[i] for i in back.tolist()]
+        if any(each.replies is not None for each in results):
+            replies = [row for each in results for row in each.replies or [{}] * len(each.value)]
+            joined.replies = [replies[i] for i in back.tolist()]
+        return joined
 
     def _route(self, record: Mapping[str, Any], prompt: str) -> int:
         """The number of a sample's reward."""

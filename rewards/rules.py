@@ -46,14 +46,14 @@ class OCR:
 
     def __call__(self, samples: Sequence[Image], prompts: Sequence[str], metadata: Metadata) -> Scores:
         wanted = [self._plain(wanted_text(p, m)) for p, m in zip(prompts, metadata, strict=True)]
-        found = [self._plain(self.read(image)) for image in samples]
-        pairs = list(zip(found, wanted, strict=True))
-        parts = {
+        read = [self._plain(self.read(image)) for image in samples]
+        pairs = list(zip(read, wanted, strict=True))
+        measures = {
             "similarity": torch.tensor([similarity(a, b) for a, b in pairs]),
             "containment": torch.tensor([containment(a, b) for a, b in pairs]),
             "exact": torch.tensor([float(a == b) for a, b in pairs]),
         }
-        return Scores(parts[self.measure], parts)
+        return Scores(measures[self.measure], measures)
 
     def read(self, image: Image) -> str:
         """All text in a picture, line after line."""
@@ -75,7 +75,7 @@ def wanted_text(prompt: str, record: Mapping[str, Any]) -> str:
     quoted = re.findall(r'"([^"]+)"|“([^”]+)”|(?<!\w)\'(.+?)\'(?!\w)', prompt)
     if not quoted:
         raise RewardError(f"reward 'ocr': the prompt {prompt!r} quotes no text; quote it or put it in metadata 'text'")
-    return " ".join("".join(found) for found in quoted)
+    return " ".join("".join(match) for match in quoted)
 
 
 def similarity(found: str, wanted: str) -> float:

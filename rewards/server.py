@@ -190,7 +190,7 @@ class RewardServer:
         try:
             scores = score(self.reward, samples, prompts, metadata)
             rows = torch.arange(len(samples)).split([len(job.samples) for job in jobs])
-            return [scores[own] for own in rows]
+            return [scores[members] for members in rows]
         except Exception as error:
             if len(jobs) > 1:  # find out whose fault it is
                 return [answer for job in jobs for answer in self._score([job])]
@@ -338,7 +338,7 @@ def _check_files(metadata: list[dict[str, Any]]) -> None:
     for record in metadata:
         for key in FILES:
             value = record.get(key)
-            if any(isinstance(own, str) for own in (value if isinstance(value, list) else [value])):
+            if any(isinstance(item, str) for item in (value if isinstance(value, list) else [value])):
                 raise ValueError(f"metadata['{key}'] must be a picture, not the name of a file")
 
 

@@ -86,7 +86,7 @@ def frechet_distance(first: Tensor, second: Tensor) -> float:
     """|m - m'|^2 + tr(C + C' - 2 (C C')^(1/2)), of the means and covariances of [N, D] and [M, D]."""
     first, second = first.double(), second.double()
     # C = A^T A, so that the trace of the root is the nuclear norm of A A'^T, [N, M] however large D is
-    roots = [(own - own.mean(0)) / max(1, len(own) - 1) ** 0.5 for own in (first, second)]
+    roots = [(features - features.mean(0)) / max(1, len(features) - 1) ** 0.5 for features in (first, second)]
     spread = sum(root.square().sum() for root in roots) - 2 * torch.linalg.matrix_norm(roots[0] @ roots[1].T, "nuc")
     return float((first.mean(0) - second.mean(0)).square().sum() + spread)
 

@@ -53,6 +53,6 @@ class CLAP:
             heard = extractor(waves, sampling_rate=extractor.sampling_rate, return_tensors="pt").to(device)
             read = self.processor.tokenizer(list(prompts[rows]), padding=True, return_tensors="pt").to(device)
             pair = (self.network.get_audio_features(**heard), self.network.get_text_features(**read))
-            sound, text = (F.normalize(own.pooler_output, dim=-1) for own in pair)
+            sound, text = (F.normalize(output.pooler_output, dim=-1) for output in pair)
             values.append((sound * text).sum(dim=-1).cpu())
         return Scores(torch.cat(values))

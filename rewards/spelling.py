@@ -55,7 +55,7 @@ STRAY = 0.2  # of the ink may be outside the letters
 def words() -> tuple[str, ...]:
     """All words of the world: consonant, vowel, consonant, and some end in a vowel; 5,880."""
     consonants = [letter for letter in LETTERS if letter not in VOWELS]
-    short = ["".join(own) for own in product(consonants, VOWELS, consonants)]
+    short = ["".join(letters) for letters in product(consonants, VOWELS, consonants)]
     return (*short, *(word + vowel for word, vowel in product(short, VOWELS)))
 
 
@@ -115,14 +115,14 @@ def _ink(image: Image) -> Tensor:
 def _line(likeness: Tensor, ink: Tensor) -> tuple[str, float]:
     """The text of the line, and the share of the ink [32, 32] that is in no letter of it."""
     best, letter = likeness.max(dim=0)
-    found: list[tuple[int, int, str]] = []
+    letters: list[tuple[int, int, str]] = []
     while best.max() >= ALIKE:
         y, x = divmod(int(best.argmax()), best.shape[1])
         best[max(0, y - HEIGHT) : y + HEIGHT + 1, max(0, x - WIDTH) : x + WIDTH + 1] = 0
-        if not found or abs(y - found[0][0]) <= LEVEL:
-            found.append((y, x, list(LETTERS)[int(letter[y, x])]))
+        if not letters or abs(y - letters[0][0]) <= LEVEL:
+            letters.append((y, x, list(LETTERS)[int(letter[y, x])]))
     rest, text, end = ink.clone(), "", None
-    for y, x, name in sorted(found, key=lambda place: place[1]):
+    for y, x, name in sorted(letters, key=lambda place: place[1]):
         rest[max(0, y - 1) : y + HEIGHT + 1, max(0, x - 1) : x + WIDTH + 1] = 0
         text += " " + name if end is not None and x - end >= APART else name
         end = x + WIDTH

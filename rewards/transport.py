@@ -84,15 +84,15 @@ class PISCES(ModelReward):
             return super().__call__(cast(Sequence[Image], samples), prompts, metadata)
         videos = [[video[i] for i in self._chosen(len(video))] for video in cast(Sequence[Sequence[Image]], samples)]
         with torch.no_grad():
-            made = [self._video(self.preprocess.images(v), prompt) for v, prompt in zip(videos, prompts, strict=True)]
-        return Scores.cat(made)
+            scores = [self._video(self.preprocess.images(v), prompt) for v, prompt in zip(videos, prompts, strict=True)]
+        return Scores.cat(scores)
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         if self.frames is None:
             return super().score_pixels(pixels, prompts, metadata)
         chosen = pixels[:, :, self._chosen(pixels.shape[2])].transpose(1, 2).to(self.device, torch.float32)
-        made = [self._video(self.preprocess.pixels(v), prompt) for v, prompt in zip(chosen, prompts, strict=True)]
-        return Scores.cat(made)
+        scores = [self._video(self.preprocess.pixels(v), prompt) for v, prompt in zip(chosen, prompts, strict=True)]
+        return Scores.cat(scores)
 
     def _chosen(self, count: int) -> list[int]:
         assert self.frames is not None
@@ -103,7 +103,7 @@ class PISCES(ModelReward):
         """Scores of one video's preprocessed frames [F, 3, H, W]."""
         whole, patches = self._pictures(frames.to(self.device, self.dtype))
         scores = self._scores(F.normalize(whole.mean(0, keepdim=True), dim=-1), patches.flatten(0, 1)[None], [prompt])
-        return Scores(scores.value.float(), {name: part.detach().float() for name, part in scores.parts.items()})
+        return Scores(scores.value.float(), {name: values.detach().float() for name, values in scores.parts.items()})
 
     def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         return self._scores(*self._pictures(pixels), prompts)
@@ -150,8 +150,8 @@ class PISCES(ModelReward):
     def _fitted(self, file: Path) -> tuple[Tensor, Tensor, Tensor]:
         """The map of prompts to real pictures: means of both, and the matrix between."""
         records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
-        pictures = [self.preprocess.images([read_picture(file.parent / own["target"])]) for own in records]
-        texts = self._texts([own["prompt"] for own in records])[0]
+        pictures = [self.preprocess.images([read_picture(file.parent / record["target"])]) for record in records]
+        texts = self._texts([record["prompt"] for record in records])[0]
         whole = torch.cat([self._pictures(p.to(self.device, self.dtype))[0] for p in pictures])
         return texts.mean(0), whole.mean(0), gaussian_map(texts, whole)
 

@@ -33,8 +33,8 @@ class Usage:
             taken = {name: float(self.counts[name]) for name in NAMES}
             self.counts.clear()
         if self.price is not None:
-            asked, replied = self.price
-            taken["cost"] = (asked * taken["question_tokens"] + replied * taken["reply_tokens"]) / 1e6
+            question_price, replied = self.price
+            taken["cost"] = (question_price * taken["question_tokens"] + replied * taken["reply_tokens"]) / 1e6
         return taken
 
 

@@ -86,7 +86,7 @@ class VideoReward:
                     self.of_films([self.film(video).float() / 255 for video in samples[rows]], prompts[rows])
                 )
         scores = Scores.cat(batches)
-        return Scores(scores.value.cpu(), {name: part.cpu() for name, part in scores.parts.items()})
+        return Scores(scores.value.cpu(), {name: values.cpu() for name, values in scores.parts.items()})
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """See `DifferentiableReward.score_pixels`; for videos [B, 3, F, H, W]; frames are not rounded to 8 bits."""
@@ -106,8 +106,8 @@ class VideoReward:
         wanted = min(
             max(count / self.video_fps * self.settings["data_config"]["fps"], FEWEST), min(MOST, count) // 2 * 2
         )
-        places = torch.linspace(0, count - 1, min(round(wanted / 2) * 2, count))
-        return [int(place) for place in places.round()]
+        numbers = torch.linspace(0, count - 1, min(round(wanted / 2) * 2, count))
+        return [int(number) for number in numbers.round()]
 
     def _sized(self, film: Tensor) -> Tensor:
         """Frames [F, 3, H, W] of the model's size."""
@@ -120,11 +120,11 @@ class VideoReward:
         texts = [self.instruction.replace("{prompt}", prompt) for prompt in prompts]
         read = self.reader([[film] for film in films], texts)
         # one output for all three tokens, or one each
-        made = (read * self.head).sum(dim=-1)
+        raw = (read * self.head).sum(dim=-1)
         known = self.settings["inference_config"]
         mean, deviation = (
-            torch.tensor([known[f"{short}_{what}"] for short in RESPECTS.values()]).to(made) for what in ("mean", "std")
+            torch.tensor([known[f"{short}_{what}"] for short in RESPECTS.values()]).to(raw) for what in ("mean", "std")
         )
-        made = (made - mean) / deviation
-        parts = dict(zip(RESPECTS, made.detach().T, strict=True))
-        return Scores(made @ torch.tensor(self.weigh).to(made), parts)
+        raw = (raw - mean) / deviation
+        aspects = dict(zip(RESPECTS, raw.detach().T, strict=True))
+        return Scores(raw @ torch.tensor(self.weigh).to(raw), aspects)

@@ -99,7 +99,7 @@ class Preprocess:
         return round(excess / 2) if self.round_centre else excess // 2
 
     def _normalized(self, pixels: Tensor) -> Tensor:
-        mean, std = (torch.tensor(own).to(pixels)[:, None, None] for own in (self.mean, self.std))
+        mean, std = (torch.tensor(rgb).to(pixels)[:, None, None] for rgb in (self.mean, self.std))
         return (pixels - mean) / std
 
 
@@ -112,8 +112,8 @@ def pick_device(device: str) -> torch.device:
     """'auto' is this process's GPU (CUDA, Apple's, ...), or the CPU where there is none."""
     if device != "auto":
         return torch.device(device)
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return torch.device("cpu") if found is None else torch.device(found.type, torch.accelerator.current_device_index())
+    chip = torch.accelerator.current_accelerator(check_available=True)
+    return torch.device("cpu") if chip is None else torch.device(chip.type, torch.accelerator.current_device_index())
 
 
 class ModelReward(ABC):
@@ -146,14 +146,14 @@ class ModelReward(ABC):
             with torch.no_grad():
                 batches.append(self.model_scores(pixels, prompts[rows], metadata[rows]))
         scores = Scores.cat(batches)
-        return Scores(scores.value.float().cpu(), {name: part.float().cpu() for name, part in scores.parts.items()})
+        return Scores(scores.value.float().cpu(), {name: values.float().cpu() for name, values in scores.parts.items()})
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """See `DifferentiableReward.score_pixels`. The resize is torch's, not PIL's in 8 bits: values differ a little
         from what `score` gives the same pictures, except at the model's own size."""
         prepared = self.preprocess.pixels(pixels.to(self.device, torch.float32)).to(self.dtype)
         scores = self.model_scores(prepared, prompts, metadata)
-        return Scores(scores.value.float(), {name: part.detach().float() for name, part in scores.parts.items()})
+        return Scores(scores.value.float(), {name: values.detach().float() for name, values in scores.parts.items()})
 
 
 def weights_file(source: str | Path) -> Path:

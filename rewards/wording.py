@@ -38,16 +38,16 @@ def named_texts(file: Path) -> dict[str, str]:
     What stands in braces of an f-string stays in them, if it is a name.
     """
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    found: dict[str, str] = {}
+    named: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant | ast.JoinedStr) and (text := _text(node)) is not None:
-            found[f"text {len(found)}"] = text
+            named[f"text {len(named)}"] = text
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if (text := _text(value)) is not None:
                 # the file's own come before those within its functions
-                if node in tree.body or name not in found:
-                    found[name] = text
-    return found
+                if node in tree.body or name not in named:
+                    named[name] = text
+    return named
 
 
 def _text(node: ast.expr) -> str | None:
@@ -55,7 +55,7 @@ def _text(node: ast.expr) -> str | None:
         case ast.Constant(value=str(text)):
             return text
         case ast.JoinedStr(values=parts):
-            return "".join(_text(part) or "" for part in parts)
+            return "".join(_text(piece) or "" for piece in parts)
         case ast.FormattedValue(value=ast.Name(id=name)):
             return f"{{{name}}}"
         case _:

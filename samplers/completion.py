@@ -68,16 +68,16 @@ def complete(
         if leap == 0 and start_velocity is not None:
             v = start_velocity[rows]
         else:
-            parts = zip(rows.split(batch_size), here.split(batch_size), strict=True)
-            v = torch.cat([velocity(x[n], samples[n], k).float() for n, k in parts])
+            chunks = zip(rows.split(batch_size), here.split(batch_size), strict=True)
+            v = torch.cat([velocity(x[n], samples[n], k).float() for n, k in chunks])
         if order == 1:
             dt = (sigmas[there] - sigmas[here]).view(-1, *[1] * (x.dim() - 1))
             x[rows] += v * dt
         else:
-            place = {row: n for n, row in enumerate(moving)}
-            for members, own, solver in together:
-                if members[0] in place:
-                    x[own] = solver.step(x[own], v[_indices([place[m] for m in members], x.device)])
+            slot_of = {row: n for n, row in enumerate(moving)}
+            for members, indices, solver in together:
+                if members[0] in slot_of:
+                    x[indices] = solver.step(x[indices], v[_indices([slot_of[m] for m in members], x.device)])
     return x
 
 
@@ -135,7 +135,7 @@ def completions(
     samples, firsts = rows[first], columns[first]
     finished = trajectory.final
     if len(states):
-        made = complete(
+        completed = complete(
             velocity,
             trajectory.latents[samples, firsts],
             samples,
@@ -145,17 +145,17 @@ def completions(
             batch_size=batch_size,
             order=order,
         )
-        finished = torch.cat([finished, made])
+        finished = torch.cat([finished, completed])
     number = torch.zeros_like(trajectory.mask, dtype=torch.long)
     number[rows, columns] = batch + state
     ends = [torch.arange(batch, device=number.device)]
     for k in reversed(range(steps)):
         ends.append(torch.where(trajectory.mask[:, k], number[:, k], ends[-1]))
-    own = torch.arange(batch, device=samples.device)
+    originals = torch.arange(batch, device=samples.device)
     return Completions(
         latents=finished,
-        samples=torch.cat([own, samples]),
-        steps=torch.cat([torch.full_like(own, steps), firsts]),
+        samples=torch.cat([originals, samples]),
+        steps=torch.cat([torch.full_like(originals, steps), firsts]),
         index=torch.stack(ends[::-1], 1),
     )
 
@@ -184,18 +184,18 @@ def fork(
     v = trunk.velocity[samples, first]
     for k in range(first, len(eta)):
         if k > first:
-            parts = zip(recorder.x.split(batch_size), samples.split(batch_size), strict=True)
-            v = torch.cat([velocity(x, rows, torch.full_like(rows, k)).float() for x, rows in parts])
+            chunks = zip(recorder.x.split(batch_size), samples.split(batch_size), strict=True)
+            v = torch.cat([velocity(x, rows, torch.full_like(rows, k)).float() for x, rows in chunks])
         recorder.step(v)
-    own = recorder.trajectory()
-    zeros = own.eta.new_zeros(len(samples), first)
-    nodes = own.numbered()
+    branch = recorder.trajectory()
+    zeros = branch.eta.new_zeros(len(samples), first)
+    nodes = branch.numbered()
     together = samples[:, None].expand(-1, first + 1)
     return Trajectory(
-        latents=torch.cat([trunk.latents[samples, :first], own.latents], 1),
-        velocity=torch.cat([trunk.velocity[samples, :first], own.velocity], 1),
-        log_prob=torch.cat([zeros, own.log_prob], 1),
-        eta=torch.cat([zeros, own.eta], 1),
+        latents=torch.cat([trunk.latents[samples, :first], branch.latents], 1),
+        velocity=torch.cat([trunk.velocity[samples, :first], branch.velocity], 1),
+        log_prob=torch.cat([zeros, branch.log_prob], 1),
+        eta=torch.cat([zeros, branch.eta], 1),
         sigmas=trunk.sigmas,
         nodes=torch.cat([together, nodes[:, 1:]], 1),
     )
@@ -217,7 +217,7 @@ def perturb(
         filled in: `complete` it.
     """
     rows = torch.arange(len(samples), device=samples.device)
-    made = transition(
+    step = transition(
         kernel,
         trunk.latents[samples, steps],
         trunk.velocity[samples, steps],
@@ -233,7 +233,7 @@ def perturb(
         eta=torch.zeros_like(trunk.eta[samples]),
         sigmas=trunk.sigmas,
     )
-    branches.latents[rows, steps + 1] = made.next
-    branches.log_prob[rows, steps] = made.log_prob
-    branches.eta[rows, steps] = eta * made.stochastic
+    branches.latents[rows, steps + 1] = step.next
+    branches.log_prob[rows, steps] = step.log_prob
+    branches.eta[rows, steps] = eta * step.stochastic
     return branches

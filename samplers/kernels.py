@@ -134,8 +134,8 @@ def ddim(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, eta: Tensor) -
     variance = (sigma_next * norm / sigma) ** 2 * (1 - (alpha / alpha_next) ** 2)
     x0, noise = x - sigma * v, x + (1 - sigma) * v
     # rounding must not carry what eta = 1 leaves of the old noise below zero
-    kept = (sigma_next**2 - eta**2 * variance).clamp(min=0)
-    return (1 - sigma_next) * x0 + torch.sqrt(kept) * noise, eta * torch.sqrt(variance)
+    variance_left = (sigma_next**2 - eta**2 * variance).clamp(min=0)
+    return (1 - sigma_next) * x0 + torch.sqrt(variance_left) * noise, eta * torch.sqrt(variance)
 
 
 FIRST_LEVEL = math.sqrt(0.00085) / (math.sqrt(0.00085) + math.sqrt(1 - 0.00085))

@@ -260,9 +260,9 @@ class Calibrated:
         if self.updates is not None and self.done >= self.updates:
             return
         self.done += 1
-        kept = 0.0 if self.literal else 1 - 1 / self.pool
+        decay = 0.0 if self.literal else 1 - 1 / self.pool
         new = torch.stack([((sign * dense > 0) & mask).sum(0) for sign in (1, -1)])[:, :-1]
-        counts = kept * torch.tensor(self.counts) + new.cpu()
+        counts = decay * torch.tensor(self.counts) + new.cpu()
         positive, negative = counts
         if self.literal:
             more = (positive - negative).abs() < self.tolerance

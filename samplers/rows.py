@@ -32,14 +32,14 @@ class Rows:
         Args:
             instead: values of fields that are not taken from this record.
         """
-        own = {f.name: _take(getattr(self, f.name), rows) for f in self._by_row() if f.name not in instead}
-        return replace(self, **own, **instead)
+        taken = {f.name: _take(getattr(self, f.name), rows) for f in self._by_row() if f.name not in instead}
+        return replace(self, **taken, **instead)
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
         """Join records; what is the whole record's comes from the first."""
         first = parts[0]
-        return replace(first, **{f.name: _cat([getattr(part, f.name) for part in parts]) for f in first._by_row()})
+        return replace(first, **{f.name: _cat([getattr(piece, f.name) for piece in parts]) for f in first._by_row()})
 
     def to(self, device: torch.device | str) -> Self:
         """The same with its tensors on another device."""
@@ -56,7 +56,7 @@ class Rows:
 
 def _take(value: Any, rows: Tensor | Sequence[int] | slice) -> Any:
     if isinstance(value, dict):
-        return {name: own[rows] for name, own in value.items()}
+        return {name: values[rows] for name, values in value.items()}
     if isinstance(value, list):
         if isinstance(rows, slice):
             return value[rows]

@@ -44,11 +44,11 @@ class Trajectory(Rows):
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
         """Join trajectories that share one schedule and, from part to part, no state."""
-        if any(part.nodes is not None for part in parts):
+        if any(piece.nodes is not None for piece in parts):
             apart, count = [], 0
-            for part in parts:
-                nodes = part.numbered() + count
-                apart.append(replace(part, nodes=nodes))
+            for piece in parts:
+                nodes = piece.numbered() + count
+                apart.append(replace(piece, nodes=nodes))
                 count = int(nodes.max()) + 1
             parts = apart
         return super().cat(parts)
@@ -67,10 +67,10 @@ class Trajectory(Rows):
             [M] sample and [M] step of each, and [N] which of the M a pair is at.
         """
         number = self.numbered()[samples, steps] * self.latents.shape[1] + steps
-        known, place = number.unique(return_inverse=True)
-        rows = torch.arange(len(samples), device=place.device)
-        first = torch.full_like(known, len(samples)).scatter_reduce(0, place, rows, "amin")
-        return samples[first], steps[first], place
+        known, inverse = number.unique(return_inverse=True)
+        rows = torch.arange(len(samples), device=inverse.device)
+        first = torch.full_like(known, len(samples)).scatter_reduce(0, inverse, rows, "amin")
+        return samples[first], steps[first], inverse
 
     def score(
         self, kernel: Kernel, velocity: Tensor, samples: Tensor, steps: Tensor, starts: Tensor | None = None

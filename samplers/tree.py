@@ -37,7 +37,7 @@ def grow(
     """
     batch, steps = len(trunk), len(eta)
     device = trunk.latents.device
-    own = plan.nodes(steps).to(device)
+    tree_nodes = plan.nodes(steps).to(device)
     widths = plan.widths(steps)
     x, v = trunk.latents[:, 0], trunk.velocity[:, 0]
     # per depth, all nodes of all trees, tree after tree
@@ -46,8 +46,8 @@ def grow(
         trees = torch.arange(batch, device=device).repeat_interleave(widths[k])
         if k > 0:
             at = torch.full_like(trees, k)
-            parts = zip(x.split(batch_size), trees.split(batch_size), at.split(batch_size), strict=True)
-            v = torch.cat([velocity(*part).float() for part in parts])
+            chunks = zip(x.split(batch_size), trees.split(batch_size), at.split(batch_size), strict=True)
+            v = torch.cat([velocity(*chunk).float() for chunk in chunks])
         velocities.append(v)
         children = widths[k + 1] // widths[k]
         x, v = x.repeat_interleave(children, 0), v.repeat_interleave(children, 0)
@@ -55,7 +55,7 @@ def grow(
         if eta[k] > 0:
             sources = [derive_seed(seed, k, node) for seed in seeds for node in range(widths[k + 1])]
             noise = normal(x.shape[1:], generators(sources), device) * (plan.noise_scale if children > 1 else 1.0)
-        made = transition(
+        step = transition(
             kernel,
             x,
             v,
@@ -64,17 +64,17 @@ def grow(
             eta[k].to(device).expand(len(x)),
             noise=noise,
         )
-        x = made.next
+        x = step.next
         states.append(x)
-        log_probs.append(made.log_prob)
-        etas.append(eta[k].to(device) * made.stochastic)
+        log_probs.append(step.log_prob)
+        etas.append(eta[k].to(device) * step.stochastic)
     trees = torch.arange(batch, device=device).repeat_interleave(plan.leaves)
-    nodes = own.repeat(batch, 1) + trees[:, None] * torch.tensor(widths, device=device)
+    nodes = tree_nodes.repeat(batch, 1) + trees[:, None] * torch.tensor(widths, device=device)
     leaves = Trajectory(
         latents=torch.stack([state[nodes[:, k]] for k, state in enumerate(states)], 1),
         velocity=torch.stack([v[nodes[:, k]] for k, v in enumerate(velocities)], 1),
         log_prob=torch.stack([log_prob[nodes[:, k + 1]] for k, log_prob in enumerate(log_probs)], 1),
-        eta=torch.stack([own[nodes[:, k + 1]] for k, own in enumerate(etas)], 1),
+        eta=torch.stack([level[nodes[:, k + 1]] for k, level in enumerate(etas)], 1),
         sigmas=trunk.sigmas,
         nodes=nodes,
     )
@@ -110,10 +110,10 @@ def side_branches(
     batch, device = len(trunk), trunk.latents.device
     count, steps = 1 + len(seeds[0]), trunk.mask.shape[1]
     rows = torch.arange(batch, device=device).repeat_interleave(count)
-    made = trunk[rows]
+    branches = trunk[rows]
     side = (torch.arange(batch * count, device=device) % count > 0).nonzero()[:, 0]
     starts = rows[side]
-    sources = generators([seed for own in seeds for seed in own])
+    sources = generators([seed for row in seeds for seed in row])
     branching = [k for k in trunk.mask.any(0).nonzero()[:, 0].tolist() if k >= start]
     for k in branching:
         at = torch.full_like(starts, k)
@@ -126,17 +126,17 @@ def side_branches(
             trunk.eta[starts, k],
             noise=normal(trunk.latents.shape[2:], sources, device),
         )
-        made.latents[side, k + 1], made.log_prob[side, k] = step.next, step.log_prob
+        branches.latents[side, k + 1], branches.log_prob[side, k] = step.next, step.log_prob
         if k + 1 < steps:
-            parts = zip(step.next.split(batch_size), starts.split(batch_size), at.split(batch_size), strict=True)
-            made.velocity[side, k + 1] = torch.cat([velocity(x, n, i + 1).float() for x, n, i in parts])
+            chunks = zip(step.next.split(batch_size), starts.split(batch_size), at.split(batch_size), strict=True)
+            branches.velocity[side, k + 1] = torch.cat([velocity(x, n, i + 1).float() for x, n, i in chunks])
     last = branching[-1] + 1
     if last < steps:
         ways = [path(last, steps)] * len(side)
-        x, v = made.latents[side, last], made.velocity[side, last]
-        made.latents[side, -1] = complete(velocity, x, starts, ways, trunk.sigmas, v, batch_size)
+        x, v = branches.latents[side, last], branches.velocity[side, last]
+        branches.latents[side, -1] = complete(velocity, x, starts, ways, trunk.sigmas, v, batch_size)
     # up to the first branching step a trunk and its side branches are at the same states
     together = torch.arange(steps + 1, device=device) <= branching[0]
-    own = torch.arange(batch * count, device=device)
-    made.nodes = torch.where(together, (rows * count)[:, None], own[:, None])
-    return made
+    numbers = torch.arange(batch * count, device=device)
+    branches.nodes = torch.where(together, (rows * count)[:, None], numbers[:, None])
+    return branches

@@ -147,7 +147,7 @@ class PolicyGradient(
 
     def __init__(self, settings: PolicyGradientSettings) -> None:
         super().__init__(settings)
-        own = type(self).__name__
+        method = type(self).__name__
         self.advantage_of = settings.advantage.part("advantages", "algorithm.advantage")
         self.loss_of = settings.loss.part("losses", "algorithm.loss")
         self.loss_looks_at: LooksAt = getattr(self.loss_of, "looks_at", "action")
@@ -155,13 +155,13 @@ class PolicyGradient(
         missing: frozenset[str] = getattr(self.advantage_of, "needs", frozenset()) - self.fields
         if missing:
             raise ConfigError(
-                f"{advantage} needs {', '.join(sorted(missing))}, which {own} does not record; grpo works"
+                f"{advantage} needs {', '.join(sorted(missing))}, which {method} does not record; grpo works"
             )
         if self.dense and not getattr(self.advantage_of, "dense", False):
-            raise ConfigError(f"{advantage} takes one reward a row, and {own} has one for every action; grpo works")
+            raise ConfigError(f"{advantage} takes one reward a row, and {method} has one for every action; grpo works")
         if LOOKS_AT.index(self.loss_looks_at) > LOOKS_AT.index(self.piece):
             raise ConfigError(
-                f"algorithm.loss: '{settings.loss.name}' looks at a whole {self.loss_looks_at} at once, and {own} "
+                f"algorithm.loss: '{settings.loss.name}' looks at a whole {self.loss_looks_at} at once, and {method} "
                 f"shows it one {self.piece} at a time; ppo works"
             )
 

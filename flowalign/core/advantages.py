@@ -203,11 +203,11 @@ def per_reward(
     Args:
         clip: bound on the sum.
     """
-    parts = [
+    weighted = [
         weight * group_advantage(reward, record.group, scale, eps=eps, unbiased=unbiased)
         for weight, reward in zip(record.weights, record.rewards, strict=True)
     ]
-    total = torch.stack(parts).sum(0)
+    total = torch.stack(weighted).sum(0)
     return total if clip is None else total.clamp(-clip, clip)
 
 
@@ -235,8 +235,8 @@ def bnpo(record: Record, *, largest: Positive = 1e6) -> Tensor:
     Args:
         largest: bound on 1 / Beta(p).
     """
-    parts = [_beta_normalised(reward, record.group, largest) for reward in record.rewards]
-    return torch.stack([weight * part for weight, part in zip(record.weights, parts, strict=True)]).sum(0)
+    advantages = [_beta_normalised(reward, record.group, largest) for reward in record.rewards]
+    return torch.stack([weight * each for weight, each in zip(record.weights, advantages, strict=True)]).sum(0)
 
 
 def _beta_normalised(reward: Tensor, group: Tensor, largest: float) -> Tensor:
@@ -302,8 +302,8 @@ def gigpo(
     episode = group_advantage(earned.sum(1), record.group, scale, eps=eps, unbiased=unbiased)
     returns = _returns(earned, taken, gamma)
     # the group and the state within it, as one number
-    _, own = record.group.unique(return_inverse=True)
-    state = own[:, None] * (record.state.max() + 1) + record.state
+    _, group_number = record.group.unique(return_inverse=True)
+    state = group_number[:, None] * (record.state.max() + 1) + record.state
     states = torch.zeros_like(taken, dtype=torch.long).scatter_reduce(1, turns.turn, state.where(mask, 0), "amax")
     steps = torch.zeros_like(returns)
     steps[taken] = group_advantage(returns[taken], states[taken], scale, eps=eps, unbiased=unbiased)

@@ -302,8 +302,8 @@ def pacs(actions: Actions, *, beta: Positive = 1.0, weighting: Literal["none", "
     weight = torch.ones_like(rho)
     if weighting == "balanced":
         right, _ = group_mean_std(label, actions.group)
-        own = torch.where(label > 0.5, right, 1 - right)
-        weight = torch.where((right > 0) & (right < 1), 0.5 / own.clamp(min=1e-6), weight)
+        label_chance = torch.where(label > 0.5, right, 1 - right)
+        weight = torch.where((right > 0) & (right < 1), 0.5 / label_chance.clamp(min=1e-6), weight)
     loss = F.binary_cross_entropy_with_logits(score, label, weight, reduction="none")
     return loss[:, None].expand_as(actions.log_prob), {}
 

@@ -76,8 +76,8 @@ def draw_batch(
         picks: numbers of the prompts, one a group; default `shuffled`.
     """
     picks = shuffled(len(prompts), iteration * groups, groups, seed) if picks is None else picks
-    own = range(process * groups // processes, (process + 1) * groups // processes)
-    return draw_groups(prompts, iteration, {g: picks[g] for g in own}, group_size, seed, share_start_noise)
+    local_groups = range(process * groups // processes, (process + 1) * groups // processes)
+    return draw_groups(prompts, iteration, {g: picks[g] for g in local_groups}, group_size, seed, share_start_noise)
 
 
 def draw_groups(

@@ -93,37 +93,37 @@ def asked(record: Mapping[str, Any]) -> Asked:
         case "colors":
             return "colors", include[0]["class"], include[0]["color"]
         case "position":
-            other, one = (part["class"] for part in include)
+            other, one = (item["class"] for item in include)
             relation = include[1]["position"][0]
             if relation in OPPOSITE:
                 return "position", one, relation, other
             return "position", other, {after: before for before, after in OPPOSITE.items()}[relation], one
         case "color_attr":
-            return "color_attr", *sorted((part["class"], part["color"]) for part in include)
+            return "color_attr", *sorted((item["class"], item["color"]) for item in include)
         case tag:
-            return tag, *sorted(part["class"] for part in include)
+            return tag, *sorted(item["class"] for item in include)
 
 
 def _record(task: str, choice: Asked, rng: np.random.Generator) -> dict[str, Any]:
     """One wording of what is asked for, with GenEval's fields."""
     swap = bool(rng.integers(2))
-    parts = list(reversed(choice)) if swap and task in ("two_object", "color_attr") else list(choice)
+    words = list(reversed(choice)) if swap and task in ("two_object", "color_attr") else list(choice)
     exclude = []
     match task:
         case "single_object" | "two_object":
-            text, include = " and ".join(map(_article, parts)), [{"class": name, "count": 1} for name in parts]
+            text, include = " and ".join(map(_article, words)), [{"class": name, "count": 1} for name in words]
         case "counting":
-            name, number = parts
+            name, number = words
             text, include = f"{NUMBERS[number]} {_plural(name)}", [{"class": name, "count": number}]
             exclude = [{"class": name, "count": number + 1}]
         case "position":
-            one, relation, other = parts
+            one, relation, other = words
             if swap:
                 one, relation, other = other, OPPOSITE[relation], one
             text = f"{_article(one)} {relation} {_article(other)}"
             include = [{"class": other, "count": 1}, {"class": one, "count": 1, "position": [relation, 0]}]
         case _:
-            pairs = [parts] if task == "colors" else parts
+            pairs = [words] if task == "colors" else words
             text = " and ".join(_article(f"{colour} {name}") for name, colour in pairs)
             include = [{"class": name, "count": 1, "color": colour} for name, colour in pairs]
     record = {"prompt": f"a photo of {text}", "tag": task, "category": task, "include": include}
@@ -147,7 +147,7 @@ def _plural(name: str) -> str:
 def parse_shares(text: str) -> dict[str, float]:
     """Shares of the six tasks from a text such as "0:1:5:1:7:3", in the order of `TASKS`."""
     try:
-        values: Sequence[float] = [float(part) for part in text.split(":")]
+        values: Sequence[float] = [float(share) for share in text.split(":")]
     except ValueError:
         values = []
     if len(values) != len(TASKS) or min(values) < 0 or not sum(values) > 0:

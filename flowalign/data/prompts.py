@@ -167,7 +167,7 @@ class Prompts:
     def pictures(cls, record: dict[str, Any]) -> list[str]:
         """The files of pictures that a checked record names."""
         named = [record[key] for key in (*cls.samples, "image", "mask") if key in record]
-        return [file for own in named for file in ([own] if isinstance(own, str) else own)]
+        return [file for entry in named for file in ([entry] if isinstance(entry, str) else entry)]
 
     @classmethod
     def check(cls, record: dict[str, Any], folder: Path, place: str) -> None:
@@ -206,10 +206,10 @@ class Prompts:
                     f"data.difficulty: the prompt {text[:60]!r} has no number under '{key}'; "
                     "`flowalign difficulty CONFIG OUT.jsonl` measures it"
                 )
-        kept = [i for i, record in enumerate(self.metadata) if low <= record[key] <= high]
-        if not kept:
+        rows = [i for i, record in enumerate(self.metadata) if low <= record[key] <= high]
+        if not rows:
             raise ConfigError(f"data.difficulty: no prompt has '{key}' from {low:g} to {high:g}")
-        return self.take(kept)
+        return self.take(rows)
 
     def spread(self, limit: int | None) -> Self:
         """`limit` prompts taken evenly over the list."""
@@ -266,8 +266,8 @@ def _prompts(kind: type[Prompts], asked: str, stamp: tuple[int, int] | None) -> 
     """The prompts of a section given as JSON, from a file of this time and size."""
     listed = OneList.model_validate_json(asked)
     assert listed.prompts is not None
-    found = kind.read(listed.prompts, listed.where, listed.column, listed.split, listed.subset).spread(listed.limit)
-    return kind(found.texts, [listed.metadata | record for record in found.metadata])
+    prompts = kind.read(listed.prompts, listed.where, listed.column, listed.split, listed.subset).spread(listed.limit)
+    return kind(prompts.texts, [listed.metadata | record for record in prompts.metadata])
 
 
 def check_pictures(named: Sequence[tuple[str, str]]) -> None:

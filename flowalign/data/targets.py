@@ -86,8 +86,8 @@ class Labels(Targets):
         for kind, each in ((True, good / (1 - good)), (False, (1 - good) / good)):
             wanted = round(each * len(rows[not kind]))
             rows[kind] = [rows[kind][i % len(rows[kind])] for i in range(max(wanted, len(rows[kind])))]
-        kept = rows[True] + rows[False]
-        return replace(self, texts=[self.texts[row] for row in kept], metadata=[self.metadata[row] for row in kept])
+        chosen = rows[True] + rows[False]
+        return replace(self, texts=[self.texts[row] for row in chosen], metadata=[self.metadata[row] for row in chosen])
 
 
 @dataclass

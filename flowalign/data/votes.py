@@ -93,8 +93,8 @@ class Votes:
         """Votes on two pictures, oldest first: the prompt, their files, the value of the second."""
         with closing(self._open()) as file:
             rows = file.execute("SELECT prompt, first, second, verdict, medium FROM votes ORDER BY number").fetchall()
-        kept = [row for row in rows if row[4] == "picture" and row[3] in WORTH]
-        return [(prompt, first, second, WORTH[verdict]) for prompt, first, second, verdict, _ in kept]
+        chosen = [row for row in rows if row[4] == "picture" and row[3] in WORTH]
+        return [(prompt, first, second, WORTH[verdict]) for prompt, first, second, verdict, _ in chosen]
 
     def preferences(self, beside: Path | None = None) -> list[dict[str, str]]:
         """The choices as lines of the export; with `beside`, pictures' paths are relative to that folder."""

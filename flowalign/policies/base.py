@@ -261,7 +261,7 @@ class Policy(Generic[R]):
     def _adapted(self) -> list[BaseTunerLayer]:
         """The layers that have an adapter: looked for once, since a search takes longer than a small network."""
         networks = [self.network, *self.companions.values()]
-        return [module for own in networks for module in own.modules() if isinstance(module, BaseTunerLayer)]
+        return [module for network in networks for module in network.modules() if isinstance(module, BaseTunerLayer)]
 
     def snapshot(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Within it the policy has the weights of a named snapshot, for calls without gradients."""
@@ -366,8 +366,8 @@ class Policy(Generic[R]):
 
 def best_device() -> torch.device:
     """The accelerator that is there (CUDA, Apple's GPU, ...), else the CPU."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return found or torch.device("cpu")
+    chip = torch.accelerator.current_accelerator(check_available=True)
+    return chip or torch.device("cpu")
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

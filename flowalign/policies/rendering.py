@@ -73,8 +73,8 @@ class Rendered:
         """The rewritten prompt in a text."""
         if self.pattern is None:
             return text.strip()
-        found = self.pattern.findall(text)
-        return str(found[-1]).strip() if found else ""
+        prompts = self.pattern.findall(text)
+        return str(prompts[-1]).strip() if prompts else ""
 
     def render(self, texts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[Image]:
         """The picture of each text."""
@@ -85,7 +85,7 @@ class Rendered:
         return [pictures[each] for each in wanted]
 
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        asked = list(prompts)
+        judged = list(prompts)
         if self.judged_by is not None:
             for i, record in enumerate(metadata):
                 if self.judged_by not in record:
@@ -93,11 +93,11 @@ class Rendered:
                         f"reward '{self.name}': the metadata of the prompt {prompts[i]!r} has no '{self.judged_by}', "
                         "by which its picture is to be judged"
                     )
-                asked[i] = record[self.judged_by]
-        return score(self.reward, self.render(samples, metadata), asked, metadata)
+                judged[i] = record[self.judged_by]
+        return score(self.reward, self.render(samples, metadata), judged, metadata)
 
 
 def renderer(reward: Any) -> Rendered | None:
     """The reward of pictures behind a reward of texts, alone or in a weighted sum, if there is one."""
-    parts = reward.rewards if isinstance(reward, WeightedSum) else [reward]
-    return next((part for part in parts if isinstance(part, Rendered)), None)
+    rewards = reward.rewards if isinstance(reward, WeightedSum) else [reward]
+    return next((each for each in rewards if isinstance(each, Rendered)), None)

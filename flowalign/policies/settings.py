@@ -156,8 +156,8 @@ class Snapshot(Section):
     @field_validator("decay")
     @classmethod
     def _known(cls, decay: float | str) -> float | str:
-        parts = _numbers(decay)
-        if parts is None or not all(0 <= share <= 1 for share in (parts if len(parts) == 1 else (parts[1], parts[3]))):
+        given = _numbers(decay)
+        if given is None or not all(0 <= share <= 1 for share in (given if len(given) == 1 else (given[1], given[3]))):
             raise ValueError(
                 "a share from 0 (a copy) to 1 (frozen), or 'start-value-slope-end' such as '75-0-0.0075-0.999'"
             )
@@ -165,11 +165,11 @@ class Snapshot(Section):
 
     def decay_at(self, updates: int) -> float:
         """The decay after so many updates of the policy."""
-        parts = _numbers(self.decay)
-        assert parts is not None, "checked when it was read"
-        if len(parts) == 1:
-            return parts[0]
-        start, value, slope, end = parts
+        given = _numbers(self.decay)
+        assert given is not None, "checked when it was read"
+        if len(given) == 1:
+            return given[0]
+        start, value, slope, end = given
         return value if updates < start else min(value + slope * (updates - start), end)
 
 

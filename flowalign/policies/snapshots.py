@@ -35,12 +35,12 @@ class Snapshots:
     @contextlib.contextmanager
     def use(self, name: str) -> Iterator[None]:
         """Within it the policy has the weights of this snapshot; for calls without gradients."""
-        own = self._copied()
+        current = self._copied()
         self._put(self.weights[name])
         try:
             yield
         finally:
-            self._put(own)
+            self._put(current)
 
     @contextlib.contextmanager
     def trained(self, name: str) -> Iterator[None]:
@@ -48,14 +48,14 @@ class Snapshots:
 
         The policy's own weights are the snapshot 'policy' meanwhile.
         """
-        self.weights["policy"] = own = self._copied()
+        self.weights["policy"] = current = self._copied()
         self._put(self.weights[name])
         try:
             yield
         finally:
             self.weights[name] = self._copied()
             del self.weights["policy"]
-            self._put(own)
+            self._put(current)
 
     @torch.no_grad()
     def follow(self, event: Literal["iteration", "update"], count: int, updates: int) -> None:
@@ -69,12 +69,12 @@ class Snapshots:
             if settings.every == event and count % settings.interval == 0:
                 decay = settings.decay_at(updates)
                 followed = self._parameters if settings.of == "policy" else self.weights[settings.of]
-                for copy, other, own in zip(self.weights[name], followed, self._parameters, strict=True):
+                for copy, other, parameter in zip(self.weights[name], followed, self._parameters, strict=True):
                     if decay == 0:
                         # lerp by 1 is not an exact copy
                         copy.copy_(other)
                     else:
-                        copy.copy_(copy.to(own.device).lerp_(other.to(own.device), 1 - decay))
+                        copy.copy_(copy.to(parameter.device).lerp_(other.to(parameter.device), 1 - decay))
 
     @torch.no_grad()
     def reset(self, name: str) -> None:

@@ -30,7 +30,7 @@ class Beam:
 
     def __call__(self, engine: Engine) -> None:
         width = engine.afford(lambda n: (n * engine.steps, n * (engine.steps + 1)), self.width)
-        kept = -(-width // self.children)
+        survivors = -(-width // self.children)
         kernel = registry.resolve("kernels", self.kernel, "kernel")
         eta = All().etas(engine.steps, self.eta, 0, 0)
         p, sources = engine.start(width), engine.noise(width)
@@ -38,7 +38,7 @@ class Beam:
             v = engine.velocity(p.x, p.step)
             if width > 1:
                 p = engine.score(p, engine.x0(p, v))
-                best = p.score.topk(kept).indices
+                best = p.score.topk(survivors).indices
                 # continuations of a step without noise would all be the same
                 rows = best.repeat(self.children)[:width] if eta[k] > 0 else best
                 p, v = engine.keep(p, rows), v[rows.to(v.device)]

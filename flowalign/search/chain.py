@@ -74,9 +74,9 @@ class Chain:
         """The units of a prompt, each with the text up to it; the last with the whole prompt."""
         if self.splitter is None:
             return split(prompt)
-        asked = SPLIT.format(prompt=prompt)
+        question = SPLIT.format(prompt=prompt)
         model = _language_model(self.splitter)
-        [answer] = model.decode(model.sample([asked], [seed], max_new_tokens=256, temperature=0.0))
+        [answer] = model.decode(model.sample([question], [seed], max_new_tokens=256, temperature=0.0))
         lines = [line.strip(" -*.0123456789") for line in answer.splitlines()]
         units = [line for line in lines if line] or [prompt]
         return [(unit, ", ".join(units[: k + 1])) for k, unit in enumerate(units[:-1])] + [(units[-1], prompt)]
@@ -93,15 +93,15 @@ class Chain:
         for k, (unit, text) in enumerate(units):
             last = k == len(units) - 1
             if picture is None:
-                own = engine.beside(engine.policy, engine.prompt if last else unit, engine.metadata, {})
+                stage = engine.beside(engine.policy, engine.prompt if last else unit, engine.metadata, {})
             else:
                 picture.save(folder / f"{k}.png")
                 seen = engine.metadata | {"image": str(folder / f"{k}.png")}
                 size = {"height": picture.height, "width": picture.width}
-                own = engine.beside(editor, self.instruction.format(unit=unit, text=text), seen, size)
+                stage = engine.beside(editor, self.instruction.format(unit=unit, text=text), seen, size)
             left = len(units) - k
-            count = own.afford(lambda n, left=left: (n * steps * left, n * left), self.candidates)  # type: ignore[misc]
-            samples = own.samples(own.finish(own.start(count)).x)
+            count = stage.afford(lambda n, left=left: (n * steps * left, n * left), self.candidates)  # type: ignore[misc]
+            samples = stage.samples(stage.finish(stage.start(count)).x)
             if not isinstance(samples[0], Image):
                 raise ConfigError("chain adds to pictures, and these are videos; evosearch works")
             scores = self.judged(engine, samples, [unit for unit, _ in units[: k + 1]], text, last)
@@ -121,13 +121,13 @@ class Chain:
 
     def _editor(self, policy: DiffusersPolicy) -> DiffusersPolicy:
         """The policy that adds units, loaded once."""
-        own = policy if self.editor is None else _pipeline(self.editor, policy.dtype, policy.device)
-        if own.family.images[1] == 0 or own.family.takes_mask:
+        editor = policy if self.editor is None else _pipeline(self.editor, policy.dtype, policy.device)
+        if editor.family.images[1] == 0 or editor.family.takes_mask:
             raise ConfigError(
-                f"chain adds to a whole picture, which {type(own.pipeline).__name__} does not take; "
+                f"chain adds to a whole picture, which {type(editor.pipeline).__name__} does not take; "
                 "chain.editor names a pipeline that edits, such as FLUX.1-Kontext"
             )
-        return own
+        return editor
 
     def judged(self, engine: Engine, samples: list[Any], units: list[str], text: str, last: bool) -> Tensor:
         """[N] what candidates are chosen by; of finished ones the reward itself."""

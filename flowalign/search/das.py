@@ -68,11 +68,11 @@ class DAS:
                 moved = rows.to(v.device)
                 p, twist, v, gradient = engine.keep(p, rows), twist[rows], v[moved], gradient[moved]
             sigma, to = engine.sigmas[p.step], engine.sigmas[p.step + 1]
-            made = transition(kernel, p.x, v, sigma, to, eta[k].expand(n).to(v.device))
+            step = transition(kernel, p.x, v, sigma, to, eta[k].expand(n).to(v.device))
             noise = normal(v.shape[1:], sources, v.device) if eta[k] > 0 else torch.zeros_like(v)
-            drift = made.std * gradient
+            drift = step.std * gradient
             ratio = -(drift.square() / 2 + drift * noise).flatten(1).sum(1).cpu()
-            p = p.replace(x=made.mean + made.std * (drift + noise), step=p.step + 1)
+            p = p.replace(x=step.mean + step.std * (drift + noise), step=p.step + 1)
         p = engine.score(p)
         weights.add(ratio + self.strength * p.score - twist)
         engine.found.log_mean = weights.log_mean

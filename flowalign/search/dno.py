@@ -88,8 +88,8 @@ class DNO:
             return self.sampled(engine, noises[None])
 
         def loss(x: Tensor, score: float) -> Tensor:
-            own = self.estimated(engine, noises.detach(), x, score) if self.nearby else -engine.value(x).sum()
-            return own + self.regularization * improbability(noises.flatten()) if self.regularization else own
+            cost = self.estimated(engine, noises.detach(), x, score) if self.nearby else -engine.value(x).sum()
+            return cost + self.regularization * improbability(noises.flatten()) if self.regularization else cost
 
         optimize(engine, [noises], optimizer, generate, loss, count, self.clip)
 

@@ -189,7 +189,7 @@ class Engine:
         """[N, ...] guided velocities at states [N, ...]; different steps [N] share network batches."""
         # a backward pass costs about two forward ones
         self.found.forwards += len(x) * self.unit * (3 if x.requires_grad else 1)
-        return torch.cat([self._velocity(*part) for part in zip(x.split(self.batch_size), step.split(self.batch_size))])
+        return torch.cat([self._velocity(*pair) for pair in zip(x.split(self.batch_size), step.split(self.batch_size))])
 
     def _velocity(self, x: Tensor, step: Tensor) -> Tensor:
         def asked(x: Tensor) -> Tensor:
@@ -198,8 +198,8 @@ class Engine:
         if not x.requires_grad:
             return asked(x)
         # what the network computes is not kept, but computed again in the backward pass
-        made: Tensor = checkpoint(asked, x, use_reentrant=False, preserve_rng_state=False)
-        return made
+        velocity: Tensor = checkpoint(asked, x, use_reentrant=False, preserve_rng_state=False)
+        return velocity
 
     def x0(self, p: Particles, velocity: Tensor) -> Tensor:
         """[N, ...] finished samples that a straight line leads to."""
@@ -223,8 +223,8 @@ class Engine:
         levels = torch.zeros(len(at)) if eta is None else eta[at]
         noise = normal(p.x.shape[1:], sources, p.x.device) if eta is not None and bool(levels.any()) else None
         to, here = self.sigmas[p.step + 1], self.sigmas[p.step]
-        made = transition(kernel, p.x, velocity, here, to, levels.to(p.x.device), noise=noise)
-        return p.replace(x=made.next, step=p.step + 1)
+        moved = transition(kernel, p.x, velocity, here, to, levels.to(p.x.device), noise=noise)
+        return p.replace(x=moved.next, step=p.step + 1)
 
     def finish(self, p: Particles, velocity: Tensor | None = None) -> Particles:
         """The particles at the end of the ODE.
@@ -278,14 +278,14 @@ class Engine:
         Raises:
             RewardError: as `rewards.score`.
         """
-        x0, parts = p.x if x0 is None else x0, []
+        x0, scored = p.x if x0 is None else x0, []
         # pictures are large: only so many are held at once
         for rows in torch.arange(len(p)).split(self.batch_size):
             samples = self.samples(x0[rows.to(x0.device)])
             records = [dict(self.metadata) for _ in samples]
             values = score(reward or self.reward, samples, [self.prompt] * len(rows), records).value
-            parts.append(self.note(p[rows], values, samples))
-        return Particles.cat(parts)
+            scored.append(self.note(p[rows], values, samples))
+        return Particles.cat(scored)
 
     def samples(self, latents: Tensor) -> list[Any]:
         """Pictures or videos of finished latents [N, ...]."""

@@ -90,8 +90,8 @@ class EvoSearch:
         for generation, k in enumerate(self.steps(engine.steps) if children else ()):
             parents = self.parents(engine, everyone, children)
             branches, first = self.changed(engine, everyone.trajectory, parents, k, generation)
-            made = self.sampled(engine, branches, first, everyone.ends.node[parents])
-            everyone = Population.cat([everyone, made])
+            offspring = self.sampled(engine, branches, first, everyone.ends.node[parents])
+            everyone = Population.cat([everyone, offspring])
 
     def sampled(self, engine: Engine, branches: Trajectory, first: Tensor, node: Tensor) -> Population:
         """Trajectories brought to their ends and scored."""

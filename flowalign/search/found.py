@@ -101,10 +101,10 @@ class SearchResult:
         if self.small is not None and sample is not None:
             self.small[number] = _reduced(sample)
         if node.step == self.steps:
-            made = Candidate(node.score, number, sample)
-            self.first = self.first or made
-            self.best = made if self.best is None or made.score > self.best.score else self.best
-            self.worst = made if self.worst is None or made.score < self.worst.score else self.worst
+            candidate = Candidate(node.score, number, sample)
+            self.first = self.first or candidate
+            self.best = candidate if self.best is None or candidate.score > self.best.score else self.best
+            self.worst = candidate if self.worst is None or candidate.score < self.worst.score else self.worst
         return number
 
     def record(self) -> dict[str, Any]:
@@ -112,8 +112,8 @@ class SearchResult:
         ends = {name: getattr(self, name) for name in ("first", "best", "worst")}
         known = {name: {"node": end.node, "score": end.score} for name, end in ends.items() if end is not None}
         names = ("prompt", "method", "steps", "forwards", "reward_calls", "log_mean")
-        own = {name: getattr(self, name) for name in names}
-        return own | known | {"nodes": [asdict(node) for node in self.nodes]}
+        values = {name: getattr(self, name) for name in names}
+        return values | known | {"nodes": [asdict(node) for node in self.nodes]}
 
     @classmethod
     def of(cls, record: dict[str, Any], samples: dict[str, Any]) -> "SearchResult":
@@ -132,15 +132,15 @@ class Searches(list[SearchResult]):
     @property
     def samples(self) -> list[Picture]:
         """The best sample of each."""
-        return [found.sample for found in self]
+        return [result.sample for result in self]
 
     @property
     def scores(self) -> list[float]:
         """Scores of the best samples."""
-        return [found.score for found in self]
+        return [result.score for result in self]
 
     def _repr_html_(self) -> str:
-        captions = [f"{found.prompt}: {found.score:.4g}" for found in self]
+        captions = [f"{result.prompt}: {result.score:.4g}" for result in self]
         return Grid([self.samples], [captions])._repr_html_()
 
 

@@ -30,16 +30,16 @@ def build_methods(names: Sequence[str], settings: Mapping[str, Any]) -> dict[str
     """
     given: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key, value in settings.items():
-        owner, _, own = key.rpartition(".")
+        owner, _, chosen = key.rpartition(".")
         if owner and owner not in given:
             raise ConfigError(f"{key}: '{owner}' is none of the methods; {nearest(owner, given)}")
         known = {name: _settings(name) for name in names}
-        takers = [owner] if owner else [name for name in names if own in known[name]]
-        if not takers or own not in known[takers[0]]:
-            raise ConfigError(f"{key}: no such setting; {nearest(own, {s for n in names for s in known[n]})}")
+        takers = [owner] if owner else [name for name in names if chosen in known[name]]
+        if not takers or chosen not in known[takers[0]]:
+            raise ConfigError(f"{key}: no such setting; {nearest(chosen, {s for n in names for s in known[n]})}")
         for name in takers:
-            given[name][own] = value
-    return {name: registry.build("searches", name, own, name) for name, own in given.items()}
+            given[name][chosen] = value
+    return {name: registry.build("searches", name, settings, name) for name, settings in given.items()}
 
 
 def _settings(name: str) -> set[str]:
@@ -107,7 +107,7 @@ def search(
     """
     check_reward(methods, reward)
     check_steps(methods, sampling)
-    asked = {
+    settings = {
         "reward": reward.name,
         "budget": str(budget),
         "seed": seed,
@@ -115,8 +115,8 @@ def search(
         "sampling": sampling.model_dump(mode="json"),
         "methods": {name: repr(method) for name, method in methods.items()},
     }
-    done = {} if store is None else store.open(asked)
-    found = Searches()
+    done = {} if store is None else store.open(settings)
+    results = Searches()
     jobs = [(number, name) for number in range(len(prompts)) for name in methods]
     with tqdm(jobs, desc="search", disable=not progress) as bar:
 
@@ -125,8 +125,8 @@ def search(
             bar.set_postfix_str(f"{so_far.method}: {so_far.forwards} forwards{best}")
 
         for number, name in bar:
-            made = done.get((number, name))
-            if made is None:
+            result = done.get((number, name))
+            if result is None:
                 text, metadata = prompts.texts[number], prompts.metadata[number]
                 engine = Engine(
                     policy,
@@ -142,9 +142,9 @@ def search(
                 engine.found.small = None if store is None else {}
                 with torch.no_grad():
                     methods[name](engine)
-                made = engine.found
+                result = engine.found
                 if store is not None:
-                    store.add(number, made)
-                    made.small = None
-            found.append(made)
-    return found
+                    store.add(number, result)
+                    result.small = None
+            results.append(result)
+    return results

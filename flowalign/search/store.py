@@ -115,7 +115,7 @@ def _save_sheet(pictures: dict[int, Image.Image], path: Path) -> dict[str, Any]:
     width, height = shown[0].size
     columns = math.ceil(math.sqrt(len(shown)))
     sheet = Image.new("RGB", (columns * width, -(-len(shown) // columns) * height))
-    for place, picture in enumerate(shown):
-        sheet.paste(picture, (place % columns * width, place // columns * height))
+    for slot, picture in enumerate(shown):
+        sheet.paste(picture, (slot % columns * width, slot // columns * height))
     sheet.save(path, quality=85)
     return {"width": width, "height": height, "nodes": list(pictures)}

@@ -41,7 +41,7 @@ class TTSnap:
 
     def sizes(self, starts: int, steps: int) -> list[int]:
         """Samples whose velocity each step asks for, and in the end those that are finished."""
-        cuts = {int(at * steps): kept for at, kept in zip(self.at, self.kept, strict=True)}
+        cuts = {int(at * steps): size for at, size in zip(self.at, self.kept, strict=True)}
         sizes = [starts]
         for k in range(steps):
             sizes.append(max(1, round(cuts[k] * sizes[-1])) if k in cuts else sizes[-1])

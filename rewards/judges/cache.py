@@ -61,23 +61,23 @@ class CachedJudge:
             for i, question in enumerate(questions)
         ]
         with self._open() as base:
-            found = {
+            stored = {
                 key: base.execute("SELECT answer FROM answers WHERE question = ?", [key]).fetchone() for key in keys
             }
-        known = {key: json.loads(row[0]) for key, row in found.items() if row is not None}
+        known = {key: json.loads(row[0]) for key, row in stored.items() if row is not None}
         new: dict[bytes, int] = {}
         for i, key in enumerate(keys):
             if key not in known:
                 new.setdefault(key, i)
         self.usage.add(cached=len(keys) - len(new))
         if new:
-            made = dict(zip(new, ask(list(new.values())), strict=True))
+            answers = dict(zip(new, ask(list(new.values())), strict=True))
             with self._open() as base:
                 base.executemany(
                     "INSERT OR REPLACE INTO answers VALUES (?, ?)",
-                    [(key, json.dumps(answer)) for key, answer in made.items()],
+                    [(key, json.dumps(answer)) for key, answer in answers.items()],
                 )
-            known |= made
+            known |= answers
         return [known[key] for key in keys]
 
     def _key(self, question: Question, how: list[Any]) -> bytes:

@@ -41,8 +41,8 @@ class Listener:
         pattern: str = r"<think>(.*?)</think>",
     ) -> None:
         self.template = load_template(template)
-        asked = self.template.questions[0]
-        if self.template.answer != "probability" or "text" not in self.template.fields or len(asked.pictures) > 0:
+        question = self.template.questions[0]
+        if self.template.answer != "probability" or "text" not in self.template.fields or len(question.pictures) > 0:
             raise ValueError(
                 f"template '{template}': a listener is asked for a probability by a question with the field text, and "
                 "pictures: [] since it sees the prompt's pictures; listener works"
@@ -51,17 +51,17 @@ class Listener:
         self.key, self.pattern = key, re.compile(pattern, re.DOTALL)
 
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
-        asked = self.template.questions[0]
+        question = self.template.questions[0]
         value, unparsed = torch.zeros(len(samples)), torch.ones(len(samples))
         rows, questions, right = [], [], []
         for i, (text, prompt, record) in enumerate(zip(samples, prompts, metadata, strict=True)):
-            if found := self.pattern.search(text):
-                text = self.template.text(asked, prompt, dict(record) | {"text": found[1].strip()})
+            if match := self.pattern.search(text):
+                text = self.template.text(question, prompt, dict(record) | {"text": match[1].strip()})
                 pictures = source_images([record])[0] if "image" in record else []
                 rows.append(i)
-                questions.append(Question(tuple(pictures), text, asked.system))
-                right.append(self._label(prompt, record, asked.labels))
-        for i, label, chances in zip(rows, right, self.judge.choose(questions, asked.labels), strict=True):
+                questions.append(Question(tuple(pictures), text, question.system))
+                right.append(self._label(prompt, record, question.labels))
+        for i, label, chances in zip(rows, right, self.judge.choose(questions, question.labels), strict=True):
             # a served listener that begins with none of the labels is sure of none
             value[i], unparsed[i] = chances[label] if chances else 0.0, 0.0
         return Scores(value, {"unparsed": unparsed})

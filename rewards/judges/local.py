@@ -73,12 +73,12 @@ class LocalJudge:
 
     @torch.no_grad()
     def choose(self, questions: Sequence[Question], labels: Sequence[str]) -> list[list[float] | None]:
-        found: list[list[float] | None] = []
-        for part in self._batches(questions):
-            begin, inputs = time.perf_counter(), self._inputs(part)
-            found += self._label_logits(inputs, labels).softmax(dim=-1).tolist()
+        chances: list[list[float] | None] = []
+        for chunk in self._batches(questions):
+            begin, inputs = time.perf_counter(), self._inputs(chunk)
+            chances += self._label_logits(inputs, labels).softmax(dim=-1).tolist()
             self._count(begin, inputs)
-        return found
+        return chances
 
     def label_logits(self, questions: Sequence[Question], labels: Sequence[str]) -> Tensor:
         """[N, L] log of each label's unnormalised probability as the reply's first token, in one network call; with
@@ -93,37 +93,37 @@ class LocalJudge:
     @torch.no_grad()
     def begins(self, questions: Sequence[Question], answers: Sequence[Sequence[str]]) -> list[float]:
         """Probability that a reply begins as one of its question's answers do: of their first tokens, one for each."""
-        found: list[float] = []
-        for part in self._batches(list(zip(questions, answers, strict=True))):
-            begin, inputs = time.perf_counter(), self._inputs([question for question, _ in part])
+        chances: list[float] = []
+        for chunk in self._batches(list(zip(questions, answers, strict=True))):
+            begin, inputs = time.perf_counter(), self._inputs([question for question, _ in chunk])
             probability = self.model(**inputs, logits_to_keep=1).logits[:, -1].float().softmax(dim=-1)
-            for row, (_, own) in zip(probability, part, strict=True):
-                first = [self.tokenizer.encode(answer, add_special_tokens=False)[0] for answer in own]
-                found.append(float(row[first].sum()))
+            for row, (_, starts) in zip(probability, chunk, strict=True):
+                first = [self.tokenizer.encode(answer, add_special_tokens=False)[0] for answer in starts]
+                chances.append(float(row[first].sum()))
             self._count(begin, inputs)
-        return found
+        return chances
 
     @torch.no_grad()
     def echo(self, questions: Sequence[Question], answers: Sequence[str]) -> list[float]:
         means = []
-        for part in self._batches(list(zip(questions, answers, strict=True))):
-            begin, asked = time.perf_counter(), self._inputs([question for question, _ in part])
-            answered = self._inputs([question for question, _ in part], [answer for _, answer in part])
-            counts = answered["attention_mask"].sum(dim=1) - asked["attention_mask"].sum(dim=1)  # tokens of the answers
+        for chunk in self._batches(list(zip(questions, answers, strict=True))):
+            begin, shown = time.perf_counter(), self._inputs([question for question, _ in chunk])
+            answered = self._inputs([question for question, _ in chunk], [answer for _, answer in chunk])
+            counts = answered["attention_mask"].sum(dim=1) - shown["attention_mask"].sum(dim=1)  # tokens of the answers
             longest = int(counts.max())
             logits = self.model(**answered, logits_to_keep=longest + 1).logits[:, :-1].float()
             tokens = answered["input_ids"][:, -longest:]
             log_probs = logits.log_softmax(dim=-1).gather(-1, tokens[..., None])[..., 0]
-            own = torch.arange(longest, device=counts.device) >= longest - counts[:, None]
-            means += ((log_probs * own).sum(dim=1) / counts).tolist()
+            of_answer = torch.arange(longest, device=counts.device) >= longest - counts[:, None]
+            means += ((log_probs * of_answer).sum(dim=1) / counts).tolist()
             self._count(begin, answered)
         return means
 
     @torch.no_grad()
     def reply(self, questions: Sequence[Question], temperature: float, max_tokens: int, seed: int) -> list[str]:
         texts: list[str] = []
-        for part in self._batches(questions):
-            begin, inputs = time.perf_counter(), self._inputs(part)
+        for chunk in self._batches(questions):
+            begin, inputs = time.perf_counter(), self._inputs(chunk)
             processors = LogitsProcessorList()
             if temperature > 0:
                 # each batch starts anew, on a stream of its own
@@ -138,8 +138,8 @@ class LocalJudge:
         return texts
 
     def _count(self, begin: float, inputs: Any, replied: int = 0) -> None:
-        seconds, asked = time.perf_counter() - begin, inputs["attention_mask"]
-        self.usage.add(requests=len(asked), seconds=seconds, question_tokens=int(asked.sum()), reply_tokens=replied)
+        seconds, mask = time.perf_counter() - begin, inputs["attention_mask"]
+        self.usage.add(requests=len(mask), seconds=seconds, question_tokens=int(mask.sum()), reply_tokens=replied)
 
     def _inputs(self, questions: Sequence[Question], answers: Sequence[str] | None = None) -> Any:
         texts = []

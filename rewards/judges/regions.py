@@ -36,9 +36,9 @@ class RegionJudge(JudgeReward):
 
 def regions_in(reply: str) -> list[Region]:
     """The boxes of a reply that lie within the picture, with scores within [-1, 1]."""
-    found = []
+    read = []
     for *sides, score in BOX.findall(reply.rpartition("</think>")[2]):
         box, reward = [int(side) / 1000 for side in sides], float(score)
         if box[0] < box[2] <= 1 and box[1] < box[3] <= 1 and -1 <= reward <= 1:
-            found.append(Region(box, reward))
-    return found
+            read.append(Region(box, reward))
+    return read

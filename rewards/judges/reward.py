@@ -42,14 +42,14 @@ class Answers:
     def parts(self) -> dict[str, torch.Tensor]:
         """[N] values of each question and part where there are several, NaN where unparsed; and `unparsed`."""
         columns: dict[str, list[float]] = {}
-        for i, asked in enumerate(self.template.questions):
-            names = [*asked.scores] if len(asked.scores) > 1 else []
+        for i, question in enumerate(self.template.questions):
+            names = [*question.scores] if len(question.scores) > 1 else []
             names += [""] if len(self.template.questions) > 1 else []
             for name in names:
-                key = f"{asked.name}/{name}" if name and len(self.template.questions) > 1 else name or asked.name
-                own = [row[i] for row in self.rows]
+                key = f"{question.name}/{name}" if name and len(self.template.questions) > 1 else name or question.name
+                column = [row[i] for row in self.rows]
                 columns[key] = [
-                    float("nan") if verdict is None else verdict[1][name] if name else verdict[0] for verdict in own
+                    float("nan") if verdict is None else verdict[1][name] if name else verdict[0] for verdict in column
                 ]
         columns[UNPARSED] = [float(value is None) for value in self.values]
         return {name: torch.tensor(values) for name, values in columns.items()}
@@ -122,21 +122,21 @@ class Asking:
     def ask(self, shown: list[dict[str, Any]], prompts: Sequence[str], metadata: Metadata) -> Answers:
         """Verdicts of N samples; `shown` has the pictures or texts of each under their names in the template."""
         if self.template.texts:
-            metadata = [dict(record) | own for record, own in zip(metadata, shown, strict=True)]
+            metadata = [dict(record) | fields for record, fields in zip(metadata, shown, strict=True)]
         verdicts: list[list[Verdict]] = []
         written: list[dict[str, str]] = [{} for _ in shown]
         example = ""
-        for asked in self.template.questions:
-            questions = self.questions(asked, shown, prompts, metadata)
+        for question in self.template.questions:
+            questions = self.questions(question, shown, prompts, metadata)
             turned = len(questions) > len(shown)
-            found, replies, unread = self._verdicts(asked, questions, [*prompts] * (2 if turned else 1))
+            scored, replies, unread = self._verdicts(question, questions, [*prompts] * (2 if turned else 1))
             for i, reply in enumerate(replies):
                 turns = " (turned round)" if i >= len(shown) else ""
-                written[i % len(shown)][f"{asked.name}{turns}"] = reply
+                written[i % len(shown)][f"{question.name}{turns}"] = reply
             example = example or unread
             if turned:
-                found = [_both(there, back) for there, back in zip(found[: len(shown)], found[len(shown) :])]
-            verdicts.append(found)
+                scored = [_both(there, back) for there, back in zip(scored[: len(shown)], scored[len(shown) :])]
+            verdicts.append(scored)
         return Answers(self.template, [list(row) for row in zip(*verdicts, strict=True)], written, example)
 
     def questions(
@@ -146,7 +146,7 @@ class Asking:
         turned = asked.compares and self.both_orders
         return [
             Question(
-                tuple(frame for part in order for frame in self._frames(parts[part])),
+                tuple(frame for name in order for frame in self._frames(parts[name])),
                 self.template.text(asked, prompt, record),
                 asked.system,
             )
@@ -176,9 +176,9 @@ class Asking:
         example = ""
         written: list[list[str]] = [[] for _ in questions]
         for sample in range(self.samples):
-            found: list[Verdict] = [None] * len(questions)
+            read: list[Verdict] = [None] * len(questions)
             for attempt in range(self.retries + 1):
-                left = [i for i, verdict in enumerate(found) if verdict is None]
+                left = [i for i, verdict in enumerate(read) if verdict is None]
                 if not left:
                     break
                 if attempt:
@@ -187,19 +187,19 @@ class Asking:
                 seed = sample * (self.retries + 1) + attempt
                 replies = self.judge.reply([questions[i] for i in left], temperature, self.max_tokens, seed)
                 for i, reply in zip(left, replies, strict=True):
-                    found[i] = self._read(asked, reply)
+                    read[i] = self._read(asked, reply)
                     written[i].append(reply)
-                    example = reply if found[i] is None else example
-            rounds.append(found)
+                    example = reply if read[i] is None else example
+            rounds.append(read)
         texts = ["\n\n".join(replies) for replies in written]
-        return [_average([found[i] for found in rounds]) for i in range(len(questions))], texts, example
+        return [_average([read[i] for read in rounds]) for i in range(len(questions))], texts, example
 
     def _read(self, asked: Asked, reply: str) -> Verdict:
         if self.template.answer == "winner":
             winner = asked.read_winner(reply)
             return None if winner is None else (winner, {})
-        parts = asked.read_scores(reply)
-        return None if parts is None else (combined(list(parts.values()), asked.combine), parts)
+        scores = asked.read_scores(reply)
+        return None if scores is None else (combined(list(scores.values()), asked.combine), scores)
 
 
 class JudgeReward(Asking):
@@ -233,8 +233,8 @@ class JudgeReward(Asking):
     @property
     def spec(self) -> Spec:
         """Differentiable where a local judge gives probabilities of what it sees."""
-        asked = self.template.answer == "probability" and not self.template.texts
-        differentiable = asked and getattr(self.judge, "differentiable", False)
+        of_probability = self.template.answer == "probability" and not self.template.texts
+        differentiable = of_probability and getattr(self.judge, "differentiable", False)
         return Spec(self.template.needs, self.kind, differentiable, deterministic=self.deterministic)
 
     def __call__(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> Scores:
@@ -257,19 +257,19 @@ class JudgeReward(Asking):
         """
         assert isinstance(self.judge, LocalJudge)
         shown, values = self._shown(list(pixels), metadata), []
-        for asked in self.template.questions:
-            logits = self.judge.label_logits(self.questions(asked, shown, prompts, metadata), asked.labels)
+        for each in self.template.questions:
+            logits = self.judge.label_logits(self.questions(each, shown, prompts, metadata), each.labels)
             there, *back = logits.softmax(dim=-1)[:, 0].split(len(shown))
             values.append((there + 1 - back[0]) / 2 if back else there)
-        parts = {asked.name: value.detach() for asked, value in zip(self.template.questions, values, strict=True)}
-        return Scores(_combined(torch.stack(values), self.template.combine), parts if len(parts) > 1 else {})
+        named = {each.name: value.detach() for each, value in zip(self.template.questions, values, strict=True)}
+        return Scores(_combined(torch.stack(values), self.template.combine), named if len(named) > 1 else {})
 
     def _shown(self, samples: Sequence[Any], metadata: Metadata) -> list[dict[str, Any]]:
         """The samples' pictures or texts for the judge, by their names in the template."""
         shown: list[dict[str, Any]] = [{"text" if self.template.texts else "sample": sample} for sample in samples]
         if "reference" in self.template.needs:
-            for own, reference in zip(shown, reference_images(metadata), strict=True):
-                own["reference"] = reference
+            for fields, reference in zip(shown, reference_images(metadata), strict=True):
+                fields["reference"] = reference
         return shown
 
 
@@ -337,5 +337,5 @@ def _average(verdicts: Sequence[Verdict]) -> Verdict:
     parsed = [verdict for verdict in verdicts if verdict is not None]
     if not parsed:
         return None
-    parts = {name: sum(verdict[1][name] for verdict in parsed) / len(parsed) for name in parsed[0][1]}
-    return sum(verdict[0] for verdict in parsed) / len(parsed), parts
+    scores = {name: sum(verdict[1][name] for verdict in parsed) / len(parsed) for name in parsed[0][1]}
+    return sum(verdict[0] for verdict in parsed) / len(parsed), scores

@@ -115,14 +115,14 @@ class ServedJudge:
             answer = response.json()
             return read(answer), answer.get("usage") or {}
 
-        found, tokens = self.asker.post("/chat/completions", json.dumps(body).encode(), JSON, parse)
+        reply, tokens = self.asker.post("/chat/completions", json.dumps(body).encode(), JSON, parse)
         self.usage.add(
             requests=1,
             seconds=time.perf_counter() - begin,
             question_tokens=tokens.get("prompt_tokens") or 0,
             reply_tokens=tokens.get("completion_tokens") or 0,
         )
-        return found
+        return reply
 
     def _read_echo(self, body: Any, answer: str) -> float:
         """Walk back over the last tokens until they spell the answer."""

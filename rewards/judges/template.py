@@ -77,15 +77,15 @@ class Asked:
         if text is None:
             return None
         low, high = self.range
-        parts = {}
+        values = {}
         for name, pattern in self.scores.items():
             numbers = _numbers(pattern, text)
             clear = numbers and (self.every or len(set(numbers)) == 1)
             if not clear or any(not low <= number <= high for number in numbers):
                 return None
             value = (sum(numbers) / len(numbers) - low) / (high - low)
-            parts[name] = value if self.good == "high" else 1 - value
-        return parts
+            values[name] = value if self.good == "high" else 1 - value
+        return values
 
     def read_winner(self, reply: str) -> float | None:
         """1 if the first picture wins, 0 if the second, 0.5 for a tie; None if the reply cannot be parsed."""

@@ -69,43 +69,43 @@ class ThoughtPRM:
         scores = score(self.outcome, samples, prompts, metadata)
         right = (scores.value >= 0.5).tolist()
         ends = [step_ends(text, self.separator) for text in samples]
-        steps = [[text[a:b].strip() for a, b in zip([0, *own], own)] for text, own in zip(samples, ends, strict=True)]
-        begins = [self._answer_begins(text, own) for text, own in zip(samples, ends, strict=True)]
-        kept = [[True] * len(own) for own in ends]
+        steps = [[text[a:b].strip() for a, b in zip([0, *cut], cut)] for text, cut in zip(samples, ends, strict=True)]
+        begins = [self._answer_begins(text, cut) for text, cut in zip(samples, ends, strict=True)]
+        valid = [[True] * len(cut) for cut in ends]
 
         later = [(row, k) for row, begin in enumerate(begins) if right[row] for k in range(1, begin)]
         reflects = self._ask("reflects", prompts, [(row, {"step": steps[row][k]}) for row, k in later])
         pairs = [(row, j, k) for (row, k), yes in zip(later, reflects, strict=True) if yes for j in range(k)]
-        asked = [(row, {"step": steps[row][j], "reflection": steps[row][k]}) for row, j, k in pairs]
-        for (row, j, _), yes in zip(pairs, self._ask("taken_back", prompts, asked), strict=True):
-            kept[row][j] &= not yes
+        queries = [(row, {"step": steps[row][j], "reflection": steps[row][k]}) for row, j, k in pairs]
+        for (row, j, _), yes in zip(pairs, self._ask("taken_back", prompts, queries), strict=True):
+            valid[row][j] &= not yes
 
         tried = [(row, k) for row, begin in enumerate(begins) if not right[row] for k in range(begin)]
-        asked = [(row, {"step": steps[row][k], "answer": " ".join(steps[row][begins[row] :])}) for row, k in tried]
-        for (row, k), yes in zip(tried, self._ask("adopted", prompts, asked), strict=True):
-            kept[row][k] = yes
+        queries = [(row, {"step": steps[row][k], "answer": " ".join(steps[row][begins[row] :])}) for row, k in tried]
+        for (row, k), yes in zip(tried, self._ask("adopted", prompts, queries), strict=True):
+            valid[row][k] = yes
 
-        made: list[Steps] = [[] for _ in samples]
+        rewarded: list[Steps] = [[] for _ in samples]
         for members in groups(prompts, metadata):
-            own = scores.value[members]
-            normal = ((own - own.mean()) / (own.std(correction=0) + 1e-6)).tolist()
+            cut = scores.value[members]
+            normal = ((cut - cut.mean()) / (cut.std(correction=0) + 1e-6)).tolist()
             share = sum(right[row] for row in members) / len(members)
             for row, outcome in zip(members, normal, strict=True):
                 size = self.strength * share if right[row] else outcome
-                made[row] = [(ends[row][k], reward) for k, reward in thoughts(kept[row], outcome, size)]
-        value = torch.tensor([sum(reward for _, reward in own) for own in made])
-        counts = torch.tensor([float(len(own)) for own in made])
-        return Scores(value, {self.outcome.name: scores.value, "thoughts": counts}, made, scores.weight)
+                rewarded[row] = [(ends[row][k], reward) for k, reward in thoughts(valid[row], outcome, size)]
+        value = torch.tensor([sum(reward for _, reward in cut) for cut in rewarded])
+        counts = torch.tensor([float(len(cut)) for cut in rewarded])
+        return Scores(value, {self.outcome.name: scores.value, "thoughts": counts}, rewarded, scores.weight)
 
     def _answer_begins(self, text: str, ends: list[int]) -> int:
         """Number of the first step that is part of the answer, the last step at most."""
-        found = list(self.answer.finditer(text))
-        return sum(end <= found[-1].end() for end in ends[:-1]) if found else len(ends) - 1
+        matches = list(self.answer.finditer(text))
+        return sum(end <= matches[-1].end() for end in ends[:-1]) if matches else len(ends) - 1
 
     def _ask(self, name: str, prompts: Sequence[str], asked: Sequence[tuple[int, Mapping[str, str]]]) -> list[bool]:
         """Whether the judge says yes, of (row, fields of the question)."""
         question = self.questions[name]
         questions = [
-            Question((), self.template.text(question, prompts[row], own), question.system) for row, own in asked
+            Question((), self.template.text(question, prompts[row], fields), question.system) for row, fields in asked
         ]
         return [bool(chance and chance[0] >= 0.5) for chance in self.judge.choose(questions, question.labels)]

@@ -18,20 +18,20 @@ def with_wording(template: Template, file: Path) -> Template:
     """
     texts = named_texts(file)
     questions = []
-    for asked in template.questions:
-        if missing := [name for name in asked.official if name not in texts]:
+    for question in template.questions:
+        if missing := [name for name in question.official if name not in texts]:
             raise ValueError(f"template '{template.name}': {file} has no text '{missing[0]}'")
-        if asked.official:
-            text = "\n".join(texts[name] for name in asked.official)
+        if question.official:
+            text = "\n".join(texts[name] for name in question.official)
         else:
             text = max((text for text in texts.values() if "{prompt}" in text), key=len, default="")
-        for old, new in asked.reworded.items():
+        for old, new in question.reworded.items():
             text = text.replace(old, new)
         for old, new in OPENED.items():
             text = text.replace(f"{{{old}}}", f"{{{new}}}")
         if not text:
             raise ValueError(f"template '{template.name}': {file} has no text about a prompt")
-        questions.append(replace(asked, ask=text.removeprefix("<image>"), system=""))
-    made = replace(template, questions=questions)
-    made.check()
-    return made
+        questions.append(replace(question, ask=text.removeprefix("<image>"), system=""))
+    reworded = replace(template, questions=questions)
+    reworded.check()
+    return reworded

@@ -60,15 +60,15 @@ def check(image: Image.Image, prompt: str) -> Verdict:
     """Whether `image` shows what `prompt` asks for. Raises `ValueError` on a prompt outside the grammar."""
     request = parse(prompt)
     objects = find_objects(image)
-    found = [item.thing for item in objects]
+    things = [item.thing for item in objects]
     first, last, number = request.things[0], request.things[-1], len(request.things)
     if request.category in ("single", "counting"):
         requirements = {
-            f"all {first.colour}": bool(found) and all(thing.colour == first.colour for thing in found),
-            f"all {first.shape}s": bool(found) and all(thing.shape == first.shape for thing in found),
+            f"all {first.colour}": bool(things) and all(thing.colour == first.colour for thing in things),
+            f"all {first.shape}s": bool(things) and all(thing.shape == first.shape for thing in things),
         }
     else:
-        requirements = {str(first): first in found, str(last): last in found}
+        requirements = {str(first): first in things, str(last): last in things}
     one, other = requirements.values()
     requirements[f"{NUMBERS[number - 1]} in all"] = len(objects) == number
     relation = None

@@ -40,13 +40,13 @@ class ShapesReward:
         """Objects of each picture: 1 where the prompt asks for one such, -1 for the others."""
         judged = []
         for image, prompt in zip(samples, prompts, strict=True):
-            wanted, own = list(parse(prompt).things), []
-            for found in find_objects(image):
-                left, top = found.x - found.width / 2, found.y - found.height / 2
-                sides = (left, top, left + found.width, top + found.height)
-                asked = found.thing in wanted
-                if asked:
-                    wanted.remove(found.thing)
-                own.append(Region([side / SIZE for side in sides], 1.0 if asked else -1.0))
-            judged.append(own)
+            wanted, regions = list(parse(prompt).things), []
+            for shape in find_objects(image):
+                left, top = shape.x - shape.width / 2, shape.y - shape.height / 2
+                sides = (left, top, left + shape.width, top + shape.height)
+                is_wanted = shape.thing in wanted
+                if is_wanted:
+                    wanted.remove(shape.thing)
+                regions.append(Region([side / SIZE for side in sides], 1.0 if is_wanted else -1.0))
+            judged.append(regions)
         return judged

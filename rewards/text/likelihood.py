@@ -47,22 +47,22 @@ class RLPR(AsksModel):
         model = self.model
         tokens = [model.tokens(answer) for answer in right]
         begun = [model.begin(prompt) for prompt in prompts]
-        made, mask = model.log_probs(
+        log_probs, mask = model.log_probs(
             [start + model.tokens(text or "") for start, text in zip(begun, before, strict=True)], tokens
         )
         without: Tensor | None = None
         if self.debias:
             lead = model.tokens("" if self.pattern else self.lead)
             without, _ = model.log_probs([start + lead for start in begun], tokens)
-        value = likelihood_reward(made, mask, without)
+        value = likelihood_reward(log_probs, mask, without)
         return Scores(value.where(torch.tensor([text is not None for text in before]), 0))
 
     def _before(self, text: str) -> str | None:
         """The text up to where its right answer comes."""
         if self.pattern is None:
             return text + self.lead
-        found = list(self.pattern.finditer(text))
-        return text[: found[-1].start(1)] if found else None
+        matches = list(self.pattern.finditer(text))
+        return text[: matches[-1].start(1)] if matches else None
 
 
 class SelfAligned(AsksModel):
@@ -108,7 +108,7 @@ class SelfCertainty(AsksModel):
         model = self.model
         contexts, texts = [model.begin(prompt) for prompt in prompts], [model.tokens(text) for text in samples]
         values = [
-            self_certainty(made[None], torch.ones(1, len(made), dtype=torch.bool))
-            for made, _ in model.distributions(contexts, texts)
+            self_certainty(log_probs[None], torch.ones(1, len(log_probs), dtype=torch.bool))
+            for log_probs, _ in model.distributions(contexts, texts)
         ]
         return Scores(torch.cat(values))

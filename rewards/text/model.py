@@ -40,15 +40,15 @@ class CausalModel:
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        place = pick_device(device)
+        target = pick_device(device)
         try:
             network = AutoModelForCausalLM.from_pretrained(
-                **hub(path), dtype="float32" if place.type == "cpu" else "auto"
+                **hub(path), dtype="float32" if target.type == "cpu" else "auto"
             )
             tokenizer = AutoTokenizer.from_pretrained(**hub(path))
         except (OSError, ValueError) as error:
             raise ValueError(f"no language model at '{path}': {' '.join(str(error).split())[:300]}") from error
-        return cls(network.to(place).requires_grad_(False).eval(), tokenizer)
+        return cls(network.to(target).requires_grad_(False).eval(), tokenizer)
 
     def tokens(self, text: str) -> list[int]:
         """Tokens of a text that continues another."""
@@ -76,14 +76,14 @@ class CausalModel:
         """
         device, padding = self.network.device, self.tokenizer.pad_token_id or 0
         for start in range(0, len(texts), self.batch_size):
-            part = slice(start, start + self.batch_size)
-            rows = [context + text for context, text in zip(contexts[part], texts[part], strict=True)]
+            chunk = slice(start, start + self.batch_size)
+            rows = [context + text for context, text in zip(contexts[chunk], texts[chunk], strict=True)]
             width = max(map(len, rows))
             ids = torch.tensor([row + [padding] * (width - len(row)) for row in rows], device=device)
             mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)
             with torch.no_grad():
                 logits = self.network(input_ids=ids, attention_mask=mask, use_cache=False).logits
-            for row, (context, text) in enumerate(zip(contexts[part], texts[part], strict=True)):
+            for row, (context, text) in enumerate(zip(contexts[chunk], texts[chunk], strict=True)):
                 first = len(context) - 1
                 yield (
                     logits[row, first : first + len(text)].float().log_softmax(-1).cpu(),
@@ -92,7 +92,7 @@ class CausalModel:
 
     def log_probs(self, contexts: Sequence[list[int]], texts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
         """[N, A] log-probabilities of the texts' tokens after their contexts, padded on the right, and their mask."""
-        rows = [made.gather(-1, text[:, None])[:, 0] for made, text in self.distributions(contexts, texts)]
+        rows = [log_probs.gather(-1, text[:, None])[:, 0] for log_probs, text in self.distributions(contexts, texts)]
         width = max(map(len, rows))
         values = torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for row in rows])
         return values, torch.arange(width) < torch.tensor([len(row) for row in rows])[:, None]

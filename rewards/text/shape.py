@@ -134,5 +134,5 @@ class Majority:
     def _answer(self, text: str) -> str:
         if self.pattern is None:
             return text.strip()
-        found = self.pattern.findall(text)
-        return str(found[-1]).strip() if found else ""
+        answers = self.pattern.findall(text)
+        return str(answers[-1]).strip() if answers else ""

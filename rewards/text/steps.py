@@ -29,7 +29,7 @@ def step_ends(text: str, separator: str = LINES) -> list[int]:
 
 def as_steps(ends: Sequence[Sequence[int]], values: Tensor) -> list[Steps]:
     """Steps of each text, from where they end and their rewards [B, K], the first ones of which count."""
-    return [list(zip(own, row.tolist()[: len(own)], strict=True)) for own, row in zip(ends, values, strict=True)]
+    return [list(zip(cut, row.tolist()[: len(cut)], strict=True)) for cut, row in zip(ends, values, strict=True)]
 
 
 def step_values(steps: Sequence[Steps]) -> tuple[Tensor, Tensor]:
@@ -57,14 +57,14 @@ class ImplicitPRM:
         self.model, self.reference = CausalModel.load(model), CausalModel.load(reference)
 
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
-        made = []
+        log_probs = []
         for model in (self.model, self.reference):
             begun, texts = [model.begin(prompt) for prompt in prompts], [model.tokens(text) for text in samples]
             values, mask = model.log_probs(begun, texts)
-            made.append(values)
-        if made[0].shape != made[1].shape:
+            log_probs.append(values)
+        if log_probs[0].shape != log_probs[1].shape:
             raise RewardError(f"reward '{self.name}': model and reference have different tokens")
-        reward = implicit_reward(made[0], made[1], self.beta).where(mask, 0)
+        reward = implicit_reward(log_probs[0], log_probs[1], self.beta).where(mask, 0)
         return Scores(reward.sum(1), steps=as_steps([self.model.ends(text) for text in samples], reward))
 
 
@@ -97,14 +97,14 @@ class InformationGain(AsksModel):
 
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         outcome = score(self.reward, samples, prompts, metadata)
-        right = [self.model.tokens(own) for own in answers(self.name, prompts, metadata, self.key)]
+        right = [self.model.tokens(answer) for answer in answers(self.name, prompts, metadata, self.key)]
         turns = [self._turns(text, prompt) for text, prompt in zip(samples, prompts, strict=True)]
-        contexts = [context for _, own in turns for context in own]
-        asked = [tokens for (_, own), tokens in zip(turns, right, strict=True) for _ in own]
-        values, mask = self.model.log_probs(contexts, asked)
+        contexts = [context for _, befores in turns for context in befores]
+        targets = [tokens for (_, befores), tokens in zip(turns, right, strict=True) for _ in befores]
+        values, mask = self.model.log_probs(contexts, targets)
         likelihood = (values.where(mask, 0).sum(1) / mask.sum(1)).exp()
-        steps, parts = [], likelihood.split([len(own) for _, own in turns])
-        for (ends, _), likely, verdict in zip(turns, parts, outcome.value.tolist(), strict=True):
+        steps, likelihoods = [], likelihood.split([len(befores) for _, befores in turns])
+        for (ends, _), likely, verdict in zip(turns, likelihoods, outcome.value.tolist(), strict=True):
             gains = information_gain(likely[None])[0]
             steps.append(list(zip(ends, [*gains.tolist(), verdict], strict=True)))
         value = step_values(steps)[0].sum(1)
@@ -146,19 +146,19 @@ class PathFaithfulness(AsksModel):
         model = self.model
         ends = [step_ends(text, self.separator) for text in samples]
         contexts, rest = [], []
-        for text, own, prompt, right in zip(
+        for text, row_ends, prompt, right in zip(
             samples, ends, prompts, answers(self.name, prompts, metadata, self.key), strict=True
         ):
             # beyond its last step the right reasoning has nothing left but that step
             starts = [0, *step_ends(right, self.separator)[:-1]]
-            for k, end in enumerate(own):
+            for k, end in enumerate(row_ends):
                 contexts.append(model.begin(prompt) + model.tokens(text[:end]))
                 rest.append(model.tokens(right[starts[min(k + 1, len(starts) - 1)] :]))
         values, mask = model.log_probs(contexts, rest)
         each = (values.where(mask, 0).sum(1) / mask.sum(1).clamp(min=1)).exp().tolist()
         steps = []
-        for own in ends:
-            steps.append([(end, each.pop(0) / len(own)) for end in own])
+        for row_ends in ends:
+            steps.append([(end, each.pop(0) / len(row_ends)) for end in row_ends])
         return Scores(step_values(steps)[0].sum(1), steps=steps)
 
 
@@ -176,9 +176,9 @@ class OfSteps(Composition):
         scores = [score(reward, samples, prompts, metadata) for reward in self.rewards]
         steps = scores[0].steps or [[(len(t), v)] for t, v in zip(samples, scores[0].value.tolist(), strict=True)]
         values, mask = step_values(steps)
-        made = self.change(values, mask, scores).where(mask, 0)
-        changed = as_steps([[end for end, _ in row] for row in steps], made)
-        return replace(self._collect(scores, prompts, metadata), value=made.sum(1), steps=changed)
+        bounded = self.change(values, mask, scores).where(mask, 0)
+        changed = as_steps([[end for end, _ in row] for row in steps], bounded)
+        return replace(self._collect(scores, prompts, metadata), value=bounded.sum(1), steps=changed)
 
 
 class ClipBound(OfSteps):

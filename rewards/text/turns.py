@@ -36,9 +36,9 @@ class Transcript(str):
     tokens: list[int]
 
     def __new__(cls, text: str, turns: list[Turn], tokens: list[int]) -> "Transcript":
-        made = super().__new__(cls, text)
-        made.turns, made.tokens = turns, tokens
-        return made
+        transcript = super().__new__(cls, text)
+        transcript.turns, transcript.tokens = turns, tokens
+        return transcript
 
     def __getnewargs__(self) -> tuple[str, list[Turn], list[int]]:  # type: ignore[override]
         """Arguments from which another process, such as a verifier's, makes it again."""
@@ -59,6 +59,6 @@ class EnvironmentReward:
                     "`environment` names one"
                 )
         turns = [text.turns for text in samples if isinstance(text, Transcript)]
-        steps = [[(turn.end, turn.reward) for turn in own] for own in turns]
-        value = torch.tensor([sum(turn.reward for turn in own) for own in turns], dtype=torch.float32)
-        return Scores(value, {"turns": torch.tensor([float(len(own)) for own in turns])}, steps)
+        steps = [[(turn.end, turn.reward) for turn in row] for row in turns]
+        value = torch.tensor([sum(turn.reward for turn in row) for row in turns], dtype=torch.float32)
+        return Scores(value, {"turns": torch.tensor([float(len(row)) for row in turns])}, steps)

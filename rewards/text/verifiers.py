@@ -48,8 +48,8 @@ def _compiled(pattern: str | None) -> re.Pattern[str] | None:
 
 def _last(pattern: re.Pattern[str], text: str) -> str | None:
     """The first group of the last match."""
-    found = pattern.findall(text)
-    return str(found[-1]).strip() if found else None
+    answers = pattern.findall(text)
+    return str(answers[-1]).strip() if answers else None
 
 
 class ExactMatch:
@@ -108,8 +108,8 @@ class MultipleChoice:
         right = answers(self.name, prompts, metadata, self.key)
         value = []
         for text, answer in zip(samples, right, strict=True):
-            found = self.named.findall(text)
-            value.append(float(bool(found) and found[-1] == answer.strip()))
+            letters = self.named.findall(text)
+            value.append(float(bool(letters) and letters[-1] == answer.strip()))
         return Scores(torch.tensor(value))
 
 
@@ -175,8 +175,8 @@ class Maths:
             return torch.tensor([float(verdict == kind) for verdict in verdicts])
 
         unreadable = share("unreadable")
-        parts = {"maths_timeout": share("slow"), "maths_unreadable": unreadable}
-        return Scores(share("right"), parts, weight=1 - unreadable)
+        shares = {"maths_timeout": share("slow"), "maths_unreadable": unreadable}
+        return Scores(share("right"), shares, weight=1 - unreadable)
 
 
 class _Checker:

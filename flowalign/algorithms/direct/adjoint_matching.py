@@ -86,8 +86,8 @@ class AdjointMatching(base.DirectAlgorithm):
         conditions = guided.conditions.conditional(policy.family.unconditional)
         plain.rollout = replace(guided, guidance=(1.0,) * len(guided.guidance), conditions=conditions)
         rows = torch.arange(len(plain.batch), device=processes.device).split(config.training.micro_batch_size)
-        made = [self.adjoint(policy, plain, samples) for samples in rows]
-        adjoint, value = (torch.cat(parts) for parts in zip(*made, strict=True))
+        results = [self.adjoint(policy, plain, samples) for samples in rows]
+        adjoint, value = (torch.cat(column) for column in zip(*results, strict=True))
         metrics = plain.metrics | {"reward/mean": processes.gather(value).mean().item()}
         items = self.steps(plain).to(processes.device)
         return AdjointExperience(
@@ -107,7 +107,7 @@ class AdjointMatching(base.DirectAlgorithm):
         for sample, source in enumerate(sources):
             begin = torch.randperm(early, generator=source)[:half]
             end = early + torch.randperm(len(noisy) - early, generator=source)[: self.settings.steps_per_sample - half]
-            items += [(sample, int(noisy[place])) for place in [*begin, *end]]
+            items += [(sample, int(noisy[index])) for index in [*begin, *end]]
         return torch.tensor(items)
 
     def adjoint(
@@ -133,11 +133,11 @@ class AdjointMatching(base.DirectAlgorithm):
         samples, steps = items.unbind(1)
         window = GradientWindow(policy, experience.rollout, samples)
         x = window.state(steps)
-        made = window.transition(x, steps)
+        transition = window.transition(x, steps)
         with torch.no_grad(), policy.reference():
             start = window.transition(x, steps)
-        control = (made.mean - start.mean) / made.std
-        wanted = -made.std * experience.adjoint[samples, steps]
+        control = (transition.mean - start.mean) / transition.std
+        wanted = -transition.std * experience.adjoint[samples, steps]
         loss = (control - wanted).square().flatten(1).sum(1)
         return loss, {
             "policy/control": control.square().flatten(1).sum(1),

@@ -81,7 +81,7 @@ class DirectExperience(base.Experience):
 
 def uniform(seeds: Sequence[int], *number: int) -> Tensor:
     """[N] numbers in [0, 1), one a seed."""
-    return torch.cat([torch.rand(1, generator=own) for own in generators([derive_seed(s, *number) for s in seeds])])
+    return torch.cat([torch.rand(1, generator=rng) for rng in generators([derive_seed(s, *number) for s in seeds])])
 
 
 class DirectAlgorithm(base.Algorithm[Config, DiffusionSampler, DiffusersPolicy, Rollout, None, DirectExperience]):
@@ -182,7 +182,7 @@ class DirectAlgorithm(base.Algorithm[Config, DiffusionSampler, DiffusersPolicy, 
         loss = -value if margin is None else (margin - value).relu()
         if scores.weight is not None:
             loss = loss * scores.weight.to(loss)
-        metrics = {"reward/mean": value, **{f"reward/{name}": part for name, part in scores.parts.items()}}
+        metrics = {"reward/mean": value, **{f"reward/{name}": values for name, values in scores.parts.items()}}
         if margin is not None:
             metrics["reward/saturated"] = (value >= margin).float()
         return self.settings.reward_weight * loss, metrics

@@ -19,8 +19,8 @@ def check_named(rewards: Sequence[Named]) -> None:
             continue
         for kind in registry.rewards_within(named.name, named.settings):
             if not _has_gradient(kind):
-                own = getattr(kind, "name", None)
-                raise _refused(own if isinstance(own, str) else named.name)
+                known = getattr(kind, "name", None)
+                raise _refused(known if isinstance(known, str) else named.name)
 
 
 def check_made(reward: Reward) -> None:
@@ -41,11 +41,11 @@ def check_made(reward: Reward) -> None:
 
 def _within(reward: Reward) -> Iterator[Reward]:
     """The rewards that a composition is made of, or itself."""
-    parts = getattr(reward, "rewards", None)
-    if parts is None:
+    rewards = getattr(reward, "rewards", None)
+    if rewards is None:
         yield reward
-    for part in parts or []:
-        yield from _within(part)
+    for inner in rewards or []:
+        yield from _within(inner)
 
 
 def _has_gradient(kind: type[Reward]) -> bool:

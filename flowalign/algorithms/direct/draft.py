@@ -35,8 +35,8 @@ class DRaFT(LastSteps):
             raise ConfigError("algorithm.draws: samples are noised again for the last step alone; last_steps: 1 works")
 
     def finished(self, window: GradientWindow, experience: DirectExperience) -> Tensor:
-        made, last = [super().finished(window, experience)], window.last - 1
+        samples, last = [super().finished(window, experience)], window.last - 1
         for number in range(self.settings.draws):
             noised = window.noised(window.state(window.last), experience.noise(window.samples, number), last)
-            made.append(window.leap(noised, last))
-        return torch.cat(made)
+            samples.append(window.leap(noised, last))
+        return torch.cat(samples)

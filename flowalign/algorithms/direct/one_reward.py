@@ -42,5 +42,5 @@ class OneReward(AgainstReference):
         return sampler.policy.snapshot("compared")
 
     def told(self, seed: int) -> dict[str, Any]:
-        place = int(uniform([seed], 10) * len(self.settings.criteria))
-        return {"criterion": self.settings.criteria[place]}
+        number = int(uniform([seed], 10) * len(self.settings.criteria))
+        return {"criterion": self.settings.criteria[number]}

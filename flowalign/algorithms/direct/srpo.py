@@ -69,7 +69,7 @@ class SRPO(DirectAlgorithm):
     def scored(self, experience: DirectExperience, samples: Tensor, made: Tensor | Latents) -> Scores:
         down, _ = samples.chunk(2)
         wanted, unwanted = (
-            self._prefixed(own, experience, down) for own in (self.settings.wanted, self.settings.unwanted)
+            self._prefixed(prefixes, experience, down) for prefixes in (self.settings.wanted, self.settings.unwanted)
         )
         praised = experience.score(samples, made, wanted + unwanted).value
         blamed = experience.score(samples, made, unwanted + wanted).value

@@ -51,9 +51,9 @@ class AdvantageMatching(OnlineMatching):
         super().check(config)
         names = [named.name for named in config.rewards]
         bound = inspect.signature(self.advantage_of).parameters
-        asked = {"algorithm.advantage.by": [bound["by"].default] if "by" in bound else []}
-        asked |= {"algorithm.kl_gate.by": self.settings.kl_gate.by if self.settings.kl_gate else []}
-        for where, wanted in asked.items():
+        settings = {"algorithm.advantage.by": [bound["by"].default] if "by" in bound else []}
+        settings |= {"algorithm.kl_gate.by": self.settings.kl_gate.by if self.settings.kl_gate else []}
+        for where, wanted in settings.items():
             for name in wanted:
                 if name not in names:
                     raise ConfigError(f"{where}: no reward of this run is called '{name}'; {nearest(name, names)}")

@@ -44,9 +44,9 @@ class AdversarialExperience(distribution.DistributionExperience):
     def noised_real(self, items: Tensor) -> Noised:
         """Real samples at the levels of these items, by noise of their own."""
         assert self.real is not None
-        noised, places = self.noised(items), self.places(items)
-        pairs = zip(noised.samples.tolist(), places.tolist(), strict=True)
-        seeds = [derive_seed(self.noise_seeds[sample], place, 13) for sample, place in pairs]
+        noised, columns = self.noised(items), self.places(items)
+        pairs = zip(noised.samples.tolist(), columns.tolist(), strict=True)
+        seeds = [derive_seed(self.noise_seeds[sample], column, 13) for sample, column in pairs]
         noise = normal(self.real.shape[1:], generators(seeds), self.real.device)
         return replace(noised, x0=self.real[noised.samples], noise=noise)
 

@@ -57,8 +57,8 @@ class AlongODE(DistributionMatching):
     @staticmethod
     def _above(sampler: DiffusionSampler, steps: Tensor, share: Tensor, least: float = 0.0) -> Tensor:
         call = sampler.config.rollout.arguments()
-        kept = ("steps", "sigmas", "height", "width", "num_frames")
-        at = {name: call[name] for name in kept if call.get(name) is not None}
+        names = ("steps", "sigmas", "height", "width", "num_frames")
+        at = {name: call[name] for name in names if call.get(name) is not None}
         process = ForwardProcess(sampler.policy)
         sigmas = process.sigmas(**at).cpu()
         after = torch.cat([sigmas[1:], sigmas.new_zeros(1)])
@@ -72,10 +72,10 @@ class AlongODE(DistributionMatching):
         sigmas = torch.cat([experience.generator.sigmas, experience.generator.sigmas.new_zeros(1)])
         after = sigmas[state.levels + 1].view_as(noised.s)
         fresh, noise = noised.noise, state.x + (1 - state.s) * (state.x - x0) / state.s
-        kept = (1 - noised.s) / (1 - after) * after
-        b = (noised.s**2 - kept**2).clamp(min=0).sqrt()
+        scale = (1 - noised.s) / (1 - after) * after
+        b = (noised.s**2 - scale**2).clamp(min=0).sqrt()
         # the noise of the state after the step, and fresh one for the rest
-        noised = replace(noised, x0=x0, noise=(kept * noise + b * fresh) / noised.s)
+        noised = replace(noised, x0=x0, noise=(scale * noise + b * fresh) / noised.s)
         if self.settings.fake_learns == "prediction":
             return noised
         x, velocity = noised.x, (noised.s * fresh / b - noised.x) / (1 - noised.s)

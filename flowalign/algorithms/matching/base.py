@@ -155,12 +155,12 @@ class MatchingExperience(base.Experience):
 
     def noised(self, items: Tensor) -> Noised:
         """The samples of these items, at their levels."""
-        samples, places = self.members(items), self.places(items)
+        samples, columns = self.members(items), self.places(items)
         if self.noise is not None:
-            return self.clean.noised_by(samples, self.levels[samples, places], self.noise[samples, places])
-        pairs = zip(samples.tolist(), places.tolist(), strict=True)
-        seeds = [derive_seed(self.noise_seeds[sample], place) for sample, place in pairs]
-        return self.clean.noised(samples, self.levels[samples, places], seeds)
+            return self.clean.noised_by(samples, self.levels[samples, columns], self.noise[samples, columns])
+        pairs = zip(samples.tolist(), columns.tolist(), strict=True)
+        seeds = [derive_seed(self.noise_seeds[sample], column) for sample, column in pairs]
+        return self.clean.noised(samples, self.levels[samples, columns], seeds)
 
 
 class Matching(
@@ -218,9 +218,9 @@ class Matching(
     ) -> tuple[CleanSamples, CleanSamples | None, Tensor]:
         """Samples ready to be noised, the same for the reference where it is guided otherwise, and [B, L] levels."""
         drawn, wanted = self.drawn_levels(sampler, batch), self.settings.reference_guidance
-        own = self.guidance(sampler)
-        clean, levels = self.at_levels(sampler, batch, x0, drawn, own)
-        guided = None if wanted in (None, own) else self.at_levels(sampler, batch, x0, drawn, wanted)[0]
+        guidance = self.guidance(sampler)
+        clean, levels = self.at_levels(sampler, batch, x0, drawn, guidance)
+        guided = None if wanted in (None, guidance) else self.at_levels(sampler, batch, x0, drawn, wanted)[0]
         return clean, guided, levels
 
     def guidance(self, sampler: DiffusionSampler) -> float | tuple[float, ...]:
@@ -264,10 +264,10 @@ class Matching(
         """Generator of a sample's levels: its own, its neighbours', its group's, or that of the whole iteration."""
         seed, iteration, group = sampler.config.training.seed, batch.iteration, batch.group[row]
         neighbours = max(1, sampler.config.training.micro_batch_size // self.level_count(sampler.config))
-        place = (row - batch.group.index(group)) // neighbours
+        neighbourhood = (row - batch.group.index(group)) // neighbours
         keys = {
             "sample": (batch.noise_seeds[row], 1),
-            "micro_batch": (seed, iteration, group, 5, place),
+            "micro_batch": (seed, iteration, group, 5, neighbourhood),
             "group": (seed, iteration, group, 5),
             "batch": (seed, iteration, 5),
         }

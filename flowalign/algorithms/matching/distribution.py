@@ -80,8 +80,8 @@ class DistributionMatching(OnlineMatching):
         experience = super().experience(sampled, record, processes)
         assert isinstance(experience, DistributionExperience)
         experience.steps = self.steps(sampled.sampler, experience.batch).to(processes.device)
-        own = experience.clean.guidance[0]
-        experience.generator = self.asked(sampled.sampler, experience.batch, experience.clean.x0, own)
+        guidance = experience.clean.guidance[0]
+        experience.generator = self.asked(sampled.sampler, experience.batch, experience.clean.x0, guidance)
         return experience
 
     def redrawn(self, experience: base.MatchingExperience, number: int) -> base.MatchingExperience:

@@ -120,9 +120,9 @@ class DMD2(DistributionMatching):
         assert isinstance(experience, AdversarialExperience)
         state = experience.states(items)
         noised = self.diffused(experience, items, state, state.x0)
-        made, real = (self.logit(policy, experience, at) for at in (noised, experience.noised_real(items)))
-        loss = loss + gan.fake_weight * base.by_item(telling_apart(made, real), items)
-        said = {"discriminator/made": made.sigmoid(), "discriminator/real": real.sigmoid()}
+        fake, real = (self.logit(policy, experience, at) for at in (noised, experience.noised_real(items)))
+        loss = loss + gan.fake_weight * base.by_item(telling_apart(fake, real), items)
+        said = {"discriminator/made": fake.sigmoid(), "discriminator/real": real.sigmoid()}
         return loss, values | {name: base.by_item(value, items) for name, value in said.items()}
 
     def distilled(

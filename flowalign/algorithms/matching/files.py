@@ -59,10 +59,10 @@ class FileSettings(base.MatchingSettings):
 
 def check_files(prompts: Prompts, name: str) -> None:
     """Refuse pictures where a pipeline of this class makes videos, or the other way round."""
-    made, given = ("videos", "a picture") if makes_videos(name) else ("pictures", "a video")
+    output, given = ("videos", "a picture") if makes_videos(name) else ("pictures", "a video")
     for file in prompts.files:
         if is_clip(file) != makes_videos(name):
-            raise ConfigError(f"data.prompts: {name} makes {made}, and {file} is {given}")
+            raise ConfigError(f"data.prompts: {name} makes {output}, and {file} is {given}")
 
 
 def size(sampler: DiffusionSampler) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class InPO(PairMatching):
         rows, members = torch.arange(len(levels), device=levels.device), sampler.config.training.group_size
         # the members of a line have one picture
         pictures = rows[::members].split(sampler.config.rollout.batch_size)
-        states = torch.cat([inverted(sampler.policy, clean, part) for part in pictures])
+        states = torch.cat([inverted(sampler.policy, clean, x0) for x0 in pictures])
         experience.noise = clean.noise_of(rows, levels, states[rows // members, levels])[:, None]
         return experience
 

@@ -64,9 +64,9 @@ class KTO(TargetMatching):
     @torch.no_grad()
     def gain(self, sampler: DiffusionSampler, experience: base.MatchingExperience) -> Tensor:
         """[N] gains of this process's pictures."""
-        parts = experience.items.split(sampler.config.rollout.batch_size)
-        points = [self.points(sampler.policy, experience, part) for part in parts]
-        return torch.cat([part.error_reference - part.error for part in points])
+        chunks = experience.items.split(sampler.config.rollout.batch_size)
+        points = [self.points(sampler.policy, experience, chunk) for chunk in chunks]
+        return torch.cat([chunk.error_reference - chunk.error for chunk in points])
 
     def loss(self, points: base.Points) -> tuple[Tensor, dict[str, Tensor]]:
         settings, sign = self.settings, points.reward

@@ -84,7 +84,7 @@ class OnlineMatching(Matching[Rollout, Record]):
 
     def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> MatchingExperience:
         rollout, batch, scores, sampler = sampled.rollout, sampled.batch, sampled.scores, sampled.sampler
-        kept, held = self.kept(record), self.held(record)
+        counted, held = self.kept(record), self.held(record)
         metrics = score_metrics(scores, record.group, processes)
         begin = time.perf_counter()
         clean, guided, levels = self.clean(sampler, batch, rollout.trajectory.final)
@@ -107,7 +107,7 @@ class OnlineMatching(Matching[Rollout, Record]):
             # where groups are not to have spread, rewards are only measured
             scores=scores if "refill" in self.combines else None,
             only_advantages=self.only_advantages,
-            kept=None if kept is None else processes.own(kept, len(batch)),
+            kept=None if counted is None else processes.own(counted, len(batch)),
             held=None if held is None else processes.own(held, len(batch)),
             chosen=self.chosen(rewards, batch),
         )

@@ -75,8 +75,8 @@ class PairMatching(FileMatching):
         lines = [chosen.get(group) for group in batch.group]
         voted = replace(
             batch,
-            prompts=[line["prompt"] if line else own for line, own in zip(lines, batch.prompts, strict=True)],
-            metadata=[line or own for line, own in zip(lines, batch.metadata, strict=True)],
+            prompts=[line["prompt"] if line else original for line, original in zip(lines, batch.prompts, strict=True)],
+            metadata=[line or original for line, original in zip(lines, batch.metadata, strict=True)],
         )
         share = len(chosen) / len(set(batch.group))
         return voted, {"preference/votes": float(len(choices)), "preference/votes_share": share}

@@ -57,14 +57,14 @@ class RPO(PairMatching):
         sampler, batch, score = sampled.sampler, sampled.batch, sampled.scorer.score
         rollout = sampler.rollout(batch, torch.zeros(sampler.config.rollout.steps))
         scores = score(sampler.decode(rollout), batch)
-        own = score([opened(record["target"]) for record in batch.metadata], batch)
-        made = rollout.whole(rollout.trajectory.final)
-        experience = self.learned(sampler, batch, [latents(sampler, batch, "target"), made])
+        target_scores = score([opened(record["target"]) for record in batch.metadata], batch)
+        sampled_latents = rollout.whole(rollout.trajectory.final)
+        experience = self.learned(sampler, batch, [latents(sampler, batch, "target"), sampled_latents])
         experience.noise_seeds[len(batch) :] = [derive_seed(seed, 9) for seed in batch.noise_seeds]
         generators = [Generator().manual_seed(derive_seed(seed, 10)) for seed in batch.noise_seeds]
         draws = torch.stack([torch.rand((), generator=generator) for generator in generators])
         # 1 where the picture is preferred to the sample
-        label = (draws < (own.value - scores.value).sigmoid().cpu()).float().to(processes.device)
+        label = (draws < (target_scores.value - scores.value).sigmoid().cpu()).float().to(processes.device)
         experience.reward = label.repeat(2)
         experience.metrics |= score_metrics(scores, experience.group[: len(batch)], processes)
         return experience

@@ -73,12 +73,12 @@ class SOAR(TargetMatching):
             noised = experience.noised(torch.stack([rows, rows * 0], 1))
             with torch.no_grad():
                 velocity = sampler.policy.velocity_of(guided, noised).float()
-            own = [noised.noise]
+            noises = [noised.noise]
             for level in levels[rows, 2:].unbind(1):
                 sigmas = (clean.sigmas[k] for k in (levels[rows, 0], levels[rows, 1], level))
                 x = off_line(noised.x, noised.noise, velocity, *sigmas)
-                own.append(clean.noise_of(rows, level, x))
-            noise.append(torch.stack(own, 1))
+                noises.append(clean.noise_of(rows, level, x))
+            noise.append(torch.stack(noises, 1))
         experience.noise = torch.cat(noise)
         experience.levels = torch.cat([levels[:, :1], levels[:, 2:]], 1)
         experience.items = self.item_numbers(batch, 1 + self.settings.points, processes.device)

@@ -44,12 +44,12 @@ class SRUM(TargetMatching):
     data = Judged
 
     def lessons(self, sampled: SampledFiles, processes: Processes) -> SRUMExperience:
-        made = super().lessons(sampled, processes)
-        x0 = made.clean.x0
+        plain = super().lessons(sampled, processes)
+        x0 = plain.clean.x0
         rewards = torch.stack([reward_map(record, *x0.shape[-2:]) for record in sampled.batch.metadata])
         anchors = latents(sampled.sampler, sampled.batch, "anchor")
         return SRUMExperience(
-            **vars(made), rewards=rewards.view(len(x0), *[1] * (x0.dim() - 3), *x0.shape[-2:]).to(x0), anchors=anchors
+            **vars(plain), rewards=rewards.view(len(x0), *[1] * (x0.dim() - 3), *x0.shape[-2:]).to(x0), anchors=anchors
         )
 
     def losses(
@@ -71,8 +71,8 @@ def reward_map(record: dict[str, object], height: int, width: int) -> Tensor:
     """[height, width] a judged picture's reward at each place: of the last box over it, or of the background."""
     y = (torch.arange(height) + 0.5)[:, None] / height
     x = (torch.arange(width) + 0.5) / width
-    made = torch.full((height, width), float(record["background"]))  # type: ignore[arg-type]
+    rewards = torch.full((height, width), float(record["background"]))  # type: ignore[arg-type]
     for region in record["regions"]:  # type: ignore[attr-defined]
         left, top, right, bottom = region["box"]
-        made[(y >= top) & (y < bottom) & (x >= left) & (x < right)] = region["reward"]
-    return made
+        rewards[(y >= top) & (y < bottom) & (x >= left) & (x < right)] = region["reward"]
+    return rewards

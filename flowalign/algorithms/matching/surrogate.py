@@ -53,19 +53,19 @@ class SurrogatePoints:
     def noised(self, experience: MatchingExperience, items: Tensor) -> tuple[Noised, Tensor]:
         """The diffused states, with the surrogate's targets as their velocities, and [N] their steps."""
         assert experience.rollout is not None
-        samples, places = experience.members(items), experience.places(items)
-        steps, levels = self.steps[samples, places], self.levels[samples, places]
+        samples, columns = experience.members(items), experience.places(items)
+        steps, levels = self.steps[samples, columns], self.levels[samples, columns]
         trajectory = experience.rollout.trajectory
         # one noise for all members of a group, and another at each place
         seeds = [
-            derive_seed(group, experience.batch.iteration, place, 9)
-            for group, place in zip(experience.group[samples].tolist(), places.tolist(), strict=True)
+            derive_seed(group, experience.batch.iteration, column, 9)
+            for group, column in zip(experience.group[samples].tolist(), columns.tolist(), strict=True)
         ]
         at = self.clean.noised(samples, levels, seeds)
         after = trajectory.sigmas[steps + 1].view_as(at.s)
-        kept = (1 - at.s) / (1 - after)
-        fresh = (at.s**2 - (after * kept) ** 2).clamp(min=0).sqrt()
-        x = kept * trajectory.latents[samples, steps + 1] + fresh * at.noise
+        scale = (1 - at.s) / (1 - after)
+        fresh = (at.s**2 - (after * scale) ** 2).clamp(min=0).sqrt()
+        x = scale * trajectory.latents[samples, steps + 1] + fresh * at.noise
         return self.clean.at_states(samples, levels, x, (at.s * at.noise / fresh - x) / (1 - at.s)), steps
 
     def losses(

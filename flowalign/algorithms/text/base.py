@@ -107,8 +107,8 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
 
     @property
     def aggregation(self) -> Aggregation:
-        own: Aggregation = getattr(self.loss_of, "aggregation", "token")
-        return self.settings.aggregation or own
+        default: Aggregation = getattr(self.loss_of, "aggregation", "token")
+        return self.settings.aggregation or default
 
     def items(self, config: TextConfig) -> int:
         return config.training.group_size
@@ -203,9 +203,9 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
         return experience.items[:4]
 
     def replay(self, policy: LanguagePolicy, experience: ActionExperience, items: Tensor, keep: bool) -> Tensor:
-        rows, rollout, own = items[:, 0], experience.rollout, len(experience.batch)
+        rows, rollout, sampled = items[:, 0], experience.rollout, len(experience.batch)
         # texts that were not sampled come after the batch's own
-        fresh = experience.fresh[rows.clamp(max=own - 1)] & (rows < own)
+        fresh = experience.fresh[rows.clamp(max=sampled - 1)] & (rows < sampled)
         log_prob = policy.log_probs(rollout, rows)[0].detach()
         log_ratio, mask = log_prob - rollout.log_prob[rows], rollout.mask[rows]
         if keep:

@@ -55,7 +55,7 @@ class GOPD(language.LanguageAlgorithm):
         elif s.extrapolation != 1:
             rows = torch.arange(len(rollout), device=processes.device).split(size)
             with torch.no_grad(), policy.reference():
-                reference = torch.cat([policy.log_probs(rollout, part)[0] for part in rows])
+                reference = torch.cat([policy.log_probs(rollout, chunk)[0] for chunk in rows])
         distilled = distillation_advantage(rollout.log_prob, teacher, reference, s.extrapolation)
         experience.advantage = (s.reward_weight * experience.advantage + distilled).where(rollout.mask, 0)
         gap = masked_mean(rollout.log_prob - teacher, rollout.mask)

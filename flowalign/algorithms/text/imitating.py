@@ -65,7 +65,7 @@ class Imitating(language.LanguageAlgorithm):
 
         def joined(own: Tensor, extra: Tensor) -> Tensor:
             width = rollout.mask.shape[1]
-            return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in (own, extra)])
+            return torch.cat([torch.nn.functional.pad(values, (0, width - values.shape[1])) for values in (own, extra)])
 
         firsts = first_rows(experience.batch)
         samples = torch.arange(rows).view(len(firsts), -1)

@@ -67,5 +67,5 @@ class KDRL(language.LanguageAlgorithm):
         reward = experience.reward[rows] if self.settings.reward_guided else None
         estimate = self.settings.distillation_estimate
         divergence = distillation_loss(tokens.log_prob, experience.teacher[rows], reward, estimate)
-        own = super().penalties(policy, experience, rows, tokens)
-        return own | {"policy/teacher_kl": (self.coefficient, divergence)}
+        penalties = super().penalties(policy, experience, rows, tokens)
+        return penalties | {"policy/teacher_kl": (self.coefficient, divergence)}

@@ -57,11 +57,11 @@ class PrefixRFT(language.LanguageAlgorithm):
         """Token ids of the demonstration that each sample begins with; none but for the last of a group."""
         share = prefix_share(self.done, self.settings.start, self.settings.end)
         shown = [row for row, last in enumerate(last_members(batch)) if last]
-        made: list[list[int]] = [[] for _ in batch.prompts]
+        prefixes: list[list[int]] = [[] for _ in batch.prompts]
         for row, text in zip(shown, demonstrations(batch, shown, self.settings.demonstration), strict=True):
             tokens = sampler.policy.tokenizer(text, add_special_tokens=False).input_ids
-            made[row] = list(tokens[: min(int(share * len(tokens)), len(tokens) - 1)])
-        return made
+            prefixes[row] = list(tokens[: min(int(share * len(tokens)), len(tokens) - 1)])
+        return prefixes
 
     def sampled(self, sampler: LanguageSampler, batch: Batch) -> TextRollout:
         arguments = sampler.config.rollout.arguments()
@@ -71,7 +71,7 @@ class PrefixRFT(language.LanguageAlgorithm):
         experience = super().experience(sampled, record, processes)
         rollout = experience.rollout
         prefixes = self.prefixes(sampled.sampler, sampled.batch)
-        count = torch.tensor([len(own) for own in prefixes], device=processes.device)
+        count = torch.tensor([len(tokens) for tokens in prefixes], device=processes.device)
         prefix = (torch.arange(rollout.mask.shape[1], device=processes.device) < count[:, None]) & rollout.mask
         learned = uncertain_prefix(rollout.entropy, prefix, self.settings.uncertain)
         experience.weight = experience.weight.where(~prefix | learned, 0)

@@ -40,13 +40,13 @@ class ViSurf(language.LanguageAlgorithm):
         sampling = sampler.config.rollout
         texts = demonstrations(batch, shown, self.settings.demonstration)
         prompts = [batch.prompts[row] for row in shown]
-        parts = [
+        rollouts = [
             sampler.rollout(batch[others]),
             scored(sampler.policy, prompts, texts, Decoding.of(sampling), sampling.batch_size),
         ]
-        joined = TextRollout.cat(parts)
-        place = {row: i for i, row in enumerate([*others, *shown])}
-        return joined[torch.tensor([place[row] for row in range(len(batch))])]
+        joined = TextRollout.cat(rollouts)
+        position = {row: i for i, row in enumerate([*others, *shown])}
+        return joined[torch.tensor([position[row] for row in range(len(batch))])]
 
     def record(self, sampled: SampledTexts, processes: Processes) -> Record:
         record = super().record(sampled, processes)

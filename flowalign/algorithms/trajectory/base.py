@@ -36,8 +36,8 @@ from samplers.plans import Tree
 
 def check_noise(config: Config) -> None:
     """Refuse a kernel that adds no noise where the plan wants a step to learn from."""
-    wanted, made = config.noise()
-    silent = (wanted & ~made).nonzero().flatten().tolist()
+    wanted, stochastic = config.noise()
+    silent = (wanted & ~stochastic).nonzero().flatten().tolist()
     if silent:
         raise ConfigError(
             f"rollout.kernel: '{config.rollout.kernel}' adds no noise at step {silent[0]} of {config.rollout.steps}, "
@@ -292,18 +292,18 @@ class TrajectoryAlgorithm(PolicyGradient[Config, DiffusionSampler, DiffusersPoli
         trajectory, fresh = experience.rollout.trajectory, experience.fresh[actions.samples]
         log_ratio = self.log_ratio(actions).detach()
         if keep:
-            places = actions.samples[fresh], actions.steps[fresh]
-            trajectory.velocity[places] = actions.velocity.detach().float()[fresh]
-            trajectory.log_prob[places] = actions.log_prob.detach()[fresh]
-        made = torch.full((len(items), trajectory.mask.shape[1]), torch.nan, device=items.device)
-        return made.scatter(1, actions.steps[:, None], log_ratio.where(fresh, torch.nan)[:, None])
+            index = actions.samples[fresh], actions.steps[fresh]
+            trajectory.velocity[index] = actions.velocity.detach().float()[fresh]
+            trajectory.log_prob[index] = actions.log_prob.detach()[fresh]
+        ratios = torch.full((len(items), trajectory.mask.shape[1]), torch.nan, device=items.device)
+        return ratios.scatter(1, actions.steps[:, None], log_ratio.where(fresh, torch.nan)[:, None])
 
     def log_ratio(self, actions: Steps) -> Tensor:
         """[N] what the loss clips the exponential of."""
         if self.settings.ratio == "plain":
             return actions.log_prob - actions.old_log_prob
-        made = actions.transition
-        return guard_log_ratio(made.log_prob, actions.old_log_prob, made.mean, actions.mean_old, made.std)
+        step = actions.transition
+        return guard_log_ratio(step.log_prob, actions.old_log_prob, step.mean, actions.mean_old, step.std)
 
     def actions(self, policy: DiffusersPolicy, experience: ActionExperience, items: Tensor) -> Steps:
         """The stored actions of [N, 2] (sample, step) pairs, scored under the present weights."""

@@ -110,15 +110,15 @@ class BranchGRPO(TrajectoryAlgorithm):
         """[B, T] bool: the edges that pruning leaves."""
         pruning, nodes = self.settings.pruning, experience.rollout.trajectory.numbered()
         steps = torch.arange(nodes.shape[1] - 1, device=nodes.device)
-        kept = ~torch.isin(steps + 1, steps.new_tensor(pruning.pruned(experience.batch.iteration)))
+        mask = ~torch.isin(steps + 1, steps.new_tensor(pruning.pruned(experience.batch.iteration)))
         if pruning.width is None:
-            return kept.expand(len(nodes), -1)
+            return mask.expand(len(nodes), -1)
         # the children of a node at the last split, or the whole tree
         parent = pruning.width == "parent"
         among = nodes[:, plan.splits[-1]] if parent else experience.group
         count = 1 if parent else max(2, int(pruning.keep * plan.leaves))
         leaves = best_and_worst(experience.scores.value.to(nodes.device), among, count)
-        return kept & ((steps <= plan.splits[-1]) | leaves[:, None])
+        return mask & ((steps <= plan.splits[-1]) | leaves[:, None])
 
     def credit(self, record: Record) -> Tensor:
         once = ~record.reward.isnan()

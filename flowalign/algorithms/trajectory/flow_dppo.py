@@ -29,8 +29,8 @@ class FlowDPPO(TrajectoryAlgorithm):
     settings: FlowDPPOSettings
 
     def loss(self, actions: Steps) -> tuple[Tensor, dict[str, Tensor]]:
-        made = actions.transition
-        divergence = gaussian_kl(made.mean, actions.mean_old, made.std)
+        step = actions.transition
+        divergence = gaussian_kl(step.mean, actions.mean_old, step.std)
         keep = dppo_mask(actions.ratio, actions.advantage, divergence, self.settings.threshold)
         loss, metrics = self.policy_loss(actions)
         penalty, more = self.penalty(actions)

@@ -57,5 +57,5 @@ class MixGRPO(TrajectoryAlgorithm):
         eta = sampler.etas(batch)
         after = int((eta > 0).nonzero()[-1]) + 1
         count = max(1, int(self.settings.flash * (len(eta) - after)))
-        kept = [*range(after), *path(after, len(eta), count)[:-1]]
-        return sampler.rollout(batch, eta, kept=kept), batch
+        walked = [*range(after), *path(after, len(eta), count)[:-1]]
+        return sampler.rollout(batch, eta, kept=walked), batch

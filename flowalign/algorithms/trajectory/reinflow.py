@@ -55,11 +55,11 @@ class ReinFlow(TrajectoryAlgorithm):
     def rollout(self, sampler: DiffusionSampler, batch: Batch) -> tuple[Rollout, Batch]:
         # the kernel knows the prompts of one network batch
         size = sampler.config.rollout.batch_size
-        parts = []
+        rollouts = []
         for i in range(0, len(batch), size):
-            part = batch[range(i, min(i + size, len(batch)))]
-            parts.append(sampler.rollout(part, kernel=self._kernel(sampler.policy, part.prompts)))
-        return Rollout.cat(parts), batch
+            chunk = batch[range(i, min(i + size, len(batch)))]
+            rollouts.append(sampler.rollout(chunk, kernel=self._kernel(sampler.policy, chunk.prompts)))
+        return Rollout.cat(rollouts), batch
 
     def _kernel(self, policy: DiffusersPolicy, prompts: Sequence[str]) -> Kernel:
         return self.network.kernel(policy.prompt_vectors(prompts).to(policy.device))

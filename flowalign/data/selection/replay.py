@@ -31,14 +31,14 @@ class Stored:
             branches: groups that an iteration makes of a prompt.
         """
         rows = len(self.batch)
-        own = self.batch
-        group = [slot * branches + number % branches for number in own.group]
+        batch = self.batch
+        group = [slot * branches + number % branches for number in batch.group]
         return Batch(
-            prompts=own.prompts,
-            metadata=own.metadata,
+            prompts=batch.prompts,
+            metadata=batch.metadata,
             group=group,
-            seeds=own.seeds,
-            noise_seeds=own.noise_seeds,
+            seeds=batch.seeds,
+            noise_seeds=batch.noise_seeds,
             iteration=iteration,
             picks=[-1] * rows,
         )
@@ -101,8 +101,8 @@ class Replay:
         self.stored = []
         for i, record in enumerate(rest):
             rollout = {name: tensors[f"{i}.rollout.{name}"] for name in record["tensors"]}
-            parts = {name: tensors[f"{i}.scores.{name}"] for name in record["parts"]}
-            scores = Scores(tensors[f"{i}.value"], parts, record["steps"], tensors.get(f"{i}.weight"))
+            columns = {name: tensors[f"{i}.scores.{name}"] for name in record["parts"]}
+            scores = Scores(tensors[f"{i}.value"], columns, record["steps"], tensors.get(f"{i}.weight"))
             batch = Batch(**record["batch"])
             self.stored.append(
                 Stored(tensors=rollout, rest=record["rollout"], batch=batch, scores=scores, spread=record["spread"])

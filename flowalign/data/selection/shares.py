@@ -32,16 +32,16 @@ class Shares:
         for i, record in enumerate(prompts.metadata):
             if record.get(self.by) in members:
                 members[record[self.by]].append(i)
-        if lacking := [task for task, own in members.items() if not own]:
+        if lacking := [task for task, rows in members.items() if not rows]:
             raise ConfigError(f"data.selection.shares: no prompt has '{lacking[0]}' under '{self.by}' in its metadata")
-        found = []
+        picks = []
         for _ in range(groups):
             after = sum(self.drawn.values()) + 1
             behind = {task: share * after - self.drawn[task] for task, share in self.shares.items()}
             task = max(behind, key=behind.__getitem__)
-            found.append(members[task][shuffled(len(members[task]), self.drawn[task], 1, seed)[0]])
+            picks.append(members[task][shuffled(len(members[task]), self.drawn[task], 1, seed)[0]])
             self.drawn[task] += 1
-        return found
+        return picks
 
     def learn(self, picks: Sequence[int], prompts: Prompts, success: Sequence[float], gain: Sequence[float]) -> None:
         pass

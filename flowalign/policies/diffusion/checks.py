@@ -75,10 +75,10 @@ def _check_noise(policy: Any, rollout: Rollout) -> None:
             )
     rows = torch.arange(min(len(rollout), 2), device=policy.device)
     start, whole = trajectory.latents[rows, 0], [path(0, trajectory.velocity.shape[1])] * len(rows)
-    made = complete(policy.at(rollout), start, rows, whole, trajectory.sigmas, trajectory.velocity[rows, 0])
-    found, expected = float(trajectory.final[rows].std()), float(made.std())
-    if not expected / LARGEST_RATIO <= found <= expected * LARGEST_RATIO:
+    by_ode = complete(policy.at(rollout), start, rows, whole, trajectory.sigmas, trajectory.velocity[rows, 0])
+    sampled, expected = float(trajectory.final[rows].std()), float(by_ode.std())
+    if not expected / LARGEST_RATIO <= sampled <= expected * LARGEST_RATIO:
         raise FlowalignError(
             f"the kernel's noise takes {name} away from its samples: finished latents have a standard deviation of "
-            f"{found:.2g}, the ODE's {expected:.2g}; {advice}"
+            f"{sampled:.2g}, the ODE's {expected:.2g}; {advice}"
         )

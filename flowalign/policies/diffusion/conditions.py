@@ -76,7 +76,7 @@ class Conditions:
             return first
         if isinstance(first, Tensor):
             return first[rows] if same else torch.stack(values)[steps, rows]
-        if same and not isinstance(first[0], Tensor) and all(own == first[0] for own in first):
+        if same and not isinstance(first[0], Tensor) and all(other == first[0] for other in first):
             # which rows are wanted is known on the device, and the host would wait for it
             return first[:1] * len(rows)
         return [values[k][row] for k, row in zip(steps.tolist(), rows.tolist(), strict=True)]
@@ -85,10 +85,10 @@ class Conditions:
         """Without the branch of guidance that has this number, where there are two."""
         if self.branches == 1:
             return self
-        kept = 1 - unconditional
+        branch = 1 - unconditional
         if len(self.copies) == 2:
-            return Conditions([[calls[kept]] for calls in self.calls], [1], self.batch, self.shared)
-        rows = slice(kept * self.batch, (kept + 1) * self.batch)
+            return Conditions([[calls[branch]] for calls in self.calls], [1], self.batch, self.shared)
+        rows = slice(branch * self.batch, (branch + 1) * self.batch)
         return Conditions(_mapped([self], lambda values, _: values[0][rows]), [1], self.batch, self.shared)
 
     def expert(self, steps: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ class Ragged:
 
     def conditional(self, unconditional: int) -> "Ragged":
         """Without the branch of guidance that has this number, where there are two."""
-        return Ragged([part.conditional(unconditional) for part in self.parts], self.owner, self.row)
+        return Ragged([conditions.conditional(unconditional) for conditions in self.parts], self.owner, self.row)
 
     def __getitem__(self, samples: Tensor) -> "Ragged":
         """The conditions of some samples, [N] indices."""
@@ -151,16 +151,16 @@ class Ragged:
     def cat(parts: Sequence["Ragged"]) -> "Ragged":
         """The conditions of several rollouts of the same schedule as one."""
         starts = [sum(len(p.parts) for p in parts[:i]) for i in range(len(parts))]
-        owner = torch.cat([part.owner + start for part, start in zip(parts, starts, strict=True)])
-        return Ragged([own for p in parts for own in p.parts], owner, torch.cat([part.row for part in parts]))
+        owner = torch.cat([each.owner + start for each, start in zip(parts, starts, strict=True)])
+        return Ragged([calls for p in parts for calls in p.parts], owner, torch.cat([each.row for each in parts]))
 
     def split(self, samples: Tensor) -> Iterator[tuple[Conditions, Tensor, Tensor]]:
         """Each part among [N] samples: itself, the samples' rows [M] in it, and their places [M] among the N."""
         owners = self.owner[samples].tolist()
         for number in sorted(set(owners)):
-            own = torch.tensor([place for place, owner in enumerate(owners) if owner == number])
-            places = own.to(samples.device, non_blocking=True)
-            yield self.parts[number], self.row[samples[places]], places
+            members = torch.tensor([row for row, owner in enumerate(owners) if owner == number])
+            rows = members.to(samples.device, non_blocking=True)
+            yield self.parts[number], self.row[samples[rows]], rows
 
 
 def _mapped(parts: Sequence[Conditions], function: Callable[[list[Any], int], Any]) -> list[list[Call]]:
@@ -199,16 +199,16 @@ def _padded(values: Sequence[Tensor]) -> list[Tensor]:
 def standing_in(networks: Sequence[nn.Module], make: Callable[[Any], Any]) -> Iterator[None]:
     """Within it calls of the networks go to what `make` makes of each one's own `forward`."""
     # on the instances, where it hides the class's own
-    kept = [vars(network).get("forward") for network in networks]
+    forwards = [vars(network).get("forward") for network in networks]
     for network in networks:
         vars(network)["forward"] = make(network.forward)
     try:
         yield
     finally:
-        for network, own in zip(networks, kept, strict=True):
+        for network, forward in zip(networks, forwards, strict=True):
             del vars(network)["forward"]
-            if own is not None:
-                vars(network)["forward"] = own
+            if forward is not None:
+                vars(network)["forward"] = forward
 
 
 class CallRecorder:

@@ -91,8 +91,8 @@ class TokenParts:
         self.count = torch.distributed.get_world_size(self.group)
         if mesh["ring"].size() > 1:
             attention_dispatch.TemplatedRingAttention = Ring
-        own = ContextParallelConfig(mesh["ring"].size(), mesh["ulysses"].size(), mesh=mesh)
-        self.config = ParallelConfig(context_parallel_config=own)
+        mesh_config = ContextParallelConfig(mesh["ring"].size(), mesh["ulysses"].size(), mesh=mesh)
+        self.config = ParallelConfig(context_parallel_config=mesh_config)
         rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self.config.setup(rank, world, torch.device(mesh.device_type), mesh=mesh)
         for network in networks:
@@ -135,11 +135,11 @@ class TokenParts:
 
         def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             given = _arguments(module, args, kwargs)
-            for name, part in plan.items() if self._on else ():
+            for name, split in plan.items() if self._on else ():
                 value = given.get(name)
-                if not isinstance(part, ContextParallelInput) or not isinstance(value, Tensor):
+                if not isinstance(split, ContextParallelInput) or not isinstance(value, Tensor):
                     continue
-                length = value.shape[part.split_dim] if value.dim() == part.expected_dims else 0
+                length = value.shape[split.split_dim] if value.dim() == split.expected_dims else 0
                 if length % self.count:
                     raise ConfigError(
                         f"{WHERE}: the {length} tokens of {name} cannot be divided over {self.count} processes; "
@@ -168,17 +168,17 @@ class Ring(TemplatedRingAttention):
         group, count = settings._ring_mesh.get_group(), settings.ring_degree
         dtype = torch.float32 if settings.convert_to_fp32 else gradient.dtype
         query, key, value, *_ = saved.saved_tensors
-        own = torch.stack([key, value])
-        everyones = own.new_empty(count, *own.shape)
-        torch.distributed.all_gather_into_tensor(everyones, own[None], group=group)
+        pair = torch.stack([key, value])
+        everyones = pair.new_empty(count, *pair.shape)
+        torch.distributed.all_gather_into_tensor(everyones, pair[None], group=group)
         of_query, of_everyones = torch.zeros_like(query, dtype=dtype), torch.empty_like(everyones, dtype=dtype)
         for (key, value), of_pair in zip(everyones, of_everyones, strict=True):
-            parts = ctx.backward_op(
+            gradients = ctx.backward_op(
                 saved, gradient, query=query, key=key, value=value, out=ctx.ring_out, lse=ctx.ring_lse
             )
-            of_query += parts[0]
-            of_pair[0], of_pair[1] = parts[1:3]
-        of_own = torch.empty_like(own, dtype=dtype)
+            of_query += gradients[0]
+            of_pair[0], of_pair[1] = gradients[1:3]
+        of_own = torch.empty_like(pair, dtype=dtype)
         torch.distributed.reduce_scatter_tensor(of_own[None], of_everyones, group=group)
         # forward's nine further arguments have no gradients
         return of_query.to(gradient.dtype), *of_own.to(gradient.dtype), *[None] * 9

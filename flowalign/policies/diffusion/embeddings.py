@@ -70,7 +70,7 @@ def _origin(path: str | Path) -> list[Any]:
     if not root.exists():
         _, commit = DiffusionPipeline.load_config(**hub(path), return_commit_hash=True)
         return [str(path), commit]
-    parts = [file for file in root.rglob("*") if file.relative_to(root).parts[0].startswith(ENCODING)]
-    files = sorted(file for file in parts if file.is_file()) if root.is_dir() else [root]
+    entries = [file for file in root.rglob("*") if file.relative_to(root).parts[0].startswith(ENCODING)]
+    files = sorted(file for file in entries if file.is_file()) if root.is_dir() else [root]
     stats = [(file, file.stat()) for file in files]
     return [[file.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns] for file, stat in stats]

@@ -43,7 +43,7 @@ class Experts(nn.Module):
         """[N, ...] predictions, each by the member with the number in `expert` [N] or []."""
         count = len(hidden_states)
         expert = expert.expand(count)
-        places, parts = [], []
+        order, outputs = [], []
         for number, member in enumerate(self.members.values()):
             rows = (expert == number).nonzero().squeeze(1).to(hidden_states.device)
             for_nothing = self.always and not len(rows)
@@ -52,12 +52,12 @@ class Experts(nn.Module):
             if for_nothing:
                 rows = torch.zeros(1, dtype=torch.long, device=hidden_states.device)
             if len(rows):
-                own = {name: _rows(value, rows, count) for name, value in call.items()}
-                predicted = member(hidden_states[rows], **own)[0]
+                arguments = {name: _rows(value, rows, count) for name, value in call.items()}
+                predicted = member(hidden_states[rows], **arguments)[0]
                 # none of its rows, but its place in the graph, so that its backward pass is walked by all
-                parts.append(predicted[:0] if for_nothing else predicted)
-                places.append(rows[:0] if for_nothing else rows)
-        return (torch.cat(parts)[torch.cat(places).argsort()],)
+                outputs.append(predicted[:0] if for_nothing else predicted)
+                order.append(rows[:0] if for_nothing else rows)
+        return (torch.cat(outputs)[torch.cat(order).argsort()],)
 
     def add_adapter(self, config: Any) -> None:
         for member in self.members.values():
@@ -93,12 +93,12 @@ def drop_unasked(network: nn.Module) -> None:
     if not isinstance(network, Experts) or not network.always:
         return
     members = list(network.members.values())
-    asked = torch.tensor([float(number in network.asked) for number in range(len(members))])
+    used = torch.tensor([float(number in network.asked) for number in range(len(members))])
     network.asked.clear()
     if torch.distributed.is_initialized():
-        asked = asked.to(next(network.parameters()).device)
-        torch.distributed.all_reduce(asked)
-    for member, times in zip(members, asked.tolist(), strict=True):
+        used = used.to(next(network.parameters()).device)
+        torch.distributed.all_reduce(used)
+    for member, times in zip(members, used.tolist(), strict=True):
         if not times:
             member.zero_grad()
 
@@ -106,8 +106,8 @@ def drop_unasked(network: nn.Module) -> None:
 def own_weights(weights: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """A member's weights by their names in it, from those of the whole; all where there is but one network."""
     start = f"members.{name}."
-    own = {key.removeprefix(start): value for key, value in weights.items() if key.startswith(start)}
-    return own or dict(weights)
+    selected = {key.removeprefix(start): value for key, value in weights.items() if key.startswith(start)}
+    return selected or dict(weights)
 
 
 def apart(network: nn.Module) -> list[Any]:

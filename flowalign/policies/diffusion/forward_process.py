@@ -157,29 +157,29 @@ class ForwardProcess:
             )
         scales = guidance if isinstance(guidance, tuple) else (guidance,)
         sources = [Source.of(record) for record in metadata] or None
-        own = check_sources(self.pipeline, self.family, sources, prompts, call)
+        inputs = check_sources(self.pipeline, self.family, sources, prompts, call)
         negative = [""] * len(prompts)
         if self.family.negative(scales[0]):
             negative = [record.get("negative_prompt", negative_prompt) for record in metadata or [{}] * len(prompts)]
-        alike = list(zip(own, prompts, negative, strict=True)) if self.family.unpadded else own
+        alike = list(zip(inputs, prompts, negative, strict=True)) if self.family.unpadded else inputs
         size = self.family.size(self.pipeline, call)
         count = steps if levels is None else len(levels)
-        parts: list[Conditions | Ragged] = []
+        pieces: list[Conditions | Ragged] = []
         for rows in runs(alike, min(batch_size, self.family.largest_batch or batch_size)):
             texts = list(zip(prompts[rows], negative[rows], strict=True))
             scheduler = LevelScheduler(
                 self.pipeline.scheduler, self.family, size, ode, None, seeds[rows], levels=levels
             )
             with CallRecorder(self.policy.denoiser, dry=True) as recorded:
-                self.policy._call(texts, own[rows.start], seeds[rows], count, scales, scheduler, call)
+                self.policy._call(texts, inputs[rows.start], seeds[rows], count, scales, scheduler, call)
             extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
             conditions = recorded.conditions(len(texts), len(scheduler.levels) - 1, self.family.shared, extra)
             members = torch.arange(len(texts), device=x0.device)
-            parts.append(Ragged([conditions], members * 0, members) if self.family.unpadded else conditions)
+            pieces.append(Ragged([conditions], members * 0, members) if self.family.unpadded else conditions)
         x0 = self._sampled(x0, scheduler.shape[1:])
         sigmas = scheduler.levels[:-1].to(x0.device, torch.float32)
         weights = self.family.error_weight(sigmas, scheduler.walked)
-        joined = type(parts[0]).cat(parts)  # type: ignore[arg-type]
+        joined = type(pieces[0]).cat(pieces)  # type: ignore[arg-type]
         x0 = x0.float()
         return CleanSamples(x0=x0, conditions=joined, sigmas=sigmas, guidance=scales, error_weights=weights)
 
@@ -204,22 +204,22 @@ class ForwardProcess:
         pipeline = self.pipeline
         video = hasattr(pipeline, "video_processor")
         if any(isinstance(sample, Image) == video for sample in samples):
-            made, given = ("videos", "a picture") if video else ("pictures", "a video")
-            raise ConfigError(f"{type(pipeline).__name__} makes {made}, and {given} was given to learn from")
+            output, given = ("videos", "a picture") if video else ("pictures", "a video")
+            raise ConfigError(f"{type(pipeline).__name__} makes {output}, and {given} was given to learn from")
         height, width = call.get("height"), call.get("width")
         if height is None or width is None:
             height, width = (self.family.pixels(pipeline) * side for side in self._walked(None, 1, call).shape[-2:])
-        parts = []
+        latents = []
         for start in range(0, len(samples), batch_size):
-            part = list(samples[start : start + batch_size])
+            chunk = list(samples[start : start + batch_size])
             if video:
-                part = [frames[: self._frames(call, len(frames))] for frames in part]
-                pixels = pipeline.video_processor.preprocess_video(part, height=height, width=width)
+                chunk = [frames[: self._frames(call, len(frames))] for frames in chunk]
+                pixels = pipeline.video_processor.preprocess_video(chunk, height=height, width=width)
             else:
-                pixels = pipeline.image_processor.preprocess(part, height=height, width=width)
-            parts.append(self.family.latents(pipeline, pixels.to(self.policy.device)))
+                pixels = pipeline.image_processor.preprocess(chunk, height=height, width=width)
+            latents.append(self.family.latents(pipeline, pixels.to(self.policy.device)))
         self.policy.release_vae()
-        return torch.cat(parts).float()
+        return torch.cat(latents).float()
 
     def _sampled(self, x0: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Clean latents without first frames that the pipeline is given; it makes latents of this shape."""

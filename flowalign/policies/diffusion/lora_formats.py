@@ -48,7 +48,7 @@ class Layout:
 
 
 def _blocks(theirs: str, ours: str, layers: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    return {f"{theirs}.{{}}.{name}": tuple(f"{ours}.{{}}.{own}" for own in of.split()) for name, of in layers.items()}
+    return {f"{theirs}.{{}}.{name}": tuple(f"{ours}.{{}}.{our}" for our in of.split()) for name, of in layers.items()}
 
 
 SD3 = _blocks(
@@ -158,10 +158,10 @@ def pairs_of(weights: Mapping[str, Tensor], prefix: str, alpha_of: Callable[[str
     """
     pairs = {}
     for key in weights:
-        name, found, rest = key.removeprefix(prefix).partition(".lora_")
-        if not found or rest not in ("A.weight", "B.weight") or not key.startswith(prefix):
+        name, separator, rest = key.removeprefix(prefix).partition(".lora_")
+        if not separator or rest not in ("A.weight", "B.weight") or not key.startswith(prefix):
             raise ConfigError(f"'{key}': only a plain LoRA of the denoiser can be converted; --format diffusers works")
-        down, up = (weights[f"{prefix}{name}.lora_{part}.weight"] for part in "AB")
+        down, up = (weights[f"{prefix}{name}.lora_{factor}.weight"] for factor in "AB")
         pairs[name] = LoraFactors(down, up, alpha_of(name))
     return pairs
 
@@ -190,15 +190,15 @@ def converted(pairs: Mapping[str, LoraFactors], layout: Layout, width: Callable[
 
 
 def _renamed(pairs: Mapping[str, LoraFactors], names: Names, width: Callable[[str], int]) -> dict[str, LoraFactors]:
-    theirs = {part: name for name, parts in names.items() for part in parts}
-    found = {}
-    for own in pairs:
-        number = next(iter(re.findall(r"\.(\d+)\.", own)), "")
-        name = theirs.get(own.replace(f".{number}.", ".{}.", 1))
+    theirs = {our: name for name, ours in names.items() for our in ours}
+    new = {}
+    for layer in pairs:
+        number = next(iter(re.findall(r"\.(\d+)\.", layer)), "")
+        name = theirs.get(layer.replace(f".{number}.", ".{}.", 1))
         if name is None:
-            raise ConfigError(f"the layer '{own}' has no name in this format; --format diffusers works")
-        found[name.format(number)] = [part.format(number) for part in names[name]]
-    return {name: _one([pairs.get(part) for part in parts], list(map(width, parts))) for name, parts in found.items()}
+            raise ConfigError(f"the layer '{layer}' has no name in this format; --format diffusers works")
+        new[name.format(number)] = [our.format(number) for our in names[name]]
+    return {name: _one([pairs.get(our) for our in ours], list(map(width, ours))) for name, ours in new.items()}
 
 
 def _one(parts: Sequence[LoraFactors | None], widths: Sequence[int]) -> LoraFactors:
@@ -212,7 +212,7 @@ def _one(parts: Sequence[LoraFactors | None], widths: Sequence[int]) -> LoraFact
     ends = torch.tensor(widths).cumsum(0).tolist()
     for slot, (pair, end, outputs) in enumerate(zip(parts, ends, widths, strict=True)):
         if pair is not None:
-            own = len(pair.down)
-            down[slot, :own] = pair.down
-            up[end - outputs : end, slot, :own] = pair.whole
+            pair_rank = len(pair.down)
+            down[slot, :pair_rank] = pair.down
+            up[end - outputs : end, slot, :pair_rank] = pair.whole
     return LoraFactors(down.flatten(0, 1), up.flatten(1), float(len(parts) * rank))

@@ -157,8 +157,8 @@ class DiffusersPolicy(Policy[Rollout]):
     @property
     def every_network(self) -> list[Any]:
         """Networks of the pipeline, and their copies for the reference."""
-        kept: Any = self._reference
-        copies = [] if kept is None else list(kept.members.values()) if isinstance(kept, Experts) else [kept]
+        start: Any = self._reference
+        copies = [] if start is None else list(start.members.values()) if isinstance(start, Experts) else [start]
         return [*self.networks.values(), *copies]
 
     @property
@@ -206,8 +206,8 @@ class DiffusersPolicy(Policy[Rollout]):
             else:
                 if TRAINED in getattr(network, "peft_config", {}):
                     network.delete_adapters(TRAINED)
-                for part, encoder in self.pipeline.components.items():
-                    if part.startswith("text_encoder") and TRAINED in getattr(encoder, "peft_config", {}):
+                for component, encoder in self.pipeline.components.items():
+                    if component.startswith("text_encoder") and TRAINED in getattr(encoder, "peft_config", {}):
                         encoder.delete_adapter(TRAINED)
                 try:
                     load_lora(self.pipeline, name, network, folder, TRAINED)
@@ -216,19 +216,19 @@ class DiffusersPolicy(Policy[Rollout]):
                 self.lora = True
                 # of text encoders without what was loaded
                 self.encoder.embeddings.clear()
-                if any(TRAINED in getattr(part, "peft_config", {}) for part in self.encoder.parts):
+                if any(TRAINED in getattr(component, "peft_config", {}) for component in self.encoder.parts):
                     self.encoder.store = None
 
     def read_lora(self, path: str | Path, name: str) -> None:
         check_weights(path)
         self.encoder.load()
-        for own, network in self.networks.items():
-            load_lora(self.pipeline, own, network, path, name)
-        for part, module in self.pipeline.components.items():
-            if part not in self.networks and name in getattr(module, "peft_config", {}):
+        for key, network in self.networks.items():
+            load_lora(self.pipeline, key, network, path, name)
+        for component, module in self.pipeline.components.items():
+            if component not in self.networks and name in getattr(module, "peft_config", {}):
                 raise ConfigError(
-                    f"model.lora.path: '{path}' adapts {part} too, which is not trained here and would be missing from "
-                    "what is saved; a LoRA of the denoiser alone works"
+                    f"model.lora.path: '{path}' adapts {component} too, which is not trained here and would be missing "
+                    "from what is saved; a LoRA of the denoiser alone works"
                 )
 
     def expect(self, coming: Callable[[], Sequence[str]]) -> None:
@@ -299,29 +299,29 @@ class DiffusersPolicy(Policy[Rollout]):
         noise_seeds = seeds if noise_seeds is None else noise_seeds
         call |= {"sigmas": list(sigmas)} if sigmas is not None else {}
         sources = [Source.of(record) for record in metadata] or None
-        own = check_sources(self.pipeline, self.family, sources, prompts, call)
+        inputs = check_sources(self.pipeline, self.family, sources, prompts, call)
         negative = [record.get("negative_prompt", negative_prompt) for record in metadata or [{}] * len(prompts)]
         scales = (guidance,) if guidance_2 is None else (guidance, guidance_2)
-        parts = []
-        alike = list(zip(own, prompts, negative, strict=True)) if self.family.unpadded else own
+        rollouts = []
+        alike = list(zip(inputs, prompts, negative, strict=True)) if self.family.unpadded else inputs
         walk = StartScheduler if dry else TransitionScheduler
         for rows in runs(alike, min(batch_size, self.family.largest_batch or batch_size)):
             part_eta = eta[rows] if eta is not None and eta.dim() == 2 else eta
             size = self.family.size(self.pipeline, call)
             scheduler = walk(self.pipeline.scheduler, self.family, size, kernel, part_eta, noise_seeds[rows], order)
-            source = own[rows.start]
+            source = inputs[rows.start]
             texts = list(zip(prompts[rows], negative[rows], strict=True))
             cached = contextlib.nullcontext() if cache is None or dry else caching(self, cache, scheduler)
             with cached, weighing(self, rlg, lambda scheduler=scheduler: scheduler.taken >= rlg_from):  # type: ignore[misc]
-                part = functools.partial(self._sample, texts, source, seeds[rows], steps, scales)
+                sample = functools.partial(self._sample, texts, source, seeds[rows], steps, scales)
                 if self.start_noise is None or dry:
-                    parts.append(part(scheduler, call, dry))
+                    rollouts.append(sample(scheduler, call, dry))
                     continue
                 stay = StartScheduler(self.pipeline.scheduler, self.family, size, kernel, None, seeds[rows])
-                start = part(stay, call, True)
-                moved = part(scheduler, call | {"latents": self._moved(start)}, False)
-                parts.append(replace(moved, unmoved=start.trajectory.latents[:, 0]))
-        return replace(Rollout.cat(parts), rlg=rlg, rlg_from=rlg_from, cached=cache is not None)
+                start = sample(stay, call, True)
+                moved = sample(scheduler, call | {"latents": self._moved(start)}, False)
+                rollouts.append(replace(moved, unmoved=start.trajectory.latents[:, 0]))
+        return replace(Rollout.cat(rollouts), rlg=rlg, rlg_from=rlg_from, cached=cache is not None)
 
     def _moved(self, start: Rollout) -> Tensor:
         """The latents of the pipeline's loop where `start_noise` moves the start noise to."""
@@ -354,7 +354,7 @@ class DiffusersPolicy(Policy[Rollout]):
         prompts = [prompt for prompt, _ in texts]
         weights = self.reference() if self.frozen else contextlib.nullcontext()
         with weights, CallRecorder(self.denoiser, dry) as recorded:
-            made = self._call(texts, source, seeds, steps, guidance, scheduler, call)
+            output = self._call(texts, source, seeds, steps, guidance, scheduler, call)
         self.forwards += 0 if dry else sum(recorded.rows)
         extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
         conditions = recorded.conditions(len(prompts), len(scheduler.levels) - 1, self.family.shared, extra)
@@ -369,7 +369,7 @@ class DiffusersPolicy(Policy[Rollout]):
             kernel=scheduler.kernel,
             sources=[source] * len(prompts),
             first_frames=None if extra is None else self.family.first_frames(extra[: len(prompts)]),
-            sound=made.audio if self.family.samples_sound else None,
+            sound=output.audio if self.family.samples_sound else None,
             policy=self,
         )
 
@@ -389,7 +389,7 @@ class DiffusersPolicy(Policy[Rollout]):
             texts: prompts, each with its negative one.
             guidance: the scale of each network, or one for all.
         """
-        own = self.pipeline.scheduler
+        scheduler_before = self.pipeline.scheduler
         size = None if source is None else (call["width"], call["height"])
         prompts, negative = zip(*texts, strict=True)
         embeds = self.encoder.arguments(prompts, negative, guidance[0], source, size)
@@ -414,7 +414,7 @@ class DiffusersPolicy(Policy[Rollout]):
             said = " ".join(str(error).split())[:300]
             raise ConfigError(f"{type(self.pipeline).__name__} refused the call: {said}") from error
         finally:
-            self.pipeline.scheduler = own
+            self.pipeline.scheduler = scheduler_before
 
     def velocity(self, rollout: Rollout, samples: Tensor, steps: Tensor, x: Tensor | None = None) -> Tensor:
         """Guided velocities of the present weights: [N, ...] for the pairs (samples[n], steps[n]).
@@ -426,18 +426,18 @@ class DiffusersPolicy(Policy[Rollout]):
             x: [N, ...] states of these samples at these steps; default those stored.
         """
         if x is None and rollout.trajectory.nodes is not None:
-            samples, steps, place = rollout.trajectory.distinct(samples, steps)
+            samples, steps, inverse = rollout.trajectory.distinct(samples, steps)
             shared = self.velocity(rollout, samples, steps, rollout.trajectory.latents[samples, steps])
             # whose gradient is added up in order, unlike an index's
-            return shared.index_select(0, place)
+            return shared.index_select(0, inverse)
         x = rollout.trajectory.latents[samples, steps] if x is None else x
         if rollout.rlg_from and rollout.rlg != 1:
             begun = steps >= rollout.rlg_from
             ways = (replace(rollout, rlg=1.0, rlg_from=0), ~begun), (replace(rollout, rlg_from=0), begun)
-            places = [mask.nonzero().squeeze(1) for _, mask in ways]
-            apart = zip((way for way, _ in ways), places, strict=True)
-            parts = [self.velocity(way, samples[rows], steps[rows], x[rows]) for way, rows in apart if len(rows)]
-            return torch.cat(parts)[torch.cat(places).argsort()]
+            members = [mask.nonzero().squeeze(1) for _, mask in ways]
+            apart = zip((way for way, _ in ways), members, strict=True)
+            velocities = [self.velocity(way, samples[rows], steps[rows], x[rows]) for way, rows in apart if len(rows)]
+            return torch.cat(velocities)[torch.cat(members).argsort()]
         sigmas = rollout.trajectory.sigmas
         prompts = [rollout.prompts[i] for i in samples.tolist()] if self.encoder.trained else None
         with weighing(self, rollout.rlg):
@@ -457,11 +457,11 @@ class DiffusersPolicy(Policy[Rollout]):
         prompts: Sequence[str] | None = None,
     ) -> Tensor:
         if isinstance(conditions, Ragged):
-            parts = [
-                (self._velocity(x[places], sigma[places], part, rows, steps[places], guidance), places)
-                for part, rows, places in conditions.split(samples)
+            pieces = [
+                (self._velocity(x[members], sigma[members], piece, rows, steps[members], guidance), members)
+                for piece, rows, members in conditions.split(samples)
             ]
-            velocities, order = zip(*parts, strict=True)
+            velocities, order = zip(*pieces, strict=True)
             return torch.cat(velocities)[torch.cat(order).argsort()]
         sigma = sigma.view(-1, *[1] * (x.dim() - 1))
         latents = self.family.pack(x * self.family.scale(sigma)).to(self.dtype)
@@ -490,8 +490,8 @@ class DiffusersPolicy(Policy[Rollout]):
                 yield
                 return
             # the pipeline asks the networks it has: the copies answer for them
-            kept: Any = self._bare
-            copies = iter(kept.members.values() if isinstance(kept, Experts) else [kept])
+            network: Any = self._bare
+            copies = iter(network.members.values() if isinstance(network, Experts) else [network])
 
             def answering(own: Callable[..., Any]) -> Callable[..., Any]:
                 copy = next(copies)
@@ -551,14 +551,14 @@ class DiffusersPolicy(Policy[Rollout]):
 
     def features_of(self, clean: CleanSamples, noised: Noised) -> Tensor:
         """[N, tokens, D] what the block in the denoiser's middle makes of noised samples, without guidance."""
-        block, made = operator.attrgetter(self.family.middle)(self.denoiser), []
+        block, outputs = operator.attrgetter(self.family.middle)(self.denoiser), []
         block = block[len(block) // 2] if isinstance(block, nn.ModuleList) else block
-        hook = block.register_forward_hook(lambda _, inputs, output: made.append(output))
+        hook = block.register_forward_hook(lambda _, inputs, output: outputs.append(output))
         try:
             self.velocity_of(clean, noised)
         finally:
             hook.remove()
-        features = made[0][-1] if isinstance(made[0], tuple) else made[0]
+        features = outputs[0][-1] if isinstance(outputs[0], tuple) else outputs[0]
         return features.flatten(2).transpose(1, 2) if features.dim() == 4 else features
 
     def decode_pixels(self, latents: Tensor) -> Tensor:
@@ -593,23 +593,22 @@ class DiffusersPolicy(Policy[Rollout]):
         wanted = sides(needs)
         if wanted == ["picture"]:
             return self.decode_latents(latents, batch_size)
-        made = [Sample()] * len(latents)
+        samples = [Sample()] * len(latents)
         if shown or "picture" in wanted:
-            made = [Sample(picture) for picture in self.decode_latents(latents, batch_size)]
+            samples = [Sample(picture) for picture in self.decode_latents(latents, batch_size)]
         if "latents" in wanted:
             whole = self.latents_of(latents.float())
-            made = [
-                replace(own, latents=replace(whole, values=row)) for own, row in zip(made, whole.values, strict=True)
-            ]
+            rows = zip(samples, whole.values, strict=True)
+            samples = [replace(each, latents=replace(whole, values=row)) for each, row in rows]
         if "sound" in wanted:
             if sound is None:
                 raise ConfigError(
                     "rewards: one scores sound, and only samples that the pipeline makes from start to end have one; a "
                     "method without branches or completions and rollout.share_start_noise: false work"
                 )
-            waves = [wave for part in sound.split(batch_size) for wave in self.family.sounds(self.pipeline, part)]
-            made = [replace(own, sound=wave) for own, wave in zip(made, waves, strict=True)]
-        return made
+            waves = [wave for chunk in sound.split(batch_size) for wave in self.family.sounds(self.pipeline, chunk)]
+            samples = [replace(each, sound=wave) for each, wave in zip(samples, waves, strict=True)]
+        return samples
 
     def latents_of(self, latents: Tensor) -> Latents:
         """Finished latents [B, ...] for rewards that look at them."""
@@ -619,8 +618,8 @@ class DiffusersPolicy(Policy[Rollout]):
     def decode_latents(self, latents: Tensor, batch_size: int = 64) -> list[Image]:
         """Finished latents [B, ...] to pictures, or videos as lists of them, as the pipeline would postprocess them."""
         pictures: list[Image] = []
-        for part in latents.split(batch_size):
-            pixels = self.family.decode(self.pipeline, part)
+        for chunk in latents.split(batch_size):
+            pixels = self.family.decode(self.pipeline, chunk)
             pictures += self.family.pictures(self.pipeline, pixels.float())
         self.release_vae()
         return pictures

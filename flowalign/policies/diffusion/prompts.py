@@ -54,7 +54,7 @@ class PromptEncoder:
     @property
     def parts(self) -> list[Any]:
         """The text encoders, None for those that the pipeline came without."""
-        return [part for name, part in self.pipeline.components.items() if name.startswith("text_encoder")]
+        return [component for name, component in self.pipeline.components.items() if name.startswith("text_encoder")]
 
     def load(self) -> None:
         """Load the text encoders, where they are not there yet."""

@@ -42,7 +42,7 @@ def weighing(
     tuned: list[tuple[float, Callable[[], contextlib.AbstractContextManager[None]]]]
     if isinstance(weight, Mapping):
         base = functools.partial(policy.adapter, None)
-        tuned = [(own, functools.partial(policy.adapter, path)) for path, own in weight.items()]
+        tuned = [(share, functools.partial(policy.adapter, path)) for path, share in weight.items()]
     else:
         base, tuned = policy.reference, [(weight, contextlib.nullcontext)]
         if not policy.lora:
@@ -50,17 +50,17 @@ def weighing(
                 f"rlg {weight:g} weighs what a LoRA adds to its base, and this model has none; give a LoRA"
             )
 
-    def mixed(own: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(own)
+    def mixed(plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
         def forward(*args: Any, **kwargs: Any) -> Any:
             calls.append(holds())
             if not calls[-1]:
-                return own(*args, **kwargs)
+                return plain(*args, **kwargs)
             outputs = []
             for network in [base, *(network for _, network in tuned)]:
                 with network():
-                    outputs.append(own(*args, **kwargs))
-            weights = [own for own, _ in tuned]
+                    outputs.append(plain(*args, **kwargs))
+            weights = [share for share, _ in tuned]
             return tree_map(lambda b, *t: weighed(b, *zip(weights, t, strict=True)), *outputs)
 
         return forward

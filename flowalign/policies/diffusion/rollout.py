@@ -99,9 +99,9 @@ class Rollout(Rows):
     @torch.no_grad()
     def _ends(self, batch_size: int) -> tuple[list[Any], list[int], list[int], Tensor]:
         """The distinct completions' pictures, the sample and the step of each, and [B, T + 1] which a state ends in."""
-        made = completions(self.policy.at(self), self.trajectory, batch_size=batch_size)
-        images = self.policy.decode_latents(self.whole(made.latents, made.samples), batch_size)
-        return images, made.samples.tolist(), made.steps.tolist(), made.index.cpu()
+        finished = completions(self.policy.at(self), self.trajectory, batch_size=batch_size)
+        images = self.policy.decode_latents(self.whole(finished.latents, finished.samples), batch_size)
+        return images, finished.samples.tolist(), finished.steps.tolist(), finished.index.cpu()
 
     @property
     def mask(self) -> Tensor:
@@ -127,7 +127,7 @@ class Rollout(Rows):
             ConfigError: it differs between samples, which are of one prompt.
         """
         first, last = (self._denoiser_inputs(row) for row in (0, len(self) - 1))
-        if not all(torch.allclose(own, other) for own, other in zip(first, last, strict=True)):
+        if not all(torch.allclose(value, other) for value, other in zip(first, last, strict=True)):
             raise ConfigError(
                 "data.replay: this pipeline calls its denoiser with more of each sample's own than its latents, which "
                 "is not kept; data.dynamic_sampling works"

@@ -126,11 +126,11 @@ class LevelScheduler(TransitionScheduler):
         # a pipeline reads the signature
         @functools.wraps(value)
         def set_timesteps(*args: Any, **settings: Any) -> None:
-            asked = signature.bind(*args, **settings).arguments
+            arguments = signature.bind(*args, **settings).arguments
             if "sigmas" in signature.parameters:
-                value(**asked | {"num_inference_steps": len(levels), "sigmas": levels.numpy()})
+                value(**arguments | {"num_inference_steps": len(levels), "sigmas": levels.numpy()})
             else:
-                value(**asked)
+                value(**arguments)
                 self.family.put_levels(self.walked, levels)
 
         return set_timesteps

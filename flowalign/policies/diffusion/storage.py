@@ -120,14 +120,14 @@ def check_index(path: str | Path, saved: Mapping[str, Any]) -> None:
             f"no pipeline at '{path}': model_index.json names the class {str(name)[:100]!r}, which diffusers "
             f"{diffusers.__version__} does not have; a later diffusers may"
         )
-    for part, entry in saved.items():
+    for component, entry in saved.items():
         if isinstance(entry, list) and entry != [None, None] and _class_of(entry) is None:
             raise ConfigError(
-                f"no pipeline at '{path}': its {part} is {str(entry)[:120]}, which is no class of diffusers or "
+                f"no pipeline at '{path}': its {component} is {str(entry)[:120]}, which is no class of diffusers or "
                 "transformers"
             )
-    wanted = [name for name, own in inspect.signature(kind.__init__).parameters.items() if own.default is own.empty]
-    if lacking := [part for part in wanted if part not in ("self", "kwargs", *saved)]:
+    wanted = [name for name, p in inspect.signature(kind.__init__).parameters.items() if p.default is p.empty]
+    if lacking := [component for component in wanted if component not in ("self", "kwargs", *saved)]:
         raise ConfigError(f"no pipeline at '{path}': model_index.json has no {', '.join(lacking)}, which {name} needs")
 
 
@@ -136,11 +136,11 @@ def _class_of(entry: list[Any]) -> Any:
     if len(entry) != 2 or not all(isinstance(word, str) for word in entry):
         return None
     library, name = entry
-    own = {"diffusers": diffusers, "transformers": transformers}.get(library)
+    module = {"diffusers": diffusers, "transformers": transformers}.get(library)
     # the safety checkers and connectors of a few pipelines stand beside them
-    own = getattr(diffusers.pipelines, library, None) if own is None and library.isidentifier() else own
-    found = getattr(own, name, None) if inspect.ismodule(own) and not name.startswith("_") else None
-    return found if inspect.isclass(found) and hasattr(found, "from_pretrained") else None
+    module = getattr(diffusers.pipelines, library, None) if module is None and library.isidentifier() else module
+    kind = getattr(module, name, None) if inspect.ismodule(module) and not name.startswith("_") else None
+    return kind if inspect.isclass(kind) and hasattr(kind, "from_pretrained") else None
 
 
 @contextlib.contextmanager
@@ -188,8 +188,8 @@ def load_single_file(path: str | Path, described: str | Path, dtype: torch.dtype
     except SingleFileComponentError:
         denoiser = family_of(saved["_class_name"]).denoiser
         network: Any = getattr(diffusers, saved[denoiser][1])
-        own = network.from_single_file(str(path), config=str(described), subfolder=denoiser, dtype=dtype)
-        return load_pipeline(described, dtype, **{denoiser: own})
+        loaded = network.from_single_file(str(path), config=str(described), subfolder=denoiser, dtype=dtype)
+        return load_pipeline(described, dtype, **{denoiser: loaded})
 
 
 def load_pipeline(
@@ -197,7 +197,7 @@ def load_pipeline(
     dtype: torch.dtype,
     base_bits: int | str | None = None,
     text_encoders: bool = True,
-    **parts: Any,
+    **components: Any,
 ) -> DiffusionPipeline:
     """A pipeline from a folder or a hub name. Components saved as absent (SD3 without T5) stay absent.
 
@@ -208,27 +208,28 @@ def load_pipeline(
     """
     saved = load_config(path)
     if not text_encoders:
-        parts |= dict.fromkeys(_text_encoders(saved))
+        components |= dict.fromkeys(_text_encoders(saved))
     absent = {name: None for name, entry in saved.items() if entry == [None, None]}
     denoiser = family_of(saved["_class_name"]).denoiser
     quantised = {} if base_bits is None else {"quantization_config": quantisation(base_bits, denoiser, dtype)}
     with _readable(path):
-        return DiffusionPipeline.from_pretrained(**hub(path), dtype=dtype, **absent, **quantised, **parts)
+        return DiffusionPipeline.from_pretrained(**hub(path), dtype=dtype, **absent, **quantised, **components)
 
 
 def load_text_encoders(path: str | Path, dtype: torch.dtype) -> dict[str, Any]:
     """The text encoders of a pipeline in a folder or of a hub name, by their names in it."""
     loaded = {}
-    for part, (library, name) in _text_encoders(load_config(path)).items():
+    for encoder, (library, name) in _text_encoders(load_config(path)).items():
         kind = _class_of([library, name])
         with _readable(path):
-            loaded[part] = kind.from_pretrained(**hub(path), subfolder=part, dtype=dtype).requires_grad_(False).eval()
+            module = kind.from_pretrained(**hub(path), subfolder=encoder, dtype=dtype)
+            loaded[encoder] = module.requires_grad_(False).eval()
     return loaded
 
 
 def _text_encoders(saved: dict[str, Any]) -> dict[str, Any]:
     """Library and class of each that model_index.json names."""
-    return {name: own for name, own in saved.items() if name.startswith("text_encoder") and own != [None, None]}
+    return {name: entry for name, entry in saved.items() if name.startswith("text_encoder") and entry != [None, None]}
 
 
 def quantisation(bits: int | str, denoiser: str, dtype: torch.dtype) -> PipelineQuantizationConfig:
@@ -248,11 +249,11 @@ def quantisation(bits: int | str, denoiser: str, dtype: torch.dtype) -> Pipeline
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError("model.base_bits needs bitsandbytes: pip install 'flowalign[bitsandbytes]'")
     if bits == 8:
-        own: dict[str, Any] = {"load_in_8bit": True}
+        options: dict[str, Any] = {"load_in_8bit": True}
     else:
-        own = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
+        options = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
     return PipelineQuantizationConfig(
-        quant_backend=f"bitsandbytes_{bits}bit", quant_kwargs=own, components_to_quantize=[denoiser]
+        quant_backend=f"bitsandbytes_{bits}bit", quant_kwargs=options, components_to_quantize=[denoiser]
     )
 
 
@@ -277,7 +278,7 @@ def save_lora(
         type(pipeline).save_lora_weights(
             str(folder),
             weight_name=lora_file(name),
-            **{f"{own}_lora_layers": get_peft_model_state_dict(module) for own, module in adapted.items()},
+            **{f"{component}_lora_layers": get_peft_model_state_dict(module) for component, module in adapted.items()},
             **_collate_lora_metadata(adapted),
         )
     else:
@@ -295,8 +296,8 @@ def load_lora(pipeline: Any, name: str, network: Any, path: str | Path, adapter:
     Raises:
         LookupError: none of it is for this network, or a part is missing or of another network.
     """
-    own = (Path(path) / lora_file(name)).is_file()
-    file = {"use_safetensors": True, "weight_name": lora_file(name) if own else None}
+    saved = (Path(path) / lora_file(name)).is_file()
+    file = {"use_safetensors": True, "weight_name": lora_file(name) if saved else None}
     if not hasattr(pipeline, "load_lora_weights"):
         network.load_lora_adapter(str(path), prefix=None, adapter_name=adapter, **file)
         return
@@ -312,7 +313,7 @@ def load_lora(pipeline: Any, name: str, network: Any, path: str | Path, adapter:
     pipeline.load_lora_weights(str(path), adapter_name=adapter, **file, **second)
     # what has other names than diffusers knows is passed over with a warning; a file may be the text encoders' alone
     adapted = [network, *pipeline.components.values()]
-    if not any(adapter in (getattr(part, "peft_config", None) or {}) for part in adapted):
+    if not any(adapter in (getattr(module, "peft_config", None) or {}) for module in adapted):
         raise LookupError(
             f"{path} has no LoRA for the {name} of {type(pipeline).__name__} under names that diffusers knows; its "
             "own, kohya's and ComfyUI's names work where diffusers converts them"

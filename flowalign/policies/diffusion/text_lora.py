@@ -49,7 +49,7 @@ def encode_again(policy: Any, calls: list[dict[str, Any]], copies: Sequence[int]
         for argument, name in policy.family.text_inputs.items():
             value = torch.cat([empty[name], embedded[name]]) if count == 2 else embedded[name]
             *outer, key = argument.split(".")
-            place = call
+            target = call
             for part in outer:
-                place = place[part]
-            place[key] = value.to(place[key].dtype)
+                target = target[part]
+            target[key] = value.to(target[key].dtype)

@@ -18,11 +18,11 @@ def unwrapped(policy: DiffusersPolicy) -> Iterator[None]:
 
     A wrapper must not be entered in the backward pass, where it is already waiting for those gradients.
     """
-    policy.model, kept = policy._bare, policy.model
+    policy.model, wrapped = policy._bare, policy.model
     try:
         yield
     finally:
-        policy.model = kept
+        policy.model = wrapped
 
 
 class GradientWindow:

@@ -53,10 +53,10 @@ class Decoding:
         if self.temperature not in (0, 1):
             scores = scores / self.temperature
         if self.cuts:
-            kept = self._kept(scores.detach())
+            allowed = self._kept(scores.detach())
             if drawn is not None:
-                kept = kept.scatter(-1, drawn[:, None], True)
-            scores = scores.masked_fill(~kept, -torch.inf)
+                allowed = allowed.scatter(-1, drawn[:, None], True)
+            scores = scores.masked_fill(~allowed, -torch.inf)
         return scores.log_softmax(-1)
 
     @property
@@ -70,11 +70,11 @@ class Decoding:
         if self.top_k > 0:
             ordered[:, self.top_k :] = -torch.inf
         chance = ordered.softmax(-1)
-        kept = ordered > -torch.inf
+        allowed = ordered > -torch.inf
         if self.top_p < 1:
-            kept &= chance.cumsum(-1) - chance < self.top_p
-        kept &= chance >= self.min_p * chance[:, :1]
-        return torch.zeros_like(kept).scatter(-1, order, kept)
+            allowed &= chance.cumsum(-1) - chance < self.top_p
+        allowed &= chance >= self.min_p * chance[:, :1]
+        return torch.zeros_like(allowed).scatter(-1, order, allowed)
 
 
 def _named(ids: Tensor, vocabulary: int) -> Tensor:

@@ -45,12 +45,12 @@ def token_scores(
     size = max(1, LOGITS // vocabulary)
     if len(tokens) <= size:
         return scores(hidden, tokens, before)
-    parts = []
+    chunks = []
     for i in range(0, len(tokens), size):
         some = slice(i, i + size)
         earlier = None if before is None else before[some]
-        parts.append(checkpoint(scores, hidden[some], tokens[some], earlier, **RECOMPUTED))
-    log_prob, entropy = zip(*parts, strict=True)
+        chunks.append(checkpoint(scores, hidden[some], tokens[some], earlier, **RECOMPUTED))
+    log_prob, entropy = zip(*chunks, strict=True)
     return torch.cat(log_prob), torch.cat(entropy)
 
 
@@ -61,27 +61,27 @@ def instead_of_logits(head: torch.nn.Module, made: Callable[[Tensor, Head], Tens
     Args:
         made: of what the head gets [B, L, H], and the head itself: what the network gives as its logits.
     """
-    own = vars(head).get("forward")
+    forward = vars(head).get("forward")
     plain: Head = head.forward
     head.forward = lambda hidden: made(hidden, plain)
     try:
         yield
     finally:
-        if own is None:
+        if forward is None:
             del head.forward
         else:
-            head.forward = own
+            head.forward = forward
 
 
 @torch.no_grad()
 def gives_logits(network: Any) -> bool:
     """Whether the network's logits are what its output head gives, neither scaled nor capped after."""
-    made: list[Tensor] = []
-    hook = network.get_output_embeddings().register_forward_hook(lambda head, given, logits: made.append(logits))
+    outputs: list[Tensor] = []
+    hook = network.get_output_embeddings().register_forward_hook(lambda head, given, logits: outputs.append(logits))
     # several: the output of a padding token may be 0, which no cap changes
     ids = torch.arange(8, device=network.device)[None]
     try:
         logits = network(input_ids=ids, use_cache=False).logits
     finally:
         hook.remove()
-    return len(made) == 1 and torch.equal(made[0].float(), logits.float())
+    return len(outputs) == 1 and torch.equal(outputs[0].float(), logits.float())

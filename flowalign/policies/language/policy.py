@@ -187,12 +187,12 @@ class LanguagePolicy(Policy[TextRollout]):
             decoding: fields of `Decoding`, such as temperature.
         """
         rule = Decoding(**decoding)
-        parts, pictures = [], self.pictures(metadata)
+        rollouts, pictures = [], self.pictures(metadata)
         for i in range(0, len(prompts), batch_size):
-            part = slice(i, i + batch_size)
-            inputs = self.prompt_inputs(prompts[part], pictures[part], max_new_tokens)
-            parts.append(self.generate(prompts[part], inputs, seeds[part], max_new_tokens, rule, pictures[part]))
-        return TextRollout.cat(parts)
+            chunk = slice(i, i + batch_size)
+            inputs = self.prompt_inputs(prompts[chunk], pictures[chunk], max_new_tokens)
+            rollouts.append(self.generate(prompts[chunk], inputs, seeds[chunk], max_new_tokens, rule, pictures[chunk]))
+        return TextRollout.cat(rollouts)
 
     def generate(
         self,
@@ -257,8 +257,8 @@ class LanguagePolicy(Policy[TextRollout]):
             left = (~prompt_mask).sum(1, keepdim=True)
             order = (torch.arange(width + length, device=ids.device) + left) % (width + length)
             ids, attention, before = ids.gather(1, order), attention.gather(1, order), before - left
-        texts, places = mask.nonzero(as_tuple=True)
-        drawn = before[texts, places]
+        texts, positions = mask.nonzero(as_tuple=True)
+        drawn = before[texts, positions]
         earlier = None
         if rollout.decoding.repetition_penalty != 1:
             came = (torch.arange(width + length, device=ids.device) <= drawn[:, None]) & attention[texts]
@@ -266,12 +266,12 @@ class LanguagePolicy(Policy[TextRollout]):
 
         def scores(hidden: Tensor, head: Head) -> Tensor:
             """[N, T, 2] in the place of logits."""
-            tokens = rollout.completion_ids[rows][texts, places]
-            found = token_scores(
+            tokens = rollout.completion_ids[rows][texts, positions]
+            sampled = token_scores(
                 hidden[texts, drawn], head, self.vocabulary, tokens, rollout.decoding, earlier, self.undrawn
             )
-            made = torch.zeros(*mask.shape, 2, device=hidden.device)
-            return made.index_put((texts, places), torch.stack(found, -1))
+            scored = torch.zeros(*mask.shape, 2, device=hidden.device)
+            return scored.index_put((texts, positions), torch.stack(sampled, -1))
 
         wrapped: nn.Module = self.model if torch.is_grad_enabled() else self._bare
         bare: Any = self.network if torch.is_grad_enabled() else self._bare
@@ -281,10 +281,10 @@ class LanguagePolicy(Policy[TextRollout]):
         with self._autocast():
             if self._head_is_last:
                 with instead_of_logits(bare.get_output_embeddings(), scores):
-                    made = wrapped(**inputs).logits
+                    scored = wrapped(**inputs).logits
             else:
-                made = scores(wrapped(**inputs).logits, lambda logits: logits)
-        return made[..., 0], made[..., 1].detach()
+                scored = scores(wrapped(**inputs).logits, lambda logits: logits)
+        return scored[..., 0], scored[..., 1].detach()
 
     def replay_inputs(self, rollout: TextRollout, rows: Tensor, attention: Tensor) -> dict[str, Any]:
         """The network's arguments to score completions, besides tokens and their mask `attention`."""
@@ -350,8 +350,8 @@ def _recomputed(forward: Callable[..., Any], *inputs: Any, **settings: Any) -> A
 @contextlib.contextmanager
 def _without_own_settings(network: Any) -> Iterator[None]:
     """Within it `generate` takes nothing from the model's own generation_config, such as a repetition penalty."""
-    own, network.generation_config = network.generation_config, GenerationConfig()
+    settings, network.generation_config = network.generation_config, GenerationConfig()
     try:
         yield
     finally:
-        network.generation_config = own
+        network.generation_config = settings

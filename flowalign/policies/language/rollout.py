@@ -77,16 +77,16 @@ class TextRollout(Rows):
     @classmethod
     def unpacked(cls, tensors: dict[str, Tensor], rest: dict[str, Any], prompts: list[str]) -> Self:
         """The inverse of `packed`."""
-        episodes = [[TurnTaken(*turn) for turn in own] for own in rest["episodes"]]
+        episodes = [[TurnTaken(*turn) for turn in turns] for turns in rest["episodes"]]
         values: dict[str, Any] = tensors | rest | {"decoding": Decoding(**rest["decoding"]), "episodes": episodes}
         return cls(prompts=prompts, **values)
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
         """Join rollouts of one model, padded to one width."""
-        prompt = max(part.prompt_ids.shape[1] for part in parts)
-        length = max(part.mask.shape[1] for part in parts)
-        return super().cat([part._padded(prompt, length) for part in parts])
+        prompt = max(rollout.prompt_ids.shape[1] for rollout in parts)
+        length = max(rollout.mask.shape[1] for rollout in parts)
+        return super().cat([rollout._padded(prompt, length) for rollout in parts])
 
     def _padded(self, prompt: int, length: int) -> Self:
         """The same with prompts and completions of these widths."""

@@ -33,4 +33,4 @@ class Teacher:
     def log_probs(self, rollout: TextRollout, batch_size: int = 64) -> Tensor:
         """[B, T] log-probabilities of the rollout's tokens under the teacher, by the rollout's rule."""
         rows = torch.arange(len(rollout), device=self.policy.device).split(batch_size)
-        return torch.cat([self.policy.log_probs(rollout, part)[0] for part in rows])
+        return torch.cat([self.policy.log_probs(rollout, chunk)[0] for chunk in rows])

@@ -28,7 +28,7 @@ def rescored(
     """
     rollout = replace(rollout, decoding=decoding or rollout.decoding)
     rows = torch.arange(len(rollout), device=policy.device).split(batch_size)
-    log_prob, entropy = zip(*(policy.log_probs(rollout, part) for part in rows), strict=True)
+    log_prob, entropy = zip(*(policy.log_probs(rollout, chunk) for chunk in rows), strict=True)
     return replace(rollout, log_prob=torch.cat(log_prob), entropy=torch.cat(entropy))
 
 
@@ -85,18 +85,19 @@ def continued(
     """
     rule = Decoding(**decoding)
     begun = [policy.begin(prompt) + prefix for prompt, prefix in zip(prompts, prefixes, strict=True)]
-    parts = []
+    rollouts = []
     for i in range(0, len(prompts), batch_size):
-        part = slice(i, i + batch_size)
-        ids, mask = policy.padded(begun[part], prompts[part], max_new_tokens)
+        chunk = slice(i, i + batch_size)
+        ids, mask = policy.padded(begun[chunk], prompts[chunk], max_new_tokens)
         inputs = {"input_ids": ids, "attention_mask": mask.long()}
-        parts.append(policy.generate(prompts[part], inputs, seeds[part], max_new_tokens, rule, []))
-    own = TextRollout.cat(parts)
+        rollouts.append(policy.generate(prompts[chunk], inputs, seeds[chunk], max_new_tokens, rule, []))
+    sampled = TextRollout.cat(rollouts)
     rows = [
-        prefix + row[kept].tolist() for prefix, row, kept in zip(prefixes, own.completion_ids, own.mask, strict=True)
+        prefix + row[on].tolist()
+        for prefix, row, on in zip(prefixes, sampled.completion_ids, sampled.mask, strict=True)
     ]
     ids, prompt_mask = policy.encode(prompts, max(map(len, rows)))
-    rollout = _rollout_of(policy, prompts, ids, prompt_mask, rows, own.ended, rule)
+    rollout = _rollout_of(policy, prompts, ids, prompt_mask, rows, sampled.ended, rule)
     return rescored(policy, rollout, batch_size)
 
 
@@ -135,14 +136,14 @@ def at_tokens(policy: LanguagePolicy, rollout: TextRollout, steps: Sequence[Step
     They are sampled tokens. A step that ends with the text, or with a turn, ends with its end token if it has one.
     """
     rewards = torch.full(rollout.mask.shape, torch.nan)
-    for row, own in enumerate(steps):
+    for row, row_steps in enumerate(steps):
         ends = characters(policy, rollout.completion_ids[row][rollout.present[row]].tolist())
-        places = rollout.mask[row].nonzero()[:, 0].tolist()
-        reached = [ends[place] for place in places]
-        for end, value in own:
+        positions = rollout.mask[row].nonzero()[:, 0].tolist()
+        reached = [ends[position] for position in positions]
+        for end, value in row_steps:
             first = min(bisect_left(reached, end), len(reached) - 1)
-            place = places[bisect_right(reached, reached[first]) - 1]
-            rewards[row, place] = rewards[row, place].nan_to_num() + value
+            position = positions[bisect_right(reached, reached[first]) - 1]
+            rewards[row, position] = rewards[row, position].nan_to_num() + value
     return rewards.to(policy.device)
 
 

@@ -157,8 +157,8 @@ class AgentPolicy(LanguagePolicy):
         if not self.chat:
             return self.ends[0]
         before = self.tokenizer.apply_chat_template(TALK, tokenize=False)
-        place, end = max((before.rfind(self.tokenizer.decode([end])), end) for end in self.ends)
-        if place < 0:
+        position, end = max((before.rfind(self.tokenizer.decode([end])), end) for end in self.ends)
+        if position < 0:
             raise ConfigError("environment: this chat template ends no turn by a token that the model ends texts by")
         return end
 
@@ -193,8 +193,8 @@ class AgentPolicy(LanguagePolicy):
         ends = [0, *characters(self, tokens)]
         turns = []
         for number, taken in enumerate(rollout.episodes[row]):
-            own = (rollout.mask[row] & (rollout.turn[row] == number)).nonzero()[:, 0].tolist()
-            first, last = own[0], own[-1]
+            positions = (rollout.mask[row] & (rollout.turn[row] == number)).nonzero()[:, 0].tolist()
+            first, last = positions[0], positions[-1]
             turns.append(
                 Turn(
                     begin=ends[first],

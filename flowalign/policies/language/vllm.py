@@ -70,7 +70,7 @@ class VLLMEngine:
         hand_over(self.policy.network, self.model)
         ids, mask = self.policy.encode(prompts, max_new_tokens)
         answers = self.model.generate(
-            [{"prompt_token_ids": row[own].tolist()} for row, own in zip(ids, mask, strict=True)],
+            [{"prompt_token_ids": row[is_token].tolist()} for row, is_token in zip(ids, mask, strict=True)],
             [self.parameters(**request(seed, max_new_tokens, rule, self.policy.ends)) for seed in seeds],
             use_tqdm=False,
         )

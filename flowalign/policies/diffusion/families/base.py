@@ -182,7 +182,7 @@ class Family:
     def sources(self, images: Sequence[Image], mask: Image | None, count: int, call: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call that makes `count` samples from the same pictures, which have its size."""
         pictures = {"image": images[0]} if mask is None else {"image": images[0], "mask_image": mask}
-        return call | ({name: [own] * count for name, own in pictures.items()} if self.one_each else pictures)
+        return call | ({name: [picture] * count for name, picture in pictures.items()} if self.one_each else pictures)
 
     def extra_input(self, first_input: Any, loop_shape: Sequence[int]) -> Any:
         """The part of the network's input that is not the latents, a row a sample; None where there is none.

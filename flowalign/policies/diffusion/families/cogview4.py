@@ -31,5 +31,5 @@ class CogView4(TrueGuidance):
 
 def _there(module: nn.Module, inputs: tuple[Tensor], angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Rotary angles on the device of the latents; diffusers' are on the host, which each block would wait to send."""
-    cos, sin = (own.to(inputs[0].device, non_blocking=True) for own in angles)
+    cos, sin = (angle.to(inputs[0].device, non_blocking=True) for angle in angles)
     return cos, sin

@@ -44,7 +44,7 @@ class LTX2(LTX):
 
     @torch.no_grad()
     def sounds(self, pipeline: DiffusionPipeline, latents: Tensor) -> list[Sound]:
-        vae, vocoder = (part.to(latents.device) for part in (pipeline.audio_vae, pipeline.vocoder))
+        vae, vocoder = (module.to(latents.device) for module in (pipeline.audio_vae, pipeline.vocoder))
         waves = vocoder(vae.decode(latents.to(vae.dtype), return_dict=False)[0]).float().cpu().numpy()
         return [Sound(wave, vocoder.config.output_sampling_rate) for wave in waves]
 

@@ -66,9 +66,9 @@ class StableDiffusion(Family):
     ) -> Tensor:
         # a step of DDIMScheduler goes to t - 1000 // steps, wherever the next timestep is
         levels = torch.cat([torch.zeros(1), _levels(scheduler)]).to(sigma.device, non_blocking=True)
-        place = torch.searchsorted(levels, sigma)
+        index = torch.searchsorted(levels, sigma)
         # by `take`, since a number to index with would be fetched from the device
-        end = levels.take((place - scheduler.config.num_train_timesteps // steps).clamp(min=0))
+        end = levels.take((index - scheduler.config.num_train_timesteps // steps).clamp(min=0))
         # the network takes the state, in DDPM's notation, for one of its own timestep
         moved = (x + velocity * (end - sigma)) * self.scale(end) / self.scale(sigma_next)
         return torch.where(end == sigma_next, velocity, (moved - x) / (sigma_next - sigma))
@@ -76,8 +76,8 @@ class StableDiffusion(Family):
 
 def _levels(scheduler: Any) -> Tensor:
     """[1000] noise levels of the timesteps."""
-    kept = scheduler.alphas_cumprod.double()
-    alpha, sigma = kept.sqrt(), (1 - kept).sqrt()
+    alphas = scheduler.alphas_cumprod.double()
+    alpha, sigma = alphas.sqrt(), (1 - alphas).sqrt()
     return (sigma / (alpha + sigma)).float()
 
 
@@ -98,8 +98,8 @@ class SDXL(StableDiffusion):
         encoded = self.encode(pipeline, prompts, **options)
         if pipeline.config.force_zeros_for_empty_prompt:
             # as the pipeline does without a negative prompt
-            kept = [float(bool(prompt)) for prompt in prompts]
-            return {name: [row * k for row, k in zip(rows, kept, strict=True)] for name, rows in encoded.items()}
+            factors = [float(bool(prompt)) for prompt in prompts]
+            return {name: [row * k for row, k in zip(rows, factors, strict=True)] for name, rows in encoded.items()}
         return encoded
 
     def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
