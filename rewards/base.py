@@ -380,7 +380,7 @@ def asking(reward: Any, prompts: Sequence[str]) -> Iterator[None]:
         RewardFailed: its code failed, or left the program.
     """
     first = repr(prompts[0]) if prompts else "none"
-    within, done = _asked.__dict__.setdefault("rewards", []), threading.Event()
+    within, done = _scoring.__dict__.setdefault("rewards", []), threading.Event()
     within.append(reward)
     depth = len(within)
 
@@ -404,7 +404,7 @@ def asking(reward: Any, prompts: Sequence[str]) -> Iterator[None]:
         within.pop()
 
 
-_asked = threading.local()
+_scoring = threading.local()
 """`rewards`: the rewards that score in this thread, outermost first."""
 
 

@@ -44,7 +44,7 @@ class Routed(Composition):
         def ask(reward: Reward, rows: list[int]) -> Scores:
             return score(reward, [samples[i] for i in rows], [prompts[i] for i in rows], [metadata[i] for i in rows])
 
-        return self._asked(ask, prompts, metadata)
+        return self._score(ask, prompts, metadata)
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """See `DifferentiableReward.score_pixels`; every reward must be differentiable."""
@@ -52,9 +52,9 @@ class Routed(Composition):
         def ask(reward: Reward, rows: list[int]) -> Scores:
             return score_with_gradient(reward, pixels[rows], [prompts[i] for i in rows], [metadata[i] for i in rows])
 
-        return self._asked(ask, prompts, metadata)
+        return self._score(ask, prompts, metadata)
 
-    def _asked(self, ask: Callable[[Reward, list[int]], Scores], prompts: Sequence[str], metadata: Metadata) -> Scores:
+    def _score(self, ask: Callable[[Reward, list[int]], Scores], prompts: Sequence[str], metadata: Metadata) -> Scores:
         """The rewards' scores, each reward asked about its own rows."""
         routes = [self._route(record, prompt) for record, prompt in zip(metadata, prompts, strict=True)]
         columns = []

@@ -244,7 +244,7 @@ class Published:
         self.optimizer.zero_grad()
 
     def log_prob(self, step: int) -> Tensor:
-        """[B] of the stored next states under the present weights."""
+        """[B] of the stored next states under the current weights."""
         x, following = self.made.latents[:, step], self.made.latents[:, step + 1]
         return self.transition(x, self.velocity(x, step), step, following)[1]
 

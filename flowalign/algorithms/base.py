@@ -223,7 +223,7 @@ class Algorithm(ABC, Generic[ConfigT, SamplerT, PolicyT, RolloutT, RecordT, Expe
 
     @abstractmethod
     def losses(self, policy: PolicyT, experience: ExperienceT, items: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """[N] losses of items under the present weights, and named [N] values for the metrics."""
+        """[N] losses of items under the current weights, and named [N] values for the metrics."""
 
     def role_losses(
         self, role: str, policy: PolicyT, experience: ExperienceT, items: Tensor

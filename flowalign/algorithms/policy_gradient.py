@@ -91,9 +91,9 @@ class ActionExperience(base.Experience):
     """[B]"""
     advantage: Tensor
     """[B, T]"""
-    weight: Tensor
+    loss_weight: Tensor
     """[B, T] weight of each action's loss."""
-    penalty_weight: Tensor
+    divergence_weight: Tensor
     """[B, T] weight of each action's divergences, which are part of every loss."""
     all_teach: bool = False
     """Whether the loss has more terms than advantages give."""
@@ -108,16 +108,16 @@ class ActionExperience(base.Experience):
     def useful(self, items: Tensor) -> Tensor | None:
         if self.all_teach:
             return None
-        teaches = (self.advantage * self.weight)[items.unbind(1)] != 0
+        teaches = (self.advantage * self.loss_weight)[items.unbind(1)] != 0
         return teaches.view(len(items), -1).any(1)
 
     def counted(self, items: Tensor) -> Tensor | None:
         if not self.drops_rows:
             return None
-        return (self.advantage * self.weight).any(1)[items[:, 0]]
+        return (self.advantage * self.loss_weight).any(1)[items[:, 0]]
 
     def size(self, items: Tensor) -> Tensor:
-        return (self.advantage * self.weight)[items.unbind(1)].abs().view(len(items), -1).mean(1)
+        return (self.advantage * self.loss_weight)[items.unbind(1)].abs().view(len(items), -1).mean(1)
 
     @property
     def fresh(self) -> Tensor:
@@ -182,8 +182,8 @@ class PolicyGradient(
     ) -> ActionExperience:
         """The trajectories with what each action earned."""
         rollout, batch, scores = sampled.rollout, sampled.batch, sampled.scores
-        advantage, penalty_weight = self.advantages(record), self.weights(sampled.sampler, record)
-        weight = penalty_weight * self.shares(record)
+        advantage, divergence_weight = self.advantages(record), self.action_weights(sampled.sampler, record)
+        loss_weight = divergence_weight * self.loss_shares(record)
         metrics = score_metrics(scores, record.group, processes) | self.record_metrics(record)
         length = rollout.mask.shape[1]
 
@@ -199,15 +199,15 @@ class PolicyGradient(
             reward=own(record.reward) if record.reward.dim() == 1 else scores.value,
             group=own(record.group),
             advantage=own(advantage)[:, :length],
-            weight=own(weight)[:, :length],
-            penalty_weight=own(penalty_weight)[:, :length],
+            loss_weight=own(loss_weight)[:, :length],
+            divergence_weight=own(divergence_weight)[:, :length],
             all_teach=self.loss_looks_at == "group",
         )
         off_policy = self.settings.off_policy
         if off_policy is not None:
             assert sampled.sampler_log_prob is not None
             ratio = correction(rollout.log_prob, sampled.sampler_log_prob, rollout.mask, **off_policy.model_dump())
-            experience.weight = experience.weight * ratio
+            experience.loss_weight = experience.loss_weight * ratio
             mean = masked_mean(ratio.expand_as(rollout.mask), rollout.mask)
             metrics["policy/off_policy_weight"] = processes.gather(mean).mean().item()
         return experience
@@ -255,8 +255,8 @@ class PolicyGradient(
         check_shape(source, advantage, record.group.shape, record.mask.shape)
         if advantage.dim() == 1:
             advantage = advantage[:, None].expand_as(record.mask)
-        if record.weight is not None:
-            advantage = advantage * record.weight[:, None]
+        if record.confidence is not None:
+            advantage = advantage * record.confidence[:, None]
         return advantage.where(record.mask, 0)
 
     def named_loss(self, actions: Actions) -> tuple[Tensor, dict[str, Tensor]]:
@@ -264,11 +264,11 @@ class PolicyGradient(
         source = f"algorithm.loss: '{self.settings.loss.name}'"
         return checked_loss(source, self.loss_of(actions), actions.log_prob.shape)
 
-    def weights(self, sampler: SamplerT, record: Record) -> Tensor:
+    def action_weights(self, sampler: SamplerT, record: Record) -> Tensor:
         """[B, T] of the actions' losses."""
         return torch.ones_like(record.log_prob)
 
-    def shares(self, record: Record) -> Tensor | float:
+    def loss_shares(self, record: Record) -> Tensor | float:
         """[B, T] how much of each action's policy loss counts; divergences count whole."""
         return 1.0
 

@@ -65,12 +65,12 @@ class RolloutWorkers(Section):
         replayed |= config.training.old_log_prob is None and algorithm.replays_old(config)
         if replayed and getattr(algorithm.settings, "off_policy", None) is None:
             raise ConfigError(
-                "training.old_log_prob: ratios to a replay by the weights of now would leave out that earlier ones "
+                "training.old_log_prob: ratios to a replay by the current weights would leave out that earlier ones "
                 "sampled; sampled works, or algorithm.off_policy={level: token}"
             )
         for key in ("dynamic_sampling", "replay"):
             if getattr(config.data, key) is not None:
                 raise ConfigError(
-                    f"data.{key}: chooses groups by what the weights of now make of them, and workers sample ahead; "
+                    f"data.{key}: chooses groups by what the current weights make of them, and workers sample ahead; "
                     "rollout.workers.staleness: 0 works"
                 )

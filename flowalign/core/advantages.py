@@ -205,7 +205,7 @@ def per_reward(
     """
     weighted = [
         weight * group_advantage(reward, record.group, scale, eps=eps, unbiased=unbiased)
-        for weight, reward in zip(record.weights, record.rewards, strict=True)
+        for weight, reward in zip(record.reward_weights, record.rewards, strict=True)
     ]
     total = torch.stack(weighted).sum(0)
     return total if clip is None else total.clamp(-clip, clip)
@@ -236,7 +236,7 @@ def bnpo(record: Record, *, largest: Positive = 1e6) -> Tensor:
         largest: bound on 1 / Beta(p).
     """
     advantages = [_beta_normalised(reward, record.group, largest) for reward in record.rewards]
-    return torch.stack([weight * each for weight, each in zip(record.weights, advantages, strict=True)]).sum(0)
+    return torch.stack([weight * each for weight, each in zip(record.reward_weights, advantages, strict=True)]).sum(0)
 
 
 def _beta_normalised(reward: Tensor, group: Tensor, largest: float) -> Tensor:

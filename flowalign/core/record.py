@@ -1,4 +1,4 @@
-"""The one record of what happened, and the stored actions under the weights of now."""
+"""The one record of what happened, and the stored actions under the current weights."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class Record:
     """[B, T] log-probabilities under the sampling weights."""
     rewards: Tensor
     """[L, B] values of each reward of the sum."""
-    weights: Tensor
+    reward_weights: Tensor
     """[L] weights of the rewards in the sum."""
     names: tuple[str, ...] = ()
     """Names of the rewards in the configuration."""
@@ -40,7 +40,7 @@ class Record:
     """[B, T] integers from 0: neighbouring actions of one number are one turn; None: each action is its own turn."""
     ended: Tensor | None = None
     """[B] bool: the trajectory came to its end and was not cut."""
-    weight: Tensor | None = None
+    confidence: Tensor | None = None
     """[B] confidence of the rewards: factor of the advantages."""
 
     def reward_of(self, name: str) -> Tensor:
@@ -56,7 +56,7 @@ class Record:
 
 @dataclass(kw_only=True)
 class Actions:
-    """Stored actions under the present weights, N steps or [N, T] tokens; gradients flow through `log_prob`."""
+    """Stored actions under the current weights, N steps or [N, T] tokens; gradients flow through `log_prob`."""
 
     log_prob: Tensor
     """[N] or [N, T]"""

@@ -29,12 +29,12 @@ PLURALS = {"person": "people", "sheep": "sheep", "knife": "knives", "broccoli": 
 PLURALS |= {"skis": "skis", "scissors": "scissors", "computer mouse": "computer mice"}
 
 TASKS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
-Asked = tuple[Any, ...]
+Content = tuple[Any, ...]
 """The content of a prompt, the same in whichever order the prompt says it."""
 
 
 def generate(
-    count: int, heldout: int, seed: int, shares: Mapping[str, float] | None = None, avoid: Iterable[Asked] = ()
+    count: int, heldout: int, seed: int, shares: Mapping[str, float] | None = None, avoid: Iterable[Content] = ()
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Prompts to train on and prompts to measure on, which ask for different things.
 
@@ -42,7 +42,7 @@ def generate(
         count, heldout: how many of each.
         shares: of the tasks, default equal. A task whose prompts run out starts over, so that its share holds; heldout
             out it gives half of its prompts at most.
-        avoid: what no prompt may ask for, as of `asked`.
+        avoid: what no prompt may ask for, as of `content_of`.
 
     Returns:
         records with 'prompt', 'tag', 'include' and, for counting, 'exclude'; 'category' repeats the tag.
@@ -65,7 +65,7 @@ def generate(
     return [train[i] for i in rng.permutation(len(train))], [test[i] for i in rng.permutation(len(test))]
 
 
-def possible(task: str) -> list[Asked]:
+def possible(task: str) -> list[Content]:
     """Everything a prompt of a task can ask for. People get no colour, as in GenEval."""
     coloured = sorted(set(CLASSES) - {"person"})
     match task:
@@ -84,7 +84,7 @@ def possible(task: str) -> list[Asked]:
             return [((a, one), (b, other)) for (a, b), (one, other) in pairs]
 
 
-def asked(record: Mapping[str, Any]) -> Asked:
+def content_of(record: Mapping[str, Any]) -> Content:
     """Content of a GenEval record: its task, and the same for "a left of b" and "b right of a"."""
     include = record["include"]
     match record["tag"]:
@@ -104,7 +104,7 @@ def asked(record: Mapping[str, Any]) -> Asked:
             return tag, *sorted(item["class"] for item in include)
 
 
-def _record(task: str, choice: Asked, rng: np.random.Generator) -> dict[str, Any]:
+def _record(task: str, choice: Content, rng: np.random.Generator) -> dict[str, Any]:
     """One wording of what is asked for, with GenEval's fields."""
     swap = bool(rng.integers(2))
     words = list(reversed(choice)) if swap and task in ("two_object", "color_attr") else list(choice)

@@ -164,7 +164,7 @@ class Policy(Generic[R]):
         """Compute activations again in the backward pass instead of keeping them."""
         raise NotImplementedError
 
-    def drop_unasked(self) -> None:
+    def drop_unused(self) -> None:
         """Before an optimizer's step: take gradients from networks that no process asked; all processes call it."""
 
     def compile(self, **settings: Any) -> None:

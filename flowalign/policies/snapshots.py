@@ -78,7 +78,7 @@ class Snapshots:
 
     @torch.no_grad()
     def reset(self, name: str) -> None:
-        """Make a snapshot the present weights."""
+        """Make a snapshot the current weights."""
         for copy, parameter in zip(self.weights[name], self._parameters, strict=True):
             copy.copy_(parameter)
 

@@ -88,8 +88,8 @@ class Sampled(Generic[SamplerT, RolloutT]):
         return {
             "group": processes.gather(torch.tensor(self.batch.group, device=processes.device)),
             "rewards": rewards,
-            "weights": weights,
+            "reward_weights": weights,
             "names": tuple(named.name for named in config.rewards),
             "seed": derive_seed(config.training.seed, self.batch.iteration, 3),
-            "weight": None if weight is None else processes.gather(weight.to(processes.device)),
+            "confidence": None if weight is None else processes.gather(weight.to(processes.device)),
         }

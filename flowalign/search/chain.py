@@ -132,15 +132,15 @@ class Chain:
     def judged(self, engine: Engine, samples: list[Any], units: list[str], text: str, last: bool) -> Tensor:
         """[N] what candidates are chosen by; of finished ones the reward itself."""
 
-        def asked(text: str) -> Any:
+        def scored(text: str) -> Any:
             return score(engine.reward, samples, [text] * len(samples), [dict(engine.metadata) for _ in samples])
 
-        whole = asked(text)
+        whole = scored(text)
         if last:
             return whole.value
         if self.levels.keys() <= whole.parts.keys():
             return hierarchical({name: whole.parts[name] for name in self.levels}, self.levels)
-        subjects = torch.stack([asked(unit).value for unit in units]).mean(0)
+        subjects = torch.stack([scored(unit).value for unit in units]).mean(0)
         known = {"global": whole.value, "subject": subjects}
         return hierarchical(known, {name: self.levels.get(name, 1.0) for name in known})
 

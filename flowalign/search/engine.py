@@ -192,13 +192,13 @@ class Engine:
         return torch.cat([self._velocity(*pair) for pair in zip(x.split(self.batch_size), step.split(self.batch_size))])
 
     def _velocity(self, x: Tensor, step: Tensor) -> Tensor:
-        def asked(x: Tensor) -> Tensor:
+        def evaluate(x: Tensor) -> Tensor:
             return self.policy.velocity(self.rollout, torch.zeros_like(step), step, x).float()
 
         if not x.requires_grad:
-            return asked(x)
+            return evaluate(x)
         # what the network computes is not kept, but computed again in the backward pass
-        velocity: Tensor = checkpoint(asked, x, use_reentrant=False, preserve_rng_state=False)
+        velocity: Tensor = checkpoint(evaluate, x, use_reentrant=False, preserve_rng_state=False)
         return velocity
 
     def x0(self, p: Particles, velocity: Tensor) -> Tensor:
@@ -233,11 +233,12 @@ class Engine:
             velocity: [N, ...] at the states, where it is known.
         """
 
-        def asked(x: Tensor, _: Tensor, step: Tensor) -> Tensor:
+        def evaluate(x: Tensor, _: Tensor, step: Tensor) -> Tensor:
             return self.velocity(x, step)
 
         paths = [path(first, self.steps) for first in p.step.tolist()]
-        x = complete(asked, p.x, torch.arange(len(p), device=p.x.device), paths, self.sigmas, velocity, self.batch_size)
+        rows = torch.arange(len(p), device=p.x.device)
+        x = complete(evaluate, p.x, rows, paths, self.sigmas, velocity, self.batch_size)
         return p.replace(x=x, step=torch.full_like(p.step, self.steps))
 
     def walk(self, branches: Trajectory, first: Tensor) -> Trajectory:

@@ -31,11 +31,11 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder, self.lines = folder, folder / "tried.jsonl"
 
-    def open(self, asked: dict[str, Any]) -> dict[tuple[int, str], SearchResult]:
+    def open(self, settings: dict[str, Any]) -> dict[tuple[int, str], SearchResult]:
         """Finished results, by number of the prompt and method.
 
         Args:
-            asked: what tells these searches from others.
+            settings: what tells these searches from others.
 
         Raises:
             ConfigError: the folder has searches that asked for something else.
@@ -43,12 +43,12 @@ class Store:
         known = self.folder / "search.json"
         if known.is_file():
             before = json.loads(known.read_text(encoding="utf-8"))
-            if differs := [key for key in asked if before.get(key) != json.loads(json.dumps(asked[key]))]:
+            if differs := [key for key in settings if before.get(key) != json.loads(json.dumps(settings[key]))]:
                 raise ConfigError(
                     f"{self.folder} holds a search with another {', '.join(differs)}; another output folder works"
                 )
         (self.folder / "pictures").mkdir(parents=True, exist_ok=True)
-        write_atomically(known, json.dumps(asked, indent=1))
+        write_atomically(known, json.dumps(settings, indent=1))
         done = {}
         text = self.lines.read_text(encoding="utf-8") if self.lines.is_file() else ""
         # what follows the last line's end is of a search that was interrupted while it was written

@@ -101,7 +101,7 @@ def kl_from_base(policy: DiffusersPolicy, prompts: Sequence[str], arguments: dic
 
 
 def judge(trainer: Trainer, panel: Reward | None, pictures: int) -> dict[str, Any]:
-    """The held-out figures of the present weights, and the means of each prompt, which ranks are drawn from."""
+    """The held-out figures of the current weights, and the means of each prompt, which ranks are drawn from."""
     settings, policy = trainer.config.evaluation, trainer.policy
     assert isinstance(settings, Evaluation) and isinstance(policy, DiffusersPolicy), "a league is of pictures"
     prompts = Prompts.of(settings.model_copy(update={"limit": None}))

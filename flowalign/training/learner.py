@@ -285,7 +285,7 @@ class Learner(Optimization):
         sums = while_it_fits(self.config, "training", "micro_batch_size", backward, lambda: alone)
         sums["policy/loss"] = sums.pop("loss")
         self._share_own_gradients()
-        self.policy.drop_unasked()
+        self.policy.drop_unused()
         # a process may have none of its own
         count = len(items) if weights is None else weights.sum().clamp(min=1)
         means = {name: value / count for name, value in sums.items()}

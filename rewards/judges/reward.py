@@ -13,7 +13,7 @@ from rewards.base import UNPARSED, Kind, Metadata, RewardError, Scores, Spec, gr
 from rewards.judges.base import Judge, Question
 from rewards.judges.local import Local, LocalJudge
 from rewards.judges.served import Served
-from rewards.judges.template import Asked, Combine, Template, Unparsed, combined, load_template
+from rewards.judges.template import Combine, Template, TemplateQuestion, Unparsed, combined, load_template
 from rewards.judges.wording import with_wording
 from rewards.usage import usage_of
 
@@ -140,17 +140,17 @@ class Asking:
         return Answers(self.template, [list(row) for row in zip(*verdicts, strict=True)], written, example)
 
     def questions(
-        self, asked: Asked, shown: list[dict[str, Any]], prompts: Sequence[str], metadata: Metadata
+        self, question: TemplateQuestion, shown: list[dict[str, Any]], prompts: Sequence[str], metadata: Metadata
     ) -> list[Question]:
-        """One a sample; of a comparison that is asked in both orders all in the first, then all turned round."""
-        turned = asked.compares and self.both_orders
+        """One a sample; of a comparison that is question in both orders all in the first, then all turned round."""
+        turned = question.compares and self.both_orders
         return [
             Question(
                 tuple(frame for name in order for frame in self._frames(parts[name])),
-                self.template.text(asked, prompt, record),
-                asked.system,
+                self.template.text(question, prompt, record),
+                question.system,
             )
-            for order in ([asked.pictures, asked.pictures[::-1]] if turned else [asked.pictures])
+            for order in ([question.pictures, question.pictures[::-1]] if turned else [question.pictures])
             for parts, prompt, record in zip(shown, prompts, metadata, strict=True)
         ]
 
@@ -163,12 +163,12 @@ class Asking:
         return [frames[step] for step in steps]
 
     def _verdicts(
-        self, asked: Asked, questions: list[Question], prompts: list[str]
+        self, question: TemplateQuestion, questions: list[Question], prompts: list[str]
     ) -> tuple[list[Verdict], list[str], str]:
         """The verdict on each question, what was written for it (nothing where all answers are probabilities), and a
         reply that could not be read, if any."""
         if self.template.answer == "probability":
-            chances = self.judge.choose(questions, asked.labels)
+            chances = self.judge.choose(questions, question.labels)
             return [None if chance is None else (chance[0], {}) for chance in chances], [], ""
         if self.template.answer == "echo":
             return [(value, {}) for value in self.judge.echo(questions, prompts)], [], ""
@@ -187,19 +187,19 @@ class Asking:
                 seed = sample * (self.retries + 1) + attempt
                 replies = self.judge.reply([questions[i] for i in left], temperature, self.max_tokens, seed)
                 for i, reply in zip(left, replies, strict=True):
-                    read[i] = self._read(asked, reply)
+                    read[i] = self._read(question, reply)
                     written[i].append(reply)
                     example = reply if read[i] is None else example
             rounds.append(read)
         texts = ["\n\n".join(replies) for replies in written]
         return [_average([read[i] for read in rounds]) for i in range(len(questions))], texts, example
 
-    def _read(self, asked: Asked, reply: str) -> Verdict:
+    def _read(self, question: TemplateQuestion, reply: str) -> Verdict:
         if self.template.answer == "winner":
-            winner = asked.read_winner(reply)
+            winner = question.read_winner(reply)
             return None if winner is None else (winner, {})
-        scores = asked.read_scores(reply)
-        return None if scores is None else (combined(list(scores.values()), asked.combine), scores)
+        scores = question.read_scores(reply)
+        return None if scores is None else (combined(list(scores.values()), question.combine), scores)
 
 
 class JudgeReward(Asking):
@@ -326,7 +326,7 @@ def _combined(values: Tensor, how: Combine) -> Tensor:
 
 
 def _both(there: Verdict, back: Verdict) -> Verdict:
-    """A comparison asked in both orders, for the picture that came first in the first."""
+    """A comparison question in both orders, for the picture that came first in the first."""
     if there is None or back is None:
         return None
     return (there[0] + 1 - back[0]) / 2, {}

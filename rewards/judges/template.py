@@ -51,7 +51,7 @@ SHIPPED = Path(str(resources.files("rewards"))) / "judges" / "templates"
 
 
 @dataclass(kw_only=True)
-class Asked:
+class TemplateQuestion:
     """One question of a template."""
 
     name: str
@@ -123,7 +123,7 @@ class Template:
     name: str
     source: str
     answer: Answer
-    questions: list[Asked]
+    questions: list[TemplateQuestion]
     fields: dict[str, str] = field(default_factory=dict)
     combine: Combine = "mean"
     video: bool = False
@@ -147,7 +147,7 @@ class Template:
         extra |= {"metadata"} if self.fields else set()
         return frozenset({"frames" if self.video else "image", "prompt"} | extra)
 
-    def text(self, question: Asked, prompt: str, metadata: Mapping[str, Any]) -> str:
+    def text(self, question: TemplateQuestion, prompt: str, metadata: Mapping[str, Any]) -> str:
         """The question about one sample."""
         values = {name: str(metadata.get(name, default)) for name, default in self.fields.items()}
         values["prompt"] = prompt
@@ -188,7 +188,7 @@ def load_template(name: str) -> Template:
         raise ValueError(f"no template '{name}'; give the path of a YAML file, or one of {shipped}")
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     try:
-        questions = [Asked(**question) for question in values.pop("questions")]
+        questions = [TemplateQuestion(**question) for question in values.pop("questions")]
         template = Template(name=path.stem, questions=questions, **values)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path}: {error}") from error

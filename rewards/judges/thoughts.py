@@ -102,10 +102,10 @@ class ThoughtPRM:
         matches = list(self.answer.finditer(text))
         return sum(end <= matches[-1].end() for end in ends[:-1]) if matches else len(ends) - 1
 
-    def _ask(self, name: str, prompts: Sequence[str], asked: Sequence[tuple[int, Mapping[str, str]]]) -> list[bool]:
+    def _ask(self, name: str, prompts: Sequence[str], queries: Sequence[tuple[int, Mapping[str, str]]]) -> list[bool]:
         """Whether the judge says yes, of (row, fields of the question)."""
         question = self.questions[name]
         questions = [
-            Question((), self.template.text(question, prompts[row], fields), question.system) for row, fields in asked
+            Question((), self.template.text(question, prompts[row], fields), question.system) for row, fields in queries
         ]
         return [bool(chance and chance[0] >= 0.5) for chance in self.judge.choose(questions, question.labels)]

@@ -61,7 +61,7 @@ class AdvantageMatching(OnlineMatching):
     def credit(self, record: Record) -> Tensor:
         """[B] advantages."""
         advantage: Tensor = self.advantage_of(record)
-        return advantage if record.weight is None else advantage * record.weight
+        return advantage if record.confidence is None else advantage * record.confidence
 
     def kept(self, record: Record) -> Tensor | None:
         """Edit-R1's masks (arXiv 2510.16888): where a judge cannot tell the members apart, or all are good."""

@@ -70,7 +70,7 @@ class AlongODE(DistributionMatching):
         noised = experience.noised(items)
         assert experience.generator is not None
         sigmas = torch.cat([experience.generator.sigmas, experience.generator.sigmas.new_zeros(1)])
-        after = sigmas[state.levels + 1].view_as(noised.s)
+        after = sigmas[state.level_index + 1].view_as(noised.s)
         fresh, noise = noised.noise, state.x + (1 - state.s) * (state.x - x0) / state.s
         scale = (1 - noised.s) / (1 - after) * after
         b = (noised.s**2 - scale**2).clamp(min=0).sqrt()

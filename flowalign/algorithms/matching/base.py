@@ -50,7 +50,7 @@ class MatchingSettings(base.AlgorithmSettings):
 
 @dataclass(kw_only=True)
 class Points:
-    """N samples, each noised to a level, under the present weights; gradients flow through `velocity`."""
+    """N samples, each noised to a level, under the current weights; gradients flow through `velocity`."""
 
     noised: Noised
     velocity: Tensor
@@ -101,7 +101,7 @@ class MatchingExperience(base.Experience):
     """B clean samples of one process, each at L noise levels."""
 
     clean: CleanSamples
-    levels: Tensor
+    level_index: Tensor
     """[B, L] the numbers of its levels in `clean`"""
     noise_seeds: list[int]
     """Seeds of each sample's noise, before its level counts; not used where there is `noise`."""
@@ -146,7 +146,7 @@ class MatchingExperience(base.Experience):
         """[N * M] the samples of these items: one each, a whole group, or those chosen of it."""
         if self.chosen is not None:
             return self.chosen[items[:, 0]].flatten()
-        size = len(self.batch) * self.levels.shape[1] // len(self.items)
+        size = len(self.batch) * self.level_index.shape[1] // len(self.items)
         return (items[:, :1] * size + torch.arange(size, device=items.device)).flatten()
 
     def places(self, items: Tensor) -> Tensor:
@@ -157,10 +157,10 @@ class MatchingExperience(base.Experience):
         """The samples of these items, at their levels."""
         samples, columns = self.members(items), self.places(items)
         if self.noise is not None:
-            return self.clean.noised_by(samples, self.levels[samples, columns], self.noise[samples, columns])
+            return self.clean.noised_by(samples, self.level_index[samples, columns], self.noise[samples, columns])
         pairs = zip(samples.tolist(), columns.tolist(), strict=True)
         seeds = [derive_seed(self.noise_seeds[sample], column) for sample, column in pairs]
-        return self.clean.noised(samples, self.levels[samples, columns], seeds)
+        return self.clean.noised(samples, self.level_index[samples, columns], seeds)
 
 
 class Matching(
@@ -219,9 +219,9 @@ class Matching(
         """Samples ready to be noised, the same for the reference where it is guided otherwise, and [B, L] levels."""
         drawn, wanted = self.drawn_levels(sampler, batch), self.settings.reference_guidance
         guidance = self.guidance(sampler)
-        clean, levels = self.at_levels(sampler, batch, x0, drawn, guidance)
+        clean, level_index = self.at_levels(sampler, batch, x0, drawn, guidance)
         guided = None if wanted in (None, guidance) else self.at_levels(sampler, batch, x0, drawn, wanted)[0]
-        return clean, guided, levels
+        return clean, guided, level_index
 
     def guidance(self, sampler: DiffusionSampler) -> float | tuple[float, ...]:
         """The scale of the velocities that are trained."""
@@ -233,25 +233,25 @@ class Matching(
         self, sampler: DiffusionSampler, batch: Batch, x0: Tensor, drawn: Tensor, guidance: float | tuple[float, ...]
     ) -> tuple[CleanSamples, Tensor]:
         """Samples ready to be noised to levels as `drawn_levels` draws them, and [B, L] their numbers."""
-        levels = None
+        sigmas = None
         if drawn.is_floating_point():
             falling, drawn = (-drawn).unique(return_inverse=True)
-            levels = -falling
-        return self.asked(sampler, batch, x0, guidance, levels), drawn.to(x0.device)
+            sigmas = -falling
+        return self.conditioned(sampler, batch, x0, guidance, sigmas), drawn.to(x0.device)
 
     @staticmethod
-    def asked(
+    def conditioned(
         sampler: DiffusionSampler,
         batch: Batch,
         x0: Tensor,
         guidance: float | tuple[float, ...],
-        levels: Tensor | None = None,
+        sigmas: Tensor | None = None,
     ) -> CleanSamples:
-        """Samples with what the denoiser is asked under a guidance, at levels or, by default, along the schedule."""
+        """Samples with conditions of the denoiser under a guidance, at sigmas or, by default, along the schedule."""
         call = sampler.config.rollout.arguments()
-        for name in ("steps", "guidance", "guidance_2", "order") + (() if levels is None else ("sigmas",)):
+        for name in ("steps", "guidance", "guidance_2", "order") + (() if sigmas is None else ("sigmas",)):
             call.pop(name)
-        at: dict[str, Any] = {"steps": sampler.config.rollout.steps} if levels is None else {"levels": levels}
+        at: dict[str, Any] = {"steps": sampler.config.rollout.steps} if sigmas is None else {"levels": sigmas}
         at |= {name: value for name, value in call.items() if value is not None}
         return sampler.policy.clean(batch.prompts, x0, batch.seeds, metadata=batch.metadata, guidance=guidance, **at)
 

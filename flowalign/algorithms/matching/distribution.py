@@ -81,15 +81,15 @@ class DistributionMatching(OnlineMatching):
         assert isinstance(experience, DistributionExperience)
         experience.steps = self.steps(sampled.sampler, experience.batch).to(processes.device)
         guidance = experience.clean.guidance[0]
-        experience.generator = self.asked(sampled.sampler, experience.batch, experience.clean.x0, guidance)
+        experience.generator = self.conditioned(sampled.sampler, experience.batch, experience.clean.x0, guidance)
         return experience
 
     def redrawn(self, experience: base.MatchingExperience, number: int) -> base.MatchingExperience:
         """Fresh noise, and levels of another sample: `fake` must not have learned at the points where it is used."""
         seeds = [derive_seed(seed, number, 11) for seed in experience.noise_seeds]
         # of its group, which is whole on a process
-        groups = experience.levels.unflatten(0, (len(set(experience.batch.group)), -1))
-        return replace(experience, noise_seeds=seeds, levels=groups.roll(number + 1, 1).flatten(0, 1))
+        groups = experience.level_index.unflatten(0, (len(set(experience.batch.group)), -1))
+        return replace(experience, noise_seeds=seeds, level_index=groups.roll(number + 1, 1).flatten(0, 1))
 
     def diffused(self, experience: DistributionExperience, items: Tensor, state: Noised, x0: Tensor) -> Noised:
         """The generator's predictions at its states, [N, ...], noised to the levels of the items."""

@@ -139,6 +139,6 @@ class DMD2(DistributionMatching):
         return loss + 2 * gan.weight * passed, values | {"discriminator/passed": passed}
 
     def logit(self, policy: DiffusersPolicy, experience: distribution.DistributionExperience, noised: Noised) -> Tensor:
-        """[N] how real noised samples are, under the network's present weights."""
+        """[N] how real noised samples are, under the network's current weights."""
         logit: Tensor = self.discriminator(policy.features_of(experience.clean, noised))
         return logit

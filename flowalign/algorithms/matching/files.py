@@ -117,16 +117,16 @@ class FileMatching(base.Matching[Rollout | None, None]):
             the samples of the first, then the second's, ...; the items are numbered by the first.
         """
         whole = Batch.cat([self.prompted(batch)] * len(x0))
-        clean, guided, levels = self.clean(sampler, whole, torch.cat(list(x0)))
+        clean, guided, level_index = self.clean(sampler, whole, torch.cat(list(x0)))
         nothing = torch.zeros(len(whole), device=sampler.device)
         group = torch.tensor(whole.group, device=sampler.device)
-        items = self.item_numbers(batch, levels.shape[1], sampler.device)
+        items = self.item_numbers(batch, level_index.shape[1], sampler.device)
         return base.MatchingExperience(
             batch=batch,
             metrics={},
             items=items,
             clean=clean,
-            levels=levels,
+            level_index=level_index,
             noise_seeds=whole.noise_seeds,
             advantage=nothing,
             reward=nothing,

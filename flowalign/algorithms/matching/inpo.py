@@ -1,6 +1,6 @@
 """InPO: preferences at the noise that the model itself takes a picture for (arXiv 2503.18454).
 
-The loss is Diffusion-DPO's (2311.12908), but a picture's noise is not drawn: the present weights, without guidance,
+The loss is Diffusion-DPO's (2311.12908), but a picture's noise is not drawn: the current weights, without guidance,
 walk the picture up the ODE (DDIM inversion), and the noise is what that says of the state it reaches. So the error is
 about the trajectory by which the model would make this very picture. Levels are points of the rollout's schedule,
 whose steps the inversion takes.
@@ -39,12 +39,12 @@ class InPO(PairMatching):
 
     def pairs(self, sampler: DiffusionSampler, batch: Batch) -> base.MatchingExperience:
         experience = super().pairs(sampler, batch)
-        clean, levels = experience.clean, experience.levels[:, 0]
-        rows, members = torch.arange(len(levels), device=levels.device), sampler.config.training.group_size
+        clean, level_index = experience.clean, experience.level_index[:, 0]
+        rows, members = torch.arange(len(level_index), device=level_index.device), sampler.config.training.group_size
         # the members of a line have one picture
         pictures = rows[::members].split(sampler.config.rollout.batch_size)
         states = torch.cat([inverted(sampler.policy, clean, x0) for x0 in pictures])
-        experience.noise = clean.noise_of(rows, levels, states[rows // members, levels])[:, None]
+        experience.noise = clean.noise_of(rows, level_index, states[rows // members, level_index])[:, None]
         return experience
 
     def loss(self, points: base.Points) -> tuple[Tensor, dict[str, Tensor]]:
@@ -64,14 +64,14 @@ def inverted(policy: DiffusersPolicy, clean: CleanSamples, samples: Tensor) -> T
         to = clean.sigmas[level]
         if level == levels[-1]:
             # at 0 the network knows nothing: the noise that it sees in the sample at the lowest level
-            noise = x0 + (1 - to) * asked(policy, clean, samples, level, x0)
+            noise = x0 + (1 - to) * evaluate(policy, clean, samples, level, x0)
             x = (1 - to) * x0 + to * noise
         else:
-            x = x + (to - sigma) * asked(policy, clean, samples, level + 1, x)
+            x = x + (to - sigma) * evaluate(policy, clean, samples, level + 1, x)
         states[:, level], sigma = x, to
     return states
 
 
-def asked(policy: DiffusersPolicy, clean: CleanSamples, samples: Tensor, level: Tensor, x: Tensor) -> Tensor:
+def evaluate(policy: DiffusersPolicy, clean: CleanSamples, samples: Tensor, level: Tensor, x: Tensor) -> Tensor:
     """[N, ...] the velocity at states of these samples at a level."""
     return policy.velocity_of(clean, clean.noised_by(samples, level.expand(len(samples)), x), x).float()

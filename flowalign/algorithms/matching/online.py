@@ -87,7 +87,7 @@ class OnlineMatching(Matching[Rollout, Record]):
         counted, held = self.kept(record), self.held(record)
         metrics = score_metrics(scores, record.group, processes)
         begin = time.perf_counter()
-        clean, guided, levels = self.clean(sampler, batch, rollout.trajectory.final)
+        clean, guided, level_index = self.clean(sampler, batch, rollout.trajectory.final)
         metrics["seconds/levels"] = time.perf_counter() - begin
         credit = self.credit(record)
         check_shape(f"{type(self).__name__}.credit", credit, record.group.shape)
@@ -95,9 +95,9 @@ class OnlineMatching(Matching[Rollout, Record]):
         return self.experience_type(
             batch=batch,
             metrics=metrics,
-            items=self.item_numbers(batch, levels.shape[1], processes.device),
+            items=self.item_numbers(batch, level_index.shape[1], processes.device),
             clean=clean,
-            levels=levels,
+            level_index=level_index,
             noise_seeds=self.noise_seeds(sampler, batch),
             advantage=advantage,
             reward=rewards,

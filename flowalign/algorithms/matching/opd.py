@@ -52,7 +52,7 @@ class OPDExperience(base.MatchingExperience):
     def noised(self, items: Tensor) -> Noised:
         assert self.rollout is not None
         samples = self.members(items)
-        steps, trajectory = self.levels[samples, items[:, 1]], self.rollout.trajectory
+        steps, trajectory = self.level_index[samples, items[:, 1]], self.rollout.trajectory
         return self.clean.at_states(
             samples, steps, trajectory.latents[samples, steps], trajectory.velocity[samples, steps]
         )
@@ -111,7 +111,9 @@ class OPD(OnlineMatching):
                 f"algorithm.teachers: none teaches the prompt {prompt!r}; one without 'where' takes the rest"
             )
         experience.owner = torch.tensor(owner, device=processes.device)
-        experience.lessons = [self.asked(sampled.sampler, batch, experience.clean.x0, t.guidance) for t in teachers]
+        experience.lessons = [
+            self.conditioned(sampled.sampler, batch, experience.clean.x0, t.guidance) for t in teachers
+        ]
         return experience
 
     def points(self, policy: DiffusersPolicy, experience: base.MatchingExperience, items: Tensor) -> base.Points:
@@ -137,7 +139,7 @@ class OPD(OnlineMatching):
         gap = velocity_mse(points.velocity, points.taught)
         if self.settings.weight == "velocity":
             return gap, {"distillation/gap": gap}
-        rollout, at = points.rollout, (points.noised.samples, points.noised.levels)
+        rollout, at = points.rollout, (points.noised.samples, points.noised.level_index)
         step, taught = (rollout.trajectory.score(rollout.kernel, v, *at) for v in (points.velocity, points.taught))
         variance = torch.where(step.std > 0, step.std**2, 1)
         return ((step.mean - taught.mean) ** 2 / (2 * variance)).flatten(1).mean(1), {"distillation/gap": gap}

@@ -112,15 +112,15 @@ class PairMatching(FileMatching):
     def measure(self, sampler: DiffusionSampler) -> dict[str, float]:
         """Share of the held-out pairs whose chosen picture has the higher implicit reward, a tie counting half."""
         assert self.settings.heldout is not None
-        pairs, levels = Preferences.read(self.settings.heldout), sampler.config.training.group_size
-        batch = draw_batch(pairs, 0, len(pairs), levels, sampler.config.evaluation.seed, False)
-        whole_pairs = max(1, sampler.config.rollout.batch_size // levels) * levels
+        pairs, members = Preferences.read(self.settings.heldout), sampler.config.training.group_size
+        batch = draw_batch(pairs, 0, len(pairs), members, sampler.config.evaluation.seed, False)
+        whole_pairs = max(1, sampler.config.rollout.batch_size // members) * members
         logits = []
         with sampler.policy.uncounted():
             for rows in torch.arange(len(batch)).split(whole_pairs):
                 experience = self.pairs(sampler, batch[rows.tolist()])
                 logits.append(self.losses(sampler.policy, experience, experience.items)[1]["preference/logit"])
-        logit = torch.cat(logits).view(len(pairs), levels).mean(1)
+        logit = torch.cat(logits).view(len(pairs), members).mean(1)
         return {"preference/accuracy": won(logit).mean().item()}
 
 

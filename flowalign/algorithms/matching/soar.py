@@ -1,6 +1,6 @@
 """SOAR: fine-tuning that also learns the way back from the model's own mistakes (arXiv 2604.12617).
 
-Beside the model's own objective at x = (1 - s) x0 + s n, one step of the guided ODE by the present weights leads from s
+Beside the model's own objective at x = (1 - s) x0 + s n, one step of the guided ODE by the current weights leads from s
 to s1, to where sampling would be. From there the same noise n leads up again, to points at levels s' between s1 and 1:
 x' = (1 - a) x1 + a n, a = (s' - s1) / (1 - s1). They are off the straight line by what the step got wrong, and the
 velocity to learn there leads to the picture all the same: (x' - x0) / s'.
@@ -64,7 +64,7 @@ class SOAR(TargetMatching):
     def lessons(self, sampled: SampledFiles, processes: Processes) -> base.MatchingExperience:
         experience = super().lessons(sampled, processes)
         sampler, batch = sampled.sampler, sampled.batch
-        whole, clean, levels = self.prompted(batch), experience.clean, experience.levels
+        whole, clean, level_index = self.prompted(batch), experience.clean, experience.level_index
         guided, _ = self.at_levels(
             sampler, whole, clean.x0, self.drawn_levels(sampler, whole), self.settings.step_guidance
         )
@@ -74,13 +74,13 @@ class SOAR(TargetMatching):
             with torch.no_grad():
                 velocity = sampler.policy.velocity_of(guided, noised).float()
             noises = [noised.noise]
-            for level in levels[rows, 2:].unbind(1):
-                sigmas = (clean.sigmas[k] for k in (levels[rows, 0], levels[rows, 1], level))
+            for level in level_index[rows, 2:].unbind(1):
+                sigmas = (clean.sigmas[k] for k in (level_index[rows, 0], level_index[rows, 1], level))
                 x = off_line(noised.x, noised.noise, velocity, *sigmas)
                 noises.append(clean.noise_of(rows, level, x))
             noise.append(torch.stack(noises, 1))
         experience.noise = torch.cat(noise)
-        experience.levels = torch.cat([levels[:, :1], levels[:, 2:]], 1)
+        experience.level_index = torch.cat([level_index[:, :1], level_index[:, 2:]], 1)
         experience.items = self.item_numbers(batch, 1 + self.settings.points, processes.device)
         return experience
 

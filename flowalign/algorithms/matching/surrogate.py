@@ -45,7 +45,7 @@ class SurrogatePoints:
     """States and levels at which a surrogate learns."""
 
     clean: CleanSamples
-    levels: Tensor
+    level_index: Tensor
     """[B, L] numbers of the levels."""
     steps: Tensor
     """[B, L] the steps, whose next states are diffused"""
@@ -54,19 +54,19 @@ class SurrogatePoints:
         """The diffused states, with the surrogate's targets as their velocities, and [N] their steps."""
         assert experience.rollout is not None
         samples, columns = experience.members(items), experience.places(items)
-        steps, levels = self.steps[samples, columns], self.levels[samples, columns]
+        steps, level_index = self.steps[samples, columns], self.level_index[samples, columns]
         trajectory = experience.rollout.trajectory
         # one noise for all members of a group, and another at each place
         seeds = [
             derive_seed(group, experience.batch.iteration, column, 9)
             for group, column in zip(experience.group[samples].tolist(), columns.tolist(), strict=True)
         ]
-        at = self.clean.noised(samples, levels, seeds)
+        at = self.clean.noised(samples, level_index, seeds)
         after = trajectory.sigmas[steps + 1].view_as(at.s)
         scale = (1 - at.s) / (1 - after)
         fresh = (at.s**2 - (after * scale) ** 2).clamp(min=0).sqrt()
         x = scale * trajectory.latents[samples, steps + 1] + fresh * at.noise
-        return self.clean.at_states(samples, levels, x, (at.s * at.noise / fresh - x) / (1 - at.s)), steps
+        return self.clean.at_states(samples, level_index, x, (at.s * at.noise / fresh - x) / (1 - at.s)), steps
 
     def losses(
         self, policy: DiffusersPolicy, experience: MatchingExperience, items: Tensor, settings: SurrogateSettings

@@ -73,7 +73,7 @@ class TDMR1(AlongODE):
 
     def credit(self, record: Record) -> Tensor:
         advantage: Tensor = self.advantage_of(record)
-        return advantage if record.weight is None else advantage * record.weight
+        return advantage if record.confidence is None else advantage * record.confidence
 
     def experience(self, sampled: SampledPictures, record: Record, processes: Processes) -> base.MatchingExperience:
         experience = super().experience(sampled, record, processes)
@@ -85,15 +85,15 @@ class TDMR1(AlongODE):
         count = self.level_count(sampler.config)
         steps = torch.multinomial(chances, count, replacement=True, generator=Generator().manual_seed(seed))
         drawn = self.above(sampler, batch, steps.expand(len(batch), -1), seed, self.settings.least_judged)
-        clean, levels = self.at_levels(sampler, batch, x0, drawn, self.guidance(sampler))
-        experience.judged = SurrogatePoints(clean, levels, steps.to(processes.device).expand(len(batch), -1))
+        clean, level_index = self.at_levels(sampler, batch, x0, drawn, self.guidance(sampler))
+        experience.judged = SurrogatePoints(clean, level_index, steps.to(processes.device).expand(len(batch), -1))
 
         seed = derive_seed(sampler.config.training.seed, batch.iteration, 12)
         drawn = self.above(sampler, batch, self.steps(sampler, batch), seed, self.settings.least_rewarded)
-        clean, levels = self.at_levels(sampler, batch, x0, drawn, self.guidance(sampler))
+        clean, level_index = self.at_levels(sampler, batch, x0, drawn, self.guidance(sampler))
         experience.guided_surrogate, _ = self.at_levels(sampler, batch, x0, drawn, self.settings.surrogate_guidance)
         seeds = [derive_seed(seed, group) for group in batch.group]
-        experience.rewarded = replace(experience, clean=clean, levels=levels, noise_seeds=seeds)
+        experience.rewarded = replace(experience, clean=clean, level_index=level_index, noise_seeds=seeds)
         return experience
 
     def role_losses(
@@ -134,6 +134,6 @@ class TDMR1(AlongODE):
         score_weight, guidance_weight, reward_weight = settings.weights
         loss = score_weight * score + guidance_weight * guidance + reward_weight * reward
         if settings.rewarded_steps is not None:
-            loss = torch.where(state.levels < settings.rewarded_steps, loss, guidance_weight * (score + guidance))
+            loss = torch.where(state.level_index < settings.rewarded_steps, loss, guidance_weight * (score + guidance))
         gap = (surrogate - plain).square().flatten(1).mean(1)
         return base.by_item(loss, items), {"distillation/reward_gap": base.by_item(gap, items)}

@@ -138,11 +138,11 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
             record.reward = unlikeliness(record.reward, likelihood, record.group, self.settings.unlikeliness)
         return record
 
-    def weights(self, sampler: LanguageSampler, record: Record) -> Tensor:
+    def action_weights(self, sampler: LanguageSampler, record: Record) -> Tensor:
         """[B, T] whose product with the losses has the aggregated loss as its mean over B of sums over T."""
         return action_weights(self.counted(record), self.aggregation, sampler.config.most_tokens) * len(record.group)
 
-    def shares(self, record: Record) -> Tensor | float:
+    def loss_shares(self, record: Record) -> Tensor | float:
         assert record.entropy is not None
         share = self.settings.entropy_share
         return uncertain(record.entropy, self.counted(record), share) if share < 1 else 1.0
@@ -189,9 +189,9 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
         )
         losses, values = self.token_losses(experience, rows, tokens)
         values |= {"policy/ratio": tokens.ratio, "policy/entropy": entropy}
-        total = masked_sum(losses * experience.weight[rows], mask)
+        total = masked_sum(losses * experience.loss_weight[rows], mask)
         for name, (coefficient, divergence) in self.penalties(policy, experience, rows, tokens).items():
-            total = total + coefficient * masked_sum(divergence * experience.penalty_weight[rows], mask)
+            total = total + coefficient * masked_sum(divergence * experience.divergence_weight[rows], mask)
             values[name] = divergence
         return total, {name: masked_mean(each, mask) for name, each in values.items()}
 

@@ -77,9 +77,11 @@ class Imitating(language.LanguageAlgorithm):
             group=torch.cat([experience.group, experience.group[firsts]]),
             reward=torch.cat([experience.reward, experience.reward.new_zeros(len(firsts))]),
             advantage=joined(experience.advantage, torch.ones_like(counted, dtype=experience.advantage.dtype)),
-            weight=joined(experience.weight * examples.own * items / rows, counted * each),
+            loss_weight=joined(experience.loss_weight * examples.own * items / rows, counted * each),
             # divergences are estimated on what the policy drew
-            penalty_weight=joined(experience.penalty_weight * examples.own * items / rows, torch.zeros_like(counted)),
+            divergence_weight=joined(
+                experience.divergence_weight * examples.own * items / rows, torch.zeros_like(counted)
+            ),
             metrics=experience.metrics
             | {
                 "imitation/share": processes.gather(examples.counts.float()).mean().item(),

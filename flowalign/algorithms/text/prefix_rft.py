@@ -7,7 +7,7 @@ Dr. GRPO's advantage, `advantage: {name: dr_grpo}`.
 
 The authors' code (recipe/prefix_rft) was read; it publishes no settings. Departures: there a share is drawn from a Beta
 distribution between two bounds, each with a schedule, a group may have several such members, and a prefix has a least
-length; the most uncertain are chosen there among all prefixes of a mini-batch under the weights of now, here in each
+length; the most uncertain are chosen there among all prefixes of a mini-batch under the current weights, here in each
 text under the weights that sampled; demonstrated tokens may go unclipped there, here they have all others' loss.
 """
 
@@ -74,7 +74,7 @@ class PrefixRFT(language.LanguageAlgorithm):
         count = torch.tensor([len(tokens) for tokens in prefixes], device=processes.device)
         prefix = (torch.arange(rollout.mask.shape[1], device=processes.device) < count[:, None]) & rollout.mask
         learned = uncertain_prefix(rollout.entropy, prefix, self.settings.uncertain)
-        experience.weight = experience.weight.where(~prefix | learned, 0)
+        experience.loss_weight = experience.loss_weight.where(~prefix | learned, 0)
         # divergences are estimated on what the policy drew
-        experience.penalty_weight = experience.penalty_weight.where(~prefix, 0)
+        experience.divergence_weight = experience.divergence_weight.where(~prefix, 0)
         return experience

@@ -74,7 +74,7 @@ class PolicySettings(PolicyGradientSettings):
 
 @dataclass(kw_only=True)
 class Steps(Actions):
-    """N stored denoising steps under the present weights; gradients flow through mean and velocity too."""
+    """N stored denoising steps under the current weights; gradients flow through mean and velocity too."""
 
     rollout: Rollout
     samples: Tensor
@@ -306,7 +306,7 @@ class TrajectoryAlgorithm(PolicyGradient[Config, DiffusionSampler, DiffusersPoli
         return guard_log_ratio(step.log_prob, actions.old_log_prob, step.mean, actions.mean_old, step.std)
 
     def actions(self, policy: DiffusersPolicy, experience: ActionExperience, items: Tensor) -> Steps:
-        """The stored actions of [N, 2] (sample, step) pairs, scored under the present weights."""
+        """The stored actions of [N, 2] (sample, step) pairs, scored under the current weights."""
         samples, steps = items.unbind(1)
         rollout = experience.rollout
         velocity = policy.velocity(rollout, samples, steps)
@@ -314,7 +314,7 @@ class TrajectoryAlgorithm(PolicyGradient[Config, DiffusionSampler, DiffusersPoli
         return Steps(
             log_prob=transition.log_prob,
             old_log_prob=rollout.trajectory.log_prob[samples, steps],
-            advantage=(experience.advantage * experience.weight)[samples, steps],
+            advantage=(experience.advantage * experience.loss_weight)[samples, steps],
             mask=rollout.mask[samples, steps],
             group=experience.group[samples],
             reward=experience.reward[samples],

@@ -60,4 +60,4 @@ class G2RPO(TrajectoryAlgorithm):
     def credit(self, record: Record) -> Tensor:
         rewards = record.reward.T
         weights = torch.ones_like(rewards[:, 0])
-        return super().credit(replace(record, reward=rewards.mean(0), rewards=rewards, weights=weights))
+        return super().credit(replace(record, reward=rewards.mean(0), rewards=rewards, reward_weights=weights))

@@ -78,10 +78,10 @@ class PrefGRPO(TrajectoryAlgorithm):
         win_rate = processes.gather(sampled.scores.parts["win_rate"].to(processes.device))[None]
         weight = self.settings.win_rate_weight
         if weight is None:
-            record.rewards, record.weights = win_rate, torch.ones(1, device=processes.device)
+            record.rewards, record.reward_weights = win_rate, torch.ones(1, device=processes.device)
         else:
             record.rewards = torch.cat([win_rate, record.rewards])
-            record.weights = torch.cat([record.weights.new_tensor([weight]), record.weights])
+            record.reward_weights = torch.cat([record.reward_weights.new_tensor([weight]), record.reward_weights])
         return record
 
     def wins(self, rows: int) -> Tensor:

@@ -102,7 +102,7 @@ class Measured:
 
 
 def measure(trainer: Trainer) -> Measured:
-    """Score the present weights: always the same prompts, start noises, steps and guidance."""
+    """Score the current weights: always the same prompts, start noises, steps and guidance."""
     assert isinstance(trainer.config, Config)
     settings = trainer.config.evaluation
     trained = trainer.config.data.where["category"]

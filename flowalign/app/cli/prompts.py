@@ -37,18 +37,18 @@ def geneval(
 ) -> None:
     """Make prompts in the manner of GenEval, which the reward `detection` scores."""
     from flowalign.data import Prompts
-    from flowalign.data.geneval import TASKS, asked, generate, parse_shares
+    from flowalign.data.geneval import TASKS, content_of, generate, parse_shares
 
     check_output(output, "--output")
     try:
-        kept_clear = [asked(record) for record in Prompts.read(str(avoid)).metadata] if avoid else []
+        kept_clear = [content_of(record) for record in Prompts.read(str(avoid)).metadata] if avoid else []
     except (KeyError, IndexError) as error:
         raise ConfigError(f"{avoid}: not GenEval's metadata, which have 'tag' and 'include'") from error
     train, test = generate(count, heldout, seed, parse_shares(shares), kept_clear)
     for path, records in ((output, train), (output.with_name(f"{output.stem}_heldout{output.suffix}"), test)):
         if records:
             write_atomically(path, "".join(json.dumps(record) + "\n" for record in records))
-            distinct = len({asked(record) for record in records})
+            distinct = len({content_of(record) for record in records})
             kinds = ", ".join(f"{task} {sum(r['tag'] == task for r in records)}" for task in TASKS)
             print(f"{path}: {len(records)} prompts, {distinct} distinct: {kinds}")
 

@@ -23,8 +23,8 @@ class Experts(nn.Module):
         self.members: Any = nn.ModuleDict(members)
         self.always = False
         """Call every network each time: on one row, for nothing, where no sample's turn has come."""
-        self.asked: set[int] = set()
-        """Numbers of the networks that got gradients of samples since `drop_unasked`."""
+        self.used: set[int] = set()
+        """Numbers of the networks that got gradients of samples since `drop_unused`."""
 
     @property
     def first(self) -> Any:
@@ -48,7 +48,7 @@ class Experts(nn.Module):
             rows = (expert == number).nonzero().squeeze(1).to(hidden_states.device)
             for_nothing = self.always and not len(rows)
             if len(rows) and torch.is_grad_enabled():
-                self.asked.add(number)
+                self.used.add(number)
             if for_nothing:
                 rows = torch.zeros(1, dtype=torch.long, device=hidden_states.device)
             if len(rows):
@@ -85,7 +85,7 @@ def _rows(value: Any, rows: Tensor, count: int) -> Any:
     return value[rows] if isinstance(value, Tensor) and value.dim() > 0 and len(value) == count else value
 
 
-def drop_unasked(network: nn.Module) -> None:
+def drop_unused(network: nn.Module) -> None:
     """Take zeros for gradients from the networks that no process asked for a sample, where each call asks all of them.
 
     Adam would else move their weights by decay and momentum, which whole copies leave alone. All processes call it.
@@ -93,8 +93,8 @@ def drop_unasked(network: nn.Module) -> None:
     if not isinstance(network, Experts) or not network.always:
         return
     members = list(network.members.values())
-    used = torch.tensor([float(number in network.asked) for number in range(len(members))])
-    network.asked.clear()
+    used = torch.tensor([float(number in network.used) for number in range(len(members))])
+    network.used.clear()
     if torch.distributed.is_initialized():
         used = used.to(next(network.parameters()).device)
         torch.distributed.all_reduce(used)

@@ -37,7 +37,7 @@ class Noised:
     """[N] noise levels."""
     samples: Tensor
     """[N] number of each one's clean sample."""
-    levels: Tensor
+    level_index: Tensor
     """[N] the number of each one's level."""
     error_weight: Tensor
     """[N] factor from a squared error of the velocity to one of the network's own prediction."""
@@ -89,11 +89,11 @@ class CleanSamples(Rows):
     error_weights: Tensor = field(metadata=SHARED)
     """[K] factors as in `Noised.error_weight`."""
 
-    def noised(self, samples: Tensor, levels: Tensor, noise_seeds: Sequence[int]) -> Noised:
+    def noised(self, samples: Tensor, level_index: Tensor, noise_seeds: Sequence[int]) -> Noised:
         """These samples, [N] indices, at these levels, [N] numbers of them, each with noise of its own seed."""
         # on the CPU, like the noise of rollouts, so that it is the same on every device
         noise = normal(self.x0.shape[1:], generators(noise_seeds), self.x0.device)
-        return self.noised_by(samples, levels, noise)
+        return self.noised_by(samples, level_index, noise)
 
     def at_states(self, samples: Tensor, steps: Tensor, x: Tensor, velocity: Tensor) -> Noised:
         """States [N, ...] of trajectories as noised samples: of the x0 and the noise that velocities there point to."""
@@ -101,13 +101,14 @@ class CleanSamples(Rows):
         weights = self.error_weights[steps]
         return Noised(x - s * velocity, x + (1 - s) * velocity, self.sigmas[steps], samples, steps, weights)
 
-    def noised_by(self, samples: Tensor, levels: Tensor, noise: Tensor) -> Noised:
+    def noised_by(self, samples: Tensor, level_index: Tensor, noise: Tensor) -> Noised:
         """These samples at these levels by given noise, [N, ...]."""
-        return Noised(self.x0[samples], noise, self.sigmas[levels], samples, levels, self.error_weights[levels])
+        sigma, error_weight = self.sigmas[level_index], self.error_weights[level_index]
+        return Noised(self.x0[samples], noise, sigma, samples, level_index, error_weight)
 
-    def noise_of(self, samples: Tensor, levels: Tensor, x: Tensor) -> Tensor:
+    def noise_of(self, samples: Tensor, level_index: Tensor, x: Tensor) -> Tensor:
         """[N, ...] the noise that takes these samples to states [N, ...] at these levels."""
-        s = self.sigmas[levels].view(-1, *[1] * (x.dim() - 1))
+        s = self.sigmas[level_index].view(-1, *[1] * (x.dim() - 1))
         return (x - (1 - s) * self.x0[samples]) / s
 
 

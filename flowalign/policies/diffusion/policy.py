@@ -23,7 +23,7 @@ from flowalign.policies.diffusion.caching import caching
 from flowalign.policies.diffusion.checks import check_replay
 from flowalign.policies.diffusion.conditions import EXTRA_INPUT, CallRecorder, Conditions, Ragged, standing_in
 from flowalign.policies.diffusion.embeddings import EmbeddingStore
-from flowalign.policies.diffusion.experts import Experts, drop_unasked, own_weights
+from flowalign.policies.diffusion.experts import Experts, drop_unused, own_weights
 from flowalign.policies.diffusion.families import Family, family_of, to_device
 from flowalign.policies.diffusion.forward_process import CleanSamples, ForwardProcess, Noised
 from flowalign.policies.diffusion.prompts import PromptEncoder
@@ -417,7 +417,7 @@ class DiffusersPolicy(Policy[Rollout]):
             self.pipeline.scheduler = scheduler_before
 
     def velocity(self, rollout: Rollout, samples: Tensor, steps: Tensor, x: Tensor | None = None) -> Tensor:
-        """Guided velocities of the present weights: [N, ...] for the pairs (samples[n], steps[n]).
+        """Guided velocities of the current weights: [N, ...] for the pairs (samples[n], steps[n]).
 
         One network call serves pairs of different steps; gradients flow to what is trained. A stored state that
         several samples share is asked about once.
@@ -525,7 +525,7 @@ class DiffusersPolicy(Policy[Rollout]):
         return lambda x, samples, steps: self.velocity(rollout, samples, steps, x)
 
     def score(self, rollout: Rollout, samples: Tensor, steps: Tensor) -> Transition:
-        """Stored transitions under the present weights."""
+        """Stored transitions under the current weights."""
         return rollout.trajectory.score(rollout.kernel, self.velocity(rollout, samples, steps), samples, steps)
 
     def verify(self, rollout: Rollout) -> float:
@@ -541,13 +541,13 @@ class DiffusersPolicy(Policy[Rollout]):
         return ForwardProcess(self).encoded(samples, batch_size, **call)
 
     def velocity_of(self, clean: CleanSamples, noised: Noised, x: Tensor | None = None) -> Tensor:
-        """[N, ...] guided velocities of the present weights at noised samples.
+        """[N, ...] guided velocities of the current weights at noised samples.
 
         Args:
             x: [N, ...] other states at their levels.
         """
         x = noised.x if x is None else x
-        return self._velocity(x, noised.sigma, clean.conditions, noised.samples, noised.levels, clean.guidance)
+        return self._velocity(x, noised.sigma, clean.conditions, noised.samples, noised.level_index, clean.guidance)
 
     def features_of(self, clean: CleanSamples, noised: Noised) -> Tensor:
         """[N, tokens, D] what the block in the denoiser's middle makes of noised samples, without guidance."""
@@ -624,8 +624,8 @@ class DiffusersPolicy(Policy[Rollout]):
         self.release_vae()
         return pictures
 
-    def drop_unasked(self) -> None:
-        drop_unasked(self.network)
+    def drop_unused(self) -> None:
+        drop_unused(self.network)
 
     def release_vae(self) -> None:
         """Let the VAE leave the device, where it only visits."""

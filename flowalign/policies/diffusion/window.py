@@ -26,7 +26,7 @@ def unwrapped(policy: DiffusersPolicy) -> Iterator[None]:
 
 
 class GradientWindow:
-    """Some samples of a rollout, whose steps can be walked again under the present weights.
+    """Some samples of a rollout, whose steps can be walked again under the current weights.
 
     What the network computes in a step is not kept but computed again in the backward pass, so that memory grows by
     one state a step. Steps are numbers of the rollout's schedule, 0 .. T - 1; states 0 .. T, the last one finished.
@@ -56,10 +56,10 @@ class GradientWindow:
         return self.rollout.trajectory.latents[self.samples, self._each(step)]
 
     def velocity(self, x: Tensor, step: int | Tensor) -> Tensor:
-        """[N, ...] velocities of the present weights at states x [N, ...], with gradients to both."""
+        """[N, ...] velocities of the current weights at states x [N, ...], with gradients to both."""
         steps = self._each(step)
 
-        def asked(x: Tensor) -> Tensor:
+        def evaluate(x: Tensor) -> Tensor:
             with contextlib.ExitStack() as weights:
                 if self.frozen:
                     weights.enter_context(self.policy.reference())
@@ -67,7 +67,7 @@ class GradientWindow:
                 return self.policy.velocity(self.rollout, self.samples, steps, x).float()
 
         velocity: Tensor = checkpoint(
-            asked,
+            evaluate,
             x,
             use_reentrant=False,
             preserve_rng_state=False,

@@ -239,7 +239,7 @@ class LanguagePolicy(Policy[TextRollout]):
         )
 
     def log_probs(self, rollout: TextRollout, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of the completions' tokens under the present weights, and their entropies without gradient.
+        """Log-probabilities of the completions' tokens under the current weights, and their entropies without gradient.
 
         Args:
             rows: [N] of the rollout.

@@ -128,7 +128,7 @@ def as_rollout(
 
 
 def hand_over(network: nn.Module, engine: Any) -> None:
-    """Give the engine the network's weights of now, and let it forget what it cached of others."""
+    """Give the engine the network's current weights, and let it forget what it cached of others."""
     engine.apply_model(lambda model: model.load_weights(merged_weights(network)))
     engine.reset_prefix_cache()
 

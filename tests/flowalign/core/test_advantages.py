@@ -128,7 +128,7 @@ def record(reward: list[float] | Tensor, group: list[int], actions: int = 4, **m
         mask=more.pop("mask", torch.ones(rows, actions, dtype=torch.bool)),
         log_prob=torch.randn(rows, actions),
         rewards=more.pop("rewards", reward[None]),
-        weights=more.pop("weights", torch.ones(1)),
+        reward_weights=more.pop("reward_weights", torch.ones(1)),
         **more,
     )
 
@@ -148,7 +148,7 @@ def test_each_reward_is_normalised_and_the_sum_too_by_gdpo() -> None:
         rows = slice(4 * g, 4 * g + 4)
         for w, r in zip((0.6, 0.4), rewards):
             expected[rows] += w * (r[rows] - r[rows].mean()) / (r[rows].std(correction=0) + 1e-4)
-    given = record(rewards.sum(0), group, rewards=rewards, weights=torch.tensor([0.6, 0.4]))
+    given = record(rewards.sum(0), group, rewards=rewards, reward_weights=torch.tensor([0.6, 0.4]))
     torch.testing.assert_close(advantages.per_reward(given), expected)
     torch.testing.assert_close(advantages.per_reward(given, clip=0.5), expected.clamp(-0.5, 0.5))
     normal = (expected - expected.mean()) / (expected.std(correction=0) + 1e-4)
@@ -217,7 +217,7 @@ def test_bnpo_by_the_density_written_out() -> None:
 def test_bnpo_sums_several_rewards_and_refuses_what_is_no_rate() -> None:
     group = [0, 0, 1, 1]
     rewards = torch.tensor([[1.0, 0, 1, 1], [0.0, 1, 0, 0]])
-    both = record(rewards.sum(0), group, rewards=rewards, weights=torch.tensor([1.0, 0.5]))
+    both = record(rewards.sum(0), group, rewards=rewards, reward_weights=torch.tensor([1.0, 0.5]))
     parts = [advantages.bnpo(record(r, group)) for r in rewards]
     torch.testing.assert_close(advantages.bnpo(both), parts[0] + 0.5 * parts[1])
     with pytest.raises(ValueError, match="in \\[0, 1\\]"):
@@ -324,7 +324,7 @@ def test_process_advantages_add_up_later_steps_normalised_together() -> None:
         mask=mask,
         log_prob=torch.zeros(4, 4),
         rewards=torch.zeros(1, 4),
-        weights=torch.ones(1),
+        reward_weights=torch.ones(1),
         steps=steps,
     )
     for gamma in (1.0, 0.5):
@@ -349,7 +349,7 @@ def test_process_advantages_of_outcomes_alone_are_grpos() -> None:
         mask=mask,
         log_prob=torch.zeros(4, 3),
         rewards=reward[None],
-        weights=torch.ones(1),
+        reward_weights=torch.ones(1),
     )
     expected = advantages.grpo(record, unbiased=True)[:, None].where(mask, 0)
     torch.testing.assert_close(advantages.process(record), expected)

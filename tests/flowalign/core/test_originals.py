@@ -37,7 +37,7 @@ def record(**changed: Any) -> Record:
             "mask": MASK,
             "log_prob": GIVEN["old_log_prob"],
             "rewards": GIVEN["reward"][None],
-            "weights": torch.ones(1),
+            "reward_weights": torch.ones(1),
             "baseline": GIVEN["baseline"],
             **changed,
         }

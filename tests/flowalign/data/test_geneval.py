@@ -12,7 +12,7 @@ from PIL import Image
 
 from flowalign.app.cli.main import main
 from flowalign.data import Prompts
-from flowalign.data.geneval import CLASSES, TASKS, _record, asked, generate, parse_shares, possible
+from flowalign.data.geneval import CLASSES, TASKS, _record, content_of, generate, parse_shares, possible
 from flowalign.errors import ConfigError
 from rewards.detection import DetectedObject, Detection, geneval_name
 
@@ -36,17 +36,17 @@ PUBLISHED = [
 @pytest.mark.parametrize("line", PUBLISHED, ids=TASKS)
 def test_a_published_line_is_one_of_the_wordings_of_what_it_asks_for(line: str) -> None:
     published = json.loads(line)
-    task, *choice = asked(published)
+    task, *choice = content_of(published)
     assert tuple(choice) in possible(task)
     wordings = [_record(task, tuple(choice), np.random.default_rng(seed)) for seed in range(8)]
     assert published | {"category": task} in wordings
-    assert all(asked(wording) == (task, *choice) for wording in wordings)
+    assert all(content_of(wording) == (task, *choice) for wording in wordings)
 
 
 def test_places_in_another_order_are_the_same_request() -> None:
     both = [json.loads(PUBLISHED[4]), json.loads(PUBLISHED[4])]
     both[1]["include"] = [{"class": "bird", "count": 1}, {"class": "couch", "count": 1, "position": ["right of", 0]}]
-    assert asked(both[0]) == asked(both[1])
+    assert content_of(both[0]) == content_of(both[1])
 
 
 def test_the_possible_prompts_are_as_many_as_the_tasks_allow() -> None:
@@ -62,8 +62,8 @@ def test_the_split_is_seeded_disjoint_and_keeps_its_shares() -> None:
     assert (train, held) == generate(3600, 360, 3, shares) != generate(3600, 360, 4, shares)
     assert Counter(r["tag"] for r in train) == dict(zip(TASKS, (200, 200, 1000, 200, 1400, 600), strict=True))
     assert Counter(r["tag"] for r in held) == dict(zip(TASKS, (20, 20, 100, 20, 140, 60), strict=True))
-    assert not {asked(r) for r in train} & {asked(r) for r in held}
-    assert len({asked(r) for r in held}) == 360
+    assert not {content_of(r) for r in train} & {content_of(r) for r in held}
+    assert len({content_of(r) for r in held}) == 360
     relations = Counter(r["include"][1]["position"][0] for r in train if r["tag"] == "position")
     assert min(relations[name] for name in ("left of", "right of", "above", "below")) > 280
 
@@ -77,8 +77,8 @@ def test_the_command_writes_what_training_reads(tmp_path: Path, capsys: pytest.C
     assert not left.value.code and "9000 prompts" in capsys.readouterr().out
     train, held = (Prompts.read(str(tmp_path / name)) for name in ("g.jsonl", "g_heldout.jsonl"))
     assert (len(train), len(held)) == (9000, 60)
-    avoided = {asked(json.loads(line)) for line in PUBLISHED}
-    assert not avoided & {asked(record) for record in train.metadata + held.metadata}
+    avoided = {content_of(json.loads(line)) for line in PUBLISHED}
+    assert not avoided & {content_of(record) for record in train.metadata + held.metadata}
     for shares in ("1:2", "0:0:0:0:0:0", "a:1:1:1:1:1", "1:1:1:1:1:-1"):
         with pytest.raises(ConfigError, match="six shares"):
             parse_shares(shares)

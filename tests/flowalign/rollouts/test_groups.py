@@ -148,7 +148,7 @@ def test_what_is_left_without_spread_gets_a_group_of_an_earlier_iteration(texts:
         torch.testing.assert_close(second.rollout.log_prob[rows, :width], old.tensors["log_prob"])
         assert second.advantage[rows].any() and second.batch.group[rows] == [i // 4] * 4
     assert second.metrics["policy/ratio"] != pytest.approx(1, abs=1e-5)
-    # they say nothing of the weights of now
+    # they say nothing of the current weights
     fresh = [group for group in run.groups.replay.stored if group.batch.iteration == 1]
     assert len(fresh) == 6 - count - int(second.metrics["groups/poor"])
 

@@ -47,7 +47,7 @@ def test_a_student_is_drawn_to_its_teachers_step_at_its_own_states(tmp_path: Pat
     assert run.policy.forwards - forwards == 2 * count + guided
     sigmas = rollout.trajectory.sigmas
     for (sample, place), got in zip(experience.items.tolist(), loss.tolist(), strict=True):
-        step = int(experience.levels[sample, place])
+        step = int(experience.level_index[sample, place])
         x, dt = rollout.trajectory.latents[[sample], step], sigmas[step + 1] - sigmas[step]
         guidance = 1.0 if owner[sample] else 3.0
         clean = run.policy.clean([experience.batch.prompts[sample]], x, [0], steps=5, sigmas=run.config.rollout.sigmas)
@@ -70,7 +70,7 @@ def test_with_noise_on_the_way_a_student_is_drawn_by_the_divergence_of_its_steps
     policy, trajectory = run.policy, experience.rollout.trajectory
     loss, _ = run.algorithm.losses(policy, experience, experience.items)
     noised = experience.noised(experience.items)
-    at = noised.samples, noised.levels
+    at = noised.samples, noised.level_index
     with torch.no_grad():
         student = trajectory.score(experience.rollout.kernel, policy.velocity_of(experience.clean, noised), *at)
         with policy.reference():
@@ -91,13 +91,13 @@ def test_a_generator_moves_along_the_difference_of_two_scores(name: str, tmp_pat
     state = experience.states(items)
     trajectory = experience.rollout.trajectory
     # the states are the trajectory's own
-    torch.testing.assert_close(state.x, trajectory.latents[state.samples, state.levels], atol=1e-5, rtol=0)
+    torch.testing.assert_close(state.x, trajectory.latents[state.samples, state.level_index], atol=1e-5, rtol=0)
     x0 = state.clean(policy.velocity_of(experience.generator, state).detach())
     at = experience.noised(items)
     noise, t = at.noise, at.s
     noised = algorithm.diffused(experience, items, state, x0)
     if name == "tdm":
-        sigma, after = (trajectory.sigmas[state.levels + k].view_as(t) for k in (0, 1))
+        sigma, after = (trajectory.sigmas[state.level_index + k].view_as(t) for k in (0, 1))
         assert (t > after).all()
         following = state.x + (after - sigma) * (state.x - x0) / sigma
         a = (1 - t) / (1 - after)

@@ -67,10 +67,12 @@ def gradients(name: str, gain: float, s: float, after: float, t: float, **settin
         noise=(x / s - gain * x * (1 - s) / s)[None],
         sigma=torch.tensor([s]),
         samples=row,
-        levels=row,
+        level_index=row,
         error_weight=weight,
     )
-    at = Noised(x0=state.x0, noise=noise[None], sigma=torch.tensor([t]), samples=row, levels=level, error_weight=weight)
+    at = Noised(
+        x0=state.x0, noise=noise[None], sigma=torch.tensor([t]), samples=row, level_index=level, error_weight=weight
+    )
     sigmas = torch.tensor([s] if after == 0 else [s, after])
     experience = OneStep(state, at, sigmas)
     of_teacher = (1 - t) ** 2 * VARIANCE + t**2

@@ -40,7 +40,7 @@ def points(target: Tensor, velocity: Tensor, reference: Tensor | None = None, si
     count = len(target)
     rows, ones = torch.arange(count), torch.ones(count)
     # so that the velocity to learn is the target
-    noised = Noised(x0=target * 0, noise=target, sigma=ones / 2, samples=rows, levels=rows * 0, error_weight=ones)
+    noised = Noised(x0=target * 0, noise=target, sigma=ones / 2, samples=rows, level_index=rows * 0, error_weight=ones)
     return Points(
         noised=noised,
         velocity=velocity,

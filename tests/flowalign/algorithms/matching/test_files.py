@@ -152,9 +152,9 @@ def test_inpo_learns_from_the_states_that_inversion_reaches(folder: Path, tmp_pa
     run = trainer("inpo", folder / "png-pairs.jsonl", tmp_path)
     experience = collected(run)
     noised = experience.noised(torch.tensor([[1, 0], [5, 0]]))
-    levels = experience.levels[[1, 5], 0]
+    levels = experience.level_index[[1, 5], 0]
     # two of a line have different levels, its two pictures the same
-    assert levels[0] == levels[1] != experience.levels[0, 0]
+    assert levels[0] == levels[1] != experience.level_index[0, 0]
     states = inverted(run.policy, experience.clean, torch.tensor([0, 4]))
     torch.testing.assert_close(noised.x, states[torch.arange(2), levels], atol=1e-4, rtol=1e-4)
 
@@ -162,7 +162,7 @@ def test_inpo_learns_from_the_states_that_inversion_reaches(folder: Path, tmp_pa
 def test_soars_experience_leads_back_to_the_pictures(folder: Path, tmp_path: Path) -> None:
     run = trainer("soar", folder / "png.jsonl", tmp_path, "algorithm.points=3")
     experience = collected(run)
-    assert experience.levels.shape == (4, 4) and len(experience.items) == 16 == 2 * run.algorithm.items(run.config)
+    assert experience.level_index.shape == (4, 4) and len(experience.items) == 16 == 2 * run.algorithm.items(run.config)
     first = torch.cartesian_prod(torch.arange(4), torch.tensor([0]))
     on_line, off_line = experience.noised(first), experience.noised(first + torch.tensor([0, 2]))
     # later points are above where the step led
@@ -247,7 +247,7 @@ def test_pictures_of_the_data_meet_the_policys_samples(method: str, folder: Path
     count = len(experience.batch)
     targets = run.policy.encode([Image.open(record["target"]) for record in experience.batch.metadata])
     torch.testing.assert_close(experience.clean.x0[:count], targets)
-    shared = bool((experience.levels[:count] == experience.levels[count:]).all())
+    shared = bool((experience.level_index[:count] == experience.level_index[count:]).all())
     assert shared == (method == "seppo")
     if method == "rpo":
         assert experience.noise_seeds[:count] != experience.noise_seeds[count:]

@@ -102,7 +102,7 @@ def record(reward: Tensor, **others: list[float]) -> Record:
         reward=reward,
         group=group,
         rewards=torch.stack([reward, *map(torch.tensor, others.values())]),
-        weights=torch.tensor([1.0] + [0.0] * len(others)),
+        reward_weights=torch.tensor([1.0] + [0.0] * len(others)),
         names=("main", *others),
     )
 

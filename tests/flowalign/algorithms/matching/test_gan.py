@@ -67,7 +67,7 @@ def test_losses_and_gradients_are_those_of_the_authors_lines() -> None:
         metrics={},
         items=None,
         clean=None,
-        levels=None,
+        level_index=None,
         noise_seeds=[],
         advantage=None,
         reward=None,

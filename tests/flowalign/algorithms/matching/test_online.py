@@ -67,7 +67,7 @@ def test_dgpos_groups_share_their_noise_and_all_share_their_levels(tmp_path: Pat
     run = trainer("dgpo", tmp_path)
     experience = collected(run)
     assert experience.items.shape == (4 * LEVELS, 2)
-    assert (experience.levels == experience.levels[0]).all()
+    assert (experience.level_index == experience.level_index[0]).all()
     noise = experience.noised(experience.items).noise.unflatten(0, (4 * LEVELS, 4))
     assert (noise == noise[:, :1]).all()
     # of every group and every level its own

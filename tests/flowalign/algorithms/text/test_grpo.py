@@ -147,7 +147,7 @@ def test_texts_that_were_cut_can_be_left_out(world: Path, tmp_path: Path) -> Non
     experience = run.collect(Draw(run.sampler, run.scorer, draw_batch(run.prompts, 0, 4, 8, 0, False)))
     ended = experience.rollout.ended
     assert not ended.all()
-    assert not experience.weight[~ended].any()
+    assert not experience.loss_weight[~ended].any()
     assert experience.metrics["text/cut"] == pytest.approx(1 - ended.float().mean().item())
 
 
@@ -291,9 +291,10 @@ def test_divergences_count_whole_whatever_weighs_the_policys_loss(world: Path, t
         with run.policy.reference():
             reference, _ = run.policy.log_probs(rollout, rows)
     # entropy_share and off_policy weigh the policy's loss
-    share = (experience.weight > 0).sum() / rollout.mask.sum()
+    share = (experience.loss_weight > 0).sum() / rollout.mask.sum()
     assert 0.2 < share < 0.4
-    weight = experience.weight[experience.weight > 0] / experience.penalty_weight[experience.weight > 0]
+    counts = experience.loss_weight > 0
+    weight = experience.loss_weight[counts] / experience.divergence_weight[counts]
     torch.testing.assert_close(weight, torch.full_like(weight, math.exp(-0.2)), atol=1e-4, rtol=0)
     expected = 0.5 * sampled_kl(log_prob, reference)[rollout.mask].mean()
     assert expected > 1e-4

@@ -223,7 +223,7 @@ def test_prefix_rft_continues_demonstrations_and_learns_their_uncertain_tokens(t
     assert isinstance(run.algorithm, PrefixRFT)
     experience = collected(run)
     texts = run.policy.decode(experience.rollout)
-    weight = torch.ones_like(experience.weight)
+    weight = torch.ones_like(experience.loss_weight)
     for row, record in enumerate(experience.batch.metadata):
         if row % 8 != 7:
             continue

@@ -50,7 +50,7 @@ def turns_of(experience: Any) -> list[list[tuple[float, str]]]:
 def advantages(experience: Any) -> list[list[float]]:
     """Of every turn, the one that all its tokens have."""
     rollout, rows = experience.rollout, []
-    assert not experience.advantage[~rollout.mask].any() and not experience.weight[~rollout.mask].any()
+    assert not experience.advantage[~rollout.mask].any() and not experience.loss_weight[~rollout.mask].any()
     for row, own in enumerate(rollout.episodes):
         earned = []
         for number in range(len(own)):
@@ -109,7 +109,7 @@ def test_ratios_are_1_on_the_first_update_and_all_is_learned_from_sampled_tokens
     loss, metrics = run.algorithm.losses(run.policy, experience, rows[:, None])
     torch.testing.assert_close(metrics["policy/ratio"], torch.ones(32), atol=1e-5, rtol=0)
     log_prob, _ = run.policy.log_probs(experience.rollout, rows)
-    expected = -(experience.advantage * experience.weight * log_prob.exp() / log_prob.exp().detach()).sum(1)
+    expected = -(experience.advantage * experience.loss_weight * log_prob.exp() / log_prob.exp().detach()).sum(1)
     torch.testing.assert_close(loss, expected, atol=1e-4, rtol=0)
 
 
