@@ -64,9 +64,8 @@ def load_detector(model: str, device: str) -> tuple[Any, Any]:
 
 
 THRESHOLDS = {"mask2former": (0.3, 0.9), "rt_detr": (0.3, 0.6), "rt_detr_v2": (0.3, 0.6)}
-"""Least confidence by kind of detector, and for prompts that count. Mask2Former's are GenEval's own. Of RT-DETR, whose
-scores are lower, they are those of its page in transformers and of its authors' demo (`draw`, 0.6); nobody has measured
-them on GenEval."""
+"""Least confidence by kind of detector, and for prompts that count: Mask2Former's are GenEval's; RT-DETR's those of its
+page in transformers and of its authors' demo (`draw`, 0.6), not measured on GenEval."""
 MOST_OBJECTS = 16
 """Objects of a class that GenEval looks at."""
 

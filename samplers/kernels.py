@@ -171,7 +171,6 @@ KERNELS: dict[str, Kernel] = {
     "ddim": ddim,
     "ddim_published": ddim_published,
 }
-"""Kernels by their names in configurations."""
 
 
 def check_eta(kernel: Kernel, eta: float) -> None:

@@ -28,8 +28,7 @@ class Trajectory(Rows):
     sigmas: Tensor = field(metadata=SHARED)
     """[T + 1]: the schedule, ending in 0"""
     nodes: Tensor | None = None
-    """[B, T + 1] integers: samples of equal number at a depth are at one and the same state there, because they share
-    their path so far; None: no two do"""
+    """[B, T + 1] integers: equal numbers at a depth mark one state, on a shared path; None: no shared path."""
 
     @property
     def mask(self) -> Tensor:

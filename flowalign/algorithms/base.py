@@ -74,7 +74,6 @@ class Preview:
     """A batch that was sampled and scored for people to look at."""
 
     rollout: Any
-    """Of the policy's kind."""
     batch: Batch
     images: list[Image]
     scores: Scores
@@ -103,7 +102,7 @@ class Algorithm(ABC, Generic[ConfigT, SamplerT, PolicyT, RolloutT, RecordT, Expe
     kind: ClassVar[Literal["pictures", "text"]] = "pictures"
     """Kind of samples that it learns from."""
     combines: frozenset[str] = frozenset({"text_lora", "shards", "overlap"})
-    """What a run may combine it with, of these names:
+    """Features that a run may combine it with, of these names:
 
     - text_lora: text encoders can be trained, since its losses ask for velocities of a rollout's states
     - shards: its network may be in shards

@@ -49,8 +49,7 @@ class PolicyGradientSettings(base.AlgorithmSettings):
     """Weight of the divergence from the start weights."""
 
     off_policy: OffPolicy | None = None
-    """Weigh actions by the ratio of their probabilities under the current weights and under the weights or the engine
-    that sampled; ratios then refer to the current weights."""
+    """Weigh actions by their probability under the current over the sampling weights; ratios refer to the current."""
 
     moved: ClassVar[dict[str, str]] = {
         "clip_range": "loss: {clip_range: ...}",
@@ -83,7 +82,6 @@ class ActionExperience(base.Experience):
     """One process's trajectories of an iteration, and what each action earned."""
 
     rollout: Any
-    """Rollout of the policy's kind."""
     scores: Scores
     reward: Tensor
     """[B] reward behind the advantages: the score, where every action has a reward of its own."""

@@ -29,7 +29,7 @@ from flowalign.runs.result import Result
 from flowalign.runs.show import Grid
 from flowalign.search import Budget, Searches
 from flowalign.search.run import build_methods, search
-from flowalign.search.store import Store
+from flowalign.search.store import SearchStore
 from flowalign.settings import parse
 from flowalign.training import Trainer
 from flowalign.training.evaluator import before_and_after
@@ -305,7 +305,7 @@ def find(
     )
     wanted: Sampling = parse(Sampling, sampling)
     policy = model if isinstance(model, DiffusersPolicy) else load(model)
-    store = None if output is None else Store(Path(output))
+    store = None if output is None else SearchStore(Path(output))
     return search(policy, listed, methods, _sum(reward).built, wanted, allowed, seed, store, progress)
 
 

@@ -470,4 +470,3 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "best_margin": best_margin,
     "psr_nsr": psr_nsr,
 }
-"""Advantages by their names in configurations."""

@@ -316,4 +316,3 @@ LOSSES: dict[str, Callable[..., Losses]] = {
     "reg_grpo": reg_grpo,
     "pacs": pacs,
 }
-"""Losses by their names in configurations."""

@@ -49,10 +49,8 @@ TRAINED, START = "default", "start"
 OWN = "trained"
 """Name of the trained adapter among paths of other adapters."""
 GRAPHS = 64
-"""Largest number of compiled graphs of one class of blocks: three kinds of them (SD3.5), with and without gradients,
-with each set of weights, and at several sizes."""
+"""Most compiled graphs of one class of blocks: for each kind, set of weights and size, with and without gradients."""
 R = TypeVar("R")
-"""Type of a rollout."""
 
 
 class Policy(Generic[R]):
@@ -371,7 +369,6 @@ def best_device() -> torch.device:
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""Number formats of networks, by name."""
 
 
 def torch_dtype(dtype: torch.dtype | str) -> torch.dtype:

@@ -57,8 +57,7 @@ class Network(Section):
     kind: Literal["pictures", "text"]
     """Kind of the samples."""
     path: str
-    """A folder, a hub name, also with its revision (owner/name@commit), or a model shipped with flowalign; for pictures
-    also a single file (.safetensors)."""
+    """Folder, hub name (owner/name@commit works) or shipped model; for pictures also one file (.safetensors)."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the frozen weights and the forward pass; trained weights stay float32."""
     autocast: Literal["bfloat16", "float16"] | None = None
@@ -99,15 +98,13 @@ class ContextParallel(Section):
 class Model(Network):
     kind: Literal["pictures"] = "pictures"
     config: str | None = None
-    """Folder or hub name of a pipeline that describes a single file's parts, and has the missing ones; default:
-    diffusers' guess."""
+    """Pipeline (folder or hub name) that describes a single file and has its missing parts; default: a guess."""
     attention: str | None = None
     """diffusers attention backend: native (default), xformers, flash, ..."""
     encode: dict[str, Any] = {}
     """arguments of the pipeline's prompt encoding, e.g. max_sequence_length"""
     embeddings: str | None = None
-    """folder that keeps the prompts' embeddings, for other runs and processes too; a start whose prompts are all there
-    loads no text encoder"""
+    """Folder of prompts' embeddings, shared by runs; where all are there, no text encoder is loaded."""
     text_lora: TextLora | None = None
     """train the text encoders too, or alone; for methods that learn from the steps of a rollout"""
     base_bits: Literal[4, 8, "fp8"] | None = None
@@ -128,8 +125,7 @@ class Model(Network):
 class TextModel(Network):
     kind: Literal["text"]
     path: str
-    """a folder, a hub name of a causal language model, also with its revision (owner/name@commit), or 'tiny_lm',
-    which is shipped with flowalign"""
+    """Folder, hub name (owner/name@commit works) of a causal language model, or the shipped 'tiny_lm'."""
     padding: Literal["left", "right"] = "left"
     """side of the padding when log-probabilities are computed; sampling always pads on the left"""
     chat: bool = False

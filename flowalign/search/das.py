@@ -18,7 +18,7 @@ import torch
 
 from flowalign import registry
 from flowalign.search.engine import Engine
-from flowalign.search.weights import Weights
+from flowalign.search.weights import ParticleWeights
 from samplers import All, check_eta, normal, transition
 
 
@@ -55,7 +55,7 @@ class DAS:
         n = engine.afford(lambda n: (3 * n * engine.steps, n * (1 + engine.steps)), self.particles)
         kernel = registry.resolve("kernels", self.kernel, "kernel")
         eta, tempering = All().etas(engine.steps, self.eta, 0, 0), self.tempering(engine.steps)
-        p, sources, weights = engine.start(n), engine.noise(n), Weights(n)
+        p, sources, weights = engine.start(n), engine.noise(n), ParticleWeights(n)
         twist, ratio = torch.zeros(n), torch.zeros(n)
         for k in range(engine.steps):
             v, reward, slope = engine.slope(p)

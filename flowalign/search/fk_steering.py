@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flowalign import registry
 from flowalign.search.engine import Engine
-from flowalign.search.weights import Weights
+from flowalign.search.weights import ParticleWeights
 from samplers import All, check_eta
 from samplers.rows import Rows
 
@@ -86,7 +86,7 @@ class FKSteering:
         kernel = registry.resolve("kernels", self.kernel, "kernel")
         eta = All().etas(engine.steps, self.eta, 0, 0)
         p, sources = engine.start(n), engine.noise(n)
-        weights, potentials = Weights(n), Potentials.begin(self.potential, n)
+        weights, potentials = ParticleWeights(n), Potentials.begin(self.potential, n)
         for k in range(engine.steps):
             v = engine.velocity(p.x, p.step)
             if k in at:

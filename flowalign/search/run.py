@@ -13,7 +13,7 @@ from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.settings import Sampling
 from flowalign.search.engine import DEFAULT, Budget, Engine
 from flowalign.search.found import Searches, SearchResult
-from flowalign.search.store import Store
+from flowalign.search.store import SearchStore
 from rewards import Reward, spec_of
 
 Method = Callable[[Engine], None]
@@ -87,7 +87,7 @@ def search(
     sampling: Sampling,
     budget: Budget = DEFAULT,
     seed: int = 0,
-    store: Store | None = None,
+    store: SearchStore | None = None,
     progress: bool = True,
 ) -> Searches:
     """Search samples of prompts.

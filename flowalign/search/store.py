@@ -21,7 +21,7 @@ from flowalign.search.found import SearchResult
 ENDS = ("first", "best", "worst")
 
 
-class Store:
+class SearchStore:
     """The searches in a folder.
 
     Args:

@@ -14,7 +14,7 @@ def systematic(weights: Tensor, generator: torch.Generator) -> Tensor:
     return torch.searchsorted(weights.double().cumsum(0), comb).clamp(max=count - 1)
 
 
-class Weights:
+class ParticleWeights:
     """Log-weights of N particles, carried from step to step until they are resampled.
 
     The mean of the products of all potentials is estimated without bias, resampled or not: exp(`log_mean`).

@@ -30,8 +30,7 @@ class AWMSettings(AdvantageSettings):
     advantage_max: float = Field(5.0, gt=0)
     """the advantage that counts as 1; larger ones do too"""
     kl_weight: float = Field(1e-3, ge=0)
-    """Weight of the mean squared difference from the start weights' velocity; published: 0.001, 0.003 for OCR, 0.0001
-    for PickScore."""
+    """Weight of the mean squared difference from the start weights; published: 0.001, OCR 0.003, PickScore 0.0001."""
     old_weight: float = Field(1.0, ge=0)
     """Weight of the mean squared difference from the velocity of the snapshot `old`."""
     old: Snapshot = Snapshot(decay="0-0-0.001-0.3")

@@ -33,13 +33,11 @@ class MatchingSettings(base.AlgorithmSettings):
     levels: Named = Named(name="schedule")
     """Name in `flowalign list levels`, with its settings."""
     levels_of: Literal["sample", "micro_batch", "group", "batch"] = "sample"
-    """Unit that has noise levels of its own; with `micro_batch` as many neighbours of a group share theirs as fill a
-    micro-batch with all their levels."""
+    """Unit with noise levels of its own; `micro_batch`: as many neighbours of a group as fill one with their levels."""
     noise_of: Literal["sample", "group"] = "sample"
     """Unit that has noise of its own, at each level."""
     guidance: float | None = Field(None, ge=1)
-    """Classifier-free scale of the trained velocities; default 1, and where the scale is an input of the network the
-    rollout's."""
+    """Scale of the trained velocities; default 1, or the rollout's where the scale is an input of the network."""
     kl_weight: float = Field(0.0, ge=0)
     """Weight of the mean squared difference from the start weights' velocity."""
     reference: str | None = None

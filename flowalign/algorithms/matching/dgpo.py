@@ -34,8 +34,8 @@ class DGPOSettings(AdvantageSettings):
     against: Literal["reference", "old"] = "reference"
     """Weights whose errors the policy's are compared with in a group's weight."""
     clip_range: float | None = Field(1e-2, gt=0)
-    """Clip of a sample's ratio exp(e_old - e), null: none; published: 0.05, 0.01 for OCR and GenEval, 0.001 without
-    guidance, 0.00001 with `against: old`."""
+    """Clip of a sample's ratio exp(e_old - e); null: none; published: 0.05, OCR and GenEval 0.01, without guidance
+    0.001, `against: old` 0.00001."""
     kl_weight: float = Field(0.02, ge=0)
     """Weight of the mean squared difference from the start weights' velocity; published: 0.02, 0.001 for PickScore."""
     old: Snapshot = Snapshot(decay="0-0-0.001-0.3", every="update")

@@ -15,7 +15,6 @@ from flowalign.core.losses import preference_loss
 SCALE = 0.5
 """c, the authors' "signal-to-noise" value"""
 TIMESTEPS = 1000
-"""T, the number of timesteps."""
 
 
 class MaPOSettings(PairSettings):

@@ -30,8 +30,7 @@ class SurrogateSettings(AlongODESettings):
     beta: float = Field(1.0, gt=0)
     """Sharpness of a group's weight, which falls from 1 to 0."""
     clip_range: float = Field(1e-3, gt=0)
-    """Clip of a sample's ratio exp(e_slow - e), beyond which it has no gradient; published: 0.001, 0.002 for preference
-    models."""
+    """Clip of a sample's ratio exp(e_slow - e): no gradient beyond it; published: 0.001, 0.002 for preferences."""
     surrogate_kl: float = Field(1e-3, ge=0)
     """Weight of the mean squared difference of the surrogate's and the teacher's velocities."""
     runaway: float = Field(0.05, gt=0)

@@ -35,8 +35,7 @@ class TDMR1Settings(SurrogateSettings):
     weights: tuple[float, float, float] = (1.0, 0.3, 0.7)
     """Weights of the three differences: score, guidance, reward."""
     rewarded_steps: int | None = Field(None, ge=1)
-    """steps of the generator from its first on that the reward moves; after them only guidance's weight counts;
-    published: all, 2 of 4 for preference models"""
+    """First steps that the reward moves; guidance alone moves the others; published: all, 2 of 4 for preferences."""
 
 
 @dataclass(kw_only=True)

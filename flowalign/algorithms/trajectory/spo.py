@@ -39,8 +39,7 @@ class SPOSettings(step_pairs.StepPairSettings):
     beta: float = Field(10.0, gt=0)
     """Factor of the log-ratios to the start weights, means over a sample's elements; published: 10, LPO 500."""
     threshold: Gap | tuple[Gap, Gap] = 0.3
-    """the gap of the two rewards' softmax that a pair must exceed; two: at the step of the least and of the most noise,
-    between them by its standard deviation (LPO)"""
+    """Gap of a pair's rewards' softmax to exceed; two: at least and at most noise, else by standard deviation (LPO)."""
     start: int = Field(0, ge=0)
     """the first step that branches, counted from 0; published: 4 of 20, LPO 0"""
     judge: Estimator = Estimator(kind="one_step")

@@ -51,7 +51,7 @@ def search(
     from flowalign.search.engine import Budget
     from flowalign.search.run import build_methods, check_reward
     from flowalign.search.run import search as run_search
-    from flowalign.search.store import Store
+    from flowalign.search.store import SearchStore
 
     allowed = Budget.parse(budget)
     methods = build_methods(method or ["best_of_n"], settings(set_ or []))
@@ -73,7 +73,7 @@ def search(
     options.check_frames(policy, asked.get("num_frames"))
     wanted: Any = sampling.model_copy(update=asked)
     print(wanted.shown())
-    store = Store(output)
+    store = SearchStore(output)
     found = run_search(policy, listed, methods, judge, wanted, allowed, seed, store)
     for name in methods:
         own = [one for one in found if one.method == name]

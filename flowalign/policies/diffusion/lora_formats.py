@@ -129,7 +129,6 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
         "WanTransformer3DModel": Layout("diffusion_model.", WAN),
     },
 }
-"""Layouts by format and diffusers' class of the network."""
 
 
 def layout_of(kind: str, network: str) -> Layout:

@@ -111,7 +111,6 @@ class LevelScheduler(TransitionScheduler):
     """
 
     shape: tuple[int, ...]
-    """Shape of the latents."""
 
     def __init__(self, *args: Any, levels: Tensor | None = None, **settings: Any) -> None:
         self.wanted = levels

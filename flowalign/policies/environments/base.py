@@ -10,9 +10,7 @@ class Answer(NamedTuple):
     observation: str
     """Text that the model reads next; nobody reads the last one."""
     reward: float = 0.0
-    """Reward of this turn."""
     done: bool = False
-    """Whether the episode is over."""
     state: str | None = None
     """Name of the next turn's state, by which GiGPO finds turns in one state; default: the observation."""
 

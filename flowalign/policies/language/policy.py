@@ -41,7 +41,6 @@ class LanguagePolicy(Policy[TextRollout]):
     """
 
     noun: ClassVar[str] = "language model"
-    """Noun for messages."""
     networks: ClassVar[Any] = AutoModelForCausalLM
     readers: ClassVar[Any] = AutoTokenizer
 

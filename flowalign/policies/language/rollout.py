@@ -56,8 +56,7 @@ class TextRollout(Rows):
     pictures: list[list[Image]] = field(default_factory=list)
     """[B] pictures shown with each prompt; empty for a model that sees none."""
     turn: Tensor = field(default_factory=lambda: torch.empty(0))
-    """[B, T] integers: the number of each token's turn, the environment's answer to it included; -1 is padding.
-    Default: all sampled tokens are one turn."""
+    """[B, T] integers: each token's turn, with the environment's answer to it; -1: padding. Default: one turn."""
     episodes: list[list[TurnTaken]] = field(default_factory=list)
     """[B] the turns of each row; empty without an environment"""
 

@@ -19,7 +19,7 @@ from flowalign.search.fk_steering import FKSteering, Potentials
 from flowalign.search.nrg import NRG
 from flowalign.search.reno import ReNO, improbability
 from flowalign.search.ttsnap import TTSnap
-from flowalign.search.weights import Weights, systematic
+from flowalign.search.weights import ParticleWeights, systematic
 from samplers import KERNELS, All, rollout, sample_ode
 from tests.flowalign.search.gaussian import chain, engine, velocity
 
@@ -187,7 +187,7 @@ def test_noises_that_are_no_noise_are_improbable() -> None:
 
 def test_weights_are_carried_where_nothing_is_resampled() -> None:
     generator = torch.Generator().manual_seed(0)
-    weights = Weights(4)
+    weights = ParticleWeights(4)
     weights.add(torch.tensor([0.1, 0.0, 0.0, 0.1]))
     assert weights.resample(0.5, generator) is None
     weights.add(torch.tensor([5.0, 0.0, 0.0, 0.0]))

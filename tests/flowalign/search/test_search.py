@@ -20,7 +20,7 @@ from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.rlg import weighed
 from flowalign.policies.settings import Sampling
 from flowalign.search import Engine
-from flowalign.search.store import Store
+from flowalign.search.store import SearchStore
 from rewards.rules import JPEGSize
 from rewards.shapes.clip import TinyCLIP
 
@@ -261,7 +261,7 @@ def test_the_command_compares_methods_and_writes_preferences(
     # a second time there is nothing left to do
     assert run("tiny_sd3", str(tmp_path / "prompts.txt"), *methods, *given) == 0
     assert len((tmp_path / "found" / "tried.jsonl").read_text().splitlines()) == 4
-    assert Store(tmp_path / "found").write_pairs(pairs, "shapes") == len(read)
+    assert SearchStore(tmp_path / "found").write_pairs(pairs, "shapes") == len(read)
 
 
 @pytest.mark.parametrize(

@@ -43,12 +43,10 @@ class Family:
     unconditional: ClassVar[int] = 0
     """Number of the guidance branch with the empty prompt, in the order of calls and copies."""
     denoiser: ClassVar[str] = "transformer"
-    """The pipeline's attribute that is trained."""
     lora_targets: ClassVar[tuple[str, ...]]
     """Names of the modules that get a LoRA by default."""
     dead_ends: ClassVar[tuple[str, ...]] = ()
-    """Beginnings of names of parts whose output nothing reads, -1 for the last block: they have no gradient and are not
-    trained, since processes with copies would wait for one."""
+    """Beginnings of names of parts without an effect, and so without a gradient; -1 stands for the last block."""
     shared: ClassVar[tuple[str, ...]] = ()
     """tensor arguments of the denoiser without a batch axis"""
     images: ClassVar[tuple[int, int]] = (0, 0)
@@ -64,11 +62,9 @@ class Family:
     unpadded: ClassVar[bool] = False
     """a text's length changes the sample, without a mask to help: prompts of different lengths are called apart"""
     text_inputs: ClassVar[Mapping[str, str]] = {}
-    """Arguments of the denoiser ('added_cond_kwargs.text_embeds' in a dictionary), and their embeddings; without them
-    the text encoders cannot be trained."""
+    """The denoiser's arguments and their embeddings; without them text encoders cannot be trained."""
     middle: ClassVar[str] = ""
-    """The denoiser's block, or list of blocks, in whose middle features of samples are read (the last output of
-    several); empty: nowhere."""
+    """Block, or list of blocks, in whose middle features of samples are read (the last output); empty: nowhere."""
     divides_tokens: ClassVar[bool] = False
     """The output of diffusers for tokens divided over processes was tested to equal the whole."""
     parts: int = 1

@@ -128,9 +128,9 @@ def make_run(
 def make_search(folder: Path, prompts: list[str], side: int = 32) -> Path:
     """A search's folder: 6 plain samples of each prompt, and 6 begun, of which 3 go on and 2 of those are best."""
     from flowalign.search.found import Node, SearchResult
-    from flowalign.search.store import Store
+    from flowalign.search.store import SearchStore
 
-    store = Store(folder)
+    store = SearchStore(folder)
     store.open({"reward": "made"})
     for number, prompt in enumerate(prompts):
         for method, parents in (("best_of_n", []), ("ttsnap", [0, 2, 5])):
