@@ -19,8 +19,8 @@ class LinearHead(nn.Module):
     """The head of the aesthetic predictors and of ImageReward: five linear layers with nothing between them.
 
     Args:
-        width: of the embedding.
-        numbers: of the layers in the published weights, where dropout stands between.
+        width: width of the embedding.
+        numbers: numbers of the layers in the published weights, where dropout stands between.
     """
 
     def __init__(self, width: int, numbers: Sequence[str] = ("0", "2", "4", "6", "7")) -> None:

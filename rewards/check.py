@@ -97,7 +97,7 @@ def check_reward(reward: Reward, template: Template | None = None, size: int = 2
     """All checks that apply to a pointwise or group reward of pictures or of texts.
 
     Args:
-        template: of a judge that writes its verdicts; its reading of hostile replies is checked too.
+        template: template of a judge that writes its verdicts; its reading of hostile replies is checked too.
         size: pixels of a side of the pictures; shapes are drawn at 32 and enlarged.
     """
     checks = [*_verdicts(template)] if template is not None else []

@@ -221,7 +221,7 @@ class HPSv2(DualEncoderReward):
     Pictures are fitted with black bars, not cropped, as in the authors' code.
 
     Args:
-        version: of the published weights.
+        version: version of the published weights.
         model: open_clip architecture.
         weights: instead of the published ones.
     """
@@ -258,7 +258,7 @@ class GoalBaseline(DualEncoderReward):
     the baseline to the goal was projected out of s - g; at alpha 0 it is the plain cosine.
 
     Args:
-        baseline: what a picture shows that does not yet show the prompt; metadata["baseline"] overrides it.
+        baseline: content of a picture that does not yet show the prompt; metadata["baseline"] overrides it.
         alpha: in [0, 1].
         encoder: as of `DualEncoderReward`.
     """

@@ -107,9 +107,9 @@ class ClipT5Score(ModelReward):
     As in the authors' code it is the geometric mean of the probabilities of Yes and of the end after it.
 
     Args:
-        question: what the model is asked: a text file with {prompt} and, once, <image>; or the authors' folder
+        question: the model's question: a text file with {prompt} and, once, <image>; or the authors' folder
             t2v_metrics, whose wording the weights were trained on and which their scores need. Default: our words.
-        answer: of which the probability is taken.
+        answer: answer whose probability is taken.
         model: folder or hub name of the published checkpoint.
         tower: folder or hub name of its CLIP.
         tokenizer: folder or hub name of its T5's tokenizer.

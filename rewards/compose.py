@@ -198,7 +198,7 @@ class MeanMinusSpread(Composition):
 
     Args:
         rewards: at least two.
-        coefficient: of their standard deviation (the paper takes the variance).
+        coefficient: coefficient of their standard deviation (the paper takes the variance).
     """
 
     def __init__(self, rewards: Sequence[Reward], coefficient: float = 1.0) -> None:
@@ -252,7 +252,7 @@ class Gate(Composition):
 
     Args:
         passes: must be at least `threshold`.
-        then: what is paid there.
+        then: reward there.
         otherwise: the value elsewhere.
     """
 

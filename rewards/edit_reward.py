@@ -49,7 +49,7 @@ class EditReward(QwenReward):
     right); `spread`, the mean of the heads' second outputs, the authors' measure of how unsure they are.
 
     Args:
-        instructions: what the model is told: a folder with following.txt and quality.txt, each with {prompt} and, at
+        instructions: the model's instructions: a folder with following.txt and quality.txt, each with {prompt} and, at
             the end, the token <|Reward|>; or the authors' EditReward/dataset, whose wording the weights were trained
             on and which their scores need. Default: the same criteria in our words.
         weights: a published checkpoint.

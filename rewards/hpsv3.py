@@ -36,7 +36,7 @@ class HPSv3(QwenReward):
     Part `spread`: the head's second output, the authors' measure of how unsure it is.
 
     Args:
-        instruction: what the model is told: a text file with {prompt} and, at the end, the token <|Reward|>; or the
+        instruction: the model's instruction: a text file with {prompt} and, at the end, the token <|Reward|>; or the
             authors' hpsv3/dataset/data_collator_qwen.py, whose wording the weights were trained on and which their
             scores need. Default: the same criteria in our words.
         weights: the published checkpoint.
@@ -72,8 +72,8 @@ class Condition(nn.Module):
     The ability is guessed from the read state; both scale and shift that state before the head.
 
     Args:
-        width: of the state.
-        inner: of the conditions' embedding.
+        width: width of the state.
+        inner: width of the conditions' embedding.
     """
 
     def __init__(self, width: int, inner: int) -> None:

@@ -26,7 +26,7 @@ class Asker:
     """Asks one server, from several threads at once.
 
     Args:
-        name: of the reward, for messages.
+        name: name of the reward, for messages.
         url: base address.
         timeout: seconds that one attempt may take.
         patience: seconds to go on trying after an attempt failed because the server is down, slow or overloaded.

@@ -42,9 +42,9 @@ class Tower(nn.Module):
     """The part of ImageBind for one kind of sample; sizes are read from the tensors.
 
     Args:
-        tensors: of the published checkpoint.
+        tensors: tensors of the published checkpoint.
         kind: audio or text.
-        heads: of its attention.
+        heads: heads of its attention.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], kind: Literal["audio", "text"], heads: int) -> None:

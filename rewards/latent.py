@@ -104,7 +104,7 @@ class Head(nn.Module):
     """The head of DiNa-LRM; names as in the checkpoint.
 
     Args:
-        width: of the trunk.
+        width: width of the trunk.
         layers: how many of the trunk's layers it reads, of the latents and of the prompt.
         queries, heads: of its attention.
     """

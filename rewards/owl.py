@@ -106,8 +106,8 @@ class Abstractor(nn.Module):
     """Draws patches together: learnt queries look at them and at each other, layer by layer.
 
     Args:
-        sizes: of the checkpoint's configuration.
-        width: of the language model.
+        sizes: sizes of the checkpoint's configuration.
+        width: width of the language model.
     """
 
     def __init__(self, sizes: Mapping[str, Any], width: int) -> None:

@@ -49,9 +49,9 @@ def compare(
         ask: gives the verdicts.
         schedule: 'all' pairs, each once (Pref-GRPO, arXiv 2508.20751); 'one' random member against all the others
             (BRPO, Writing-Zero, 2506.00103); a seeded single-elimination 'tournament' (ArenaRL, 2601.06487).
-        seed: of the random member; another each iteration.
+        seed: seed of the random member; another each iteration.
         both: ask every pair in both orders and average, against a judge's liking for a place.
-        opponents: of 'all', as of `all_pairs`.
+        opponents: opponents for 'all', as in `all_pairs`.
     """
     if schedule == "tournament":
         return tournament(group, ask, seed, both)

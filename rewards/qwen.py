@@ -32,7 +32,7 @@ class Reader(nn.Module):
     """A Qwen-VL and its processor.
 
     Args:
-        tensors: of a checkpoint; heads' tensors are left alone.
+        tensors: tensors of a checkpoint; heads' tensors are left alone.
         base: folder or hub name of the Qwen-VL that was trained further, for its configuration and processor.
         markers: tokens that were added to its vocabulary, in this order; each stands once in a text.
         title: whose weights they are, for messages.
@@ -76,8 +76,8 @@ class Reader(nn.Module):
         """[B, markers, width] float32: the last states at the marked tokens.
 
         Args:
-            shown: of each sample, its pictures [3, H, W] or its video [F, 3, H, W] in [0, 1], of the model's sizes.
-            texts: what stands below them, with each marker once.
+            shown: pictures [3, H, W] or a video [F, 3, H, W] of each sample, in [0, 1], of the model's sizes.
+            texts: texts below them, with each marker once.
         """
         films = [frames.to(self.device) for row in shown for frames in row]
         kind = "video" if films[0].ndim == 4 else "image"

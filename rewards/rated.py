@@ -54,7 +54,7 @@ class RatingWord(ModelReward):
     """Base: the mean worth of the rating word that comes next.
 
     Args:
-        question: what the model is asked: a text file with <|image|> once, and perhaps {aspect}; or the authors'
+        question: the model's question: a text file with <|image|> once, and perhaps {aspect}; or the authors'
             evaluate/scorer.py, whose wording the weights were trained on and which their scores need. Default: ours.
         model: folder or hub name of a published checkpoint.
         aspect: quality, or aesthetics.

@@ -21,9 +21,9 @@ class Referenced(Composition):
     """Base of compositions that compare each reward's value with its reference scores.
 
     Args:
-        rewards: that have reference scores.
+        rewards: rewards with reference scores.
         reference: the score of samples whose metadata has none.
-        key: of the metadata.
+        key: key of the metadata.
     """
 
     def __init__(self, rewards: Sequence[Reward], title: str, reference: float | None, key: str) -> None:
@@ -60,7 +60,7 @@ class BoundedCentred(Referenced):
         reward: to be bounded.
         reference: the reference score of samples whose metadata has none.
         scale: the gap is divided by it.
-        key: of the metadata: a number, a list of numbers, or either under the reward's name.
+        key: key of the metadata: a number, a list of numbers, or either under the reward's name.
     """
 
     def __init__(self, reward: Reward, reference: float | None = None, scale: float = 1.0, key: str = KEY) -> None:
@@ -114,9 +114,9 @@ class LogSigmoidSum(Referenced):
     Args:
         rewards: log-odds, as of rewards that were trained on comparisons; others are divided by `scales`.
         weights: one each; default 1.
-        scales: what each reward's gap to its reference is divided by; default 1.
+        scales: divisor of each reward's gap to its reference; default 1.
         reference: the reference score of samples whose metadata has none.
-        quantile: of several reference scores of a prompt, this one is the reference. Public code of this reward takes
+        quantile: quantile of a prompt's reference scores that is the reference. Public code of this reward takes
             the 0.85 too, of a normal distribution with their mean and deviation; the paper's text was not at hand.
         key: as of `BoundedCentred`.
     """

@@ -106,7 +106,7 @@ class JPEGSize:
     """Size of the picture as a JPEG, in kilobytes: DDPO's (in)compressibility (arXiv 2305.13301).
 
     Args:
-        quality: of the JPEG, 1 to 95.
+        quality: quality of the JPEG, 1 to 95.
         prefer: "small" gives minus the size.
     """
 

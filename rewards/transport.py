@@ -39,10 +39,10 @@ class PISCES(ModelReward):
         model: a CLIP of transformers, folder or hub name, or 'tiny_clip', which comes with flowalign.
         real: JSON lines of real pictures ('target', a file) and their prompts, at least two, that the map of prompts
             is fitted to; null leaves the quality out.
-        quality_weight: of the quality, the rest of 1 being the semantic's.
-        share: of the prompt's tokens that the plan matches.
-        entropy: of the plan, in units of the cost 1 - cosine.
-        frames: of a video, evenly from the first to the last; null: samples are pictures.
+        quality_weight: weight of the quality, the rest of 1 being the semantic's.
+        share: share of the prompt's tokens that the plan matches.
+        entropy: entropy of the plan, in units of the cost 1 - cosine.
+        frames: number of frames of a video, evenly from the first to the last; null: samples are pictures.
         batch_size, device, dtype: of the model.
     """
 

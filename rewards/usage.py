@@ -8,7 +8,7 @@ class Usage:
     """Counts of one judge; threads add to them.
 
     Args:
-        price: of a million tokens of questions, and of a million tokens of replies, in any currency.
+        price: price of a million tokens of questions, and of a million tokens of replies, in any currency.
     """
 
     def __init__(self, price: tuple[float, float] | None = None) -> None:

@@ -44,7 +44,7 @@ class VideoReward:
     Args:
         weigh: weights of the three in the sum.
         video_fps: frames a second of the videos that are scored; the model sees two a second.
-        instruction: what the model is told: a text file with {prompt} and the tokens <|VQ_reward|>, <|MQ_reward|> and
+        instruction: the model's instruction: a text file with {prompt} and the tokens <|VQ_reward|>, <|MQ_reward|> and
             <|TA_reward|>, in this order; or the authors' prompt_template.py, whose wording the weights were trained on
             and which their scores need. Default: the same criteria in our words.
         weights: the published checkpoint, a LoRA with what it was put on.

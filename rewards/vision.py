@@ -195,7 +195,7 @@ def load_repository(source: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     For networks whose class transformers does not have, so that its `from_pretrained` cannot read them.
 
     Args:
-        source: of a hub name, what follows an @ is a branch, a tag or a commit.
+        source: folder or hub name; an @ in it begins a branch, a tag or a commit.
 
     Raises:
         FileNotFoundError: there are none.

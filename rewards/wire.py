@@ -66,7 +66,7 @@ def decode(
     """Samples, prompts and metadata of a request.
 
     Args:
-        budget: of its pictures and its JSON once they are decoded, counted before they are; default endless. A picture
+        budget: memory of its decoded pictures and JSON, counted before they are; default endless. A picture
             that stands in several places counts in each.
 
     Raises:

@@ -12,7 +12,7 @@ def wording(title: str, files: Sequence[Path], names: Sequence[str], theirs: str
     """Wording for a model: the text of a file, or of constants in the authors' Python files, which are not run.
 
     Args:
-        names: of the constants that make it up.
+        names: names of the constants that make it up.
         theirs: where the authors have them, for messages.
         markers: tokens that it must hold once each.
 

@@ -51,7 +51,7 @@ def complete(
         sigmas: [T + 1].
         start_velocity: [N, ...] velocities at the states, where they are known: the first leap is then free.
         batch_size: rows a network call.
-        order: of the solver: 1 is Euler's rule, 2 DPM-Solver++.
+        order: order of the solver: 1 is Euler's rule, 2 DPM-Solver++.
 
     Returns:
         [N, ...] float32 finished samples.
@@ -122,7 +122,7 @@ def completions(
 
     Args:
         count: ODE steps of a completion; None takes the whole rest of the schedule, 1 is the one-step x0 estimate.
-        order: of the solver, as in `complete`.
+        order: order of the solver, as in `complete`.
     """
     batch, steps = trajectory.mask.shape
     nodes = trajectory.numbered()
@@ -178,7 +178,7 @@ def fork(
         samples: [N] the trunk of each.
         eta: [T] noise levels, 0 before step `first`.
         seeds: N seeds of the step noise: the trajectories equal N rollouts of their own.
-        order: of the solver after the last stochastic step, as of `Recorder`.
+        order: order of the solver after the last stochastic step, as of `Recorder`.
     """
     recorder = Recorder(trunk.latents[samples, first], trunk.sigmas[first:], kernel, eta[first:], seeds, order)
     v = trunk.velocity[samples, first]

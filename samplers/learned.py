@@ -25,7 +25,7 @@ class LearnedNoise(nn.Module):
     noise at 3 std and scores it without), and rollout and replay ask for it at one and the same sigma.
 
     Args:
-        shape: of the std of one sample, broadcasting against the latents: (C, 1, 1) gives one a channel, (C, H, W)
+        shape: shape of a sample's std, broadcasting against the latents: (C, 1, 1) gives one a channel, (C, H, W)
             one an element.
         low, high: bounds of std, 0 < low < high; the network moves between their logarithms.
         condition_size: length of the condition vector (a pooled prompt embedding), 0 for none.

@@ -57,7 +57,7 @@ class Window:
         stride: steps a progressive move covers, at least 1.
         every_last: iterations a progressive window spends at its last place; from the first place to there they
             go linearly from `every` to this. Default `every`.
-        of: what a random window is drawn for, a whole iteration or each group by itself.
+        of: scope of a random window, a whole iteration or each group by itself.
     """
 
     size: int = 2
@@ -113,7 +113,7 @@ class Random:
         start: first step of the range, counted from 0.
         stop: the range ends below this step; default the last step, which never carries noise.
         every: iterations between two draws, at least 1.
-        of: what the steps are drawn for, a whole iteration or each group by itself.
+        of: scope of the drawn steps, a whole iteration or each group by itself.
     """
 
     size: int = 3

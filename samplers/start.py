@@ -14,11 +14,11 @@ class StartNoise(nn.Module):
     have the same.
 
     Args:
-        channels: of the latents.
+        channels: channels of the latents.
         condition_size: length of a prompt's vector.
         grid: height and width of the coarse grid.
         hidden: width of the hidden layer.
-        bound: of means and of the logarithms of deviations.
+        bound: bound of means and of the logarithms of deviations.
     """
 
     def __init__(self, channels: int, condition_size: int, grid: int = 4, hidden: int = 64, bound: float = 1.5) -> None:

@@ -25,7 +25,7 @@ def grow(
     """Grow one tree from the start noise of each trunk; every node is computed once.
 
     Args:
-        velocity: of the samples of the trunk's rollout.
+        velocity: velocity of the samples of the trunk's rollout.
         trunk: B trajectories, of which only the start noise and its velocity are used.
         eta: [T] noise levels.
         seeds: B seeds.
@@ -96,9 +96,9 @@ def side_branches(
     is going on from one of them at random.
 
     Args:
-        velocity: of the samples of the trunk's rollout.
+        velocity: velocity of the samples of the trunk's rollout.
         trunk: B trajectories.
-        seeds: of each trunk's side branches, S each.
+        seeds: seeds of each trunk's side branches, S each.
         start: the first step that has side branches.
         batch_size: rows a network call.
 

@@ -286,7 +286,7 @@ def gigpo(
         record: with `state`, alike on the actions of a turn. Rewards are `steps`, a reward [B, T], or one [B] that is
             earned by a row's last turn.
         gamma: discount of the returns, from turn to turn.
-        scale: of both parts; the authors' default divides by nothing where variance is noisy ('none').
+        scale: scale of both parts; the authors' default divides by nothing where variance is noisy ('none').
     """
     assert record.state is not None
     mask, reward = record.mask, record.reward

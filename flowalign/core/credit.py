@@ -47,7 +47,7 @@ def turning_point_rewards(
     Args:
         values: [B, T + 1]; the start noise of column 0 must be the trajectory's own (the released code draws
             another).
-        variant: what a turning point k gets, and the other steps:
+        variant: credit of a turning point k, and of the other steps:
             'aggregate', the abstract: R_T - R_{k-1}, its long-term effect; others d_k.
             'released', the authors' launch scripts: as 'aggregate', but only where d_k and R_T - R_k have one sign,
             and, of the turning points of all rows, as many of rising as of falling trajectories, those with the

@@ -12,7 +12,7 @@ def inclusion(size: Tensor, share: float, by_size: float) -> Tensor:
 
     Args:
         size: [N] from 0 on, how much each item is expected to teach.
-        share: of the items that are drawn, on average; less where probabilities are cut at 1.
+        share: share of the items that are drawn, on average; less where probabilities are cut at 1.
         by_size: 0 draws all alike.
     """
     mean = size.mean()

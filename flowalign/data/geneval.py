@@ -40,9 +40,9 @@ def generate(
 
     Args:
         count, heldout: how many of each.
-        shares: of the tasks, default equal. A task whose prompts run out starts over, so that its share holds; heldout
-            out it gives half of its prompts at most.
-        avoid: what no prompt may ask for, as of `content_of`.
+        shares: share of each task, default equal. A task whose prompts run out starts over, so that its share holds;
+            held out it gives half of its prompts at most.
+        avoid: contents that no prompt may have, as of `content_of`.
 
     Returns:
         records with 'prompt', 'tag', 'include' and, for counting, 'exclude'; 'category' repeats the tag.

@@ -274,7 +274,7 @@ def check_pictures(named: Sequence[tuple[str, str]]) -> None:
     """Refuse files that cannot be read as pictures, before anything is learned from the first.
 
     Args:
-        named: of each the place that names it, and the file; videos are left to their reader.
+        named: place that names each file, and the file; videos are left to their reader.
 
     Raises:
         ConfigError: the first of them, and the line that names it.

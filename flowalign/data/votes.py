@@ -37,7 +37,7 @@ class Votes:
     """A file of votes. Each is on the disk before `add` returns (WAL, synchronous), so a crash loses none.
 
     Args:
-        path: of the SQLite file, made where there is none.
+        path: path of the SQLite file, made where there is none.
     """
 
     def __init__(self, path: Path) -> None:

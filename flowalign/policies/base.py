@@ -23,7 +23,7 @@ def fitting_lora(setting: str, path: str | Path) -> Iterator[None]:
     """Say in one line why a LoRA cannot be put on a model, of which the libraries raise errors of all kinds.
 
     Args:
-        setting: what named it, for people.
+        setting: name of the setting, for people.
 
     Raises:
         ConfigError: names the setting and the path.
@@ -57,7 +57,7 @@ class Policy(Generic[R]):
     """A network with adapters as diffusers and transformers models have them.
 
     Args:
-        network: what is trained, loaded; frozen until `add_lora` or `train_all`.
+        network: loaded network to train; frozen until `add_lora` or `train_all`.
         device: where it samples and trains.
     """
 
@@ -169,7 +169,7 @@ class Policy(Generic[R]):
         """Compile the network's repeated blocks, one graph for all that are alike; put nothing more on it after.
 
         Args:
-            settings: of torch.compile.
+            settings: settings of torch.compile.
         """
         # beyond torch's own limit of 8 a block runs uncompiled, without a word
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
@@ -217,7 +217,7 @@ class Policy(Generic[R]):
         """Within it the policy is its base with one adapter on, for calls without gradients to weights.
 
         Args:
-            path: of a saved one, which is read once; 'trained' for its own; None: with none.
+            path: path of a saved one, which is read once; 'trained' for its own; None: with none.
 
         Raises:
             ConfigError: there is none, or it does not fit the network.
@@ -295,7 +295,7 @@ class Policy(Generic[R]):
         """Load a model from a folder or a hub name.
 
         Args:
-            dtype: of the frozen weights and the forward pass, or its name.
+            dtype: number format of the frozen weights and the forward pass, or its name.
             settings: further arguments of the class.
 
         Raises:

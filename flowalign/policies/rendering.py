@@ -29,14 +29,14 @@ class Rendered:
 
     Args:
         generator: folder or hub name of a diffusers pipeline, or a shipped one.
-        reward: of pictures, pointwise or of groups.
+        reward: reward of pictures, pointwise or of groups.
         judged_by: key of the metadata with the text that the judge is given; default the request itself.
         pattern: a regular expression whose first group, at its last match, is the rewritten prompt, where a text also
             reasons; a text without a match is rendered as the empty prompt. Default the whole text.
         dtype, encode: of the pipeline, as in a configuration's `model`.
         steps, guidance, sigmas, height, width: of sampling by the ODE.
         batch_size: pictures a network call.
-        device: of the pipeline; 'auto' is the process's GPU.
+        device: device of the pipeline; 'auto' is the process's GPU.
     """
 
     def __init__(

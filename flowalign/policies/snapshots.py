@@ -14,8 +14,8 @@ class Snapshots:
     """Copies of what is trained: adapters, or whole networks; in shards where the weights are.
 
     Args:
-        parameters: of the policy, the parts on this process.
-        settings: of each copy, by its name.
+        parameters: the policy's parameters on this process.
+        settings: settings of each copy, by its name.
         refresh: called whenever the parameters were replaced.
         host: keep the copies in the host's memory; they are moved on the parameters' device, a tensor at a time.
     """

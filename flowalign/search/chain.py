@@ -53,7 +53,7 @@ class Chain:
 
     Args:
         editor: the pipeline that adds units to a picture, a folder or hub name; default the model itself.
-        instruction: what the editor is asked; {unit} is what to add, {text} the prompt up to its end.
+        instruction: the editor's instruction; {unit} is what to add, {text} the prompt up to its end.
         splitter: the language model that splits prompts, a folder or hub name; default rules.
         candidates: tried for each unit; default as many as the budget pays for.
         levels: weights of the reward's parts.

@@ -28,7 +28,7 @@ class DAS:
 
     Args:
         particles: default as many as the budget pays for.
-        strength: of the tilt exp(strength * reward); 0 samples plainly.
+        strength: strength of the tilt exp(strength * reward); 0 samples plainly.
         gamma: how fast the reward comes in; default so that it is whole in the last step.
         below: share of the particles; resampled is where the effective sample size is smaller.
         kernel, eta: of the steps.

@@ -46,7 +46,7 @@ class DNO:
         iterations: default as many as the budget pays for.
         nearby: samples by which the gradient of a reward without one is estimated; 0 takes the reward's own.
         distance: how far their noises are, in standard deviations.
-        learning_rate: of AdamW.
+        learning_rate: learning rate of AdamW.
         clip: largest norm of a gradient.
         regularization: weight of the noises' improbability, beside the reward.
         kernel, eta: of the steps; eta 0 walks the ODE and leaves the start noise alone to improve.

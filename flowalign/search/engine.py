@@ -69,9 +69,9 @@ class Engine:
 
     Args:
         policy: the frozen model.
-        reward: what is searched for, of single samples.
-        metadata: of the prompt; names the pictures that samples are made from.
-        seed: of the first start noise; the n-th has seed + n, as plain sampling of n samples has.
+        reward: reward of single samples to search for.
+        metadata: metadata of the prompt; names the pictures that samples are made from.
+        seed: seed of the first start noise; the n-th has seed + n, as plain sampling of n samples has.
         report: called whenever samples were scored.
     """
 
@@ -128,7 +128,7 @@ class Engine:
         """An engine of another model or prompt that shares this one's budget and what is found.
 
         Args:
-            changes: of the sampling.
+            changes: changed settings of the sampling.
         """
         sampling = self.sampling.model_copy(update=changes)
         other = Engine(
@@ -274,7 +274,7 @@ class Engine:
 
         Args:
             x0: [N, ...] what to score in the place of states that are not finished.
-            reward: that judges it; default the one that is searched for.
+            reward: reward that judges it; default the engine's.
 
         Raises:
             RewardError: as `rewards.score`.

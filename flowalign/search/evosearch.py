@@ -41,7 +41,7 @@ class EvoSearch:
 
     Args:
         population: samples of the first generation; default as many as the budget pays for.
-        offspring: of each later generation, as a share of the first.
+        offspring: size of each later generation, as a share of the first.
         at: where each generation changes its parents, as shares of the schedule, in order; 0 is the start noise.
         tournament: share of the samples so far that compete to be a child's parent.
         mutation: how much of the start noise is replaced, in [0, 1].

@@ -42,7 +42,7 @@ class Potentials(Rows):
         """[N] the logarithm of the potential of particles that score [N], and what the next depends on.
 
         Args:
-            last: of finished samples: what is missing from exp(strength * score).
+            last: samples are finished, whose potential is what is missing from exp(strength * score).
         """
         memory = {"diff": score, "max": self.memory.maximum(score), "add": self.memory + score, "rt": score}[kind]
         log = strength * (score - self.memory if kind == "diff" else memory)
@@ -58,7 +58,7 @@ class FKSteering:
     Args:
         particles: default as many as the budget pays for.
         strength: lambda, of the tilt exp(lambda * reward); 0 samples plainly.
-        potential: of a particle on its way: diff exp(lambda * (r - r before)), max exp(lambda * largest r), add
+        potential: weight of a particle on its way: diff exp(lambda * (r - r before)), max exp(lambda * largest r), add
             exp(lambda * sum of r), rt exp(lambda * r).
         resamplings: how often, evenly over the schedule from its start.
         below: share of the particles; resampled is where the effective sample size is smaller. 1 is always, 0.5 the

@@ -94,7 +94,7 @@ class SearchResult:
         """Remember a scored state; returns its number.
 
         Args:
-            sample: that was scored: of a state that is not finished, what it promises.
+            sample: scored sample; for an unfinished state the predicted one.
         """
         number = len(self.nodes)
         self.nodes.append(node)

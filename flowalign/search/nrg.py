@@ -19,7 +19,7 @@ class NRG:
 
     Args:
         n: samples; default as many as the budget pays for.
-        strength: of the tilt exp(strength * reward); 0 samples plainly.
+        strength: strength of the tilt exp(strength * reward); 0 samples plainly.
     """
 
     name = "nrg"

@@ -26,7 +26,7 @@ def optimize(
     """Score a sample, move its noises, and again; the last is scored alone.
 
     Args:
-        noises: what the optimizer moves.
+        noises: noises that the optimizer moves.
         count: samples.
         clip: largest norm of the gradient.
     """

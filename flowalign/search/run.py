@@ -94,9 +94,9 @@ def search(
 
     Args:
         methods: by their names.
-        reward: of single samples.
-        budget: of each prompt and method.
-        seed: of each prompt's first start noise.
+        reward: reward of single samples.
+        budget: budget of each prompt and method.
+        seed: seed of each prompt's first start noise.
         store: keeps what is found, and goes on from what is there.
 
     Returns:

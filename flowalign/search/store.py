@@ -35,7 +35,7 @@ class SearchStore:
         """Finished results, by number of the prompt and method.
 
         Args:
-            settings: what tells these searches from others.
+            settings: settings that tell these searches from others.
 
         Raises:
             ConfigError: the folder has searches that asked for something else.

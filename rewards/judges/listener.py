@@ -23,9 +23,9 @@ class Listener:
 
     Args:
         judge: where the listener is, local or served; not the model in training.
-        template: of one question with the field {text}, the reasoning, and {prompt}; its labels are the answers there
+        template: one question with the field {text}, the reasoning, and {prompt}; its labels are the answers there
             are. The listener sees the prompt's pictures too, those that the metadata names under 'image'.
-        key: of the right answer in the metadata, one of the labels.
+        key: key of the right answer in the metadata, one of the labels.
         pattern: a regular expression whose first group is the reasoning. A reply without a match gets 0, and the part
             `unparsed` says how often that happens.
     """

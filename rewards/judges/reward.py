@@ -86,9 +86,9 @@ class Asking:
             `rewards.judges.template`.
         judge: where the model is, local or served.
         samples: replies to average, drawn at `temperature`.
-        max_tokens: of a reply.
+        max_tokens: largest length of a reply.
         retries: further replies drawn where one cannot be parsed.
-        frames: of a video that the judge sees.
+        frames: number of frames of a video that the judge sees.
         wording: the Python file of the authors in which the template's questions stand; their words take the place of
             ours, and nothing in it is run.
         both_orders: ask comparisons of two pictures in both orders.
@@ -210,7 +210,7 @@ class JudgeReward(Asking):
 
     Args:
         template, judge, asking: as of `Asking`.
-        unparsed: what a sample gets whose verdict cannot be parsed: group_mean (the mean of its group's others, so
+        unparsed: value of a sample whose verdict cannot be parsed: group_mean (the mean of its group's others, so
             that it teaches nothing; of the batch's where a whole group is unparsed), lowest (0), or error. More than
             half of a batch unparsed is always an error.
     """

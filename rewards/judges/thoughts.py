@@ -40,7 +40,7 @@ class ThoughtPRM:
             adopted (a {step} and the {answer}); what cannot be read is no.
         separator: a regular expression of what ends a step.
         answer: a regular expression; after its last match comes the answer, else the last step is the answer.
-        strength: of the rewards of right texts' thoughts.
+        strength: strength of the rewards of right texts' thoughts.
     """
 
     name = "thought_prm"

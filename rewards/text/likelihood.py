@@ -19,7 +19,7 @@ class RLPR(AsksModel):
 
     Args:
         model: default the one that is trained, as published.
-        key: of the answer in the metadata.
+        key: key of the answer in the metadata.
         pattern: a regular expression whose first group is the text's answer, its last match counting; a text without
             one gets 0. Default: the right answer comes after the whole text.
         lead: comes before the answer where there is no pattern.

@@ -84,7 +84,7 @@ class LengthSwitch(Around):
     Args:
         reward: the verifier; above 1/2 is right.
         threshold: share of right texts from which on length counts.
-        weight: what the longest right text loses.
+        weight: penalty of the longest right text.
     """
 
     def __init__(self, reward: Reward, threshold: float = 0.75, weight: float = 0.5) -> None:

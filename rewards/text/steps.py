@@ -46,7 +46,7 @@ class ImplicitPRM:
 
     Args:
         model: folder or hub name of pi.
-        reference: of pi_ref, what it was trained from; of the same tokens.
+        reference: pi_ref, the model it was trained from, with the same tokens.
     """
 
     name = "implicit_prm"
@@ -77,7 +77,7 @@ class InformationGain(AsksModel):
     Args:
         reward: the outcome: a verifier, or what the `environment` paid.
         model: default the one that is trained, as published.
-        key: of the right answer in the metadata.
+        key: key of the right answer in the metadata.
         separator: a regular expression of what ends a turn, without an environment.
         lead: comes before the answer.
     """
@@ -131,7 +131,7 @@ class PathFaithfulness(AsksModel):
 
     Args:
         model: default the one that is trained, as published.
-        key: of the right reasoning in the metadata.
+        key: key of the right reasoning in the metadata.
         separator: a regular expression of what ends a step.
     """
 
@@ -185,7 +185,7 @@ class ClipBound(OfSteps):
     """min(r - threshold, 0) of every step, so that more steps never pay (Clip, arXiv 2410.15115).
 
     Args:
-        reward: of steps.
+        reward: reward of steps.
     """
 
     bounds_sum = True
@@ -203,7 +203,7 @@ class DeltaBound(OfSteps):
     """r_k - r_{k+1} of every step, so that a text earns its first step's reward whatever follows (Delta, 2410.15115).
 
     Args:
-        reward: of steps.
+        reward: reward of steps.
     """
 
     bounds_sum = True
@@ -220,8 +220,8 @@ class Gated(OfSteps):
     """Step rewards count only in texts whose outcome reaches the gate; the outcome is not added (G-RA, 2508.10548).
 
     Args:
-        reward: of steps.
-        outcome: what decides.
+        reward: reward of steps.
+        outcome: reward that decides.
     """
 
     def __init__(self, reward: Reward, outcome: Reward, gate: float = 0.5) -> None:
@@ -238,7 +238,7 @@ class TrustWeighted(Composition):
     Args:
         outcome: a verifier; from 1/2 on is right.
         thought: a reward of the thought in [0, 1], e.g. a `text_judge`.
-        weight: of the thought, before trust; 0.3 in the authors' code.
+        weight: weight of the thought, before trust; 0.3 in the authors' code.
         decay: share of training after which the thought counts 1 / e.
     """
 

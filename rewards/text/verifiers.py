@@ -56,7 +56,7 @@ class ExactMatch:
     """1 where the text is the answer, apart from white space around it; an empty text is wrong.
 
     Args:
-        key: of the answer in the metadata.
+        key: key of the answer in the metadata.
         pattern: a regular expression whose first group is the text's answer, its last match counting; a text without
             a match is wrong. Default: the whole text.
         ignore_case: "Yes" is "yes".
@@ -93,7 +93,7 @@ class MultipleChoice:
     """1 where the last option named in the text is the right one: 'B', '(B)', 'B.', also after 'answer'.
 
     Args:
-        key: of the right option's letter in the metadata.
+        key: key of the right option's letter in the metadata.
         options: the letters.
     """
 
@@ -127,7 +127,7 @@ class Maths:
     the part `maths_timeout` says how often that happens.
 
     Args:
-        key: of the answer in the metadata, LaTeX or plain.
+        key: key of the answer in the metadata, LaTeX or plain.
         timeout: seconds for one text.
         workers: texts checked at a time.
         answer_pattern: a regular expression whose first group is the answer in what the metadata has, its last match

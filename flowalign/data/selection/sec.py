@@ -15,9 +15,9 @@ class SEC:
     Q <- rate * gain + (1 - rate) * Q; categories are drawn by softmax(Q / temperature).
 
     Args:
-        key: of the category in the prompts' metadata.
-        rate: of learning, in (0, 1].
-        temperature: of the softmax.
+        key: key of the category in the prompts' metadata.
+        rate: learning rate in (0, 1].
+        temperature: temperature of the softmax.
     """
 
     name = "sec"

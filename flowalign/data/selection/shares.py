@@ -15,7 +15,7 @@ class Shares:
 
     Args:
         by: key of the metadata that names the task, as of the reward `routed`.
-        shares: of each task, relative to the others; prompts of a task that is not named are not trained on.
+        shares: share of each task, relative to the others; prompts of a task that is not named are not trained on.
     """
 
     name = "shares"

@@ -50,7 +50,7 @@ def taylor_seer(
         interval: steps from one that is computed to the next.
         before: steps at the start that are computed.
         after: the step from which on all are computed.
-        order: of the series.
+        order: order of the series.
         lite: predict the network's last layer alone, and leave out all blocks.
     """
     return TaylorSeerCacheConfig(
@@ -101,7 +101,7 @@ def caching(policy: Any, make: Callable[[Any], Any], scheduler: TransitionSchedu
 
     Args:
         make: the cache's configuration, of a policy.
-        scheduler: of the rollout; the calls within one of its steps are the branches of guidance. None: nothing is
+        scheduler: the rollout's; the calls within one of its steps are the branches of guidance. None: nothing is
             sampled.
 
     Raises:

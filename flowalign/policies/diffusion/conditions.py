@@ -64,7 +64,7 @@ class Conditions:
         """One argument for these rows at these steps.
 
         Args:
-            values: of each step.
+            values: value of each step.
         """
         first = values[0]
         same = all(value is first for value in values)

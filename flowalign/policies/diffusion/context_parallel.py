@@ -81,7 +81,7 @@ class TokenParts:
     """Networks whose tokens are divided over the processes of a group.
 
     Args:
-        networks: of one pipeline.
+        networks: networks of one pipeline.
         mesh: with the dimensions 'ring' and 'ulysses', whose processes make this together.
     """
 

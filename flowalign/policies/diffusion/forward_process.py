@@ -147,7 +147,7 @@ class ForwardProcess:
             levels: [K] in (0, 1], falling, before the pipeline's own shift, which then applies to them.
             steps: in their place the levels of a rollout with so many steps.
             guidance: classifier-free scale of the velocities; 1 does without.
-            metadata: of the prompts, as in `DiffusersPolicy.sample`.
+            metadata: metadata of the prompts, as in `DiffusersPolicy.sample`.
             call: further arguments of the pipeline's call (height, width, ...).
         """
         assert (levels is None) != (steps is None), "levels or the number of steps"

@@ -149,7 +149,7 @@ def pairs_of(weights: Mapping[str, Tensor], prefix: str, alpha_of: Callable[[str
     """The LoRA of every layer of a file as diffusers writes it.
 
     Args:
-        prefix: of its keys, with the dot.
+        prefix: prefix of its keys, with the dot.
         alpha_of: alpha of the layer of this name.
 
     Raises:

@@ -112,7 +112,7 @@ class DiffusersPolicy(Policy[Rollout]):
             path: a folder, a hub name, or a single file (.safetensors) of all weights or of the denoiser's.
             base_bits: 4 or 8 loads the denoiser quantised by bitsandbytes, which needs a GPU, 'fp8' by torchao; None as
                 it is.
-            config: of a single file: folder or hub name of a pipeline that says what its parts are.
+            config: for a single file: folder or hub name of a pipeline that describes its parts.
             embeddings: folder that keeps those of prompts for later starts; text encoders are then loaded for the first
                 prompt that it lacks.
         """
@@ -272,12 +272,12 @@ class DiffusersPolicy(Policy[Rollout]):
             steps: number of denoising steps T.
             guidance: classifier-free guidance scale; 1 does without.
             guidance_2: that scale for the second network, where there are two; default `guidance`.
-            negative_prompt: what guidance leads away from.
+            negative_prompt: prompt that guidance leads away from.
             sigmas: T noise levels before the pipeline's own shift; default the scheduler's.
             kernel: the transition kernel, or its name.
             eta: [T] or [B, T] noise levels; a number is the level of all steps but the last; None samples the ODE.
             noise_seeds: B seeds of the step noise, default `seeds`.
-            order: of the solver after the last stochastic step: 1 is Euler's rule, 2 DPM-Solver++.
+            order: order of the solver after the last stochastic step: 1 is Euler's rule, 2 DPM-Solver++.
             metadata: names the pictures that a sample is made from (`Source`), brought to the call's height and width,
                 and a negative prompt of its own ('negative_prompt').
             rlg: weight w of what training changed, velocity = base + w * (tuned - base) (RLG, arXiv 2508.21016): 0 is

@@ -80,7 +80,7 @@ class Rollout(Rows):
 
         Args:
             reward: a reward, or any function (samples, prompts) -> list of floats.
-            metadata: of the samples' prompts, for rewards that need them.
+            metadata: metadata of the samples' prompts, for rewards that need them.
             batch_size: samples a network call.
         """
         images, samples, steps, index = self._ends(batch_size)

@@ -27,7 +27,7 @@ class TransitionScheduler:
         size: H, W or F, H, W of the latents: `Family.size`.
         eta: [T] or [B, T] noise levels, None for the ODE.
         seeds: B seeds of the step noise.
-        order: of the solver after the last stochastic step: 1 or 2, see `Recorder`.
+        order: order of the solver after the last stochastic step: 1 or 2, see `Recorder`.
     """
 
     def __init__(

@@ -159,7 +159,7 @@ def described_by(path: str | Path, config: str | None) -> str | Path:
     """The folder or hub name whose model_index.json describes a pipeline: for a single file another one.
 
     Args:
-        config: of a single file; default diffusers' guess from its tensors.
+        config: configuration of a single file; default diffusers' guess from its tensors.
 
     Raises:
         ConfigError: there is none to be had.
@@ -291,7 +291,7 @@ def load_lora(pipeline: Any, name: str, network: Any, path: str | Path, adapter:
     Args:
         name: the pipeline's name for the network.
         path: a folder that `save_lora` wrote, a file, or another folder or a hub name, whose file diffusers finds.
-        adapter: what it is called on the network.
+        adapter: its name on the network.
 
     Raises:
         LookupError: none of it is for this network, or a part is missing or of another network.
@@ -326,7 +326,7 @@ def _check_complete(path: str | Path, network: Any, given: set[str], adapter: st
 
     Args:
         given: names of the LoRA's tensors.
-        adapter: what it is called on the network.
+        adapter: its name on the network.
         described: the file says which layers it is of.
     """
     adapted = {name for name, module in network.named_modules() if isinstance(module, BaseTunerLayer)}

@@ -14,9 +14,9 @@ class HigherLower:
     known to be, so that members of a group meet in one state though they said different numbers.
 
     Args:
-        key: of the right number in the metadata.
+        key: key of the right number in the metadata.
         higher, lower: what is answered where the right number is higher, or lower, than the one given.
-        unclear: what is answered to a text that is no whole number.
+        unclear: answer to a text that is no whole number.
     """
 
     name = "higher_lower"

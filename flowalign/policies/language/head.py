@@ -59,7 +59,7 @@ def instead_of_logits(head: torch.nn.Module, made: Callable[[Tensor, Head], Tens
     """Within it the output head gives `made(hidden, head)`, so that the network, wrapped or not, makes no logits.
 
     Args:
-        made: of what the head gets [B, L, H], and the head itself: what the network gives as its logits.
+        made: function of the head's input [B, L, H] and the head, to the network's output in the place of logits.
     """
     forward = vars(head).get("forward")
     plain: Head = head.forward

@@ -182,7 +182,7 @@ class LanguagePolicy(Policy[TextRollout]):
         Args:
             seeds: B seeds of the draws.
             max_new_tokens: where a completion without an end is cut.
-            metadata: of the prompts; a model that sees pictures is shown its 'image'.
+            metadata: metadata of the prompts; a model that sees pictures is shown its 'image'.
             decoding: fields of `Decoding`, such as temperature.
         """
         rule = Decoding(**decoding)

@@ -24,7 +24,7 @@ def rescored(
     """The same texts with log-probabilities and entropies of a plain forward pass.
 
     Args:
-        decoding: of the log-probabilities; default the rollout's.
+        decoding: rule of the log-probabilities; default the rollout's.
     """
     rollout = replace(rollout, decoding=decoding or rollout.decoding)
     rows = torch.arange(len(rollout), device=policy.device).split(batch_size)
@@ -53,7 +53,7 @@ def demonstrated(
     """Texts, each with an end token, their log-probabilities still 0.
 
     Args:
-        metadata: of the prompts, for models that see pictures.
+        metadata: metadata of the prompts, for models that see pictures.
 
     Raises:
         ConfigError: a prompt and its text do not fit into the model's context.
@@ -80,7 +80,7 @@ def continued(
     """Completions that begin with given token ids and are the policy's from there on; both are in the completion.
 
     Args:
-        max_new_tokens: of the policy's part.
+        max_new_tokens: largest length of the policy's part.
         decoding: fields of `Decoding`.
     """
     rule = Decoding(**decoding)

@@ -89,8 +89,8 @@ class AgentPolicy(LanguagePolicy):
         """Play an episode of every prompt, all episodes turn by turn.
 
         Args:
-            max_new_tokens: of a turn.
-            metadata: of the prompts, for the environment.
+            max_new_tokens: largest length of a turn.
+            metadata: metadata of the prompts, for the environment.
             decoding: fields of `Decoding`.
 
         Raises:

@@ -140,7 +140,7 @@ class Family:
         """Prompt embeddings.
 
         Args:
-            options: of the pipeline's prompt encoding; where `encodes_images`, `image` is the list of pictures.
+            options: settings of the prompt encoding; where `encodes_images`, `image` is the list of pictures.
         """
         raise NotImplementedError
 
@@ -185,7 +185,7 @@ class Family:
 
         Args:
             first_input: the network's input in the first call of a rollout.
-            loop_shape: of the latents in the pipeline's loop.
+            loop_shape: shape of the latents in the pipeline's loop.
         """
         axis = self.extra_axis
         if not isinstance(first_input, Tensor) or first_input.shape[axis] == loop_shape[axis]:
