@@ -36,7 +36,6 @@ class DualEncoder:
     """tokens of B texts -> [B, D] unit vectors"""
     preprocess: Preprocess
     scale: float
-    """the checkpoint's logit scale"""
     device: torch.device
     dtype: torch.dtype
 

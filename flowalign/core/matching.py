@@ -3,7 +3,6 @@
 from torch import Tensor
 
 LEAST_WEIGHT = 1e-5
-"""Lower bound of an adaptive error's weight."""
 
 
 def optimality(advantage: Tensor, largest: float) -> Tensor:

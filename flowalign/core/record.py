@@ -25,7 +25,6 @@ class Record:
     reward_weights: Tensor
     """[L] weights of the rewards in the sum."""
     names: tuple[str, ...] = ()
-    """Names of the rewards in the configuration."""
     seed: int = 0
     """Seed of this iteration's random choices, the same on every process."""
     entropy: Tensor | None = None

@@ -47,7 +47,6 @@ class OneList(Section):
     """Column of the prompts; the other columns are their metadata."""
     split: str | None = None
     subset: str | None = None
-    """Subset of a data set."""
     where: dict[str, list[str | int]] = {}
     """keep the prompts whose metadata has one of these values"""
     limit: int | None = Field(None, ge=1)

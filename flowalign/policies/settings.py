@@ -36,7 +36,6 @@ class TextLora(Section):
     alpha: float = Field(32, gt=0)
     """Default: twice the rank."""
     targets: list[str] = ["q_proj", "k_proj", "v_proj", "out_proj"]
-    """module names"""
     init: bool | str = True
     """peft's init_lora_weights"""
     encoders: list[str] = Field(["text_encoder"], min_length=1)
@@ -55,7 +54,6 @@ class Network(Section):
     """Settings of all models."""
 
     kind: Literal["pictures", "text"]
-    """Kind of the samples."""
     path: str
     """Folder, hub name (owner/name@commit works) or shipped model; for pictures also one file (.safetensors)."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -233,7 +231,6 @@ class Sampling(SamplingSettings):
     height: int | None = Field(None, ge=8)
     width: int | None = Field(None, ge=8)
     num_frames: int | None = Field(None, ge=1)
-    """Frames of a video."""
     rlg: float | dict[str, float] = 1.0
     """Weight of a LoRA's change: 0 is the base, 1 the trained model, 1.6 more of it at twice the time (RLG); or several
     LoRAs, each a folder, file or hub name with its weight, 'trained' the model's own."""

@@ -108,13 +108,8 @@ class Chain:
             engine.found.reward_calls += count
             chosen, numbers = int(scores.argmax()), []
             for n, (value, sample) in enumerate(zip(scores.tolist(), samples, strict=True)):
-                node = Node(
-                    parent=parent,
-                    step=(k + 1) * steps,
-                    score=value,
-                    forwards=engine.found.forwards,
-                    kept=last or n == chosen,
-                )
+                step, forwards, kept = (k + 1) * steps, engine.found.forwards, last or n == chosen
+                node = Node(parent=parent, step=step, score=value, forwards=forwards, kept=kept)
                 numbers.append(engine.found.add(node, sample))
             picture, parent = samples[chosen], numbers[chosen]
             engine.report(engine.found)

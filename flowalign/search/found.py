@@ -46,7 +46,6 @@ class SearchResult:
     prompt: str
     method: str
     steps: int
-    """T, the steps of the schedule."""
     nodes: list[Node] = field(default_factory=list)
     forwards: int = 0
     """network evaluations, each branch of guidance one; a gradient counts as two more"""
@@ -55,7 +54,6 @@ class SearchResult:
     log_mean: float | None = None
     """Estimate of log E[exp(strength * reward)] over plain samples, from methods that weigh particles."""
     first: Candidate | None = None
-    """The first candidate that was finished."""
     best: Candidate | None = None
     worst: Candidate | None = None
     small: dict[int, Image.Image] | None = None

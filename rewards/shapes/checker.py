@@ -77,13 +77,8 @@ def check(image: Image.Image, prompt: str) -> Verdict:
             stands(request.relation, a, b) for a in objects for b in objects if (a.thing, b.thing) == (first, last)
         )
     met = sum(requirements.values())
-    return Verdict(
-        soft=met / len(requirements),
-        strict=met == len(requirements),
-        requirements=requirements,
-        subjects=(one, other),
-        relation=relation,
-    )
+    soft, strict = met / len(requirements), met == len(requirements)
+    return Verdict(soft=soft, strict=strict, requirements=requirements, subjects=(one, other), relation=relation)
 
 
 def stands(relation: str, first: FoundShape, second: FoundShape) -> bool:

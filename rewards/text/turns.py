@@ -19,9 +19,7 @@ class Turn:
     context: int
     """tokens of the transcript before it"""
     reward: float
-    """Reward that the environment gave."""
     state: str
-    """State in which the turn was taken."""
 
 
 class Transcript(str):

@@ -19,14 +19,12 @@ from flowalign.core.divergences import velocity_mse
 from flowalign.policies.settings import Snapshot
 
 LEAST_ERROR = 1e-10
-"""Constant added to errors before a root."""
 
 
 class AWMSettings(AdvantageSettings):
     weighting: Literal["uniform", "t", "t**2", "huber", "ghuber"] = "ghuber"
     """Function of the error e at noise level t: e, t e, t^2 e, t sqrt(e), or t e^power / power."""
     power: float = Field(0.25, gt=0)
-    """Power of `ghuber`."""
     advantage_max: float = Field(5.0, gt=0)
     """the advantage that counts as 1; larger ones do too"""
     kl_weight: float = Field(1e-3, ge=0)

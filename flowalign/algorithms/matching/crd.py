@@ -42,7 +42,6 @@ class CRDSettings(AdvantageSettings):
     old: Snapshot = Snapshot(decay="0-0.25-0.005-0.999")
     """Snapshot that implicit rewards refer to."""
     sampling: Snapshot = Snapshot(decay="75-0-0.0075-0.999")
-    """Snapshot that samples."""
 
 
 class CRD(AdvantageMatching):

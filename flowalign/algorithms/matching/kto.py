@@ -28,9 +28,7 @@ class KTOSettings(FileSettings):
     beta: float = Field(1000.0, gt=0)
     """Factor of the squared error's mean over elements; published: 1000 for SD1.5."""
     good_weight: float = Field(1.0, ge=0)
-    """Weight of the losses of good pictures."""
     bad_weight: float = Field(1.0, ge=0)
-    """Weight of the losses of bad pictures."""
     positive_ratio: float | None = Field(None, gt=0, lt=1)
     """Share of good pictures among those that are drawn; null: the file's; published: 0.8."""
     utility: Literal["sigmoid", "loss_averse"] = "sigmoid"

@@ -23,7 +23,6 @@ from flowalign.policies.language.teacher_forcing import rescored
 from flowalign.rollouts.language import SampledTexts
 
 LEAST = 0.05
-"""Advantage of a text that is imitated."""
 
 
 class AEPOSettings(language.LanguageSettings):

@@ -61,9 +61,5 @@ class CHORD(Imitating):
         rollout = scored(
             sampler.policy, [batch.prompts[row] for row in rows], texts, Decoding.of(sampling), sampling.batch_size
         )
-        return Examples(
-            rollout=rollout,
-            counts=torch.ones(len(rows), dtype=torch.bool, device=sampler.device),
-            own=1 - share,
-            imitated=share,
-        )
+        learned = torch.ones(len(rows), dtype=torch.bool, device=sampler.device)
+        return Examples(rollout=rollout, counts=learned, own=1 - share, imitated=share)

@@ -23,7 +23,6 @@ class ReLIFTSettings(language.LanguageSettings):
     threshold: float = 0.0
     """Reward that no text of a group exceeds where the group is too hard."""
     coefficient: float = Field(1.0, ge=0)
-    """Coefficient of the demonstrations' loss."""
 
 
 class ReLIFT(Imitating):

@@ -20,7 +20,6 @@ from flowalign.rollouts.processes import Processes
 
 class DenseGRPOSettings(trajectory.PolicySettings):
     estimator: Estimator = Estimator()
-    """Estimator of the value of a half-denoised sample."""
 
 
 class DenseGRPO(WithStateValues, TrajectoryAlgorithm):

@@ -46,7 +46,6 @@ class PrefGRPO(TrajectoryAlgorithm):
     settings: PrefGRPOSettings
     judge: PairwiseReward | None = None
     games: Games
-    """Games between the pictures scored last."""
 
     def check(self, config: Config) -> None:
         super().check(config)

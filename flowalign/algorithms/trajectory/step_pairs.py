@@ -46,7 +46,6 @@ class PairExperience(base.Experience):
     steps: Tensor
     """[S] steps to learn from."""
     members: int
-    """Samples of a group."""
     preference: Tensor
     """[B, T] 1 for a step that is preferred to another of its group, -1 for the other one, 0 elsewhere"""
     all_teach: bool

@@ -1,7 +1,7 @@
 """Replay of informative groups: groups with spread are kept, to stand in for later ones without."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,18 +30,8 @@ class Stored:
         Args:
             branches: groups that an iteration makes of a prompt.
         """
-        rows = len(self.batch)
-        batch = self.batch
-        group = [slot * branches + number % branches for number in batch.group]
-        return Batch(
-            prompts=batch.prompts,
-            metadata=batch.metadata,
-            group=group,
-            seeds=batch.seeds,
-            noise_seeds=batch.noise_seeds,
-            iteration=iteration,
-            picks=[-1] * rows,
-        )
+        group = [slot * branches + number % branches for number in self.batch.group]
+        return replace(self.batch, group=group, iteration=iteration, picks=[-1] * len(self.batch))
 
 
 class Replay:

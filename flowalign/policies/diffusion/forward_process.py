@@ -85,7 +85,6 @@ class CleanSamples(Rows):
     sigmas: Tensor = field(metadata=SHARED)
     """[K] the levels, falling"""
     guidance: tuple[float, ...]
-    """Classifier-free scale of the velocities."""
     error_weights: Tensor = field(metadata=SHARED)
     """[K] factors as in `Noised.error_weight`."""
 

@@ -39,7 +39,6 @@ class Rollout(Rows):
     rlg: float | Mapping[str, float] = field(default=1.0, metadata=SHARED)
     """Weight of the change by training, as in `DiffusersPolicy.sample`."""
     rlg_from: int = 0
-    """First step with rlg."""
     sound: Tensor | None = None
     """[B, ...] latents of the sound that the pipeline made along with it."""
     cached: bool = field(default=False, metadata=SHARED)
@@ -47,7 +46,6 @@ class Rollout(Rows):
     unmoved: Tensor | None = None
     """[B, ...] the start noise before the policy's `start_noise` moved it"""
     policy: Any = field(default=None, compare=False)
-    """the `DiffusersPolicy` that sampled it"""
 
     def __repr__(self) -> str:
         batch, steps = self.mask.shape

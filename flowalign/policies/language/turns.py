@@ -195,15 +195,8 @@ class AgentPolicy(LanguagePolicy):
         for number, taken in enumerate(rollout.episodes[row]):
             positions = (rollout.mask[row] & (rollout.turn[row] == number)).nonzero()[:, 0].tolist()
             first, last = positions[0], positions[-1]
-            turns.append(
-                Turn(
-                    begin=ends[first],
-                    end=ends[last + 1],
-                    context=len(begun) + first,
-                    reward=taken.reward,
-                    state=taken.state,
-                )
-            )
+            begin, end, context = ends[first], ends[last + 1], len(begun) + first
+            turns.append(Turn(begin=begin, end=end, context=context, reward=taken.reward, state=taken.state))
         return Transcript(self.tokenizer.decode(tokens, skip_special_tokens=True), turns, begun + tokens)
 
 

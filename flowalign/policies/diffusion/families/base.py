@@ -37,7 +37,6 @@ class Family:
     """
 
     pipelines: ClassVar[tuple[str, ...]]
-    """names of the diffusers pipeline classes"""
     guidance: ClassVar[str] = "two copies of the batch in one call"
     """Kind of guidance, for people."""
     unconditional: ClassVar[int] = 0

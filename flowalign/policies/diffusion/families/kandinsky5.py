@@ -97,7 +97,6 @@ class Kandinsky5ImageToVideo(Kandinsky5Video):
     pipelines = ("Kandinsky5I2VPipeline",)
     images = (1, 1)
     sampled: int
-    """Channels of the latents."""
 
     def check(self, pipeline: DiffusionPipeline) -> None:
         super().check(pipeline)
