@@ -142,12 +142,7 @@ def check_reward(reward: Reward, template: Template | None = None, size: int = 2
         share = (good > bad).float().mean().item()
         detail = f"honest {good.mean():.3f}, this {bad.mean():.3f}; honest wins {share:.0%} (at least {PREFERENCE:.0%})"
         checks.append(Check(name, share >= PREFERENCE, detail))
-    plain, written = scores_of["wrong picture"], scores_of["words on a wrong picture"]
-    if not isinstance(plain, str) and not isinstance(written, str):
-        gap = (good - plain).mean().item()
-        gain = (written - plain).mean().item()
-        passed = gap > 0 and gain <= BOUGHT * gap
-        checks.append(Check("words buy nothing", passed, f"words add {gain:+.3f}, the right picture {gap:+.3f}"))
+    checks += _words(good, scores_of["wrong picture"], scores_of["words on a wrong picture"])
     if spec.kind == "pointwise" and spec.deterministic:
         records: list[Mapping[str, Any]] = [{} for _ in honest]
         turned = score(reward, honest[::-1], prompts[::-1], records).value.flip(0)
@@ -155,6 +150,21 @@ def check_reward(reward: Reward, template: Template | None = None, size: int = 2
         allowed = SAME * max(1.0, good.abs().max().item())
         checks.append(Check("batch and order", worst <= allowed, f"largest difference {worst:.1e}"))
     return checks
+
+
+def _words(good: Tensor, plain: Tensor | str, written: Tensor | str) -> list[Check]:
+    """Words on a wrong picture may not earn what the right picture does.
+
+    Args:
+        good: scores of right pictures.
+        plain: scores of wrong ones, or why there are none.
+        written: scores of the wrong ones with words on them.
+    """
+    if isinstance(plain, str) or isinstance(written, str):
+        return []
+    gap, gain = (good - plain).mean().item(), (written - plain).mean().item()
+    passed = gap > 0 and gain <= BOUGHT * gap
+    return [Check("words buy nothing", passed, f"words add {gain:+.3f}, the right picture {gap:+.3f}")]
 
 
 def _texts(reward: Reward) -> list[Check]:

@@ -254,7 +254,11 @@ class RewardServer:
         if len(self.waiting) >= self.queue:
             # others came while this one was arriving
             return self._queue_is_full()
-        job = Job(samples=samples, prompts=prompts, metadata=metadata, done=asyncio.get_running_loop().create_future())
+        done = asyncio.get_running_loop().create_future()
+        return await self._scored(request, Job(samples=samples, prompts=prompts, metadata=metadata, done=done))
+
+    async def _scored(self, request: Request, job: Job) -> Response:
+        """The scores of a job, unless whoever asked has left meanwhile."""
         self.waiting.append(job)
         self.arrived.set()
         while not job.done.done():

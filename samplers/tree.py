@@ -37,7 +37,6 @@ def grow(
     """
     batch, steps = len(trunk), len(eta)
     device = trunk.latents.device
-    tree_nodes = plan.nodes(steps).to(device)
     widths = plan.widths(steps)
     x, v = trunk.latents[:, 0], trunk.velocity[:, 0]
     # per depth, all nodes of all trees, tree after tree
@@ -55,26 +54,24 @@ def grow(
         if eta[k] > 0:
             sources = [derive_seed(seed, k, node) for seed in seeds for node in range(widths[k + 1])]
             noise = normal(x.shape[1:], generators(sources), device) * (plan.noise_scale if children > 1 else 1.0)
-        step = transition(
-            kernel,
-            x,
-            v,
-            trunk.sigmas[k].expand(len(x)),
-            trunk.sigmas[k + 1].expand(len(x)),
-            eta[k].to(device).expand(len(x)),
-            noise=noise,
-        )
+        level, sigma, sigma_next = (value.expand(len(x)) for value in (eta[k].to(device), *trunk.sigmas[k : k + 2]))
+        step = transition(kernel, x, v, sigma, sigma_next, level, noise=noise)
         x = step.next
         states.append(x)
         log_probs.append(step.log_prob)
         etas.append(eta[k].to(device) * step.stochastic)
     trees = torch.arange(batch, device=device).repeat_interleave(plan.leaves)
-    nodes = tree_nodes.repeat(batch, 1) + trees[:, None] * torch.tensor(widths, device=device)
+    nodes = plan.nodes(steps).to(device).repeat(batch, 1) + trees[:, None] * torch.tensor(widths, device=device)
+
+    def paths(values: list[Tensor], first: int = 0) -> Tensor:
+        """[B * leaves, ...] of each leaf its nodes' values, from this depth on."""
+        return torch.stack([value[nodes[:, depth]] for depth, value in enumerate(values, first)], 1)
+
     leaves = Trajectory(
-        latents=torch.stack([state[nodes[:, k]] for k, state in enumerate(states)], 1),
-        velocity=torch.stack([v[nodes[:, k]] for k, v in enumerate(velocities)], 1),
-        log_prob=torch.stack([log_prob[nodes[:, k + 1]] for k, log_prob in enumerate(log_probs)], 1),
-        eta=torch.stack([level[nodes[:, k + 1]] for k, level in enumerate(etas)], 1),
+        latents=paths(states),
+        velocity=paths(velocities),
+        log_prob=paths(log_probs, 1),
+        eta=paths(etas, 1),
         sigmas=trunk.sigmas,
         nodes=nodes,
     )

@@ -317,12 +317,17 @@ class BaseConfig(Section):
             self.rollout.workers.check(self, algorithm, groups, processes)
         self._check_names()
         self.data.kept(algorithm.read(self.data))
+        self._check_evaluation()
+        self._check_items(algorithm, groups)
+
+    def _check_items(self, algorithm: Any, groups: int) -> None:
+        """Refuse items of an iteration that cannot be divided into its updates."""
+        training = self.training
         if training.subsample is not None and getattr(algorithm, "loss_looks_at", "action") == "group":
             raise ConfigError(
                 f"training.subsample: the loss of '{self.algorithm.name}' looks at whole groups, of which some members "
                 "would be missing; null works"
             )
-        self._check_evaluation()
         items = algorithm.items(self)
         if items % training.updates_per_iteration:
             raise ConfigError(

@@ -128,17 +128,8 @@ def search(
             result = done.get((number, name))
             if result is None:
                 text, metadata = prompts.texts[number], prompts.metadata[number]
-                engine = Engine(
-                    policy,
-                    reward,
-                    text,
-                    sampling,
-                    seed=seed,
-                    budget=budget,
-                    metadata=metadata,
-                    method=name,
-                    report=report,
-                )
+                told = {"metadata": metadata, "method": name, "report": report}
+                engine = Engine(policy, reward, text, sampling, seed=seed, budget=budget, **told)
                 engine.found.small = None if store is None else {}
                 with torch.no_grad():
                     methods[name](engine)

@@ -74,14 +74,20 @@ def search(
     wanted: Any = sampling.model_copy(update=asked)
     print(wanted.shown())
     store = SearchStore(output)
-    found = run_search(policy, listed, methods, judge, wanted, allowed, seed, store)
-    for name in methods:
-        own = [one for one in found if one.method == name]
-        best, forwards = sum(one.score for one in own) / len(own), sum(one.forwards for one in own) / len(own)
-        print(f"{name}: {judge.name} {best:.4g} with {forwards:.0f} forwards a prompt")
+    _print(run_search(policy, listed, methods, judge, wanted, allowed, seed, store), judge.name)
     print(f"pictures: {output / 'pictures'}")
     if out is not None:
         print(f"{store.write_pairs(out, judge.name)} preferences: {out}")
+
+
+def _print(results: Any, reward: str) -> None:
+    """The means of each method, a line each."""
+    from statistics import fmean
+
+    for name in dict.fromkeys(result.method for result in results):
+        of_method = [result for result in results if result.method == name]
+        best, forwards = fmean(result.score for result in of_method), fmean(result.forwards for result in of_method)
+        print(f"{name}: {reward} {best:.4g} with {forwards:.0f} forwards a prompt")
 
 
 def settings(pairs: list[str]) -> dict[str, Any]:
