@@ -255,7 +255,7 @@ def workers(name: str, changes: list[str]) -> Iterator[tuple[str, str]]:
         os.waitpid(in_a_child(small(scratch, "whole", name, changes), 1), 0)
         expected = result(Path(scratch) / "whole")
         for victim, process in (
-            ("worker", "ray::Worker"),
+            ("worker", "ray::RolloutWorker"),
             ("head", "gcs_server"),
             ("raylet", "raylet"),
             ("learner", ""),

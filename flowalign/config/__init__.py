@@ -5,11 +5,11 @@ from flowalign.config.language import TextConfig
 from flowalign.config.loader import kind_of, load, recipe
 from flowalign.config.sections import (
     BaseConfig,
-    Budget,
     Data,
     Named,
     Optimizer,
     Training,
+    TrainingBudget,
     Watch,
     Weighted,
 )
@@ -18,7 +18,7 @@ from flowalign.settings import parse
 
 __all__ = [
     "BaseConfig",
-    "Budget",
+    "TrainingBudget",
     "Config",
     "Data",
     "Evaluation",

@@ -170,7 +170,7 @@ class Optimizer(Section):
     """Whether the moments stay in the host's memory and visit the device, a tensor at a time, in each update."""
 
 
-class Budget(Section):
+class TrainingBudget(Section):
     """Training ends with the iteration that uses one of these up."""
 
     seconds: float | None = Field(None, gt=0)
@@ -219,7 +219,7 @@ class Training(Section):
     keep_checkpoints: int = Field(2, ge=1)
     previews: int = Field(4, ge=0, le=4)
     """Held-out prompts whose denoising and group are saved at each evaluation, for the gallery."""
-    budget: Budget = Budget()
+    budget: TrainingBudget = TrainingBudget()
     timeout: float = Field(1800, gt=0)
     """Seconds that processes wait for each other, the slowest reward included."""
     patience: float = Field(25, ge=3)

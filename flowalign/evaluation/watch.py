@@ -113,7 +113,7 @@ def _kept(file: Path, thumbnails: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class WatchVerdict:
     """What the records of the evaluations so far say."""
 
     status: Literal["good", "suspect", "hacked", "stalled"]
@@ -130,7 +130,7 @@ def watched(
     parts: Mapping[str, Sequence[float]],
     earlier: Sequence[Mapping[str, Any]],
     rule: Watch,
-) -> tuple[dict[str, Any], Verdict]:
+) -> tuple[dict[str, Any], WatchVerdict]:
     """The line of an evaluation with what the watch needs of it, its verdict, and, if that is not good, a warning.
 
     Args:
@@ -161,10 +161,10 @@ def record(iteration: int, value: Sequence[float], parts: Mapping[str, Sequence[
     }
 
 
-NOTHING_SEEN = Verdict("good", "", 0)
+NOTHING_SEEN = WatchVerdict("good", "", 0)
 
 
-def diagnose(records: Sequence[Mapping[str, Any]], rule: Watch) -> Verdict:
+def diagnose(records: Sequence[Mapping[str, Any]], rule: Watch) -> WatchVerdict:
     """Tell whether the run is hacking its reward.
 
     An evaluation looks hacked when at least `rule.share` of the panel's rewards are each below their best earlier
@@ -185,15 +185,15 @@ def diagnose(records: Sequence[Mapping[str, Any]], rule: Watch) -> Verdict:
     last_good = records[last]["iteration"]
     if not streak and rule.early_stop is not None and len(records) - 1 - last >= rule.early_stop:
         message = f"no evaluation since the one at iteration {last_good} scored higher"
-        return Verdict("stalled", message, last_good)
+        return WatchVerdict("stalled", message, last_good)
     if not streak:
-        return Verdict("good", "", last_good)
+        return WatchVerdict("good", "", last_good)
     names = ", ".join(name.removeprefix("panel/") for name in fallen[-1])
     message = (
         f"the reward rises while {names} {'falls' if len(fallen[-1]) == 1 else 'fall'}, in the last {streak} "
         f"evaluation{'s' if streak > 1 else ''}; the last good one was at iteration {last_good}"
     )
-    return Verdict("hacked" if streak >= rule.patience else "suspect", message, last_good)
+    return WatchVerdict("hacked" if streak >= rule.patience else "suspect", message, last_good)
 
 
 def _fallen(records: Sequence[Mapping[str, Any]], deviations: float) -> list[str]:

@@ -145,7 +145,7 @@ class Costs:
 
 
 @dataclass
-class Plan:
+class RunPlan:
     """What a run takes, for people and as JSON."""
 
     model: str
@@ -183,7 +183,7 @@ class Plan:
         return asdict(self) | {"peak": self.peak}
 
 
-def plan(config: BaseConfig, gpu: str = "h100", gpus: int = 1, price: float | None = None) -> Plan:
+def plan(config: BaseConfig, gpu: str = "h100", gpus: int = 1, price: float | None = None) -> RunPlan:
     """What a recipe takes on so many GPUs.
 
     Args:
@@ -441,7 +441,7 @@ def _first_of_many(shared: ContextParallel) -> Iterator[DeviceMesh | None]:
 
 
 @dataclass
-class Measured:
+class PassCost:
     flops: float
     peak: int
     """Bytes above those that were there before."""
@@ -453,13 +453,13 @@ class Meter:
     def __init__(self, device: FakeDevice, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
 
-    def __call__(self, work: Callable[[], object], grad: bool = True) -> Measured:
+    def __call__(self, work: Callable[[], object], grad: bool = True) -> PassCost:
         gc.collect()
         before = self.device.peak = self.device.live
         operations = self.device.operations
         with torch.set_grad_enabled(grad), _autocast(self.dtype):
             work()
-        return Measured(self.device.operations - operations, self.device.peak - before)
+        return PassCost(self.device.operations - operations, self.device.peak - before)
 
 
 def _size(module: nn.Module) -> int:
@@ -506,7 +506,7 @@ def _replay(policy: DiffusersPolicy, rollout: Rollout, samples: Tensor, steps: T
 
 
 @dataclass
-class Scorer:
+class RewardNetwork:
     """The network that a reward asks of each picture."""
 
     model: Any
@@ -524,7 +524,7 @@ class Scorer:
         return features
 
 
-def _rewards(config: Config) -> tuple[list[Scorer], list[str]]:
+def _rewards(config: Config) -> tuple[list[RewardNetwork], list[str]]:
     """The rewards' networks, and which are not known."""
     scorers, notes = [], []
     for name, settings in _named(config.rewards):
@@ -532,11 +532,11 @@ def _rewards(config: Config) -> tuple[list[Scorer], list[str]]:
             notes.append(f"the reward {name} is not counted: what network it asks is not known here")
             continue
         model: Any = network(REWARDS[name]).requires_grad_(False)
-        scorers.append(Scorer(model, settings.get("dtype", "float32"), settings.get("frames", 1)))
+        scorers.append(RewardNetwork(model, settings.get("dtype", "float32"), settings.get("frames", 1)))
     return scorers, notes
 
 
-def _differentiate(policy: DiffusersPolicy, scorers: list[Scorer], latents: Tensor) -> None:
+def _differentiate(policy: DiffusersPolicy, scorers: list[RewardNetwork], latents: Tensor) -> None:
     """The gradient of rewards to finished latents [N, ...], through the VAE."""
     pixels = policy.decode_pixels(latents.detach().requires_grad_())
     # of a video its first frame
@@ -560,7 +560,7 @@ def _named(rewards: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _plan(
     config: Config, costs: Costs, passes: Passes, gpu: str, gpus: int, price: float | None, notes: list[str]
-) -> Plan:
+) -> RunPlan:
     training, model = config.training, config.model
     samples, shared = training.prompts_per_iteration * training.group_size, model.context_parallel.degree
     # GPUs that share a sample have parts of its passes, and all encode and decode it
@@ -584,7 +584,7 @@ def _plan(
     memory = memory_of(config, costs, gpus)
     fixed = {phase: sum(v for part, v in parts.items() if part != "activations") for phase, parts in memory.items()}
     kept = max(costs.checkpointed if model.gradient_checkpointing else costs.activations, costs.differentiating)
-    return Plan(
+    return RunPlan(
         model.path,
         gpu,
         gpus,

@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from flowalign.data import Prompts
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.settings import Sampling
-from flowalign.reward_training.scorer import Scorer
+from flowalign.reward_training.scorer import ClipScorer
 from flowalign.reward_training.supervised import fit, new_folder
 from flowalign.search.noisy import REPORT
 
@@ -74,7 +74,7 @@ def watch(
 
 
 @torch.no_grad()
-def scores(scorer: Scorer, files: Sequence[Path], texts: Sequence[str], batch_size: int) -> Tensor:
+def scores(scorer: ClipScorer, files: Sequence[Path], texts: Sequence[str], batch_size: int) -> Tensor:
     """[N] of pictures with their prompts."""
     parts = torch.arange(len(files)).split(batch_size)
     return torch.cat([scorer.scores([files[i] for i in rows], [texts[i] for i in rows]).cpu() for rows in parts])
@@ -88,7 +88,7 @@ def agreement(promised: Tensor, finished: Tensor, per_prompt: int) -> float:
 
 
 def train_noisy_reward(
-    scorer: Scorer,
+    scorer: ClipScorer,
     policy: DiffusersPolicy,
     prompts: Prompts,
     heldout: Prompts,

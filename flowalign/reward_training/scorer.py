@@ -59,7 +59,7 @@ class PreferenceModel:
             part.save_pretrained(folder)
 
 
-class Scorer(PreferenceModel):
+class ClipScorer(PreferenceModel):
     """A CLIP-like model, for `pick_score`: scores are the cosine of picture and prompt times its scale.
 
     Args:

@@ -52,14 +52,14 @@ COLUMNS = ("rank", "strict", "soft", "panel", "diversity", "kl", "forwards", "re
 
 
 @dataclass
-class Budget:
+class LeagueBudget:
     """What every run of a league may use up: one of seconds, forwards, reward_calls."""
 
     kind: str
     amount: float
 
     @classmethod
-    def parse(cls, text: str) -> "Budget":
+    def parse(cls, text: str) -> "LeagueBudget":
         """Read 'seconds=60'."""
         kind, _, amount = text.partition("=")
         try:
@@ -121,7 +121,7 @@ def judge(trainer: Trainer, panel: Reward | None, pictures: int) -> dict[str, An
 def run_league(
     configs: Sequence[Path],
     seeds: int,
-    budget: Budget,
+    budget: LeagueBudget,
     output: Path,
     panel: str | None,
     overrides: Sequence[str],

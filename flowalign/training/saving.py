@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from flowalign.evaluation.scores import FOLDER as SCORES
-from flowalign.evaluation.watch import Verdict
+from flowalign.evaluation.watch import WatchVerdict
 from flowalign.runs import previews, samples
 from flowalign.runs.checkpoint import fitting, seal
 from flowalign.runs.files import write_folder
@@ -86,7 +86,7 @@ class Saving:
         self.newest = int(state["iteration"])
         return self.newest
 
-    def return_to_good(self, verdict: Verdict, iteration: int) -> None:
+    def return_to_good(self, verdict: WatchVerdict, iteration: int) -> None:
         """Load the weights of the last good evaluation, at the end of a run of so many iterations."""
         good = self.parts.checkpoints.newest(until=self.parts.processes.maximum(verdict.last_good))
         assert good is not None, "a checkpoint is saved with every evaluation that is watched"

@@ -79,7 +79,7 @@ def run_demo(
 
 
 @dataclass
-class Measured:
+class DemoScores:
     """Held-out scores: of the categories that are trained on, and of the others."""
 
     trained: Evaluated
@@ -101,7 +101,7 @@ class Measured:
         save_samples(run, iteration, samples)
 
 
-def measure(trainer: Trainer) -> Measured:
+def measure(trainer: Trainer) -> DemoScores:
     """Score the current weights: always the same prompts, start noises, steps and guidance."""
     assert isinstance(trainer.config, Config)
     settings = trainer.config.evaluation
@@ -113,7 +113,7 @@ def measure(trainer: Trainer) -> Measured:
         prompts = Prompts.read(settings.prompts or "", {"category": keep})
         pictures, seed = -(-PICTURES[part] // len(prompts)), EVALUATION_SEED + part * 10_000_000
         results.append(evaluate(trainer.policy, trainer.evaluator.reward, prompts, settings, pictures, seed))
-    return Measured(*results)
+    return DemoScores(*results)
 
 
 def _train_on_pictures(trainer: Trainer, console: Console) -> dict[str, Any]:

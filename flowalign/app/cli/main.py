@@ -161,12 +161,14 @@ def league(
     first_seed: Annotated[int, typer.Option(min=0, help="Tune on other seeds than those you report.")] = 0,
 ) -> None:
     """Train configurations under one budget and print how they compare."""
-    from flowalign.training.league import Budget, run_league
+    from flowalign.training.league import LeagueBudget, run_league
 
     for config in configs:
         find_beside(config)
     output = output or Path("runs/league" if world == "shapes" else f"runs/league-{world}")
-    table = run_league(configs, seeds, Budget.parse(budget), output, panel, set_ or [], pictures, world, first_seed)
+    table = run_league(
+        configs, seeds, LeagueBudget.parse(budget), output, panel, set_ or [], pictures, world, first_seed
+    )
     print(f"table: {table}")
 
 

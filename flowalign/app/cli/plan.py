@@ -13,7 +13,7 @@ from flowalign.app.cli.modules import find_beside, quiet_libraries
 from flowalign.app.cli.numbers import finite
 
 if TYPE_CHECKING:
-    from flowalign.planning.plan import Plan
+    from flowalign.planning.plan import RunPlan
 
 
 def plan(
@@ -37,7 +37,7 @@ def plan(
         show(made)
 
 
-def show(made: "Plan") -> None:
+def show(made: "RunPlan") -> None:
     """Tables for people."""
     console = Console(soft_wrap=True, highlight=False)
     costs = made.costs

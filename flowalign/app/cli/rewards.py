@@ -112,7 +112,7 @@ def train_reward(
     """Train a reward on votes, to put the chosen of a pair above the other: a CLIP, a VLM as a judge, VideoReward."""
     from flowalign.data import Preferences, Prompts, shipped
     from flowalign.reward_training.judge import JudgeScorer
-    from flowalign.reward_training.scorer import Scorer, split
+    from flowalign.reward_training.scorer import ClipScorer, split
     from flowalign.reward_training.scorer import train_reward as fit
     from flowalign.reward_training.video import VideoScorer, files_of
     from rewards.clip import PICK_SCORE, PICK_SCORE_PROCESSOR
@@ -134,13 +134,13 @@ def train_reward(
     path = str(TINY_CLIP if model == TinyCLIP.name else shipped(model))
     if noisy is not None:
         given = {"epochs": epochs or 1, "learning_rate": learning_rate or 5e-7, "batch_size": batch_size, "seed": seed}
-        _train_noisy(Scorer(path, processor), noisy, train, test, output, steps, per_prompt, given)
+        _train_noisy(ClipScorer(path, processor), noisy, train, test, output, steps, per_prompt, given)
         return
     scorer: Any
     if model == VideoReward.name or files_of(Path(model)):
         scorer = VideoScorer(files_of(Path(model)), processor)
     else:
-        scorer = Scorer(path, processor) if template is None else JudgeScorer(path, template)
+        scorer = ClipScorer(path, processor) if template is None else JudgeScorer(path, template)
     report = fit(scorer, train, test, output, epochs or 3, learning_rate or 3e-6, batch_size, seed)
     print(
         f"{report['pairs']} pairs; on {report['heldout_pairs']} held-out ones the chosen picture scores higher in "

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from PIL import Image
 
-from flowalign.app.gallery.runs import Run, Sample, read_runs
+from flowalign.app.gallery.runs import SavedRun, SavedSample, read_runs
 from flowalign.runs.files import write_atomically
 from flowalign.runs.foreign import ForeignError, check_folder, read_json, write_new
 from flowalign.runs.samples import THUMBNAIL, save_thumbnail, thumbnail_of
@@ -35,7 +35,7 @@ ASSETS = ("gallery.css", *(f"{name}.js" for name in SCRIPTS))
 class Placed:
     """A sample in the gallery: its row and column of the grid and its files there."""
 
-    sample: Sample
+    sample: SavedSample
     row: int
     column: int
     picture: str
@@ -47,7 +47,7 @@ class Placed:
 class Gallery:
     """Everything the page shows. A row is one prompt and seed, a column one moment of one run, base first."""
 
-    runs: list[Run]
+    runs: list[SavedRun]
     columns: list[tuple[int, int]]
     """(run, iteration)"""
     rows: list[dict[str, Any]]
@@ -106,8 +106,8 @@ def lay_out(runs: Sequence[Path | str], output: Path | str) -> Gallery:
     return gallery
 
 
-def _arrange(runs: list[Run], output: Path) -> Gallery:
-    store = Store(output)
+def _arrange(runs: list[SavedRun], output: Path) -> Gallery:
+    store = PictureStore(output)
     columns = [(i, moment.iteration) for i, run in enumerate(runs) for moment in run.moments]
     column_of = {column: n for n, column in enumerate(columns)}
     samples = [(i, m.iteration, s) for i, run in enumerate(runs) for m in run.moments for s in m.samples]
@@ -139,7 +139,7 @@ def _arrange(runs: list[Run], output: Path) -> Gallery:
     return gallery
 
 
-def _place_previews(store: "Store", runs: list[Run], i: int, moment: Any) -> dict[str, Any]:
+def _place_previews(store: "PictureStore", runs: list[SavedRun], i: int, moment: Any) -> dict[str, Any]:
     paths = [p for film in moment.films for p in film["pictures"]] + [
         m["picture"] for g in moment.groups for m in g["members"]
     ]
@@ -157,7 +157,7 @@ def _place_previews(store: "Store", runs: list[Run], i: int, moment: Any) -> dic
     }
 
 
-def _place_searches(store: "Store", runs: list[Run], i: int) -> list[dict[str, Any]]:
+def _place_searches(store: "PictureStore", runs: list[SavedRun], i: int) -> list[dict[str, Any]]:
     wanted = [
         path for found in runs[i].searches for path in (*found["pictures"].values(), found["sheet"]) if path is not None
     ]
@@ -175,7 +175,7 @@ def _facts(metadata: dict[str, Any]) -> dict[str, str]:
     return {str(k)[:80]: str(v)[:200] for k, v in list(metadata.items())[:20] if isinstance(v, str | int | float)}
 
 
-class Store:
+class PictureStore:
     """The pictures of a gallery's folder: each is linked and given a thumbnail once, and again when it changes."""
 
     def __init__(self, output: Path) -> None:
@@ -188,7 +188,9 @@ class Store:
         self.known = {name: tuple(entry) for name, entry in known.items() if _ours(name, entry)}
         self.used: dict[str, tuple[int, ...]] = {}
 
-    def place(self, runs: list[Run], pictures: Iterable[tuple[int, Path]]) -> list[tuple[str, tuple[int, int]] | None]:
+    def place(
+        self, runs: list[SavedRun], pictures: Iterable[tuple[int, Path]]
+    ) -> list[tuple[str, tuple[int, int]] | None]:
         """Name in the gallery and size in pixels of (run, path) pictures; unreadable ones are noted and None."""
         folders = [f"{_safe(run.folder.name)}-{_digest(str(run.folder))[:8]}" for run in runs]
         todo = [(f"{folders[i]}/{_name(path.relative_to(runs[i].folder))}", path) for i, path in pictures]

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader
 from PIL import Image
 
 from flowalign.app.gallery.build import CLIPS, thinned
-from flowalign.app.gallery.runs import Run, Sample, read_runs
+from flowalign.app.gallery.runs import SavedRun, SavedSample, read_runs
 from flowalign.evaluation.comparison import Comparison
 from flowalign.evaluation.statistics import Significance, significance
 from flowalign.runs.environment import flat
@@ -54,7 +54,7 @@ class Side:
 
 
 @dataclass
-class Shown:
+class ComparedSample:
     """A sample of one prompt and seed, of every run."""
 
     prompt: str
@@ -126,7 +126,7 @@ def _settings(runs: Sequence[Path]) -> list[tuple[str, list[str]]]:
     return [(name, values) for name, values in rows if len(set(values)) > 1]
 
 
-def _charts(runs: Sequence[Run]) -> Iterator[Chart]:
+def _charts(runs: Sequence[SavedRun]) -> Iterator[Chart]:
     """Every metric that changes in one of the runs."""
     for name in dict.fromkeys(name for run in runs for name in run.series):
         lines = [(number, thinned(run.series.get(name, []))) for number, run in enumerate(runs)]
@@ -149,7 +149,7 @@ def _charts(runs: Sequence[Run]) -> Iterator[Chart]:
         )
 
 
-def _shown(moments: Sequence[tuple[Path, int]], output: Path) -> list[Shown]:
+def _shown(moments: Sequence[tuple[Path, int]], output: Path) -> list[ComparedSample]:
     """The samples of one prompt and seed that all runs have, those that differ most first."""
     shutil.rmtree(output / "pictures", ignore_errors=True)
     found = [_samples(folder, iteration) for folder, iteration in moments]
@@ -163,14 +163,14 @@ def _shown(moments: Sequence[tuple[Path, int]], output: Path) -> list[Shown]:
             rows.append((gain, own))
     rows.sort(key=lambda row: -abs(row[0]))
     return [
-        Shown(
+        ComparedSample(
             own[0].prompt, own[0].seed, [_placed(sample, number, run, output) for run, sample in enumerate(own)], gain
         )
         for number, (gain, own) in enumerate(rows[:SHOWN])
     ]
 
 
-def _placed(sample: Sample, number: int, run: int, output: Path) -> Side:
+def _placed(sample: SavedSample, number: int, run: int, output: Path) -> Side:
     """A sample of the page, its picture in the page's folder."""
     reward = sample.scores.get("reward")
     if sample.text is not None:
@@ -184,10 +184,10 @@ def _placed(sample: Sample, number: int, run: int, output: Path) -> Side:
         return Side(reward, None, name, small=max(picture.size) <= 128)
 
 
-def _samples(folder: Path, iteration: int) -> dict[tuple[str, str, int], Sample]:
+def _samples(folder: Path, iteration: int) -> dict[tuple[str, str, int], SavedSample]:
     """By prompt, seed and how often they came before, the samples saved at an iteration."""
     (run,) = read_runs([folder])
-    samples: dict[tuple[str, str, int], Sample] = {}
+    samples: dict[tuple[str, str, int], SavedSample] = {}
     for moment in run.moments:
         for sample in moment.samples if moment.iteration == iteration else []:
             again = sum(key[:2] == (sample.prompt, sample.seed) for key in samples)

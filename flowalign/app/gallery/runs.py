@@ -23,7 +23,7 @@ TRIED = "tried.jsonl"
 
 
 @dataclass
-class Sample:
+class SavedSample:
     """One picture, clip or text of a moment."""
 
     path: Path
@@ -45,7 +45,7 @@ class Moment:
     """What a run saved at one iteration."""
 
     iteration: int
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[SavedSample] = field(default_factory=list)
     films: list[dict[str, Any]] = field(default_factory=list)
     """Lines of films.jsonl, every list of the right length, `pictures` as paths."""
     groups: list[dict[str, Any]] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Moment:
 
 
 @dataclass
-class Run:
+class SavedRun:
     """A run's folder, read."""
 
     folder: Path
@@ -72,7 +72,7 @@ class Run:
     """Lines of a search folder's tried.jsonl, pictures as paths."""
 
 
-def read_runs(folders: list[Path]) -> list[Run]:
+def read_runs(folders: list[Path]) -> list[SavedRun]:
     """Read run folders, named as shortly as tells them apart.
 
     Raises:
@@ -85,7 +85,7 @@ def read_runs(folders: list[Path]) -> list[Run]:
     return [read_run(folder, label if again[label] == 1 else str(folder)) for folder, label in zip(folders, labels)]
 
 
-def read_run(folder: Path, name: str) -> Run:
+def read_run(folder: Path, name: str) -> SavedRun:
     """Read one run's folder; raises ConfigError where there is none."""
     if not folder.is_dir():
         raise ConfigError(f"no run's folder at {folder}")
@@ -93,7 +93,7 @@ def read_run(folder: Path, name: str) -> Run:
         raise ConfigError(
             f"{folder} is not a run's folder: it has no config.yaml, metrics.jsonl or samples/, nor a search's {TRIED}"
         )
-    run = Run(folder.resolve(), name, [], [], {}, [], [])
+    run = SavedRun(folder.resolve(), name, [], [], {}, [], [])
     for file, prefix in (("metrics.jsonl", ""), ("evaluations.jsonl", "held-out ")):
         for record in _lines(run, folder / file):
             _add_points(run, record, prefix)
@@ -119,7 +119,7 @@ def _moments(parent: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in found if match)
 
 
-def _lines(run: Run, path: Path) -> Iterator[dict[str, Any]]:
+def _lines(run: SavedRun, path: Path) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file of lines; other lines are noted."""
     try:
         lines = read_bytes(inside(run.folder, str(path.relative_to(run.folder)))).split(b"\n")
@@ -146,11 +146,11 @@ def _lines(run: Run, path: Path) -> Iterator[dict[str, Any]]:
             run.notes.append(f"{_relative(run, path)}, line {number}: not a JSON object, left out{end}")
 
 
-def _relative(run: Run, path: Path) -> str:
+def _relative(run: SavedRun, path: Path) -> str:
     return path.relative_to(run.folder).as_posix() if path.is_relative_to(run.folder) else path.name
 
 
-def _add_points(run: Run, record: dict[str, Any], prefix: str) -> None:
+def _add_points(run: SavedRun, record: dict[str, Any], prefix: str) -> None:
     iteration = record.pop("iteration", None)
     if isinstance(iteration, bool) or not isinstance(iteration, int) or not 0 <= iteration < 10**12:
         run.notes.append("a line of metrics without an iteration, left out")
@@ -180,7 +180,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _file(run: Run, folder: Path, name: Any) -> Path | None:
+def _file(run: SavedRun, folder: Path, name: Any) -> Path | None:
     """The file of this name within the run's folder; a note where there is none."""
     try:
         path = inside(run.folder, os.path.normpath(folder.relative_to(run.folder) / name))
@@ -203,14 +203,14 @@ def _metadata(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _sample(run: Run, folder: Path, record: dict[str, Any]) -> Sample | None:
+def _sample(run: SavedRun, folder: Path, record: dict[str, Any]) -> SavedSample | None:
     text = record["text"] if isinstance(record.get("text"), str) else None
     path = _file(run, folder, record.get("picture")) if text is None else folder / "samples.jsonl"
     if path is None:
         return None
     scores = {k: n for k, value in record.items() if k not in KNOWN and (n := _number(value)) is not None}
     rewritten = record.get("rewritten")
-    return Sample(
+    return SavedSample(
         path,
         _text(record.get("prompt", "")),
         None if rewritten is None else _text(rewritten),
@@ -235,7 +235,7 @@ def _tokens(values: Any) -> list[list[Any]]:
     return rows if len(rows) == len(values) else []
 
 
-def _film(run: Run, folder: Path, record: dict[str, Any]) -> dict[str, Any] | None:
+def _film(run: SavedRun, folder: Path, record: dict[str, Any]) -> dict[str, Any] | None:
     names = record.get("pictures")
     if not isinstance(names, list) or not names:
         run.notes.append(f"{_relative(run, folder)}: a film without pictures, left out")
@@ -258,7 +258,7 @@ def _film(run: Run, folder: Path, record: dict[str, Any]) -> dict[str, Any] | No
     }
 
 
-def _group(run: Run, folder: Path, record: dict[str, Any]) -> dict[str, Any] | None:
+def _group(run: SavedRun, folder: Path, record: dict[str, Any]) -> dict[str, Any] | None:
     given = record.get("members")
     given = given if isinstance(given, list) else []
     members = [member for member in given if isinstance(member, dict)]
@@ -288,7 +288,7 @@ def _group(run: Run, folder: Path, record: dict[str, Any]) -> dict[str, Any] | N
     }
 
 
-def _search(run: Run, record: dict[str, Any]) -> dict[str, Any] | None:
+def _search(run: SavedRun, record: dict[str, Any]) -> dict[str, Any] | None:
     given = record.get("nodes")
     nodes = [_node(node, number) for number, node in enumerate(given if isinstance(given, list) else [])]
     whole = [node for node in nodes if node is not None]

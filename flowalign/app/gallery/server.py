@@ -188,7 +188,7 @@ def _index(side: str, token: str) -> int:
     return flipped if side == "left" else 1 - flipped
 
 
-class Shown:
+class LiveGallery:
     """A gallery of runs that may still go on: laid out again, for whoever opens the page, where they have more to show.
 
     Args:
@@ -219,7 +219,7 @@ class Shown:
                 self.polls, self.state = Polls(lay_out(self.runs, self.output), self.output), state
 
 
-def application(shown: Shown, host: str = "127.0.0.1") -> ASGIApp:
+def application(shown: LiveGallery, host: str = "127.0.0.1") -> ASGIApp:
     """The gallery in a folder as a web application.
 
     Args:
@@ -330,7 +330,7 @@ def serve(runs: list[Path], output: Path, host: str = "127.0.0.1", port: int = 8
         port: 0 takes a free one.
     """
     host = host or "127.0.0.1"
-    shown = Shown(runs, output)
+    shown = LiveGallery(runs, output)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family)

@@ -12,7 +12,7 @@ from rewards import Metadata, Reward, score
 JUDGES = ("pick_score", "hpsv2", "image_reward", "aesthetic")
 
 
-class Preferences(Suite):
+class PreferenceSuite(Suite):
     """Base of suites that are a list of prompts and models of preferences, a mean of each.
 
     Args:
@@ -43,7 +43,7 @@ class Preferences(Suite):
         return {"prompts": self.source, "rewards": list(self.rewards)}
 
 
-class DrawBench(Preferences):
+class DrawBench(PreferenceSuite):
     """DrawBench: 200 prompts; the means of PickScore (the headline), HPSv2.1, ImageReward and aesthetics.
 
     Args:
@@ -65,7 +65,7 @@ class DrawBench(Preferences):
         super().__init__(prompts, column, rewards, split)
 
 
-class PartiPrompts(Preferences):
+class PartiPrompts(PreferenceSuite):
     """PartiPrompts: 1,632 prompts, a picture each; the means of PickScore (the headline) and three others.
 
     Args:

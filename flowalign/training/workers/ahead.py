@@ -11,10 +11,10 @@ from flowalign.rollouts.draw import Draw
 from flowalign.rollouts.groups import Groups
 from flowalign.training.distributed.sharding import whole
 from flowalign.training.workers.fleet import Fleet, PublishedWeights, Task
-from flowalign.training.workers.worker import Weights
+from flowalign.training.workers.worker import SamplingWeights
 
 
-class Sampling(NamedTuple):
+class FleetWithWeights(NamedTuple):
     """The fleet with weights to sample with: the `Workers` of a draw."""
 
     fleet: Fleet
@@ -53,11 +53,11 @@ class Ahead:
         Args:
             first: number of the iteration.
             parameters: the trained weights by name.
-            told: what else samples depend on, JSON, as of `Weights`.
+            told: what else samples depend on, JSON, as of `SamplingWeights`.
         """
         tensors = whole(dict(parameters), keep=True)
         # as they are now, whatever the updates make of them
-        weights = Weights(first, {name: tensor.clone() for name, tensor in tensors.items()}, told)
+        weights = SamplingWeights(first, {name: tensor.clone() for name, tensor in tensors.items()}, told)
         published = self.fleet.put(weights)
         last = max(first, min(first + self.staleness, self.iterations - 1))
         for iteration in range(first + len(self.begun), last + 1):
@@ -65,7 +65,7 @@ class Ahead:
         return self.begun.popleft().draw
 
     def _begin(self, iteration: int, published: PublishedWeights, picks: list[int]) -> None:
-        draw = self.groups.draw(iteration, Sampling(self.fleet, published), picks)
+        draw = self.groups.draw(iteration, FleetWithWeights(self.fleet, published), picks)
         draw.begin()
         self.begun.append(Begun(draw, published, picks))
 
@@ -93,5 +93,7 @@ class Ahead:
         for begun in rest:
             number = begun["weights"]
             if number not in published:
-                published[number] = self.fleet.put(Weights(number, tensors[f"sampling_{number}"], begun["rest"]))
+                published[number] = self.fleet.put(
+                    SamplingWeights(number, tensors[f"sampling_{number}"], begun["rest"])
+                )
             self._begin(begun["iteration"], published[number], begun["picks"])

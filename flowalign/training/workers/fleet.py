@@ -18,7 +18,7 @@ from flowalign.config.workers import RolloutWorkers
 from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import Policy
-from flowalign.training.workers.worker import Weights, Worker, WorkerResult, received
+from flowalign.training.workers.worker import RolloutWorker, SamplingWeights, WorkerResult, received
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class LostRay(FlowalignError):
 class PublishedWeights:
     """Weights in Ray's store."""
 
-    weights: Weights
+    weights: SamplingWeights
     ref: Any
 
 
@@ -107,7 +107,7 @@ class Fleet:
             "Ray's head": self.ray.get_runtime_context().gcs_address,
             "Ray's process on this machine": f"{own['NodeManagerAddress']}:{own['NodeManagerPort']}",
         }
-        start = self.ray.remote(Worker).options(num_cpus=1, num_gpus=gpus, scheduling_strategy="SPREAD")
+        start = self.ray.remote(RolloutWorker).options(num_cpus=1, num_gpus=gpus, scheduling_strategy="SPREAD")
         self._start = lambda: start.remote(config.model_dump(mode="json"), os.getcwd(), torch.get_num_threads())
         self.slots = [WorkerSlot(self._start()) for _ in range(workers.count)]
 
@@ -144,7 +144,7 @@ class Fleet:
                 return f"{count * each:g} {name}s, and Ray has {there.get(name, 0.0):g}"
         return ""
 
-    def put(self, weights: Weights) -> PublishedWeights:
+    def put(self, weights: SamplingWeights) -> PublishedWeights:
         """Weights that parts may be begun with."""
         self._check_ray_addresses()
         return PublishedWeights(weights, self.ray.put(weights))

@@ -31,7 +31,7 @@ LAUNCHED = re.compile("(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT
 
 
 @dataclass
-class Weights:
+class SamplingWeights:
     """What samples depend on besides the batch."""
 
     iteration: int
@@ -63,7 +63,7 @@ class Sent(NamedTuple):
     """Seconds that it took."""
 
 
-class Worker:
+class RolloutWorker:
     """Samples in a process of its own.
 
     Args:
@@ -98,7 +98,7 @@ class Worker:
     def _reference(self) -> bool:
         return self.config.rollout.weights == "reference"
 
-    def load(self, weights: Weights) -> None:
+    def load(self, weights: SamplingWeights) -> None:
         """Sample with these from now on."""
         algorithm, sampler = self.parts
         restore(self.parameters, weights.tensors)

@@ -14,7 +14,7 @@ from flowalign.app.cli.main import main
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
 from flowalign.planning.fake_device import FakeDevice
-from flowalign.planning.plan import GIB, Plan, _plan, advise, measure, memory_of, plan
+from flowalign.planning.plan import GIB, RunPlan, _plan, advise, measure, memory_of, plan
 from flowalign.planning.published_pipelines import NAMES, PARTS, PIPELINES, network
 from flowalign.planning.tiny_pipelines import build
 from flowalign.training import Trainer
@@ -60,11 +60,11 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def made(config: Any) -> Plan:
+def made(config: Any) -> RunPlan:
     return plan(config)
 
 
-def test_operations_and_memory_are_those_of_a_real_iteration(config: Any, made: Plan) -> None:
+def test_operations_and_memory_are_those_of_a_real_iteration(config: Any, made: RunPlan) -> None:
     trainer = Trainer(config, progress=False)
     trainer.algorithm.verify = lambda *_: None
     trainer.learner.mismatch = lambda *_: {}
@@ -103,7 +103,7 @@ def test_operations_and_memory_are_those_of_a_real_iteration(config: Any, made: 
     assert made.memory["update"]["weights"] * GIB == pytest.approx(whole, rel=0.02)
 
 
-def test_memory_adds_up_and_settings_change_it(config: Any, made: Plan) -> None:
+def test_memory_adds_up_and_settings_change_it(config: Any, made: RunPlan) -> None:
     assert made.peak == max(sum(parts.values()) for parts in made.memory.values())
     assert made.costs.checkpointed < made.costs.activations
     update = made.memory["update"]
@@ -117,7 +117,7 @@ def test_memory_adds_up_and_settings_change_it(config: Any, made: Plan) -> None:
     assert made.advice == [] and made.notes
 
 
-def test_rewards_count_at_their_own_precision(config: Any, made: Plan) -> None:
+def test_rewards_count_at_their_own_precision(config: Any, made: RunPlan) -> None:
     scores = replace(made.costs, score={"float32": 2e12, "bfloat16": 1e12})
     half = config.model_copy(deep=True)
     half.model.dtype = "bfloat16"
@@ -130,7 +130,7 @@ def test_rewards_count_at_their_own_precision(config: Any, made: Plan) -> None:
         assert found.seconds["25%"] == pytest.approx(sum(found.phases["25%"].values()))
 
 
-def test_what_decides_is_advised_first_and_what_does_not_is_left_out(config: Any, made: Plan) -> None:
+def test_what_decides_is_advised_first_and_what_does_not_is_left_out(config: Any, made: RunPlan) -> None:
     own = config.model_copy(deep=True)
     own.training.ema_decay = 0.9
     own.training.prompts_per_iteration = 8
@@ -204,7 +204,7 @@ def test_bad_input_is_one_line(config: Any) -> None:
 
 
 def test_the_command_prints_tables_or_json(
-    config: Any, made: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    config: Any, made: RunPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("flowalign.planning.plan.plan", lambda *_: made)
     for more in ([], ["--json"]):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from flowalign.app.cli.rewards import train_reward
 from flowalign.data import ASSETS, Preferences
 from flowalign.errors import ConfigError, FlowalignError
-from flowalign.reward_training.scorer import Scorer, split
+from flowalign.reward_training.scorer import ClipScorer, split
 from rewards import score
 from rewards.clip import PickScore
 from rewards.shapes import draw, heldout_requests, sample_requests
@@ -42,7 +42,7 @@ def votes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_margins_are_differences_of_the_rewards_scores(votes: Path) -> None:
     pairs = Preferences.read(str(votes)).take(range(6))
     with torch.no_grad():
-        margins = Scorer(TINY, device="cpu").margins(pairs, [3, 0, 5])[0]
+        margins = ClipScorer(TINY, device="cpu").margins(pairs, [3, 0, 5])[0]
     reward = PickScore(TINY, processor=None, device="cpu")
     sides = [
         score(reward, [Image.open(record[key]) for record in pairs.metadata], pairs.texts, [{}] * 6).value

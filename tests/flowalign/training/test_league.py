@@ -11,7 +11,7 @@ from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
 from flowalign.evaluation.scores import Evaluated
 from flowalign.evaluation.statistics import ranks
-from flowalign.training.league import WORLDS, Budget, _plot, _rank, diversity, judged, run_league
+from flowalign.training.league import WORLDS, LeagueBudget, _plot, _rank, diversity, judged, run_league
 
 SMALL = [
     "training.prompts_per_iteration=2",
@@ -25,7 +25,7 @@ CONFIGS = [recipe("tiny_sd3/flow_grpo_early"), recipe("tiny_sd3/single_step")]
 
 
 def league(folder: Path) -> Path:
-    return run_league(CONFIGS, 2, Budget.parse("forwards=150"), folder, "tiny_clip", SMALL, 1, first_seed=5)
+    return run_league(CONFIGS, 2, LeagueBudget.parse("forwards=150"), folder, "tiny_clip", SMALL, 1, first_seed=5)
 
 
 def test_every_run_uses_up_the_same_budget_and_none_is_done_twice(tmp_path: Path, capsys) -> None:
@@ -57,12 +57,19 @@ def test_every_run_uses_up_the_same_budget_and_none_is_done_twice(tmp_path: Path
         ConfigError, match=r"flow_grpo_early-seed5 was trained with other settings \(.*group_size: 4 -> 6\)"
     ):
         run_league(
-            CONFIGS, 2, Budget.parse("forwards=150"), tmp_path, None, [*SMALL, "training.group_size=6"], 1, first_seed=5
+            CONFIGS,
+            2,
+            LeagueBudget.parse("forwards=150"),
+            tmp_path,
+            None,
+            [*SMALL, "training.group_size=6"],
+            1,
+            first_seed=5,
         )
     with pytest.raises(
         ConfigError, match="flow_grpo_early-seed5 was judged with --pictures 1 and --panel tiny_clip; the same"
     ):
-        run_league(CONFIGS, 2, Budget.parse("forwards=150"), tmp_path, "tiny_clip", SMALL, 3, first_seed=5)
+        run_league(CONFIGS, 2, LeagueBudget.parse("forwards=150"), tmp_path, "tiny_clip", SMALL, 3, first_seed=5)
     # as a league of an earlier version has it
     (tmp_path / "base.json").write_text(json.dumps(results["base"][0]))
     with pytest.raises(ConfigError, match="base.json: nothing of the start weights as flow_grpo_early is judged"):
@@ -72,7 +79,7 @@ def test_every_run_uses_up_the_same_budget_and_none_is_done_twice(tmp_path: Path
 def test_each_way_of_judging_has_its_own_base(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """nft's recipe samples by a solver of second order, the demo's by Euler's rule."""
     configs = [recipe("tiny_sd3/demo"), recipe("tiny_sd3/nft")]
-    table = run_league(configs, 1, Budget.parse("forwards=50"), tmp_path, None, SMALL, 2).read_text()
+    table = run_league(configs, 1, LeagueBudget.parse("forwards=50"), tmp_path, None, SMALL, 2).read_text()
     results = json.loads((tmp_path / "league.json").read_text())["results"]
     assert set(results) == {"base, as demo", "base, as nft", "demo", "nft"}
     assert all(results[name][0]["kl"] == 0 and f"| {name} | " in table for name in ("base, as demo", "base, as nft"))
@@ -85,7 +92,7 @@ def test_each_way_of_judging_has_its_own_base(tmp_path: Path, caplog: pytest.Log
         r"demo is judged by shapes \(strict_weight 0.5\), other by jpeg_size; --set evaluation.rewards=... is for all"
     )
     with pytest.raises(ConfigError, match=message):
-        run_league([configs[0], other], 1, Budget.parse("forwards=50"), tmp_path, None, SMALL, 2)
+        run_league([configs[0], other], 1, LeagueBudget.parse("forwards=50"), tmp_path, None, SMALL, 2)
 
 
 def test_ranks_have_intervals_over_prompts_and_seeds() -> None:
@@ -117,7 +124,7 @@ def test_another_world_has_its_own_prompts_and_reward() -> None:
     assert config.model.path == "tiny_speller" and config.evaluation.prompts == "spelling_heldout"
     config.check(processes=1)
     with pytest.raises(ConfigError, match="did you mean 'relations'"):
-        run_league(CONFIGS, 1, Budget.parse("forwards=10"), Path("nowhere"), None, [], 1, "relation")
+        run_league(CONFIGS, 1, LeagueBudget.parse("forwards=10"), Path("nowhere"), None, [], 1, "relation")
 
 
 def test_diversity_is_the_distance_of_pictures_of_one_prompt() -> None:
@@ -144,9 +151,9 @@ def test_rewards_without_a_part_strict_are_drawn_too(tmp_path: Path) -> None:
 )
 def test_a_budget_that_makes_no_sense_says_what_would(text: str) -> None:
     with pytest.raises(ConfigError, match="give seconds=60"):
-        Budget.parse(text)
+        LeagueBudget.parse(text)
 
 
 def test_a_league_of_a_recipe_of_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a league compares models of pictures"):
-        run_league([recipe("tiny_lm/grpo")], 1, Budget.parse("forwards=50"), tmp_path, None, [], 1)
+        run_league([recipe("tiny_lm/grpo")], 1, LeagueBudget.parse("forwards=50"), tmp_path, None, [], 1)

@@ -20,7 +20,7 @@ import uvicorn
 from PIL import Image
 
 from flowalign.algorithms.matching.dpo import DPO
-from flowalign.app.gallery.server import Shown, application
+from flowalign.app.gallery.server import LiveGallery, application
 from flowalign.data.votes import Votes
 from flowalign.training import Trainer
 from tests.flowalign.training.small_run import settings
@@ -36,7 +36,7 @@ def serve() -> Iterator[Serve]:
 
     def serve(run: Path) -> str:
         listener = socket.create_server(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(application(Shown([run], run / "gallery")), log_level="warning"))
+        server = uvicorn.Server(uvicorn.Config(application(LiveGallery([run], run / "gallery")), log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         servers.append((server, thread))
