@@ -16,7 +16,7 @@ from flowalign.config.language import TextConfig
 from flowalign.errors import ConfigError, nearest
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Key:
     """A key of a configuration."""
 
@@ -48,15 +48,20 @@ def _keys(section: type[BaseModel], above: str) -> Iterator[Key]:
         meaning = " ".join((field.description or "").split())
         default = field.get_default(call_default_factory=True)
         if inner is None:
-            yield Key(f"{above}{name}", shown(field.annotation), default, meaning)
+            yield Key(place=f"{above}{name}", kind=shown(field.annotation), default=default, meaning=meaning)
             continue
         optional = NoneType in typing.get_args(field.annotation)
         if optional:
             meaning = meaning or " ".join((inner.__doc__ or "").split())
-            yield Key(f"{above}{name}", "section or null", None if default is None else "as below", meaning)
+            yield Key(
+                place=f"{above}{name}",
+                kind="section or null",
+                default=None if default is None else "as below",
+                meaning=meaning,
+            )
         named = typing.get_origin(field.annotation) is dict
         if named:
-            yield Key(f"{above}{name}", "section by name", default, meaning)
+            yield Key(place=f"{above}{name}", kind="section by name", default=default, meaning=meaning)
         yield from _keys(inner, f"{above}{name}.NAME." if named else f"{above}{name}.")
 
 

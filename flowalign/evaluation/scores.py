@@ -55,7 +55,7 @@ def scores_of(run: Path, iteration: int) -> Path:
     return run / FOLDER / f"iteration-{iteration:06d}.jsonl"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Evaluated:
     """Scores of N samples, over all processes, in the order of the prompts."""
 
@@ -90,7 +90,7 @@ class Evaluated:
         except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
             said = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
             raise ConfigError(f"{path} is no file of scores as flowalign writes it ({said})") from error
-        return cls(prompts, metadata, seeds, value, parts, [], [])
+        return cls(prompts=prompts, metadata=metadata, seeds=seeds, value=value, parts=parts, samples=[], rows=[])
 
     def lines(self) -> list[tuple[Any, dict[str, Any]]]:
         """This process's samples, each with the line that `save_samples` writes."""
@@ -162,4 +162,13 @@ def evaluate(
         scored = processes.gather_objects(scored)
     _, value, columns = zip(*sorted(scored, key=lambda line: line[0]), strict=True)
     parts = {name: [column[name] for column in columns] for name in columns[0]}
-    return Evaluated(texts, metadata, seeds, list(value), parts, [seen(own) for own in samples], rows, replies)
+    return Evaluated(
+        prompts=texts,
+        metadata=metadata,
+        seeds=seeds,
+        value=list(value),
+        parts=parts,
+        samples=[seen(own) for own in samples],
+        rows=rows,
+        replies=replies,
+    )

@@ -44,7 +44,7 @@ PROMPTS = {"pictures": "objects_train", "text": "sums_train"}
 """Shipped prompts, in the place of a hub's data set that is not on this machine."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Report:
     """What a dry run did."""
 
@@ -166,16 +166,16 @@ def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
             return None
         metrics = trainer.metrics.read()[-1]
     return Report(
-        model,
-        parameters,
-        sum(p.numel() for p in trainer.learner.parameters.values()),
-        small.training.group_size * small.training.prompts_per_iteration,
-        length,
-        {"rollout": metrics.get("seconds/rollout", 0.0), "update": metrics["seconds/update"], "all": whole},
-        _peak_memory(device),
-        torch.cuda.get_device_name() if device.type == "cuda" else device.type,
-        [f"{one.repository} for {one.needed_by}" for one in lacking],
-        _projected(config, small, metrics) if full else None,
+        model=model,
+        parameters=parameters,
+        trained=sum(p.numel() for p in trainer.learner.parameters.values()),
+        samples=small.training.group_size * small.training.prompts_per_iteration,
+        length=length,
+        seconds={"rollout": metrics.get("seconds/rollout", 0.0), "update": metrics["seconds/update"], "all": whole},
+        peak_memory=_peak_memory(device),
+        device=torch.cuda.get_device_name() if device.type == "cuda" else device.type,
+        missing=[f"{one.repository} for {one.needed_by}" for one in lacking],
+        projected=_projected(config, small, metrics) if full else None,
     )
 
 

@@ -84,7 +84,7 @@ GPUS = {
 }
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Passes:
     """How often a trajectory of an iteration goes through the networks, on average."""
 
@@ -99,7 +99,7 @@ class Passes:
     """Pictures that a reward's gradient goes through."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Costs:
     """What one pass of the real networks takes. Operations are FLOP, memory is bytes."""
 
@@ -144,7 +144,7 @@ class Costs:
     """Activations of VAE and rewards for the reward's gradient of a sample."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RunPlan:
     """What a run takes, for people and as JSON."""
 
@@ -400,29 +400,29 @@ def measure(config: Config, differentiated: float = 0) -> tuple[Costs, list[str]
         counts = (1, 2) if differentiated else ()
         graded = [Meter(device, torch.float32)(partial(gradient, final[:n])).peak for n in counts]
     costs = Costs(
-        parameters,
-        sum(p.numel() for p in policy.trainable().values()),
-        sum(_size(part) for part in policy.networks.values()),
-        sum(_size(part) for name, part in parts.items() if name.startswith("text_encoder")),
-        _size(parts["vae"]),
-        sum(_size(part) for name, part in parts.items() if name in ("image_encoder", "connectors")),
-        sum(_size(scorer.model) for scorer in scorers),
-        trajectory,
-        forward.flops / branches,
-        (whole[0].flops - forward.flops) / branches,
-        encoded.flops,
-        (prepared[0].flops, prepared[1].flops - prepared[0].flops),
-        decode.flops,
-        score,
-        forward.peak,
-        kept[1].peak - kept[0].peak,
-        again[1].peak - again[0].peak,
-        decode.peak,
-        encoded.peak,
-        (prepared[0].peak, prepared[1].peak - prepared[0].peak),
-        shared.degree,
-        tuple(divides),
-        round(differentiated * (graded[1] - graded[0])) if graded else 0,
+        parameters=parameters,
+        trained=sum(p.numel() for p in policy.trainable().values()),
+        weights=sum(_size(part) for part in policy.networks.values()),
+        text_encoders=sum(_size(part) for name, part in parts.items() if name.startswith("text_encoder")),
+        vae=_size(parts["vae"]),
+        conditioning=sum(_size(part) for name, part in parts.items() if name in ("image_encoder", "connectors")),
+        rewards=sum(_size(scorer.model) for scorer in scorers),
+        trajectory=trajectory,
+        forward=forward.flops / branches,
+        backward=(whole[0].flops - forward.flops) / branches,
+        encode=encoded.flops,
+        sources=(prepared[0].flops, prepared[1].flops - prepared[0].flops),
+        decode=decode.flops,
+        score=score,
+        sampling=forward.peak,
+        activations=kept[1].peak - kept[0].peak,
+        checkpointed=again[1].peak - again[0].peak,
+        decoding=decode.peak,
+        encoding=encoded.peak,
+        preparing=(prepared[0].peak, prepared[1].peak - prepared[0].peak),
+        shared=shared.degree,
+        divides=tuple(divides),
+        differentiating=round(differentiated * (graded[1] - graded[0])) if graded else 0,
     )
     return costs, notes
 
@@ -585,23 +585,23 @@ def _plan(
     fixed = {phase: sum(v for part, v in parts.items() if part != "activations") for phase, parts in memory.items()}
     kept = max(costs.checkpointed if model.gradient_checkpointing else costs.activations, costs.differentiating)
     return RunPlan(
-        model.path,
-        gpu,
-        gpus,
-        costs,
-        passes,
-        memory,
-        flops,
-        seconds,
-        phases,
-        {share: 3600 * samples / value for share, value in seconds.items()},
-        hours,
-        usable,
-        max(0, math.floor((usable - fixed["update"]) * GIB / kept)),
-        _largest_rollout(costs, (usable - fixed["rollout"]) * GIB),
-        advise(config, costs, gpus, usable),
-        notes,
-        {} if price is None else {share: value * price for share, value in hours.items()},
+        model=model.path,
+        gpu=gpu,
+        gpus=gpus,
+        costs=costs,
+        passes=passes,
+        memory=memory,
+        flops=flops,
+        seconds=seconds,
+        phases=phases,
+        pictures_per_hour={share: 3600 * samples / value for share, value in seconds.items()},
+        gpu_hours=hours,
+        usable=usable,
+        largest_micro_batch=max(0, math.floor((usable - fixed["update"]) * GIB / kept)),
+        largest_rollout_batch=_largest_rollout(costs, (usable - fixed["rollout"]) * GIB),
+        advice=advise(config, costs, gpus, usable),
+        notes=notes,
+        price={} if price is None else {share: value * price for share, value in hours.items()},
     )
 
 

@@ -23,7 +23,7 @@ from transformers import CLIPTokenizer, PreTrainedModel
 from flowalign.data import ASSETS, Source
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Tiny:
     """How to make a pipeline and call it."""
 

@@ -20,7 +20,7 @@ from samplers import derive_seed
 from samplers.completion import completions
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Estimator:
     """How values of states are estimated.
 

@@ -29,7 +29,7 @@ from flowalign.runs.samples import Picture, Sample, save_picture
 FOLDER = "previews"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Film:
     """One sample's denoising in T steps: T + 1 states, from the start noise to the finished sample."""
 
@@ -52,7 +52,7 @@ class Film:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Group:
     """The G samples of one prompt, judged against each other."""
 
@@ -76,7 +76,7 @@ class Group:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """How much is saved at most. With the defaults a moment takes 1 to 2 MB and a run at most 40 MB."""
 

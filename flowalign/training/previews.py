@@ -69,9 +69,9 @@ def _film(sampler: DiffusionSampler, scorer: Scorer, seen: Preview, row: int) ->
     ends = sampler.ends(one, finished, shown=True)
     values = scorer.score(ends, seen.batch, [row] * len(ends), finished.steps.tolist()).value[finished.index.cpu()]
     return Film(
-        seen.batch.prompts[row],
-        seen.batch.seeds[row],
-        [look(ends[state]) for state in finished.index[0].tolist()],
+        prompt=seen.batch.prompts[row],
+        seed=seen.batch.seeds[row],
+        pictures=[look(ends[state]) for state in finished.index[0].tolist()],
         rewards=values[0].tolist(),
         dense=dense_rewards(values)[0].tolist(),
         advantages=None if seen.advantage is None else seen.advantage[row].tolist(),
@@ -93,10 +93,10 @@ def _group(seen: Preview, number: int) -> Group:
     if not torch.equal(seen.reward.cpu(), seen.scores.value):
         parts["score"] = seen.scores.value
     return Group(
-        seen.batch.prompts[rows[0]],
-        [seen.batch.noise_seeds[row] for row in rows],
-        [look(seen.images[row]) for row in rows],
-        of(seen.reward),
+        prompt=seen.batch.prompts[rows[0]],
+        seeds=[seen.batch.noise_seeds[row] for row in rows],
+        samples=[look(seen.images[row]) for row in rows],
+        rewards=of(seen.reward),
         advantages=None if seen.advantage is None else of(seen.advantage.nanmean(1)),
         parts={name: of(part) for name, part in parts.items()},
         wins=None if seen.wins is None else seen.wins[rows][:, rows].tolist(),
@@ -122,10 +122,10 @@ def _groups_of_texts(sampler: LanguageSampler, scorer: Scorer, algorithm: Algori
         rows = [row for row, group in enumerate(batch.group) if group == number]
         groups.append(
             Group(
-                batch.prompts[rows[0]],
-                [batch.noise_seeds[row] for row in rows],
-                [samples[row] for row in rows],
-                experience.reward[rows].tolist(),
+                prompt=batch.prompts[rows[0]],
+                seeds=[batch.noise_seeds[row] for row in rows],
+                samples=[samples[row] for row in rows],
+                rewards=experience.reward[rows].tolist(),
                 advantages=earned[rows].tolist(),
                 parts={name: part[rows].tolist() for name, part in experience.scores.parts.items()},
                 rewritten=None if rewriting is None else [rewriting.prompt(texts[row]) for row in rows],

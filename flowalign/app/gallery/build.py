@@ -43,7 +43,7 @@ class Placed:
     size: tuple[int, int]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Gallery:
     """Everything the page shows. A row is one prompt and seed, a column one moment of one run, base first."""
 
@@ -130,7 +130,7 @@ def _arrange(runs: list[SavedRun], output: Path) -> Gallery:
         if row == len(table):
             table.append({"prompt": sample.prompt, "seed": sample.seed, "metadata": _facts(sample.metadata)})
         placed.append(Placed(sample, row, column, *entry))
-    gallery = Gallery(runs, columns, table, placed)
+    gallery = Gallery(runs=runs, columns=columns, rows=table, placed=placed)
     for i, run in enumerate(runs):
         for moment in run.previews:
             gallery.previews.append(_place_previews(store, runs, i, moment))

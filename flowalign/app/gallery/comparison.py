@@ -27,7 +27,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 190, 52, 10, 10, 26
 """Pixels of a chart, and of its margins."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Chart:
     """A metric of all runs, drawn."""
 
@@ -40,7 +40,7 @@ class Chart:
     """(number of the run, points)"""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Side:
     """A run's sample."""
 
@@ -53,7 +53,7 @@ class Side:
     """Whether it is shown with its pixels."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ComparedSample:
     """A sample of one prompt and seed, of every run."""
 
@@ -142,10 +142,10 @@ def _charts(runs: Sequence[SavedRun]) -> Iterator[Chart]:
             return TOP + (1 - (value - low) / (high - low)) * (HEIGHT - TOP - BOTTOM)
 
         yield Chart(
-            name,
-            [(y(value), f"{value:.3g}") for value in (low, (low + high) / 2, high)],
-            [(x(iteration), str(iteration)) for iteration in (start, end)],
-            [(number, " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in own)) for number, own in lines if own],
+            name=name,
+            ticks=[(y(value), f"{value:.3g}") for value in (low, (low + high) / 2, high)],
+            ends=[(x(iteration), str(iteration)) for iteration in (start, end)],
+            lines=[(number, " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in own)) for number, own in lines if own],
         )
 
 
@@ -164,7 +164,10 @@ def _shown(moments: Sequence[tuple[Path, int]], output: Path) -> list[ComparedSa
     rows.sort(key=lambda row: -abs(row[0]))
     return [
         ComparedSample(
-            own[0].prompt, own[0].seed, [_placed(sample, number, run, output) for run, sample in enumerate(own)], gain
+            prompt=own[0].prompt,
+            seed=own[0].seed,
+            sides=[_placed(sample, number, run, output) for run, sample in enumerate(own)],
+            gain=gain,
         )
         for number, (gain, own) in enumerate(rows[:SHOWN])
     ]
@@ -174,14 +177,14 @@ def _placed(sample: SavedSample, number: int, run: int, output: Path) -> Side:
     """A sample of the page, its picture in the page's folder."""
     reward = sample.scores.get("reward")
     if sample.text is not None:
-        return Side(reward, sample.text)
+        return Side(reward=reward, text=sample.text)
     name = f"pictures/{number:02d}-{run}{sample.path.suffix}"
     (output / "pictures").mkdir(exist_ok=True)
     shutil.copyfile(sample.path, output / name)
     if sample.path.suffix in CLIPS:
-        return Side(reward, None, name, clip=True)
+        return Side(reward=reward, text=None, picture=name, clip=True)
     with Image.open(sample.path) as picture:
-        return Side(reward, None, name, small=max(picture.size) <= 128)
+        return Side(reward=reward, text=None, picture=name, small=max(picture.size) <= 128)
 
 
 def _samples(folder: Path, iteration: int) -> dict[tuple[str, str, int], SavedSample]:

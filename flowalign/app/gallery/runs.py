@@ -22,7 +22,7 @@ TRIED = "tried.jsonl"
 """Name of a search's table: a line for each prompt and method."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SavedSample:
     """One picture, clip or text of a moment."""
 
@@ -40,7 +40,7 @@ class SavedSample:
     """Texts of judges about it."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Moment:
     """What a run saved at one iteration."""
 
@@ -52,7 +52,7 @@ class Moment:
     """Lines of groups.jsonl, `picture` as a path."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SavedRun:
     """A run's folder, read."""
 
@@ -93,21 +93,21 @@ def read_run(folder: Path, name: str) -> SavedRun:
         raise ConfigError(
             f"{folder} is not a run's folder: it has no config.yaml, metrics.jsonl or samples/, nor a search's {TRIED}"
         )
-    run = SavedRun(folder.resolve(), name, [], [], {}, [], [])
+    run = SavedRun(folder=folder.resolve(), name=name, moments=[], previews=[], series={}, warnings=[], notes=[])
     for file, prefix in (("metrics.jsonl", ""), ("evaluations.jsonl", "held-out ")):
         for record in _lines(run, folder / file):
             _add_points(run, record, prefix)
     for iteration, path in _moments(folder / SAMPLES):
         samples = [s for record in _lines(run, path / "samples.jsonl") if (s := _sample(run, path, record))]
         if samples:
-            run.moments.append(Moment(iteration, samples))
+            run.moments.append(Moment(iteration=iteration, samples=samples))
         elif not (path / "samples.jsonl").exists():
             run.notes.append(f"{path.name}: no samples.jsonl yet, left out (is the run still being written?)")
     for iteration, path in _moments(folder / PREVIEWS):
         films = [f for record in _lines(run, path / "films.jsonl") if (f := _film(run, path, record))]
         groups = [g for record in _lines(run, path / "groups.jsonl") if (g := _group(run, path, record))]
         if films or groups:
-            run.previews.append(Moment(iteration, [], films, groups))
+            run.previews.append(Moment(iteration=iteration, samples=[], films=films, groups=groups))
     run.searches = [found for record in _lines(run, folder / TRIED) if (found := _search(run, record))]
     if not run.moments and not run.searches:
         run.notes.append("no pictures yet")
@@ -211,14 +211,14 @@ def _sample(run: SavedRun, folder: Path, record: dict[str, Any]) -> SavedSample 
     scores = {k: n for k, value in record.items() if k not in KNOWN and (n := _number(value)) is not None}
     rewritten = record.get("rewritten")
     return SavedSample(
-        path,
-        _text(record.get("prompt", "")),
-        None if rewritten is None else _text(rewritten),
-        _text(record.get("seed", path.name)),
-        _metadata(record.get("metadata")),
-        scores,
-        text,
-        {name: _text(own) for name, own in _metadata(record.get("replies")).items()},
+        path=path,
+        prompt=_text(record.get("prompt", "")),
+        rewritten=None if rewritten is None else _text(rewritten),
+        seed=_text(record.get("seed", path.name)),
+        metadata=_metadata(record.get("metadata")),
+        scores=scores,
+        text=text,
+        replies={name: _text(own) for name, own in _metadata(record.get("replies")).items()},
     )
 
 

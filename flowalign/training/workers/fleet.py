@@ -47,7 +47,7 @@ class PublishedWeights:
     ref: Any
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Task:
     """A part of a batch that a worker samples."""
 
@@ -151,7 +151,7 @@ class Fleet:
 
     def begin(self, parts: Sequence[Batch], published: PublishedWeights) -> list[Task]:
         """Begin with parts of a batch, each by the worker that has the fewest to do."""
-        tasks = [Task(part, published) for part in parts]
+        tasks = [Task(part=part, published=published) for part in parts]
         for task in tasks:
             self._give(min(self.slots, key=lambda slot: len(slot.tasks)), task)
         return tasks

@@ -18,7 +18,9 @@ NAN = float("nan")
 def evaluated(value: list[float], **parts: list[float]) -> Evaluated:
     prompts = [prompt for prompt in ("a", "b", "c") for _ in range(2)]
     metadata = [{"category": "single" if prompt == "a" else "pair"} for prompt in prompts]
-    return Evaluated(prompts, metadata, list(range(6)), value, parts, [], [])
+    return Evaluated(
+        prompts=prompts, metadata=metadata, seeds=list(range(6)), value=value, parts=parts, samples=[], rows=[]
+    )
 
 
 def test_the_error_counts_prompts_and_not_samples() -> None:

@@ -13,12 +13,24 @@ def noise(side: int, seed: int) -> Image.Image:
 
 def film(states: int, side: int = 32) -> Film:
     rewards = np.linspace(0, 1, states)
-    return Film("p", 1, [noise(side, i) for i in range(states)], rewards, stochastic=np.arange(states - 1) % 2 == 0)
+    return Film(
+        prompt="p",
+        seed=1,
+        pictures=[noise(side, i) for i in range(states)],
+        rewards=rewards,
+        stochastic=np.arange(states - 1) % 2 == 0,
+    )
 
 
 def test_what_is_saved_is_read_back(tmp_path):
     group = Group(
-        "g", [3, 4], [noise(32, 0), noise(32, 1)], np.float32([0.25, 0.75]), [-1, 1], {"soft": [0.5, 1]}, np.eye(2)
+        prompt="g",
+        seeds=[3, 4],
+        samples=[noise(32, 0), noise(32, 1)],
+        rewards=np.float32([0.25, 0.75]),
+        advantages=[-1, 1],
+        parts={"soft": [0.5, 1]},
+        wins=np.eye(2),
     )
     save_previews(tmp_path, 7, [film(5)], [group])
     (moment,) = read_run(tmp_path, "run").previews
@@ -33,7 +45,15 @@ def test_what_is_saved_is_read_back(tmp_path):
 
 def test_size_is_bounded(tmp_path):
     limits = Limits(films=2, groups=1, frames=5, members=3, side=64, moments=3)
-    groups = [Group("g", range(8), [noise(128, i) for i in range(8)], range(8), wins=np.ones((8, 8)))] * 2
+    groups = [
+        Group(
+            prompt="g",
+            seeds=range(8),
+            samples=[noise(128, i) for i in range(8)],
+            rewards=range(8),
+            wins=np.ones((8, 8)),
+        )
+    ] * 2
     for iteration in range(0, 80, 10):
         save_previews(tmp_path, iteration, [film(12, 128)] * 3, groups, limits)
     kept = sorted(path.name for path in (tmp_path / "previews").iterdir())

@@ -132,7 +132,15 @@ def test_diversity_is_the_distance_of_pictures_of_one_prompt() -> None:
         return Image.fromarray(np.full((4, 4, 3), level, np.uint8))
 
     pictures = [flat(0), flat(51), flat(0), flat(0)]
-    result = Evaluated(["a", "a", "b", "b"], [{}] * 4, [0] * 4, [0.0] * 4, {}, pictures, [0, 1, 2, 3])
+    result = Evaluated(
+        prompts=["a", "a", "b", "b"],
+        metadata=[{}] * 4,
+        seeds=[0] * 4,
+        value=[0.0] * 4,
+        parts={},
+        samples=pictures,
+        rows=[0, 1, 2, 3],
+    )
     # 0.2 apart, and not at all
     assert diversity(result) == pytest.approx(0.1)
 

@@ -81,7 +81,15 @@ def test_a_run_is_watched_afterwards(
     assert "no sign of reward hacking" in said(*words)
     assert json.loads((tmp_path / "made.json").read_text())["verdict"] == "good"
     scores = [
-        Evaluated(["a", "b"], [{}, {}], [0, 1], value, {"panel/tiny_clip": panel}, [], [])
+        Evaluated(
+            prompts=["a", "b"],
+            metadata=[{}, {}],
+            seeds=[0, 1],
+            value=value,
+            parts={"panel/tiny_clip": panel},
+            samples=[],
+            rows=[],
+        )
         for value, panel in (([0.0, 0.01], [0.9, 0.91]), ([0.9, 0.91], [0.0, 0.01]))
     ]
     monkeypatch.setattr("flowalign.app.cli.evaluate._evaluate", lambda *_, trained, **__: scores[trained])

@@ -56,9 +56,9 @@ def add_previews(run: Path, iteration: int, side: int = 32) -> None:
         rewards = [0.1, 0.15, 0.4, 0.35, 0.7, 0.8, 0.85]
         films.append(
             Film(
-                prompt,
-                n,
-                [draw(prompt, r, n, side) for r in rewards],
+                prompt=prompt,
+                seed=n,
+                pictures=[draw(prompt, r, n, side) for r in rewards],
                 rewards=rewards,
                 advantages=[-0.3, 0.8, -0.9, 1.2, 0.1, 0.0],
                 stochastic=[False, True, True, True, False, False],
@@ -70,10 +70,10 @@ def add_previews(run: Path, iteration: int, side: int = 32) -> None:
         mean, spread = 0.4833, 0.28
         groups.append(
             Group(
-                prompt,
-                list(range(6)),
-                [draw(prompt, m, i, side) for i, m in enumerate(marks)],
-                marks,
+                prompt=prompt,
+                seeds=list(range(6)),
+                samples=[draw(prompt, m, i, side) for i, m in enumerate(marks)],
+                rewards=marks,
                 advantages=[(m - mean) / spread for m in marks],
                 parts={"soft": marks},
                 wins=[[0.5 + 0.5 * ((a > b) - (a < b)) for b in marks] for a in marks],

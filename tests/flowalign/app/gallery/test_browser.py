@@ -307,7 +307,9 @@ def test_rewritten_prompts_are_shown_before_and_after(open_page, maker, tmp_path
     for iteration, text in ((0, "a red circle"), (10, "one red circle")):
         more = {"rewritten": text, "replies": {"quality": f"<b>{iteration}"}}
         save_samples(tmp_path / "run", iteration, [(picture, r | more) for picture, r in samples])
-    group = Group("loose", [1, 2], [samples[0][0]] * 2, [0, 1], rewritten=["a ball", "a circle"])
+    group = Group(
+        prompt="loose", seeds=[1, 2], samples=[samples[0][0]] * 2, rewards=[0, 1], rewritten=["a ball", "a circle"]
+    )
     save_previews(tmp_path / "run", 10, groups=[group])
     page = open_page(f"file://{build([tmp_path / 'run'], tmp_path / 'out')}")
     assert "became: one red circle" in page.locator(".caption").inner_text()
@@ -478,7 +480,7 @@ def test_videos_are_clips_that_play(open_page, browser, maker, tmp_path):
         (folder / "clip.webm").write_bytes(recorded)
         with open(folder / "samples.jsonl", "a") as lines:
             lines.write(json.dumps({"picture": "clip.webm", "prompt": "recorded", "seed": 1, "reward": 0}) + "\n")
-    save_previews(tmp_path / "run", 0, [Film("frames", 0, [frames, frames], [0, 1])])
+    save_previews(tmp_path / "run", 0, [Film(prompt="frames", seed=0, pictures=[frames, frames], rewards=[0, 1])])
     index = build([tmp_path / "run"], tmp_path / "out")
     page = open_page(f"file://{index}")
     settle(page)

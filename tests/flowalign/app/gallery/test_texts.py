@@ -53,12 +53,12 @@ def make_run(folder: Path) -> Path:
         worse = [(piece, chance, entropy, -advantage) for piece, chance, entropy, advantage in pieces]
         groups = [
             Group(
-                f"sum {n}",
-                [5, 6],
-                ["<b>\u05e9", HOSTILE[n]],
-                [1.0, 0.0],
-                [1.0, -1.0],
-                {"exact": [1, 0]},
+                prompt=f"sum {n}",
+                seeds=[5, 6],
+                samples=["<b>\u05e9", HOSTILE[n]],
+                rewards=[1.0, 0.0],
+                advantages=[1.0, -1.0],
+                parts={"exact": [1, 0]},
                 tokens=[pieces, worse],
             )
             for n in range(2)
