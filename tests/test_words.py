@@ -9,8 +9,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("samplers", "rewards", "flowalign")
-DONE = ("samplers", "rewards", *(f"flowalign/{name}" for name in ("core", "data", "policies", "algorithms", "search")))
-"""Folders whose constructors have been gone through."""
 
 
 def sources(folders: Sequence[str]) -> dict[str, str]:
@@ -67,14 +65,14 @@ def test_docstrings_of_fields_are_whole_phrases() -> None:
 
 def test_few_names_of_classes_stand_for_two() -> None:
     names = repeated(sources(PRODUCT))
-    assert len(names) <= 11, names  # 5 is the aim
+    assert len(names) <= 5, names
 
 
 def test_records_of_many_fields_are_made_by_name() -> None:
     product = sources(PRODUCT)
     trees = [ast.parse(source) for source in product.values()]
     classes = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    assert positional(sources(DONE), classes) == []
+    assert positional(product, classes) == []
 
 
 @pytest.mark.parametrize("word", ["of", "What", "that", "and"])
