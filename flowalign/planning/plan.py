@@ -307,6 +307,8 @@ def count(config: Config) -> Passes:
         wrapped(trainer.learner, "learn", "update")
         wrapped(trainer.learner, "mismatch", "update" if config.training.old_log_prob == "replayed" else "measurement")
         wrapped(trainer.algorithm, "verify", "measurement")
+        # a pipeline is called at levels of the forward process for its conditions alone; its network does not run
+        wrapped(policy, "clean", "conditions")
         decoded("decode_latents", "decoded")
         decoded("decode_pixels", "differentiated")
         trainer.iterate()

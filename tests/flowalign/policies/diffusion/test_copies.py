@@ -8,9 +8,11 @@ import torch
 from accelerate import Accelerator, InitProcessGroupKwargs
 from torch import Tensor
 
+from flowalign import registry
 from flowalign.config import load, recipe
 from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
+from flowalign.policies.diffusion.families import family_of
 from flowalign.training.distributed.sharding import distribute
 from tests.flowalign.policies.diffusion.test_conformance import (
     STEPS,
@@ -25,6 +27,8 @@ from tests.flowalign.training.processes import run_together
 
 @pytest.mark.slow
 def test_two_processes_average_the_gradients_of_every_family(tmp_path: Path) -> None:
+    families = {type(family_of(tiny.pipeline)) for tiny in PIPELINES.values()}
+    assert families == {registry.resolve("models", name) for name in registry.names("models")}
     run_together(2, compare, draw_pictures(tmp_path), tmp_path / "compared.txt")
     assert (tmp_path / "compared.txt").read_text().split() == sorted(PIPELINES)
 
