@@ -6,19 +6,22 @@ A case is made from its kind and seed alone. `commands`: command lines with odd 
 keys changed and removed. `damages`: a run's folder with a damaged file, and a command on it. `files`: odd lists of
 prompts and preferences. `rewards`: what a reward's own code may return.
 
-A fault is a traceback, or an error that flowalign calls unexpected (exit code 70). Faults are appended to the corpus,
-which a test replays. All runs in one process, offline, in a temporary folder; a case that takes longer than `--each`
-seconds is ended and counted apart.
+A fault is a traceback, an error that flowalign calls unexpected (exit code 70), or a process that dies. Faults are
+appended to the corpus, which a test replays. Each case runs in a process of its own, a fork of one that has imported
+everything, offline, in a temporary folder; one that works longer than `--each` seconds is ended and counted apart.
 """
 
 import argparse
 import contextlib
 import copy
+import importlib
 import io
 import json
 import logging
 import os
+import pkgutil
 import random
+import resource
 import shutil
 import signal
 import tempfile
@@ -33,11 +36,11 @@ if __name__ == "__main__":
     # read when the libraries below are imported
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
 
-import matplotlib.pyplot  # noqa: F401  a case that is ended in the middle of its import would leave half of it
 import torch
 import typer
 import yaml
 
+import flowalign
 from flowalign.app.cli.main import UNEXPECTED, app, main
 from flowalign.config import load, recipe
 from flowalign.config.loader import read
@@ -76,10 +79,6 @@ BEGUN = [
 # fmt: on
 SKIPPED = {"demo", "reward-server", "--serve", "--help"}
 """that take minutes, or wait"""
-
-
-class Late(BaseException):
-    """A case has taken too long."""
 
 
 def tree(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
@@ -217,6 +216,11 @@ def prepare(folder: Path) -> None:
     Image.new("RGB", (32, 32)).save(folder / "png.png")
     (folder / "link").symlink_to("nowhere")
     train(folder / "run")
+    # once, so that no case spends its seconds on them
+    for module in pkgutil.walk_packages(flowalign.__path__, "flowalign.", onerror=lambda name: None):
+        with contextlib.suppress(ImportError):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
 
 
 def train(run: Path) -> None:
@@ -247,8 +251,6 @@ def attempt(kind: str, case: Any) -> str | None:
         return said.getvalue()
     except (ConfigError, RewardError, OSError) as error:
         return None if getattr(error, "errno", 0) is not None else f"no one line: {error!r}"
-    except Late:
-        return "late"
     except BaseException as error:
         return "".join(traceback.format_exception(error)[-6:])[-3000:]
     return None
@@ -324,31 +326,39 @@ def workplace() -> Iterator[None]:
             os.chdir(before)
 
 
-def late(*_: Any) -> None:
-    raise Late
+def alone(kind: str, case: Any, each: int) -> str | None:
+    """Try a case in a process of its own, within `each` seconds of work; the fault, "late", or None."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+        child = os.fork()
+        if child == 0:
+            os.setpgid(0, 0)
+            # seconds of work, so that a busy machine ends no more cases; and of those that only wait
+            resource.setrlimit(resource.RLIMIT_CPU, (each, each + 5))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            signal.alarm(20 * each)
+            said.write(attempt(kind, case) or "")
+            said.flush()
+            os._exit(0)
+        left = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            # what the case started
+            os.killpg(child, signal.SIGKILL)
+        if left in (-signal.SIGXCPU, -signal.SIGALRM):
+            return "late"
+        said.seek(0)
+        return f"the process ended with {left}" if left else said.read() or None
 
 
-def fuzz(kinds: list[str], seeds: range, seconds: float, each: float, corpus: Path | None) -> dict[str, Counter[str]]:
+def fuzz(kinds: list[str], seeds: range, seconds: float, each: int, corpus: Path | None) -> dict[str, Counter[str]]:
     """Try all seeds of all kinds, in turns, as long as there is time; counts by kind."""
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
-    signal.signal(signal.SIGALRM, late)
-    signal.signal(signal.SIGPROF, late)
     begin, known = time.monotonic(), set()
     for seed in seeds:
         for kind in kinds:
             if time.monotonic() - begin > seconds:
                 return counts
             case = TRIES[kind][0](random.Random(f"{kind} {seed}"))
-            # seconds of work, so that a busy machine ends no more of them; and of those that only wait
-            signal.setitimer(signal.ITIMER_PROF, each)
-            signal.setitimer(signal.ITIMER_REAL, 20 * each)
-            try:
-                fault = attempt(kind, case)
-            except Late:
-                fault = "late"
-            finally:
-                signal.setitimer(signal.ITIMER_PROF, 0)
-                signal.setitimer(signal.ITIMER_REAL, 0)
+            fault = alone(kind, case, each)
             counts[kind][{None: "as it should", "late": "late"}.get(fault, "fault")] += 1
             if fault not in (None, "late"):
                 last = fault.strip().splitlines()[-1]
@@ -365,7 +375,7 @@ def run() -> None:
     parser.add_argument("kinds", nargs="+", choices=sorted(TRIES))
     parser.add_argument("--seeds", nargs=2, type=int, default=(0, 100), metavar=("FIRST", "END"))
     parser.add_argument("--seconds", type=float, default=3600.0, help="for all of it")
-    parser.add_argument("--each", type=float, default=5.0, help="seconds of a case, after which it is ended")
+    parser.add_argument("--each", type=int, default=5, help="seconds of a case's work, after which it is ended")
     parser.add_argument("--corpus", type=Path, help="JSON lines that faults are appended to")
     given = parser.parse_args()
     corpus = given.corpus and given.corpus.resolve()
