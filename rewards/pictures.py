@@ -1,15 +1,42 @@
 """The one place that opens files of pictures, which may be anybody's: what comes out is RGB, upright and 8 bits."""
 
+import contextlib
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, ImageSequence
 
 
 class PictureError(ValueError):
     """A file that is not opened as a picture; the message names it and says why."""
+
+
+@contextlib.contextmanager
+def opened(file: str | Path) -> Iterator[Image.Image]:
+    """Within it a file of a picture, or of an animated one, is open; what Pillow says of it is an error with its name.
+
+    Raises:
+        PictureError: there is no such plain file, or it cannot be read as a picture.
+    """
+    try:
+        # a pipe would be waited for
+        if not stat.S_ISREG(os.stat(file).st_mode):
+            raise PictureError(f"{file} is no file, and a picture is one")
+        Image.init()
+        # Pillow hands EPS to Ghostscript, a program with a language of its own
+        with Image.open(file, formats=[name for name in Image.ID if name != "EPS"]) as picture:
+            yield picture
+    except PictureError:
+        raise
+    except FileNotFoundError as error:
+        raise PictureError(f"no picture at {file}") from error
+    except Exception as error:
+        # Pillow's readers raise errors of all kinds at damaged files
+        said = " ".join(str(error).split())[:120]
+        raise PictureError(f"{file} cannot be read as a picture: {said}") from error
 
 
 def read_picture(file: str | Path) -> Image.Image:
@@ -24,12 +51,8 @@ def read_picture(file: str | Path) -> Image.Image:
     Raises:
         PictureError: there is no such plain file, it cannot be read as a picture, or not as colours.
     """
-    try:
-        # a pipe would be waited for
-        if not stat.S_ISREG(os.stat(file).st_mode):
-            raise PictureError(f"{file} is no file, and a picture is one")
-        with Image.open(file) as opened:
-            upright = ImageOps.exif_transpose(opened)
+    with opened(file) as picture:
+        upright = ImageOps.exif_transpose(picture)
         if upright.mode.startswith("I;16"):
             return Image.fromarray((np.asarray(upright).astype(np.uint32) // 257).astype(np.uint8)).convert("RGB")
         if upright.mode in ("I", "F"):
@@ -37,11 +60,15 @@ def read_picture(file: str | Path) -> Image.Image:
                 f"{file} has values of 32 bits, which are no colours; save it with 8 or 16 bits a channel"
             )
         return upright.convert("RGB")
-    except PictureError:
-        raise
-    except FileNotFoundError as error:
-        raise PictureError(f"no picture at {file}") from error
-    except Exception as error:
-        # Pillow's readers raise errors of all kinds at damaged files
-        said = " ".join(str(error).split())[:120]
-        raise PictureError(f"{file} cannot be read as a picture: {said}") from error
+
+
+def read_frames(file: str | Path) -> list[Image.Image]:
+    """The frames of an animated picture in RGB, one of a still one; see `opened`."""
+    with opened(file) as picture:
+        return [frame.convert("RGB") for frame in ImageSequence.Iterator(picture)]
+
+
+def is_animated(file: str | Path) -> bool:
+    """Whether a picture has more than one frame, as its header says; see `opened`."""
+    with opened(file) as picture:
+        return bool(getattr(picture, "is_animated", False))

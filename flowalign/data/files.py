@@ -9,8 +9,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from flowalign.errors import ConfigError, nearest
 
 ASSETS = Path(str(resources.files("flowalign.data"))) / "assets"
@@ -27,8 +25,10 @@ def is_clip(file: str) -> bool:
     ending = Path(file).suffix.lower()
     if ending != ".webp":
         return ending in CLIPS
-    with Image.open(file) as opened:
-        return bool(getattr(opened, "is_animated", False))
+    # which loads torch, and lists of texts need none
+    from rewards.pictures import is_animated
+
+    return is_animated(file)
 
 
 LONGEST = 100_000

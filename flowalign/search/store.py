@@ -11,12 +11,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageSequence
+from PIL import Image
 
 from flowalign.errors import ConfigError
 from flowalign.runs.files import write_atomically
 from flowalign.runs.samples import Picture, save_picture
 from flowalign.search.found import SearchResult
+from rewards.pictures import read_frames
 
 ENDS = ("first", "best", "worst")
 
@@ -99,8 +100,7 @@ class SearchStore:
 
 def _opened(path: Path) -> Picture:
     """A picture, or a video as its frames."""
-    with Image.open(path) as file:
-        frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(file)]
+    frames = read_frames(path)
     return frames if len(frames) > 1 else frames[0]
 
 

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import PIL.Image
-import PIL.ImageSequence
 import torch
 from diffusers.utils import load_video
 from pydantic import Field
@@ -29,15 +27,14 @@ from flowalign.policies.diffusion.storage import makes_videos
 from flowalign.rollouts.pictures import DiffusionSampler
 from flowalign.rollouts.processes import Processes
 from flowalign.rollouts.sampler import Sampled
-from rewards.pictures import read_picture
+from rewards.pictures import read_frames, read_picture
 from samplers import derive_seed
 
 
 def opened(file: str) -> Any:
     """A picture, or a video as a list of its frames."""
     if Path(file).suffix.lower() == ".webp" and is_clip(file):
-        with PIL.Image.open(file) as film:
-            return [frame.convert("RGB") for frame in PIL.ImageSequence.Iterator(film)]
+        return read_frames(file)
     if Path(file).suffix.lower() in CLIPS:
         try:
             return [frame.convert("RGB") for frame in load_video(file)]

@@ -10,7 +10,7 @@ import typer
 from flowalign.app.cli.modules import keep_off
 from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output
-from flowalign.runs.foreign import inside
+from flowalign.runs.foreign import check_folder, inside
 
 
 def gallery(
@@ -44,6 +44,8 @@ def _show(runs: list[Path], folder: Path, serve: bool, host: str, port: int, exp
     if export is not None:
         if not (folder / "votes.sqlite").is_file():
             raise ConfigError(f"no votes in {folder}; --serve takes them, and --output names another gallery")
+        # the votes' file may be a link to another program's
+        check_folder(folder)
         check_output(export, "--export")
         print(f"{Votes(folder / 'votes.sqlite').export(export)} preferences: {export}")
     elif serve:

@@ -261,7 +261,10 @@ def _said(error: Exception) -> tuple[str, int]:
     if isinstance(error, FlowalignError):
         return str(error), error.exit_code
     from rewards.base import RewardError, one_line
+    from rewards.pictures import PictureError
 
+    if isinstance(error, PictureError):
+        return str(error), ConfigError.exit_code
     if isinstance(error, RewardError):
         return f"{error}; the last checkpoint stays usable (--resume)", 1
     if isinstance(error, OSError) and error.errno is not None:

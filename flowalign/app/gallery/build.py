@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader
-from PIL import Image
 
 from flowalign.app.gallery.runs import SavedRun, SavedSample, read_runs
 from flowalign.runs.files import write_atomically
@@ -223,14 +222,17 @@ class PictureStore:
             elif suffix not in CLIPS:
                 return None
             _link(source, target)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        except (OSError, ValueError):
             return None
         return (state.st_mtime_ns, state.st_size, *size)
 
     @staticmethod
     def _thumbnail(source: Path, thumbnail: Path) -> tuple[int, int]:
+        # which loads torch, and a gallery that shows nothing new needs none
+        from rewards.pictures import opened
+
         given = thumbnail_of(source)
-        with Image.open(source) as picture:
+        with opened(source) as picture:
             size = picture.size
             if max(size) <= THUMBNAIL:
                 picture.load()

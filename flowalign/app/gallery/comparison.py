@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader
-from PIL import Image
 
-from flowalign.app.gallery.build import CLIPS, thinned
+from flowalign.app.gallery.build import CLIPS, PICTURES, thinned
 from flowalign.app.gallery.runs import SavedRun, SavedSample, read_runs
 from flowalign.evaluation.comparison import Comparison
 from flowalign.evaluation.statistics import Significance, significance
@@ -18,6 +17,7 @@ from flowalign.runs.environment import flat
 from flowalign.runs.files import write_atomically
 from flowalign.runs.foreign import check_folder, write_new
 from flowalign.runs.reading import read_yaml
+from rewards.pictures import PictureError, opened
 
 SHOWN = 24
 """Samples on the page: those that differ most."""
@@ -178,13 +178,17 @@ def _placed(sample: SavedSample, number: int, run: int, output: Path) -> Side:
     reward = sample.scores.get("reward")
     if sample.text is not None:
         return Side(reward=reward, text=sample.text)
-    name = f"pictures/{number:02d}-{run}{sample.path.suffix}"
+    suffix = sample.path.suffix.lower()
+    clip, small = suffix in CLIPS, False
+    if suffix not in CLIPS | PICTURES:
+        raise PictureError(f"{sample.path} has the ending of no picture")
+    if not clip:
+        with opened(sample.path) as picture:
+            small = max(picture.size) <= 128
+    name = f"pictures/{number:02d}-{run}{suffix}"
     (output / "pictures").mkdir(exist_ok=True)
     shutil.copyfile(sample.path, output / name)
-    if sample.path.suffix in CLIPS:
-        return Side(reward=reward, text=None, picture=name, clip=True)
-    with Image.open(sample.path) as picture:
-        return Side(reward=reward, text=None, picture=name, small=max(picture.size) <= 128)
+    return Side(reward=reward, text=None, picture=name, clip=clip, small=small)
 
 
 def _samples(folder: Path, iteration: int) -> dict[tuple[str, str, int], SavedSample]:

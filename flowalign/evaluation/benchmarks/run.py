@@ -34,6 +34,7 @@ from flowalign.policies.diffusion.storage import makes_videos
 from flowalign.policies.settings import Sampling
 from flowalign.runs.files import write_atomically
 from flowalign.runs.samples import save_picture, save_samples
+from rewards.pictures import read_frames
 
 SEED = 600_000_000
 """Seed of the first start noise; nothing was tuned on these."""
@@ -183,9 +184,5 @@ def show(suite: Suite, folder: Path, measured: Mapping[str, Measured], seed: int
 
 def _opened(path: Path) -> Image.Image | Sequence[Image.Image]:
     """A picture, or the frames of an animated one."""
-    with Image.open(path) as picture:
-        frames = []
-        for number in range(getattr(picture, "n_frames", 1)):
-            picture.seek(number)
-            frames.append(picture.convert("RGB"))
+    frames = read_frames(path)
     return frames if path.suffix == ".webp" else frames[0]
