@@ -50,6 +50,16 @@ def broken(folder: Path, kind: str) -> Path:
     return file
 
 
+def test_postscript_is_no_picture(tmp_path: Path) -> None:
+    """Pillow would start Ghostscript on it, whatever the file is called."""
+    file = tmp_path / "x.png"
+    Image.new("RGB", (8, 8)).save(file, "EPS")
+    with Image.open(file) as known:
+        assert known.format == "EPS"
+    with pytest.raises(PictureError, match="x.png cannot be read as a picture"):
+        read_picture(file)
+
+
 KINDS = ["nan", "float", "pipe", "cut", "cut_png", "crc", "empty", "text", "header"]
 
 

@@ -28,6 +28,8 @@ from diffusers import DiffusionPipeline
 
 pipe = DiffusionPipeline.from_pretrained(".")
 ```"""
+MODEL_FILES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".md")
+"""endings of what transformers and peft save"""
 OTHERS = {
     "kohya": "`{file}` has the names of kohya's sd-scripts, which web UIs and ComfyUI read too: put it into their "
     "folder of LoRAs.",
@@ -111,6 +113,10 @@ def _write(
         from flowalign.runs.checkpoint import check_weights
 
         check_weights(source)
+        for file in sorted(source.rglob("*")):
+            # code and pickles would go out under the name of who exports
+            if file.is_file() and file.suffix not in MODEL_FILES:
+                raise ConfigError(f"{file} is neither weights nor settings of a model; move it away to export the rest")
         shutil.copytree(source, folder, dirs_exist_ok=True)
         use, tags = f"The weights that were trained, over `{config.model.path}`.", tags if source.name == "lora" else []
     write_card(run, config, folder, use, tags, figures)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flowalign.app import export
 from flowalign.app.cli.main import main
+from flowalign.config import recipe
 from flowalign.data import ASSETS
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.diffusion.lora_formats import pairs_of
@@ -197,3 +198,43 @@ def test_what_the_hub_refuses_is_one_line(hub: str, tmp_path: Path) -> None:
         export.push(tmp_path, "not/a/name", endpoint=hub)
     with pytest.raises(FlowalignError, match=r"--push me/mine: .*hf auth login"):
         export.push(tmp_path, "me/mine", endpoint="http://127.0.0.1:9")
+
+
+def test_an_upload_is_of_what_was_exported_alone(
+    hub: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The files that the hub's own client sends, of a run's folder with more in it."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub)
+    for place in ("id_rsa", "lora/id_rsa", "lora/modeling_own.py", "export/id_rsa", "export/diffusers/id_rsa"):
+        (run / place).parent.mkdir(parents=True, exist_ok=True)
+        (run / place).write_text("private")
+    Hub.asked.clear()
+    command(str(run), "--push", "me/mine")
+    assert f"{hub}/me/mine" in capsys.readouterr().out
+    lines = next(body for path, body, _ in Hub.asked if "commit" in path).splitlines()
+    sent = {own["value"]["path"] for own in map(json.loads, lines) if own["key"] == "file"}
+    assert {name for name in sent if not name.startswith("pictures/")} == {
+        "README.md",
+        "curves.png",
+        "pytorch_lora_weights.safetensors",
+    }
+    assert {name for name in sent if name.startswith("pictures/")} == {
+        f"pictures/{number:02d}-{when}.png" for number in range(4) for when in ("before", "after")
+    }
+
+
+@pytest.mark.parametrize("name", ["modeling_own.py", "adapter_model.bin", "id_rsa", "deep/x.pkl"])
+def test_code_and_pickles_beside_a_language_models_weights_are_not_exported(
+    run: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Whose folder is exported as it is."""
+    configuration = {"extends": str(recipe("tiny_lm/grpo")), "output": str(run.parent), "name": "run"}
+    (run / "config.yaml").write_text(yaml.safe_dump(configuration))
+    (run / "lora" / name).parent.mkdir(exist_ok=True)
+    (run / "lora" / name).write_text("private")
+    with pytest.raises(SystemExit) as left:
+        main(["export", str(run)])
+    assert left.value.code == 2 and f"lora/{name} is neither weights nor settings" in capsys.readouterr().err
+    assert not (run / "export").exists() or not list((run / "export").rglob("*"))
+    (run / "lora" / name).unlink()
+    command(str(run))

@@ -3,15 +3,22 @@
 import json
 import os
 import shutil
+import socket
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from PIL import Image
+from starlette.testclient import TestClient
 
 from flowalign.app.cli import modules
 from flowalign.app.cli.main import main
+from flowalign.app.gallery.server import Shown, application
 from flowalign.config import recipe
 from flowalign.data import shipped
 from flowalign.policies.diffusion import DiffusersPolicy
@@ -114,7 +121,7 @@ def test_private_pictures_that_foreign_prompts_name_are_not_taken(
 
 
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
-@pytest.mark.parametrize("command", ["eval", "export", "sample"])
+@pytest.mark.parametrize("command", ["eval", "export", "sample", "watch", "compare", "bench", "search"])
 def test_links_and_pipes_in_a_runs_folder_are_refused(
     foreign: Path, capsys: pytest.CaptureFixture[str], kind: str, command: str
 ) -> None:
@@ -123,7 +130,8 @@ def test_links_and_pipes_in_a_runs_folder_are_refused(
         os.mkfifo(foreign / "model" / "x")
     else:
         (foreign / "model" / "x").symlink_to("/etc/passwd" if kind == "link" else "/etc")
-    line = refused(capsys, command, foreign, *(["a prompt"] if command == "sample" else []))
+    more = {"sample": ["a"], "search": ["a", "--reward", "shapes"], "bench": ["--suite", "shapes"]}
+    line = refused(capsys, command, foreign, *more.get(command, [foreign] if command == "compare" else []))
     assert f"{foreign / 'model' / 'x'} is a" in line and "a run's folder must not hold" in line
     assert not (foreign / "export").exists()
 
@@ -160,6 +168,165 @@ def test_a_gallery_removes_and_overwrites_nothing_outside(foreign: Path, capsys:
     assert "gallery is a symbolic link" in refused(capsys, "gallery", foreign)
     assert sorted(path.name for path in outside.iterdir()) == ["x", "x.jpg"]
     assert (outside / "x").read_text() == "mine"
+
+
+@pytest.fixture
+def altered(trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A trained run that somebody may have altered; the current folder is another."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return Path(shutil.copytree(trained_run, tmp_path / "there" / "run"))
+
+
+def on_trained(run: Path) -> dict[str, list[str | Path]]:
+    """Arguments of each command that works on a trained run, short ones."""
+    good = Path(shutil.copytree(run, run.with_name("good")))
+    return {
+        "watch": ["watch", run, "--panel", "shapes", "--pictures", "1"],
+        "compare": ["compare", good, run],
+        "again": ["compare", good, run, "--again", "--pictures", "1"],
+        "bench": ["bench", run, "--suite", "shapes", "--limit", "1", "--steps", "1"],
+        "export": ["export", run],
+        "gallery": ["gallery", run],
+    }
+
+
+def change(run: Path, **sections: Any) -> None:
+    """Put other sections into a run's configuration."""
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(values | sections))
+
+
+def run_command(arguments: list[str | Path]) -> int:
+    with pytest.raises(SystemExit) as left:
+        main([str(word) for word in arguments])
+    return int(left.value.code or 0)
+
+
+@pytest.mark.parametrize("command", ["watch", "compare", "again", "bench", "export", "gallery"])
+def test_no_command_imports_what_an_altered_configuration_names(
+    altered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Of a module that could be imported."""
+    (tmp_path / "named_there.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "named_there", raising=False)
+    words = on_trained(altered)[command]
+    values, own = yaml.safe_load((altered / "config.yaml").read_text()), {"name": "named_there:Own"}
+    for sections in (
+        {"algorithm": own},
+        {"rewards": [own], "data": values["data"] | {"selection": own}},
+        {"rollout": values["rollout"] | {"kernel": own["name"]}},
+        {"evaluation": values["evaluation"] | {"panel": [own], "rewards": [own]}},
+    ):
+        change(altered, **values | sections)
+        code = run_command(words)
+        assert code in (0, 1, 2) and not (tmp_path / "ran").exists(), sections
+
+
+@pytest.mark.parametrize("command", ["watch", "compare", "again", "bench", "export", "gallery"])
+def test_nothing_is_sent_where_an_altered_configuration_says(
+    altered: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("FLOWALIGN_TEST_SECRET", "hush")
+    words = on_trained(altered)[command]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.2)
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        remote = {"name": "remote", "url": address, "token_variable": "FLOWALIGN_TEST_SECRET"}
+        evaluation = yaml.safe_load((altered / "config.yaml").read_text())["evaluation"]
+        change(altered, rewards=[remote], evaluation=evaluation | {"panel": [remote]})
+        assert run_command(words) in (0, 2)
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+def test_a_watch_lists_the_addresses_that_it_would_use(altered: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change(altered, rewards=[{"name": "remote", "url": "https://evil.example/x", "token_variable": "HOME"}])
+    line = refused(capsys, "watch", altered, "--panel", "shapes")
+    assert (
+        "rewards.0.url: the address https://evil.example/x" in line and "token_variable: the environment's HOME" in line
+    )
+
+
+@pytest.mark.parametrize("place", ["votes.sqlite", "votes.sqlite-wal"])
+def test_votes_are_exported_from_no_link(foreign: Path, capsys: pytest.CaptureFixture[str], place: str) -> None:
+    """For the file that it leads to would be changed: a table is made in it."""
+    outside = foreign.parents[1] / "cookies.sqlite"
+    with closing(sqlite3.connect(outside)) as file, file:
+        file.execute("CREATE TABLE cookies (x)")
+    before = outside.read_bytes()
+    (foreign / "gallery").mkdir()
+    if place != "votes.sqlite":
+        shutil.copy(outside, foreign / "gallery" / "votes.sqlite")
+    (foreign / "gallery" / place).symlink_to(outside)
+    line = refused(capsys, "gallery", foreign, "--export", "votes.jsonl")
+    assert f"gallery/{place} is a symbolic link" in line
+    assert outside.read_bytes() == before and list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_gallery_is_not_served_from_a_folder_with_links(
+    foreign: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    place = foreign / "gallery" / ("pictures" if kind == "folder" else "assets/x.css")
+    place.parent.mkdir(parents=True)
+    if kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to("/etc/passwd" if kind == "link" else "/etc")
+    assert f"{place.relative_to(foreign)} is a" in refused(capsys, "gallery", foreign, "--serve", "--port", "0")
+
+
+def test_a_served_gallery_gives_nothing_from_outside(foreign: Path) -> None:
+    """By names in the run's lists, by addresses, and by links that are made while it is served."""
+    secret = foreign.parents[1] / "id_rsa"
+    secret.write_text("private")
+    lines = foreign / "samples" / "iteration-000001" / "samples.jsonl"
+    lines.write_text(lines.read_text().replace('"00000.png"', '"../../../../id_rsa"'))
+    (foreign / "samples" / "iteration-000001" / "00001.png").unlink()
+    (foreign / "samples" / "iteration-000001" / "00001.png").symlink_to(secret)
+    shown = Shown([foreign], foreign / "gallery")
+    assert [own.column for own in shown.polls.gallery.placed] == [0, 0]
+    ask = TestClient(application(shown), base_url="http://127.0.0.1")
+    (foreign / "gallery" / "pictures" / "x").symlink_to(secret)
+    (foreign / "gallery" / "thumbnails" / "up").symlink_to(foreign.parents[1])
+    paths = [
+        "pictures/x",
+        "thumbnails/up/id_rsa",
+        "pictures/../../../../id_rsa",
+        "pictures/%2e%2e/%2e%2e/%2e%2e/id_rsa",
+    ]
+    for path in [*paths, f"pictures/{secret}", "votes.sqlite", "../config.yaml", "assets/..%2f..%2fconfig.yaml"]:
+        answer = ask.get(f"/{path}")
+        assert answer.status_code == 404 and "private" not in answer.text, path
+    page = ask.get("/").text
+    assert "outside the run\\u0027s folder, left out" in page and "is a link, which may lead" in page
+
+
+@pytest.mark.parametrize("kind", ["outside", "link", "pipe", "junk", "page"])
+def test_a_comparison_takes_no_picture_from_elsewhere(
+    altered: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    words = on_trained(altered)["compare"]
+    folder = altered / "samples" / "iteration-000002"
+    (altered.parents[1] / "id_rsa").write_text("private")
+    first = sorted(folder.glob("*.png"))[0]
+    lines = folder / "samples.jsonl"
+    if kind in ("outside", "page"):
+        name = "../../../../id_rsa" if kind == "outside" else "x.html"
+        shutil.copy(first, folder / "x.html")
+        lines.write_text(lines.read_text().replace(f'"{first.name}"', f'"{name}"'))
+    elif kind == "junk":
+        first.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n")
+    else:
+        first.unlink()
+        first.symlink_to(altered.parents[1] / "id_rsa") if kind == "link" else os.mkfifo(first)
+    code = run_command(words)
+    said = capsys.readouterr().err
+    assert (code, len(said.strip().splitlines())) in [(0, 0), (2, 1)], said
+    shown = [path for path in Path("compared", "pictures").glob("*") if path.is_file()]
+    assert not any(b"private" in path.read_bytes() or path.suffix == ".html" for path in shown)
 
 
 def main_ok(*arguments: str | Path) -> None:
@@ -206,6 +373,10 @@ def test_a_pipelines_folder_names_only_classes_of_diffusers_and_transformers(
         ["sample", folder, "a"],
         ["search", folder, "a", "--reward", "shapes"],
         ["export", foreign, "--merge"],
+        ["watch", foreign, "--panel", "shapes"],
+        ["compare", foreign, foreign, "--again"],
+        ["bench", folder, "--suite", "shapes"],
+        ["bench", foreign, "--suite", "shapes"],
     ):
         assert hint in refused(capsys, *words)
     assert "antigravity" not in sys.modules
