@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from flowalign.config import load, recipe
-from flowalign.data import Preferences, PromptList, Prompts, Targets, files
+from flowalign.data import Preferences, PromptList, Prompts, Targets, files, prompts
 from flowalign.data.prompts import OneList
 from flowalign.errors import ConfigError
 
@@ -247,3 +247,25 @@ def test_broken_tables_are_refused(text: str, complaint: str, tmp_path: Path) ->
 def test_a_further_list_without_prompts_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"data.also\[0\].prompts: null names no prompts"):
         Prompts.of(PromptList(prompts="shapes_train", also=[OneList(prompts=None)]))
+
+
+def test_pictures_of_a_long_list_are_read_by_their_headers_and_the_first_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.new("RGB", (64, 64), "red").save(tmp_path / "good.png")
+    whole = (tmp_path / "good.png").read_bytes()
+    (tmp_path / "cut.png").write_bytes(whole[: len(whole) - 40])
+    (tmp_path / "none.webp").write_bytes(b"no picture")
+
+    def read(*names: str) -> Prompts:
+        lines = [json.dumps({"prompt": "x", "image": name, "category": name}) for name in names]
+        (tmp_path / "list.jsonl").write_text("\n".join(lines))
+        return Prompts.read(str(tmp_path / "list.jsonl"), where={"category": [names[0], "cut.png"]})
+
+    for names in (("good.png", "cut.png"), ("none.webp",)):
+        with pytest.raises(ConfigError, match=rf"list.jsonl.*{len(names)}: .*{names[-1]} cannot be read as a picture"):
+            read(*names)
+    # what `where` leaves out is not looked at
+    assert len(read("good.png", "none.webp")) == 1
+    monkeypatch.setattr(prompts, "DECODED", 1)
+    assert len(read("good.png", "cut.png")) == 2

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from flowalign.app.cli import modules
 from flowalign.app.cli.main import main
-from flowalign.app.gallery.server import Shown, application
+from flowalign.app.gallery.server import LiveGallery, application
 from flowalign.config import recipe
 from flowalign.data import shipped
 from flowalign.policies.diffusion import DiffusersPolicy
@@ -286,7 +286,7 @@ def test_a_served_gallery_gives_nothing_from_outside(foreign: Path) -> None:
     lines.write_text(lines.read_text().replace('"00000.png"', '"../../../../id_rsa"'))
     (foreign / "samples" / "iteration-000001" / "00001.png").unlink()
     (foreign / "samples" / "iteration-000001" / "00001.png").symlink_to(secret)
-    shown = Shown([foreign], foreign / "gallery")
+    shown = LiveGallery([foreign], foreign / "gallery")
     assert [own.column for own in shown.polls.gallery.placed] == [0, 0]
     ask = TestClient(application(shown), base_url="http://127.0.0.1")
     (foreign / "gallery" / "pictures" / "x").symlink_to(secret)
