@@ -49,7 +49,7 @@ def run_demo(
 
     Args:
         text: the language model learns sums, in the place of Stable Diffusion 3 its prompts.
-        long: four times as many iterations, with the page brought up to date after every evaluation.
+        long: eight times as many iterations, with the page brought up to date after every evaluation.
 
     Raises:
         ConfigError: `long` with `text`.
