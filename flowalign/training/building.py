@@ -29,6 +29,7 @@ from flowalign.rollouts.language import LanguageSampler
 from flowalign.rollouts.pictures import DiffusionSampler
 from flowalign.rollouts.processes import Processes
 from flowalign.rollouts.sampler import Sampler
+from flowalign.training.distributed.heartbeat import ending_with_launcher
 from flowalign.training.memory import allow_tf32, check_precision
 from rewards import Reward, Spec, WeightedSum, spec_of
 
@@ -181,14 +182,15 @@ def build_accelerator(**settings: Any) -> Accelerator:
             "the launch configuration asks for DeepSpeed, which is not supported; configs/accelerate/fsdp2.yaml shards "
             "the same"
         )
-    return Accelerator(
-        # without it processes of torchrun on a machine without accelerators would not find each other
-        cpu=not torch.accelerator.is_available(),
-        # networks are cast by model.dtype and compiled by model.compile
-        mixed_precision="no",
-        dynamo_plugin=TorchDynamoPlugin(backend="no"),
-        **settings,
-    )
+    with ending_with_launcher():
+        return Accelerator(
+            # without it processes of torchrun on a machine without accelerators would not find each other
+            cpu=not torch.accelerator.is_available(),
+            # networks are cast by model.dtype and compiled by model.compile
+            mixed_precision="no",
+            dynamo_plugin=TorchDynamoPlugin(backend="no"),
+            **settings,
+        )
 
 
 def build_sampler(config: BaseConfig, policy: Any, needs: frozenset[str]) -> Sampler:

@@ -2,8 +2,11 @@
 
 import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -56,3 +59,25 @@ class Signals:
         elif time.monotonic() - self._when > ONCE:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
+
+
+@contextmanager
+def no_silent_exit() -> Iterator[None]:
+    """Within it `os._exit(0)` of this process, which would pass for the end of a run, says so and is no success."""
+    leave, process = os._exit, os.getpid()
+
+    def told(code: int) -> Any:
+        # a fork ends by it too
+        if code == 0 and os.getpid() == process:
+            caller = sys._getframe(1)
+            place = f"{caller.f_code.co_filename}, line {caller.f_lineno}"
+            text = f"{place}, called os._exit(0), and the run has not ended; --resume goes on from its last checkpoint"
+            os.write(2, f"\nflowalign: {text}\n".encode())
+            code = 1
+        leave(code)
+
+    os._exit = told  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        os._exit = leave

@@ -4,6 +4,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -13,7 +14,7 @@ from flowalign.runs.lock import locked
 from flowalign.training.assembly import Parts
 from flowalign.training.distributed.heartbeat import Heartbeat
 from flowalign.training.memory import out_of_memory, while_it_fits
-from flowalign.training.signals import Signals, Stopped
+from flowalign.training.signals import Signals, Stopped, no_silent_exit
 
 T = TypeVar("T")
 LOST = re.compile("gloo|nccl|connection|timed? ?out", re.IGNORECASE)
@@ -33,12 +34,19 @@ class Supervision:
         self.heartbeat: Heartbeat | None = None
         """Sign of life to the other processes, where there are some."""
         self.iteration = 0
+        self._folder: tuple[int, int] | None = None
+        """Device and number of the run's folder, while this process writes into it."""
 
     def at(self, iteration: int, place: str) -> None:
         """Told where the run is."""
         self.iteration = iteration
         if self.heartbeat is not None:
             self.heartbeat.place = f"iteration {iteration}, {place}"
+        if self._folder is not None and self._folder != _identity(self.parts.folder):
+            raise FlowalignError(
+                f"{self.parts.folder} was moved or removed while it was trained; moved back, --resume goes on from its "
+                "last checkpoint"
+            )
 
     def leave_if_asked(self, iteration: int, save: Callable[[], None]) -> None:
         """Save and leave where a signal came to any process.
@@ -76,7 +84,8 @@ class Supervision:
         accelerator, config = self.parts.accelerator, self.parts.config
         lock = locked(self.parts.folder) if accelerator.is_main_process else nullcontext()
         try:
-            with lock, self.signals, self._among_others():
+            with lock, self.signals, no_silent_exit(), self._among_others():
+                self._folder = _identity(self.parts.folder) if accelerator.is_main_process else None
                 yield
         except torch.OutOfMemoryError as error:
             raise FlowalignError(out_of_memory(config, accelerator.num_processes)) from error
@@ -87,6 +96,7 @@ class Supervision:
                 "which would pass for the end of the run"
             ) from error
         finally:
+            self._folder = None
             if self.parts.fleet is not None:
                 self.parts.fleet.close()
 
@@ -112,3 +122,12 @@ class Supervision:
             ) from error
         finally:
             self.heartbeat.stop()
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Device and number of a folder, which it keeps when it is moved; None where there is none."""
+    try:
+        found = folder.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino

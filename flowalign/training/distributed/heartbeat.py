@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,35 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+import flowalign
 from flowalign.errors import FlowalignError
 
 logger = logging.getLogger(__name__)
 
 LATE = 4
 """Multiple of the patience after which a warning names a process that the others wait for."""
+
+
+@contextlib.contextmanager
+def ending_with_launcher() -> Iterator[None]:
+    """Within it a process of several ends with its launcher: it would wait half an hour for others that never come."""
+    met = threading.Event()
+    process, parent = flowalign.STARTED
+    # a fork has another one
+    launcher = parent if os.getpid() == process else os.getppid()
+
+    def watch() -> None:
+        while not met.wait(1.0):
+            if os.getppid() != launcher:
+                os.write(2, b"flowalign: the launcher is gone, and the processes have not met; start it again\n")
+                os._exit(75)
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        threading.Thread(target=watch, name="launcher", daemon=True).start()
+    try:
+        yield
+    finally:
+        met.set()
 
 
 class Heartbeat:

@@ -310,6 +310,30 @@ def test_a_reward_that_leaves_python_is_an_error(tmp_path: Path) -> None:
         run(tmp_path, None, rewards=[{"name": f"{__name__}:Leaving"}])
 
 
+def test_a_reward_that_ends_the_process_is_no_success(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    child = os.fork()
+    if child == 0:
+        run(tmp_path, lambda images, prompts: os._exit(0))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    told = capfd.readouterr().err
+    assert "test_trainer.py, line" in told and "called os._exit(0), and the run has not ended; --resume" in told
+
+
+def test_a_folder_that_is_moved_while_it_is_trained_ends_the_run(tmp_path: Path) -> None:
+    trainer = Trainer(settings(tmp_path), reward=brightness, progress=False)
+    picks, folder = trainer.selection.picks, trainer.folder
+
+    def moving(*arguments: Any) -> Any:
+        if folder.is_dir():
+            folder.rename(tmp_path / "elsewhere")
+        return picks(*arguments)
+
+    trainer.selection.picks = moving
+    with pytest.raises(FlowalignError, match="was moved or removed while it was trained"):
+        trainer.train()
+    assert not (folder / "metrics.jsonl").exists() and (tmp_path / "elsewhere" / "config.yaml").is_file()
+
+
 class Leaving:
     """A reward whose constructor leaves Python."""
 

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -403,3 +404,28 @@ def test_accelerate_reads_the_launch_configurations(path: Path) -> None:
     settings = load_config_from_file(str(path))
     assert settings.mixed_precision == "no"
     assert (settings.distributed_type == "FSDP") == path.stem.startswith("fsdp2")
+
+
+def test_a_process_ends_with_its_launcher_while_it_waits_for_the_others() -> None:
+    waiting = (
+        "import flowalign; from flowalign.training.building import build_accelerator; print('waiting', flush=True); "
+        "build_accelerator()"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    world = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {waiting!r}])"],
+        env=os.environ | world,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert launcher.stdout is not None
+    while "waiting" not in launcher.stdout.readline():
+        pass
+    launcher.kill()
+    # the end of what it prints is the end of the process
+    assert "the launcher is gone, and the processes have not met" in launcher.stdout.read()
+    launcher.wait()
