@@ -2,11 +2,12 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from flowalign.data import Preferences, Prompts, Targets
 from flowalign.errors import ConfigError
@@ -50,14 +51,18 @@ def broken(folder: Path, kind: str) -> Path:
     return file
 
 
-def test_postscript_is_no_picture(tmp_path: Path) -> None:
+def test_postscript_is_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pillow would start Ghostscript on it, whatever the file is called."""
+    started: list[list[str]] = []
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", "gs")
+    monkeypatch.setattr(subprocess, "check_call", lambda command, **_: started.append(command))
     file = tmp_path / "x.png"
     Image.new("RGB", (8, 8)).save(file, "EPS")
     with Image.open(file) as known:
         assert known.format == "EPS"
     with pytest.raises(PictureError, match="x.png cannot be read as a picture"):
         read_picture(file)
+    assert not started
 
 
 KINDS = ["nan", "float", "pipe", "cut", "cut_png", "crc", "empty", "text", "header"]

@@ -545,6 +545,8 @@ def test_votes_by_keys_are_exported_and_read_back(open_page, maker, tmp_path):
         assert len(trainer.prompts) == 6
         trainer.train()
         assert trainer.metrics.read()[0]["policy/gradient_norm"] > 0
+        # an open page asks the server on and on
+        page.close()
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(20)
