@@ -65,6 +65,8 @@ def test_weights_that_nothing_defines_are_refused_before_a_model_loads() -> None
         ("evaluation.weights=reference", "evaluation.weights: .* flowalign eval RUN --base evaluates it"),
         ("training.snapshots={policy: {decay: 1}}", "'policy' is a name of its own"),
         ("training.snapshots={a/b: {decay: 1}}", "'a/b' is no name of a file; letters, digits, _ and - work"),
+        ("training.snapshots={.: {decay: 1}}", "'.' is no name of a file"),
+        ("training.snapshots={..: {decay: 1}}", "'..' is no name of a file"),
         ("training.snapshots={a: {of: odl}}", "snapshots.a.of: no weights are called 'odl'; did you mean 'old'"),
         ("training.snapshots={a: {of: a}}", "snapshots.a.of: no weights are called 'a'; choose from old, policy"),
     ]:

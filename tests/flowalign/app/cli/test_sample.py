@@ -91,7 +91,9 @@ def test_a_prompt_that_is_no_text_is_refused(command: list[str], capsys: pytest.
 
 
 def test_frames_of_a_model_of_pictures_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["sample", "tiny_sd3", "a"], ["search", "tiny_sd3", "a", "--reward", "shapes"]):
+    commands = [["sample", "tiny_sd3", "a"], ["search", "tiny_sd3", "a", "--reward", "shapes"]]
+    commands += [["bench", "tiny_sd3", "--suite", "shapes"], ["pairs", "tiny_sd3", "shapes_heldout"]]
+    for command in commands:
         with pytest.raises(SystemExit) as stopped:
             main([*command, "--num-frames", "9", "--output", str(tmp_path / command[0])])
         assert stopped.value.code and "--num-frames: StableDiffusion3Pipeline" in capsys.readouterr().err

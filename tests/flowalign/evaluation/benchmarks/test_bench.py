@@ -217,6 +217,17 @@ def test_the_command_measures_before_and_after(policy, tmp_path, capsys):
     with pytest.raises(SystemExit) as left:
         main([*words, "--seed", "3"])
     assert left.value.code == 2 and "another seed" in capsys.readouterr().err
+    # none of what the LoRA learned is the base
+    words.remove("--base")
+    words[words.index("--output") + 1], words[words.index("--json") + 1] = (
+        str(tmp_path / "rlg"),
+        str(tmp_path / "rlg.json"),
+    )
+    with pytest.raises(SystemExit) as left:
+        main([*words, "--rlg", "0"])
+    assert not left.value.code
+    record = json.loads((tmp_path / "rlg.json").read_text())["shapes"]
+    assert record["sampling"]["rlg"] == 0 and record["results"]["tuned"]["overall"]["mean"] == pytest.approx(base)
 
 
 def test_the_relations_worlds_prompts_are_those_of_the_grammar():
