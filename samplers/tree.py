@@ -35,8 +35,7 @@ def grow(
         The leaves' trajectories, tree after tree (B * leaves), with their nodes numbered over all trees; and
         [B * leaves] the trunk each grew from.
     """
-    batch, steps = len(trunk), len(eta)
-    device = trunk.latents.device
+    batch, steps, device = len(trunk), len(eta), trunk.latents.device
     widths = plan.widths(steps)
     x, v = trunk.latents[:, 0], trunk.velocity[:, 0]
     # per depth, all nodes of all trees, tree after tree
@@ -44,13 +43,11 @@ def grow(
     for k in range(steps):
         trees = torch.arange(batch, device=device).repeat_interleave(widths[k])
         if k > 0:
-            at = torch.full_like(trees, k)
-            chunks = zip(x.split(batch_size), trees.split(batch_size), at.split(batch_size), strict=True)
+            chunks = zip(*(rows.split(batch_size) for rows in (x, trees, torch.full_like(trees, k))), strict=True)
             v = torch.cat([velocity(*chunk).float() for chunk in chunks])
         velocities.append(v)
         children = widths[k + 1] // widths[k]
-        x, v = x.repeat_interleave(children, 0), v.repeat_interleave(children, 0)
-        noise = None
+        x, v, noise = x.repeat_interleave(children, 0), v.repeat_interleave(children, 0), None
         if eta[k] > 0:
             sources = [derive_seed(seed, k, node) for seed in seeds for node in range(widths[k + 1])]
             noise = normal(x.shape[1:], generators(sources), device) * (plan.noise_scale if children > 1 else 1.0)
