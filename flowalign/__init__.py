@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 # long. GNU's OpenMP, which torch's wheels bring, reads it when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# Who started this process, asked before anything slow: it may be gone when it matters.
-STARTED = os.getpid(), os.getppid()
+# Asks who started this process before anything slow is loaded.
+importlib.import_module("flowalign.runs.launcher")
 
 __version__ = "0.1.0"
 

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-import flowalign
 from flowalign.errors import FlowalignError
+from flowalign.runs.launcher import LAUNCHER, PROCESS
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +37,8 @@ LATE = 4
 def ending_with_launcher() -> Iterator[None]:
     """Within it a process of several ends with its launcher: it would wait half an hour for others that never come."""
     met = threading.Event()
-    process, parent = flowalign.STARTED
-    # a fork has another one
-    launcher = parent if os.getpid() == process else os.getppid()
+    # a fork has another launcher
+    launcher = LAUNCHER if os.getpid() == PROCESS else os.getppid()
 
     def watch() -> None:
         while not met.wait(1.0):
