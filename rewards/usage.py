@@ -39,14 +39,15 @@ class Usage:
 
 
 NAMES = ("requests", "seconds", "question_tokens", "reply_tokens", "retries", "redrawn", "cached")
-_used: dict[str, Usage] = {}
+judges: dict[str, Usage] = {}
+"""Usage of each judge of this process, by the name of its reward."""
 
 
 def usage_of(name: str, price: tuple[float, float] | None = None) -> Usage:
     """The counts of the judge in the reward of this name; judges of one name count together."""
-    return _used.setdefault(name, Usage(price))
+    return judges.setdefault(name, Usage(price))
 
 
 def take() -> dict[str, float]:
     """Usage of all judges of this process since the last call: 'judge/<reward>/requests' and so on."""
-    return {f"judge/{name}/{what}": count for name, used in _used.items() for what, count in used.take().items()}
+    return {f"judge/{name}/{what}": count for name, used in judges.items() for what, count in used.take().items()}

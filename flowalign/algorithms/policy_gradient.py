@@ -8,6 +8,7 @@ import inspect
 import time
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
@@ -281,13 +282,12 @@ class PolicyGradient(
     def verify(self, policy: PolicyT, experience: ActionExperience) -> None:
         policy.verify(experience.rollout)
 
-    @property
+    @cached_property
     def clip_range(self) -> float | None:
         """Distance of a ratio from 1 at which the loss clips it, on the narrower side; None where it does not."""
-        defaults = {name: each.default for name, each in inspect.signature(self.loss_of).parameters.items()}
-        settings = defaults | self.settings.loss.settings
-        ranges = [settings.get(name) for name in ("clip_range", "clip_range_high")]
-        return min((each for each in ranges if each is not None), default=None)
+        parameters = inspect.signature(self.loss_of, follow_wrapped=False).parameters
+        ranges = [parameters[name].default for name in ("clip_range", "clip_range_high") if name in parameters]
+        return min((limit for limit in ranges if limit is not None), default=None)
 
     def replays_old(self, config: ConfigT) -> bool:
         """Whether ratios refer to a replay where `training.old_log_prob` does not say."""

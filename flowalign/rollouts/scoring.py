@@ -102,11 +102,11 @@ class Scorer:
 
     def judged(self) -> dict[str, float]:
         """What judges were asked since the last time, and what it took, of all processes, which call this together."""
-        own = usage.take()
-        if not own:
+        if not usage.judges:
             return {}
-        totals = self.processes.gather(torch.tensor([[*own.values()]], device=self.processes.device)).sum(0).tolist()
-        return {name: count for name, count in zip(own, totals, strict=True) if count}
+        counts = usage.take()
+        totals = self.processes.gather(torch.tensor([[*counts.values()]], device=self.processes.device)).sum(0).tolist()
+        return {name: count for name, count in zip(counts, totals, strict=True) if count}
 
 
 def score_metrics(scores: Scores, group: Tensor, processes: Processes) -> dict[str, float]:

@@ -140,11 +140,13 @@ class Learner(Optimization):
                 seed = derive_seed(self.config.training.seed, iteration, i, self.processes.row, 7)
                 measured |= self.update(experience, items, seed=seed)
             updates += 1
-            self.snapshots.follow("update", updates, updates)
+            if self.snapshots.settings:
+                self.snapshots.follow("update", updates, updates)
             skipped += self.skipped > 0
             for name, value in measured.items() if not self.skipped else ():
                 sums[name].append(value)
-        self.snapshots.follow("iteration", iteration + 1, updates)
+        if self.snapshots.settings:
+            self.snapshots.follow("iteration", iteration + 1, updates)
         metrics = {name: self.processes.gather(torch.stack(values)).mean().item() for name, values in sums.items()}
         if skipped:
             metrics["policy/skipped_updates"] = skipped
@@ -297,7 +299,9 @@ class Learner(Optimization):
 
     def _accumulated(self, last: bool) -> contextlib.AbstractContextManager[None]:
         """Within it gradients are added up on each process, and with the last micro-batch's over processes."""
-        return contextlib.nullcontext() if last else unsynced(self.accelerator, self.policy.model)
+        if last:
+            return contextlib.nullcontext()
+        return self.accelerator.no_sync(self.policy.model) if self.replicated else unsynced(self.policy.model)
 
     def _share_own_gradients(self) -> None:
         """Average over processes the gradients of networks beside the policy's, which no wrapper does."""

@@ -79,28 +79,27 @@ class Experts(nn.Module):
         for member in self.members.values():
             member.set_attention_backend(backend)
 
+    def drop_unused(self) -> None:
+        """Remove the zero gradients of networks that no process asked for a sample, where each call asks all of them.
+
+        Adam would else move their weights by decay and momentum, which whole copies leave alone. All processes call it.
+        """
+        if not self.always:
+            return
+        members = list(self.members.values())
+        used = torch.tensor([float(number in self.used) for number in range(len(members))])
+        self.used.clear()
+        if torch.distributed.is_initialized():
+            used = used.to(next(self.parameters()).device)
+            torch.distributed.all_reduce(used)
+        for member, times in zip(members, used.tolist(), strict=True):
+            if not times:
+                member.zero_grad()
+
 
 def _rows(value: Any, rows: Tensor, count: int) -> Any:
     """A call's argument for some of its samples, where it has one for each."""
     return value[rows] if isinstance(value, Tensor) and value.dim() > 0 and len(value) == count else value
-
-
-def drop_unused(network: nn.Module) -> None:
-    """Take zeros for gradients from the networks that no process asked for a sample, where each call asks all of them.
-
-    Adam would else move their weights by decay and momentum, which whole copies leave alone. All processes call it.
-    """
-    if not isinstance(network, Experts) or not network.always:
-        return
-    members = list(network.members.values())
-    used = torch.tensor([float(number in network.used) for number in range(len(members))])
-    network.used.clear()
-    if torch.distributed.is_initialized():
-        used = used.to(next(network.parameters()).device)
-        torch.distributed.all_reduce(used)
-    for member, times in zip(members, used.tolist(), strict=True):
-        if not times:
-            member.zero_grad()
 
 
 def own_weights(weights: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:

@@ -15,11 +15,9 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from flowalign.data import Source
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion.conditions import CallRecorder, Conditions, Ragged
 from flowalign.policies.diffusion.scheduler import LevelScheduler
-from flowalign.policies.diffusion.sources import check_sources, runs
 from samplers import ode
 from samplers.noise import generators, normal
 from samplers.rows import SHARED, Rows
@@ -156,25 +154,23 @@ class ForwardProcess:
                 "cannot be noised; algorithms that learn from trajectories work, such as flow_grpo"
             )
         scales = guidance if isinstance(guidance, tuple) else (guidance,)
-        sources = [Source.of(record) for record in metadata] or None
-        inputs = check_sources(self.pipeline, self.family, sources, prompts, call)
+        sources = self.family.sources_of(self.pipeline, metadata, prompts, call)
         negative = [""] * len(prompts)
         if self.family.negative(scales[0]):
             negative = [record.get("negative_prompt", negative_prompt) for record in metadata or [{}] * len(prompts)]
-        alike = list(zip(inputs, prompts, negative, strict=True)) if self.family.unpadded else inputs
+        texts = list(zip(prompts, negative, strict=True))
         size = self.family.size(self.pipeline, call)
         count = steps if levels is None else len(levels)
         pieces: list[Conditions | Ragged] = []
-        for rows in runs(alike, min(batch_size, self.family.largest_batch or batch_size)):
-            texts = list(zip(prompts[rows], negative[rows], strict=True))
+        for rows in self.family.batches(sources, texts, batch_size):
             scheduler = LevelScheduler(
                 self.pipeline.scheduler, self.family, size, ode, None, seeds[rows], levels=levels
             )
             with CallRecorder(self.policy.denoiser, dry=True) as recorded:
-                self.policy._call(texts, inputs[rows.start], seeds[rows], count, scales, scheduler, call)
+                self.policy._call(texts[rows], sources[rows.start], seeds[rows], count, scales, scheduler, call)
             extra = self.family.extra_input(recorded.first_input, scheduler.loop_shape)
-            conditions = recorded.conditions(len(texts), len(scheduler.levels) - 1, self.family.shared, extra)
-            members = torch.arange(len(texts), device=x0.device)
+            conditions = recorded.conditions(len(texts[rows]), len(scheduler.levels) - 1, self.family.shared, extra)
+            members = torch.arange(len(texts[rows]), device=x0.device)
             pieces.append(Ragged([conditions], members * 0, members) if self.family.unpadded else conditions)
         x0 = self._sampled(x0, scheduler.shape[1:])
         sigmas = scheduler.levels[:-1].to(x0.device, torch.float32)

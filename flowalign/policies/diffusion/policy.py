@@ -23,14 +23,14 @@ from flowalign.policies.diffusion.caching import caching
 from flowalign.policies.diffusion.checks import check_replay
 from flowalign.policies.diffusion.conditions import EXTRA_INPUT, CallRecorder, Conditions, Ragged, standing_in
 from flowalign.policies.diffusion.embeddings import EmbeddingStore
-from flowalign.policies.diffusion.experts import Experts, drop_unused, own_weights
+from flowalign.policies.diffusion.experts import Experts, own_weights
 from flowalign.policies.diffusion.families import Family, family_of, to_device
 from flowalign.policies.diffusion.forward_process import CleanSamples, ForwardProcess, Noised
 from flowalign.policies.diffusion.prompts import PromptEncoder
 from flowalign.policies.diffusion.rlg import weighing
 from flowalign.policies.diffusion.rollout import Rollout
 from flowalign.policies.diffusion.scheduler import StartScheduler, TransitionScheduler
-from flowalign.policies.diffusion.sources import check_sources, opened, runs
+from flowalign.policies.diffusion.sources import opened
 from flowalign.policies.diffusion.storage import (
     check_options,
     described_by,
@@ -298,22 +298,19 @@ class DiffusersPolicy(Policy[Rollout]):
         self.family.check_size(self.pipeline, call)
         noise_seeds = seeds if noise_seeds is None else noise_seeds
         call |= {"sigmas": list(sigmas)} if sigmas is not None else {}
-        sources = [Source.of(record) for record in metadata] or None
-        inputs = check_sources(self.pipeline, self.family, sources, prompts, call)
+        sources = self.family.sources_of(self.pipeline, metadata, prompts, call)
         negative = [record.get("negative_prompt", negative_prompt) for record in metadata or [{}] * len(prompts)]
+        texts = list(zip(prompts, negative, strict=True))
         scales = (guidance,) if guidance_2 is None else (guidance, guidance_2)
         rollouts = []
-        alike = list(zip(inputs, prompts, negative, strict=True)) if self.family.unpadded else inputs
         walk = StartScheduler if dry else TransitionScheduler
-        for rows in runs(alike, min(batch_size, self.family.largest_batch or batch_size)):
+        for rows in self.family.batches(sources, texts, batch_size):
             part_eta = eta[rows] if eta is not None and eta.dim() == 2 else eta
             size = self.family.size(self.pipeline, call)
             scheduler = walk(self.pipeline.scheduler, self.family, size, kernel, part_eta, noise_seeds[rows], order)
-            source = inputs[rows.start]
-            texts = list(zip(prompts[rows], negative[rows], strict=True))
             cached = contextlib.nullcontext() if cache is None or dry else caching(self, cache, scheduler)
-            with cached, weighing(self, rlg, lambda scheduler=scheduler: scheduler.taken >= rlg_from):  # type: ignore[misc]
-                sample = functools.partial(self._sample, texts, source, seeds[rows], steps, scales)
+            with cached, self._weighing(rlg, lambda scheduler=scheduler: scheduler.taken >= rlg_from):  # type: ignore[misc]
+                sample = functools.partial(self._sample, texts[rows], sources[rows.start], seeds[rows], steps, scales)
                 if self.start_noise is None or dry:
                     rollouts.append(sample(scheduler, call, dry))
                     continue
@@ -322,6 +319,11 @@ class DiffusersPolicy(Policy[Rollout]):
                 moved = sample(scheduler, call | {"latents": self._moved(start)}, False)
                 rollouts.append(replace(moved, unmoved=start.trajectory.latents[:, 0]))
         return replace(Rollout.cat(rollouts), rlg=rlg, rlg_from=rlg_from, cached=cache is not None)
+
+    def _weighing(
+        self, rlg: float | Mapping[str, float], holds: Callable[[], bool] = lambda: True
+    ) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if rlg == 1 else weighing(self, rlg, holds)
 
     def _moved(self, start: Rollout) -> Tensor:
         """The latents of the pipeline's loop where `start_noise` moves the start noise to."""
@@ -440,7 +442,7 @@ class DiffusersPolicy(Policy[Rollout]):
             return torch.cat(velocities)[torch.cat(members).argsort()]
         sigmas = rollout.trajectory.sigmas
         prompts = [rollout.prompts[i] for i in samples.tolist()] if self.encoder.trained else None
-        with weighing(self, rollout.rlg):
+        with self._weighing(rollout.rlg):
             velocity = self._velocity(x, sigmas[steps], rollout.conditions, samples, steps, rollout.guidance, prompts)
         at, to = (sigma.view(-1, *[1] * (x.dim() - 1)) for sigma in (sigmas[steps], sigmas[steps + 1]))
         scheduler = self.family.scheduler(self.pipeline.scheduler)
@@ -625,7 +627,8 @@ class DiffusersPolicy(Policy[Rollout]):
         return pictures
 
     def drop_unused(self) -> None:
-        drop_unused(self.network)
+        if isinstance(self.network, Experts):
+            self.network.drop_unused()
 
     def release_vae(self) -> None:
         """Let the VAE leave the device, where it only visits."""

@@ -35,9 +35,6 @@ def weighing(
     Raises:
         ConfigError: the base's weights, or a LoRA, are not there.
     """
-    if weight == 1:
-        yield
-        return
     base: Callable[[], contextlib.AbstractContextManager[None]]
     tuned: list[tuple[float, Callable[[], contextlib.AbstractContextManager[None]]]]
     if isinstance(weight, Mapping):

@@ -144,13 +144,9 @@ def distribute(policy: Policy, config: BaseConfig, accelerator: Accelerator) -> 
 
 
 @contextlib.contextmanager
-def unsynced(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
-    """Within it backward passes add to this process's gradients without telling the others."""
+def unsynced(model: nn.Module) -> Iterator[None]:
+    """Within it backward passes of shards add to this process's gradients without telling the others."""
     parts = sharded(model)
-    if not parts:
-        with accelerator.no_sync(model):
-            yield
-        return
     for part in parts:
         part.set_requires_gradient_sync(False, recurse=False)
     try:

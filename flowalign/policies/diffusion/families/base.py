@@ -1,6 +1,6 @@
 """What a model family is, and what is usual for one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -8,6 +8,7 @@ from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 from PIL.Image import Image
 from torch import Tensor
 
+from flowalign.data import Source
 from flowalign.errors import ConfigError, FlowalignError
 from rewards import Sound
 
@@ -134,6 +135,52 @@ class Family:
                     f"{type(pipeline).__name__} cannot make {name} {call[name]}: its network tells {positions} "
                     f"positions apart; {largest} is the most"
                 )
+
+    def sources_of(
+        self,
+        pipeline: DiffusionPipeline,
+        metadata: Sequence[Mapping[str, Any]],
+        prompts: Sequence[str],
+        call: Mapping[str, Any],
+    ) -> list[Source | None]:
+        """The pictures that each sample is made from, as its prompt's metadata names them, or None.
+
+        Raises:
+            ConfigError: a number of pictures or a mask that this pipeline does not take, or no size to bring them to.
+        """
+        fewest, most = self.images
+        sources = [Source.of(record) for record in metadata] if most else []
+        sources = sources or [None] * len(prompts)
+        name = type(pipeline).__name__
+        counts = [0 if source is None else len(source.images) for source in sources]
+        for source, count, prompt in zip(sources, counts, prompts, strict=True):
+            if not fewest <= count <= most:
+                takes = "one picture" if most == 1 else f"{fewest} to {most} pictures"
+                raise ConfigError(
+                    f"{name} takes {takes} a sample: 'image' in the line of the prompt {prompt!r}, or --image"
+                )
+            if source is not None and self.takes_mask != (source.mask is not None):
+                wants = "needs a" if self.takes_mask else "takes no"
+                raise ConfigError(f"{name} {wants} 'mask' in the line of the prompt {prompt!r}, or --mask")
+            if count != counts[0]:
+                raise ConfigError(
+                    f"the prompt {prompt!r} has {count} pictures and another {counts[0]}; give all as many"
+                )
+        if counts and counts[0] and not {"height", "width"} <= call.keys():
+            raise ConfigError(f"{name} makes samples from pictures; set the height and width to bring them to")
+        return sources
+
+    def batches(
+        self, sources: Sequence[Source | None], texts: Sequence[tuple[str, str]], batch_size: int
+    ) -> Iterator[slice]:
+        """Neighbours for one call of the pipeline: of equal pictures, and of equal texts where these are not padded."""
+        alike = list(zip(sources, texts, strict=True)) if self.unpadded else sources
+        longest = min(batch_size, self.largest_batch or batch_size)
+        start = 0
+        for i in range(1, len(alike) + 1):
+            if i == len(alike) or i - start == longest or alike[i] != alike[start]:
+                yield slice(start, i)
+                start = i
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
         """Prompt embeddings.

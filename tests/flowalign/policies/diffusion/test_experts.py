@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from flowalign.config import load
 from flowalign.planning.tiny_pipelines import PIPELINES, build
-from flowalign.policies.diffusion.experts import Experts, drop_unused
+from flowalign.policies.diffusion.experts import Experts
 from flowalign.training import Trainer
 from tests.flowalign.training.processes import together
 
@@ -65,7 +65,7 @@ def test_what_was_asked_for_nothing_has_no_gradient() -> None:
         network.zero_grad()
         network(torch.ones(2, 3), torch.full((2,), number))[0].sum().backward()
         assert linear[number].weight.grad.any() and not linear[1 - number].weight.grad.any()
-        drop_unused(network)
+        network.drop_unused()
         assert linear[number].weight.grad.any() and linear[1 - number].weight.grad is None
 
 
