@@ -45,7 +45,7 @@ class Evaluation(Sampling, Heldout):
 
 
 class Config(BaseConfig):
-    """Of a model that makes pictures."""
+    """Configuration of a run that trains a model of pictures or videos."""
 
     model: Model
     rollout: RolloutSampling = RolloutSampling()
@@ -53,12 +53,12 @@ class Config(BaseConfig):
 
     @model_validator(mode="after")
     def _evaluate_as_sampled(self) -> Self:
-        """What evaluation leaves open is as in the rollout; noise levels only with as many steps."""
+        """Fill settings that evaluation leaves out from the rollout; noise levels only if the steps are as many."""
         self.evaluation = self.evaluation.following(self.rollout)
         return self
 
     def build_kernel(self) -> Any:
-        """The kernel, which makes steps as it should."""
+        """The kernel, checked on a small step."""
         from flowalign.core.seams import check_kernel  # loads torch
 
         kernel = registry.resolve("kernels", self.rollout.kernel)
@@ -69,7 +69,7 @@ class Config(BaseConfig):
         """The plan, checked against the number of steps.
 
         Args:
-            silent: it may have no stochastic step.
+            silent: allow a plan without a stochastic step.
         """
         plan = registry.build("plans", self.rollout.plan.name, self.rollout.plan.settings, "rollout.plan")
         if not hasattr(plan, "etas"):
@@ -79,9 +79,9 @@ class Config(BaseConfig):
         except ValueError as error:
             raise ConfigError(f"rollout.plan: {error}") from error
         if getattr(etas, "shape", None) != (self.rollout.steps,) or not (etas >= 0).all():
-            given = etas.tolist() if hasattr(etas, "tolist") else f"a {type(etas).__name__}"
+            got = etas.tolist() if hasattr(etas, "tolist") else f"a {type(etas).__name__}"
             raise ConfigError(
-                f"rollout.plan: '{self.rollout.plan.name}' gives {given}; it must give a noise level from 0 on "
+                f"rollout.plan: '{self.rollout.plan.name}' gives {got}; it must give a noise level from 0 on "
                 f"for each of {self.rollout.steps} steps"
             )
         if not silent and not (etas > 0).any():
@@ -92,16 +92,15 @@ class Config(BaseConfig):
         return plan
 
     def noise(self) -> "tuple[Tensor, Tensor]":
-        """[T] bool twice: steps that the plan makes stochastic, and those to which the kernel then adds noise."""
-        # here, so that configurations are read without torch
+        """Two masks [T] bool: steps that the plan makes stochastic, and steps where the kernel then adds noise."""
+        # imported here, so that configurations are read without torch
         import torch
 
         from samplers import step_std
 
         sampling = self.rollout
         etas = self.build_plan(silent=True).etas(sampling.steps, sampling.eta, 0, 0)
-        # how large the noise is depends on the pipeline's schedule, whether there is any does not; the last level is
-        # above where ddim_published ends
+        # any schedule will do: whether there is noise does not depend on it; ddim_published ends below the last level
         sigmas = torch.cat([torch.linspace(1, 0.1, sampling.steps), torch.zeros(1)])
         return etas > 0, step_std(self.build_kernel(), sigmas, etas) > 0
 
@@ -205,7 +204,7 @@ class Config(BaseConfig):
             )
 
     def _check_texts(self, algorithm: Any) -> None:
-        """Refuse what text encoders that are trained do not go with."""
+        """Refuse settings that do not work with trained text encoders."""
         if self.model.text_lora is None:
             return
         if self.model.embeddings is not None:
@@ -218,7 +217,7 @@ class Config(BaseConfig):
             raise ConfigError("model.text_lora: guidance_gradient: both and an empty negative_prompt work")
 
     def _check_context_parallel(self) -> None:
-        """Refuse what processes that share a sample cannot do."""
+        """Refuse settings that do not work where processes share a sample."""
         if self.model.context_parallel.degree == 1:
             return
         if self.model.text_lora is not None:

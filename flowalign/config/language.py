@@ -18,7 +18,7 @@ class TextRollouts(TextSampling, Rollouts):
 
 
 class Turns(Named):
-    """What the model takes turns with, in rollouts and evaluations; further keys are the environment's own settings."""
+    """Environment that the model takes turns with, in rollouts and evaluations; further keys are its settings."""
 
     turns: int = Field(8, ge=1)
     """Number of turns after which an episode is over."""
@@ -29,7 +29,7 @@ class TextEvaluation(TextSampling, Heldout):
 
 
 class TextConfig(BaseConfig):
-    """Of a language model."""
+    """Configuration of a run that trains a language model."""
 
     model: TextModel
     environment: Turns | None = None
@@ -39,13 +39,13 @@ class TextConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _evaluate_as_sampled(self) -> Self:
-        """What evaluation leaves open is as in the rollout."""
+        """Fill settings that evaluation leaves out from the rollout."""
         self.evaluation = self.evaluation.following(self.rollout)
         return self
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that a sample may have."""
+        """Most tokens of a sample, over all its turns."""
         turns = 1 if self.environment is None else self.environment.turns
         return self.rollout.max_new_tokens * turns
 

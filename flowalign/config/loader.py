@@ -17,14 +17,14 @@ MOST_FILES = 50
 
 
 def world_size() -> int:
-    """Number of processes this one was launched with."""
+    """Number of processes of this launch."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def recipe(name: str) -> Path:
     """The file of a recipe that comes with flowalign, e.g. 'tiny_sd3/flow_grpo'."""
     package = Path(__file__).parents[1]
-    # wheels carry configs/ inside the package, a checkout has it beside
+    # a wheel has configs/ inside the package, a checkout has it next to the package
     folders = [folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir()]
     return folders[0] / f"{name}.yaml"
 
@@ -61,7 +61,7 @@ def read(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Sections merge key by key; one that gives a name replaces the other whole."""
+    """Merge sections key by key; a section with a `name` replaces the other one as a whole."""
     merged = dict(base)
     for key, value in over.items():
         both = isinstance(value, dict) and isinstance(base.get(key), dict)
@@ -82,7 +82,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Any:
         path: a file, or the name of a recipe that comes with flowalign ('tiny_sd3/demo').
 
     Raises:
-        ConfigError: naming the file, the key, and the nearest valid one.
+        ConfigError: names the file, the key, and the nearest valid one.
     """
     path = Path(path) if Path(path).exists() or not recipe(str(path)).is_file() else recipe(str(path))
     values = read(path)
@@ -90,14 +90,14 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Any:
         _override(values, override)
     config = parse(kind_of(values), values)
     if config.name is None:
-        # the same however the file was named from wherever
+        # the name must not depend on the current folder, or on how the path was written
         folder = Path(os.path.abspath(path)).parent.name
         config.name = "-".join(filter(None, (folder, path.stem, f"seed{config.training.seed}")))
     return config
 
 
 def _override(values: dict[str, Any], override: str) -> None:
-    """Set what a `section.key=value` says."""
+    """Set one value, given as `section.key=value`."""
     key, equals, text = override.partition("=")
     if not equals:
         raise ConfigError(f"'{override}' is not of the form section.key=value")
@@ -117,7 +117,7 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 
 def _number(entries: list[Any], word: str, key: str) -> int:
-    """The place in a list that a part of a key names, from 0."""
+    """Index in a list, from 0, given as one word of a key."""
     if not word.isdecimal() or int(word) >= len(entries):
         raise ConfigError(f"{key}: '{word}' is no entry of a list of {len(entries)}; count from 0")
     return int(word)

@@ -1,4 +1,4 @@
-"""What can be set, for people and editors: the keys of a configuration with their types, defaults and meanings."""
+"""Keys of a configuration with their types, defaults and meanings, for people and editors."""
 
 import json
 import types
@@ -20,7 +20,7 @@ from flowalign.errors import ConfigError, nearest
 class Key:
     """A key of a configuration."""
 
-    place: str
+    path: str
     """Path of the setting: section.key."""
     kind: str
     """Type of the value, for people."""
@@ -30,7 +30,7 @@ class Key:
 
     @property
     def shown_default(self) -> str:
-        """As YAML has it."""
+        """The default as it is written in YAML."""
         if self.default is PydanticUndefined:
             return "required"
         plain = self.default.model_dump() if isinstance(self.default, BaseModel) else self.default
@@ -48,20 +48,20 @@ def _keys(section: type[BaseModel], above: str) -> Iterator[Key]:
         meaning = " ".join((field.description or "").split())
         default = field.get_default(call_default_factory=True)
         if inner is None:
-            yield Key(place=f"{above}{name}", kind=shown(field.annotation), default=default, meaning=meaning)
+            yield Key(path=f"{above}{name}", kind=shown(field.annotation), default=default, meaning=meaning)
             continue
         optional = NoneType in typing.get_args(field.annotation)
         if optional:
             meaning = meaning or " ".join((inner.__doc__ or "").split())
             yield Key(
-                place=f"{above}{name}",
+                path=f"{above}{name}",
                 kind="section or null",
                 default=None if default is None else "as below",
                 meaning=meaning,
             )
         named = typing.get_origin(field.annotation) is dict
         if named:
-            yield Key(place=f"{above}{name}", kind="section by name", default=default, meaning=meaning)
+            yield Key(path=f"{above}{name}", kind="section by name", default=default, meaning=meaning)
         yield from _keys(inner, f"{above}{name}.NAME." if named else f"{above}{name}.")
 
 
@@ -79,14 +79,14 @@ def shown(annotation: Any) -> str:
     if origin is Literal:
         return " or ".join(map(str, inner))
     if origin in (typing.Union, types.UnionType):
-        return " or ".join("null" if one is type(None) else shown(one) for one in inner)
+        return " or ".join("null" if member is type(None) else shown(member) for member in inner)
     if origin is not None and origin is not typing.Annotated:
-        return f"{origin.__name__} of {' to '.join(shown(one) for one in inner)}" if inner else origin.__name__
+        return f"{origin.__name__} of {' to '.join(shown(member) for member in inner)}" if inner else origin.__name__
     if origin is typing.Annotated:
         return shown(inner[0])
     names = {"str": "text", "int": "integer", "float": "number", "bool": "true or false"}
-    named = isinstance(annotation, type) and issubclass(annotation, BaseModel) and "name" in annotation.model_fields
-    return "name and settings" if named else names.get(getattr(annotation, "__name__", ""), str(annotation))
+    has_name = isinstance(annotation, type) and issubclass(annotation, BaseModel) and "name" in annotation.model_fields
+    return "name and settings" if has_name else names.get(getattr(annotation, "__name__", ""), str(annotation))
 
 
 def table(section: str | None = None, text: bool = False) -> list[Key]:
@@ -95,18 +95,18 @@ def table(section: str | None = None, text: bool = False) -> list[Key]:
     Raises:
         ConfigError: there is no such section or key.
     """
-    found = keys(text)
+    all_keys = keys(text)
     if section is None:
-        return found
-    own = [key for key in found if key.place == section or key.place.startswith(f"{section}.")]
-    if not own:
-        parts = {".".join(key.place.split(".")[:n]) for key in found for n in (1, 2, 3)}
-        raise ConfigError(f"no section or key '{section}'; {nearest(section, parts)}")
-    return own
+        return all_keys
+    selected = [key for key in all_keys if key.path == section or key.path.startswith(f"{section}.")]
+    if not selected:
+        names = {".".join(key.path.split(".")[:n]) for key in all_keys for n in (1, 2, 3)}
+        raise ConfigError(f"no section or key '{section}'; {nearest(section, names)}")
+    return selected
 
 
 def schema() -> dict[str, Any]:
-    """JSON schema of a configuration, which editors complete and check YAML by."""
+    """JSON schema of a configuration, by which editors complete and check YAML."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "flowalign configuration",
@@ -115,11 +115,11 @@ def schema() -> dict[str, Any]:
 
 
 def _open(kind: type[BaseModel], number: int) -> dict[str, Any]:
-    """A recipe may leave out what the file that it extends has."""
-    made = kind.model_json_schema(ref_template=f"#/anyOf/{number}/$defs/{{model}}")
-    made["properties"] |= {"extends": {"type": "string", "description": "a file whose keys these go on top of"}}
-    made.pop("required", None)
-    return made
+    """Schema of a configuration without required keys: a recipe leaves out keys of the file that it extends."""
+    json_schema = kind.model_json_schema(ref_template=f"#/anyOf/{number}/$defs/{{model}}")
+    json_schema["properties"] |= {"extends": {"type": "string", "description": "a file whose keys these go on top of"}}
+    json_schema.pop("required", None)
+    return json_schema
 
 
 INTRODUCTION = """# Configuration
@@ -134,13 +134,13 @@ algorithms, rewards, kernels and plans stand beside their `name`; `flowalign lis
 
 def markdown() -> str:
     """docs/configuration.md."""
-    parts = [INTRODUCTION]
+    lines = [INTRODUCTION]
     for title, text in (("Pictures and videos", False), ("Texts: what differs", True)):
-        parts += [f"## {title}", "", "| key | value | default | meaning |", "| --- | --- | --- | --- |"]
+        lines += [f"## {title}", "", "| key | value | default | meaning |", "| --- | --- | --- | --- |"]
         shared = keys() if text else []
         for key in keys(text):
             if key not in shared:
-                cells = (f"`{key.place}`", key.kind, f"`{key.shown_default}`", key.meaning)
-                parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        parts.append("")
-    return "\n".join(parts)
+                cells = (f"`{key.path}`", key.kind, f"`{key.shown_default}`", key.meaning)
+                lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("")
+    return "\n".join(lines)

@@ -29,22 +29,22 @@ def build_reward(named: Sequence[Weighted], where: str = "rewards") -> Reward:
 
 
 def referenced(named: Sequence[Named], where: str = "rewards") -> list[Reward]:
-    """The rewards, built, wherever they are inside others, whose values are compared with reference scores; each once.
+    """Build the rewards whose values are compared with reference scores, also inside others; each once.
 
     Raises:
         ConfigError: there is none, or two of one name, whose scores the metadata could not tell apart.
     """
-    found: list[Named] = []
+    compared: list[Named] = []
     for entry in named:
         for target, settings in registry.with_settings(entry.name, entry.settings):
             if inspect.isclass(target) and issubclass(target, Referenced):
                 inner = [settings["reward"]] if "reward" in settings else settings["rewards"]
-                found += [one for one in (Named(**own) for own in inner) if one not in found]
-    if not found:
+                compared += [reward for reward in (Named(**entry) for entry in inner) if reward not in compared]
+    if not compared:
         raise ConfigError(
             f"{where}: none is compared with reference scores; bounded_centred, calibrated and log_sigmoid are"
         )
-    rewards = build_rewards(found, where)
+    rewards = build_rewards(compared, where)
     names = [reward.name for reward in rewards]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{where}: two rewards called '{twice[0]}' with other settings; their scores would mix")

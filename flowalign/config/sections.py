@@ -79,7 +79,7 @@ class Named(BaseModel):
         return dict(self.model_extra or {})
 
     def part(self, table: str, where: str) -> Any:
-        """The function of the core that is meant, its settings checked and bound."""
+        """The named function of the core, with its settings checked and bound."""
         return registry.part(table, self.name, self.settings, where)
 
 
@@ -88,7 +88,7 @@ class RolloutSearch(Named):
 
     name: str = "best_of_n"
     budget: str = Field("samples=4", pattern=r"^(forwards|reward_calls|samples)=[1-9]\d*$")
-    """Budget of each sample: forwards=40, reward_calls=8, or samples=4 and what they take."""
+    """Budget of each sample: forwards=40, reward_calls=8, or samples=4."""
 
 
 class Weighted(Named):
@@ -98,7 +98,7 @@ class Weighted(Named):
 
 
 class Watch(Section):
-    """When evaluations end a run: as they look like reward hacking, or stopped rising; `flowalign.evaluation.watch`."""
+    """Evaluations that end a run: signs of reward hacking, or no rise any more; see `flowalign.evaluation.watch`."""
 
     deviations: float = Field(2.0, ge=0)
     """Standard errors that a change must exceed."""
@@ -109,12 +109,12 @@ class Watch(Section):
     action: Literal["warn", "stop"] = "warn"
     """Reaction; stop ends the run with the weights of the last good evaluation."""
     early_stop: int | None = Field(None, ge=1)
-    """Evaluations in a row without a new best reward that end the run; the result then has the best one's weights, also
-    where the run goes to its end (RPO, arXiv 2407.12164)."""
+    """Evaluations in a row without a new best reward that end the run; the result has the weights of the best one, also
+    if the run reaches its last iteration (RPO, arXiv 2407.12164)."""
 
 
 class Heldout(SamplingSettings, PromptList):
-    """What is measured before, during and after training."""
+    """Evaluation on held-out prompts before, during and after training."""
 
     prompts: str | None = None
     """Prompts held out from training; null: no evaluation."""
@@ -125,9 +125,9 @@ class Heldout(SamplingSettings, PromptList):
     rewards: list[Weighted] | None = None
     """Rewards of the evaluation; default: those trained on."""
     panel: list[Named] = []
-    """Rewards that are never trained on, to notice reward hacking by."""
+    """Rewards that are never trained on; if they fall while the trained one rises, it is reward hacking."""
     weights: str | None = None
-    """Weights that are evaluated and saved, as in `rollout.weights`; default the average where there is one
+    """Weights that are evaluated and saved, by a name as in `rollout.weights`; default: the average if there is one
     (`training.ema_decay`), else the policy."""
     watch: Watch = Watch()
     samples_per_prompt: int = Field(1, ge=1)
@@ -136,7 +136,7 @@ class Heldout(SamplingSettings, PromptList):
 
     @property
     def watching(self) -> bool:
-        """Whether evaluations may end the run, and weights be returned to."""
+        """True if evaluations may end the run, or bring earlier weights back."""
         return bool(self.panel) or self.watch.early_stop is not None
 
 
@@ -149,9 +149,9 @@ class Data(PromptList):
     replay: ReplaySettings | None = None
 
     def kept(self, prompts: Prompts) -> Prompts:
-        """The prompts of the difficulty that is asked for."""
-        wanted = self.difficulty
-        return prompts if wanted is None else prompts.between(wanted.key, wanted.low, wanted.high)
+        """The prompts of the configured difficulty; all if none is configured."""
+        difficulty = self.difficulty
+        return prompts if difficulty is None else prompts.between(difficulty.key, difficulty.low, difficulty.high)
 
 
 class Optimizer(Section):
@@ -171,7 +171,7 @@ class Optimizer(Section):
 
 
 class TrainingBudget(Section):
-    """Training ends with the iteration that uses one of these up."""
+    """Limits of a run: training ends with the iteration that reaches one of them."""
 
     seconds: float | None = Field(None, gt=0)
     forwards: int | None = Field(None, ge=1)
@@ -186,7 +186,7 @@ class Subsample(Section):
     share: float = Field(gt=0, lt=1)
     """Share of the items that are drawn, on average."""
     by: Literal["uniform", "advantage"] = "uniform"
-    """Probability of an item: alike for all, or half alike and half by the size of its advantage."""
+    """Probability of an item: the same for all, or half the same and half in proportion to its advantage's size."""
 
 
 class Training(Section):
@@ -200,7 +200,7 @@ class Training(Section):
     """(sample, step) pairs of a network call, on each process; gradients accumulate over the calls."""
     optimizer: Optimizer = Optimizer()
     ema_decay: float | None = Field(None, gt=0, lt=1)
-    """Decay of an average of the weights, which is evaluated and saved in their place."""
+    """Decay of a running average of the weights, which is evaluated and saved instead of them."""
     ema_every: int = Field(1, ge=1)
     """Updates from one averaging to the next."""
     subsample: Subsample | None = None
@@ -208,11 +208,11 @@ class Training(Section):
     offload_copies: bool = False
     """Whether copies of the weights (snapshots and the average) stay in the host's memory while they are not used."""
     snapshots: dict[str, Snapshot] = {}
-    """Further copies of the weights, by name, for `rollout.weights` and `evaluation.weights`; the name of one of the
-    algorithm's own sets that one."""
+    """Further copies of the weights, by name, for `rollout.weights` and `evaluation.weights`; a name that the algorithm
+    uses itself changes the algorithm's copy."""
     old_log_prob: Literal["sampled", "replayed"] | None = None
-    """Log-probabilities that ratios refer to: those recorded in sampling, or those of a replay in the very batches of
-    the updates, so that ratios start at 1 in any precision, for one more forward pass; null: the algorithm's choice."""
+    """Log-probabilities that ratios refer to: recorded in sampling, or computed again in the batches of the updates,
+    which costs a forward pass and makes ratios start at 1 in any precision; null: the algorithm's choice."""
     seed: Seed = 0
     checkpoint_every: int = Field(10, ge=0)
     """Iterations between checkpoints; 0: only at the end."""
@@ -223,30 +223,31 @@ class Training(Section):
     timeout: float = Field(1800, gt=0)
     """Seconds that processes wait for each other, the slowest reward included."""
     patience: float = Field(25, ge=3)
-    """Seconds without a sign of life after which a process is given up, and the run with it."""
+    """Seconds without a sign of life from a process after which the run ends with an error."""
 
 
 class Rollouts(SamplingSettings):
-    """How an iteration's samples are made, whatever they are."""
+    """How an iteration's samples are made, for pictures, videos and texts."""
 
     weights: str | None = None
     """Weights that draw the samples: policy, reference, ema, or a snapshot (`training.snapshots`, or the algorithm's
     own); default the algorithm's choice."""
     overlap: int = Field(1, ge=1)
-    """Parts that an iteration's groups are sampled in: the rewards of one are computed while the next is sampled."""
+    """Number of parts that an iteration is sampled in: one part is scored while the next one is sampled."""
     workers: RolloutWorkers | None = None
-    """Processes of their own that sample; default this one."""
+    """Separate processes that sample; default: the training processes sample themselves."""
     search: RolloutSearch | None = None
     """Search that finds each sample to learn from, for the reward that is trained; default plain sampling."""
 
 
 class BaseConfig(Section):
-    """What all configurations have."""
+    """Sections and settings of all configurations."""
 
     model: Network
     data: Data
     rewards: list[Weighted] = []
-    """Rewards of the weighted sum, each with `name`, `weight` if any, and its settings; none where given in Python."""
+    """Rewards of the weighted sum, each with `name`, an optional `weight`, and its settings; none if a reward is passed
+    in Python."""
     algorithm: Named
     rollout: Rollouts = Rollouts()
     evaluation: Heldout = Heldout()
@@ -272,10 +273,10 @@ class BaseConfig(Section):
         return kind(parse(kind.Settings, self.algorithm.settings, "algorithm"))
 
     def check(self, processes: int) -> None:
-        """Everything that can be known to be wrong before a model loads."""
-        place = not_finite(self.model_dump())
-        if place is not None:
-            raise ConfigError(f"{place}: a finite number is wanted")
+        """Refuse every mistake that can be found before a model loads."""
+        key = not_finite(self.model_dump())
+        if key is not None:
+            raise ConfigError(f"{key}: a finite number is wanted")
         if not self.rewards:
             raise ConfigError("rewards: name at least one, e.g. rewards: [{name: clip_score}]")
         lora = self.model.lora
@@ -321,7 +322,7 @@ class BaseConfig(Section):
         self._check_items(algorithm, groups)
 
     def _check_items(self, algorithm: Any, groups: int) -> None:
-        """Refuse items of an iteration that cannot be divided into its updates."""
+        """Refuse an iteration whose items cannot be divided into its updates."""
         training = self.training
         if training.subsample is not None and getattr(algorithm, "loss_looks_at", "action") == "group":
             raise ConfigError(
@@ -342,7 +343,7 @@ class BaseConfig(Section):
             )
 
     def _check_snapshots(self, algorithm: Any) -> None:
-        """Refuse snapshots that would be of nothing, or have a name that is taken."""
+        """Refuse snapshots of unknown weights, and snapshots whose name is taken."""
         training = self.training
         taken = sorted({"policy", "reference", "ema", *algorithm.roles} & training.snapshots.keys())
         if taken:
@@ -357,14 +358,14 @@ class BaseConfig(Section):
                 raise ConfigError(f"training.snapshots.{name}.of: no weights are called '{snapshot.of}'; {works}")
 
     def _check_names(self) -> None:
-        """Refuse rewards and a selection that there are not."""
+        """Refuse unknown rewards and selections."""
         evaluation = self.evaluation
-        places: dict[str, Sequence[Named]] = {
+        sections: dict[str, Sequence[Named]] = {
             "rewards": self.rewards,
             "evaluation.rewards": evaluation.rewards or [],
             "evaluation.panel": evaluation.panel,
         }
-        for where, rewards in places.items():
+        for where, rewards in sections.items():
             for i, named in enumerate(rewards):
                 if not named.name.startswith(registry.GIVEN):
                     registry.check("rewards", named.name, named.settings, f"{where}.{i}")
@@ -418,18 +419,18 @@ class BaseConfig(Section):
                 )
 
     def _check_combinations(self, algorithm: Any) -> None:
-        """Refuse settings that the algorithm does not declare to go with."""
-        for place, needed, why in COMBINATIONS:
-            key, _, wanted = place.partition("=")
+        """Refuse settings that the algorithm's `combines` does not list."""
+        for setting, needed, why in COMBINATIONS:
+            key, _, refused = setting.partition("=")
             value: Any = self
-            for part in key.split("."):
-                value = getattr(value, part, None)
-            asked_for = value == wanted if wanted else value not in (None, 1)
-            if asked_for and needed not in algorithm.combines:
+            for name in key.split("."):
+                value = getattr(value, name, None)
+            is_set = value == refused if refused else value not in (None, 1)
+            if is_set and needed not in algorithm.combines:
                 raise ConfigError(f"{key}: {why.format(name=self.algorithm.name)}")
 
     def _check_weights(self, name: str | None, where: str, algorithm: Any) -> None:
-        """Refuse weights that there will not be."""
+        """Refuse a name of weights that the run will not have."""
         averaged = ["ema"] if self.training.ema_decay is not None else []
         known = ["policy", "reference", *averaged, *self.training.snapshots, *algorithm.snapshots]
         if name == "ema" and not averaged:
@@ -443,11 +444,11 @@ class BaseConfig(Section):
             raise ConfigError(f"{where}.weights: no snapshot is called '{name}'; {nearest(name, known)}")
 
     def rows(self, processes: int) -> int:
-        """How many of so many processes have groups of their own."""
+        """Number of processes that have groups of their own; processes that share a sample count as one."""
         return processes
 
     def check_sampling(self, groups: int, algorithm: Any) -> None:
-        """What can be wrong with the sections that say how to sample; a process has so many groups an iteration."""
+        """Refuse mistakes in the sections about sampling; `groups` is the number of groups of a process."""
         raise NotImplementedError
 
     def dump(self) -> str:

@@ -15,18 +15,18 @@ class RolloutWorkers(Section):
     """Processes of their own that sample (extra `ray`)."""
 
     count: int = Field(ge=1)
-    """Workers for each process that learns."""
+    """Number of workers for each process that learns."""
     staleness: int = Field(0, ge=0)
-    """Iterations that they sample ahead, with weights as many behind; 0: the numbers of a run without workers."""
+    """Iterations that workers sample ahead, with weights that are as old; 0: same numbers as without workers."""
     gpus: float | None = Field(None, ge=0, le=1)
     """GPUs of each worker; below 1 several share one; default 1 where the run has GPUs, else 0."""
 
     def check(self, config: Any, algorithm: Any, groups: int, processes: int) -> None:
-        """Refuse what workers cannot do, before a model loads.
+        """Refuse settings that do not work with workers, before a model loads.
 
         Args:
-            config: the whole one.
-            groups: of a process, an iteration.
+            config: the whole configuration.
+            groups: number of groups of a process in an iteration.
         """
         if find_spec("ray") is None:
             raise ConfigError("rollout.workers: ray is not installed; pip install 'flowalign[ray]', or leave them out")

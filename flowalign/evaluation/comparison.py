@@ -40,33 +40,33 @@ class Comparison:
         first = next(iter(self.results.values()))
         labels = [str(record[by]) if by in record else None for record in first.metadata]
         for label in ["all", *sorted({name for name in labels if name is not None})]:
-            kept = [i for i, name in enumerate(labels) if label in ("all", name)]
-            prompts = [first.prompts[i] for i in kept]
+            selected = [i for i, name in enumerate(labels) if label in ("all", name)]
+            prompts = [first.prompts[i] for i in selected]
             for score in scores[0]:
-                if score.startswith("statistics/") or any(score not in own for own in scores):
+                if score.startswith("statistics/") or any(score not in columns for columns in scores):
                     continue
-                start, *rest = ([own[score][i] for i in kept] for own in scores)
-                gains = [[b - a for a, b in zip(start, values, strict=True)] for values in rest]
+                base, *others = ([columns[score][i] for i in selected] for columns in scores)
+                gains = [[b - a for a, b in zip(base, values, strict=True)] for values in others]
                 yield Row(
                     label,
                     score,
-                    [estimate(values, prompts) for values in (start, *rest)],
+                    [estimate(values, prompts) for values in (base, *others)],
                     [estimate(gain, prompts) for gain in gains],
                     gains,
                     prompts,
                 )
 
     def record(self) -> dict[str, Any]:
-        """The same as JSON: means and differences by label, prompts and score."""
+        """The comparison as JSON: means and differences by label, prompts and score."""
         first, *others = self.results
         means: dict[str, Any] = {name: {} for name in self.results}
         differences: dict[str, Any] = {name: {} for name in others}
         for row in self.rows():
             columns = [*zip(means.values(), row.means, strict=True)]
             columns += zip(differences.values(), row.differences, strict=True)
-            for column, own in columns:
-                if own is not None:
-                    column.setdefault(row.prompts, {})[row.score] = {"mean": own.mean, "error": own.error}
+            for column, estimated in columns:
+                if estimated is not None:
+                    column.setdefault(row.prompts, {})[row.score] = {"mean": estimated.mean, "error": estimated.error}
         prompts = self.results[first].prompts
         return {
             "prompts": len(set(prompts)),

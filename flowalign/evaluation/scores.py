@@ -18,7 +18,7 @@ from flowalign.runs.foreign import read_text
 from rewards import Reward, score, seen, spec_of
 
 FOLDER = "scores"
-"""Folder, in a run's, with the scores of all samples of each evaluation."""
+"""Subfolder of a run's folder with the scores of all samples of each evaluation."""
 
 
 def judges(config: BaseConfig) -> list[dict[str, Any]]:
@@ -27,11 +27,11 @@ def judges(config: BaseConfig) -> list[dict[str, Any]]:
 
 
 def check_same_judges(configs: Mapping[str, BaseConfig], mend: str) -> None:
-    """Refuse to set figures by different rewards side by side.
+    """Refuse to compare figures that different rewards gave.
 
     Args:
-        configs: by the label of the run.
-        mend: what would work.
+        configs: configurations by the label of their run.
+        mend: end of the message: what would work.
 
     Raises:
         ConfigError: names two runs, their rewards, and what would work.
@@ -45,7 +45,7 @@ def check_same_judges(configs: Mapping[str, BaseConfig], mend: str) -> None:
 
 
 def _named(reward: Mapping[str, Any]) -> str:
-    """'clip_score' or 'clip_score (weight 0.5)', as YAML would have the settings."""
+    """Name of a reward with its settings: 'clip_score' or 'clip_score (weight 0.5)'."""
     settings = [f"{key} {value}" for key, value in reward.items() if key != "name" and (key, value) != ("weight", 1.0)]
     return reward["name"] + (f" ({', '.join(settings)})" if settings else "")
 
@@ -65,14 +65,14 @@ class Evaluated:
     value: list[float]
     parts: dict[str, list[float]]
     samples: list[Any]
-    """Pictures, videos or texts of this process: one process has all, of several each has every n-th prompt's."""
+    """Pictures, videos or texts of this process: one process has all; of n processes each has every n-th prompt's."""
     rows: list[int]
     """Numbers of this process's samples among the N."""
     replies: list[dict[str, str]] | None = None
-    """Texts of judges about each of them."""
+    """Judges' texts about each sample of this process."""
 
     def save(self, path: Path) -> None:
-        """Write a JSON line of every sample of all processes: prompt, seed, metadata, value, parts."""
+        """Write a JSON line for each sample of all processes: prompt, seed, metadata, value, parts."""
         names, columns = list(self.parts), list(self.parts.values())
         rows = zip(self.prompts, self.seeds, self.metadata, self.value, *columns, strict=True)
         keys = ("prompt", "seed", "metadata", "reward")
@@ -81,15 +81,15 @@ class Evaluated:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """What `save` wrote; the samples themselves are not kept."""
+        """Read a file that `save` wrote; it has no samples."""
         try:
             lines = [json.loads(line) for line in read_text(path).splitlines()]
             prompts, seeds = ([line[key] for line in lines] for key in ("prompt", "seed"))
             metadata, value = [dict(line["metadata"]) for line in lines], [float(line["reward"]) for line in lines]
             parts = {name: [float(line["parts"][name]) for line in lines] for name in lines[0]["parts"]}
         except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-            raise ConfigError(f"{path} is no file of scores as flowalign writes it ({said})") from error
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            raise ConfigError(f"{path} is no file of scores as flowalign writes it ({reason})") from error
         return cls(prompts=prompts, metadata=metadata, seeds=seeds, value=value, parts=parts, samples=[], rows=[])
 
     def lines(self) -> list[tuple[Any, dict[str, Any]]]:
@@ -130,8 +130,8 @@ def evaluate(
 ) -> Evaluated:
     """Sample each prompt `per_prompt` times, and score the samples.
 
-    Picture n of the list starts from the noise of `torch.Generator().manual_seed(seed + n)`, so plain diffusers
-    makes it again; text n draws from it.
+    Sample n of the list has the generator `torch.Generator().manual_seed(seed + n)`: a picture takes its start noise
+    from it, so that plain diffusers makes the same one, and a text draws its tokens from it.
     """
     texts = [text for text in prompts.texts for _ in range(per_prompt)]
     metadata = [record for record in prompts.metadata for _ in range(per_prompt)]
@@ -139,24 +139,26 @@ def evaluate(
     process, count = (processes.row, processes.rows) if processes else (0, 1)
     # a prompt's samples stay together, for rewards that look at groups
     rows = [i for i in range(len(texts)) if i // per_prompt % count == process]
-    # every process samples as many, since a network in shards runs on all of them or on none
+    # every process samples the same number, since a sharded network runs on all processes or on none
     share = -(-len(prompts) // count) * per_prompt
     filled = rows + [0] * (share - len(rows))
     forwards = policy.forwards
     records = [metadata[i] for i in filled]
-    made = policy.make([texts[i] for i in filled], [seeds[i] for i in filled], sampling, records, spec_of(reward).needs)
-    samples = made[: len(rows)]
+    generated = policy.make(
+        [texts[i] for i in filled], [seeds[i] for i in filled], sampling, records, spec_of(reward).needs
+    )
+    samples = generated[: len(rows)]
     scored: list[tuple[int, float, dict[str, float]]] = []
     replies = None
     if rows:
         records = [metadata[i] | {"group": i // per_prompt, "seed": seeds[i]} for i in rows]
-        asked = partial(score, reward, samples, [texts[i] for i in rows], records)
-        scores = processes.once(asked) if processes else asked()
+        request = partial(score, reward, samples, [texts[i] for i in rows], records)
+        scores = processes.once(request) if processes else request()
         replies = scores.replies
         for row, i in enumerate(rows):
-            own = {name: float(values[row]) for name, values in scores.parts.items()}
-            scored.append((i, float(scores.value[row]), own))
-    # evaluation is not training: it does not count
+            row_parts = {name: float(values[row]) for name, values in scores.parts.items()}
+            scored.append((i, float(scores.value[row]), row_parts))
+    # the count is of training alone, so evaluation does not add to it
     policy.forwards = forwards
     if processes:
         scored = processes.gather_objects(scored)
@@ -168,7 +170,7 @@ def evaluate(
         seeds=seeds,
         value=list(value),
         parts=parts,
-        samples=[seen(own) for own in samples],
+        samples=[seen(sample) for sample in samples],
         rows=rows,
         replies=replies,
     )

@@ -1,6 +1,6 @@
-"""What scores say beyond the samples at hand: errors, intervals and ranks, which count prompts and not samples.
+"""Statistics of scores: errors, intervals and ranks. Their unit is the prompt, since samples of one prompt are alike.
 
-Samples of one prompt are alike. Intervals are 95% of the bootstrap: prompts drawn with replacement, with their samples.
+Intervals are 95% bootstrap intervals: prompts are drawn with replacement, each with all its samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,14 @@ RESAMPLES = 2000
 SEED = 0
 """Seed of all draws, so that the same scores give the same intervals."""
 SIGNS = 10_000
-"""Patterns of signs that a test draws where there are more of them."""
+"""Largest number of sign patterns that a test draws; it takes all of them if there are fewer."""
 OVERALL = "overall"
 Scored = Sequence[Sequence[Mapping[str, float | list[float]]]]
 """The scores by name of each sample, of each prompt."""
 
 
 def by_prompt(values: Sequence[float], prompts: Sequence[str]) -> list[list[float]]:
-    """The values of each prompt's samples, without NaN, which marks a sample that a score does not apply to."""
+    """Group samples' values by prompt, without NaN, which marks a sample that the score does not apply to."""
     samples: dict[str, list[float]] = {}
     for value, prompt in zip(values, prompts, strict=True):
         if value == value:
@@ -31,14 +31,14 @@ def by_prompt(values: Sequence[float], prompts: Sequence[str]) -> list[list[floa
 
 
 def redrawn(prompts: int) -> NDArray[np.float64]:
-    """[RESAMPLES, prompts] how often each prompt counts when as many are drawn with replacement."""
+    """Counts [RESAMPLES, prompts]: how often each prompt is drawn when as many are drawn with replacement."""
     draws = np.random.default_rng(SEED).multinomial(prompts, np.full(prompts, 1 / prompts), size=RESAMPLES)
     return draws.astype(np.float64)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over prompts, and how far it may be from the mean over all prompts of the kind."""
+    """A mean over prompts and its standard error, which is due to the choice of the prompts."""
 
     mean: float
     error: float | None
@@ -61,7 +61,7 @@ def estimate(values: Sequence[float], prompts: Sequence[str]) -> Estimate | None
 
 @dataclass(frozen=True, kw_only=True)
 class Significance:
-    """What prompts say of a paired difference; what another training seed would make of it they do not say."""
+    """Significance of a paired difference over prompts; it says nothing about other training seeds."""
 
     low: float
     high: float
@@ -73,7 +73,7 @@ class Significance:
 
 
 def significance(values: Sequence[float], prompts: Sequence[str]) -> Significance | None:
-    """Whether the mean of N samples' paired differences would show on other prompts; None of fewer than two."""
+    """Test if the mean of N paired differences would also show on other prompts; None with fewer than two prompts."""
     grouped = by_prompt(values, prompts)
     if len(grouped) < 2:
         return None
@@ -94,10 +94,10 @@ def significance(values: Sequence[float], prompts: Sequence[str]) -> Significanc
 
 
 def ranks(scores: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, tuple[int, int]]:
-    """The 95% interval of each algorithm's rank: prompts are drawn with replacement for all, and seeds for each.
+    """The 95% interval of each algorithm's rank, from draws of the same prompts for all and of seeds for each.
 
     Args:
-        scores: of each algorithm, a row a seed, a column a prompt.
+        scores: by algorithm, [seeds, prompts].
     """
     rng = np.random.default_rng(SEED + 1)
     tables = {name: np.array(rows) for name, rows in scores.items()}
@@ -106,8 +106,8 @@ def ranks(scores: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, tuple[in
         drawn.append([table[rng.integers(len(table), size=len(table))].mean(0) @ draw for table in tables.values()])
     means = np.array(drawn)
     # ties share the better rank; sums in another order differ by rounding
-    places = 1 + (means[:, None, :] > means[:, :, None] + 1e-9).sum(axis=-1)
-    low, high = np.percentile(places, [2.5, 97.5], axis=0, method="nearest").astype(int).tolist()
+    ranked = 1 + (means[:, None, :] > means[:, :, None] + 1e-9).sum(axis=-1)
+    low, high = np.percentile(ranked, [2.5, 97.5], axis=0, method="nearest").astype(int).tolist()
     return {name: (low[i], high[i]) for i, name in enumerate(tables)}
 
 
@@ -129,7 +129,7 @@ def means(scores: Scored, headline: Sequence[str]) -> dict[str, Interval]:
     """The mean of each score and of the headline, by name.
 
     Args:
-        headline: names whose means are averaged to 'overall'; those that no sample has are passed over.
+        headline: names whose means are averaged to 'overall'; names that no sample has are left out.
     """
     names = names_of(scores, headline)
     once, often = (_means(scores, names, headline, draws) for draws in _draws(len(scores)))
@@ -137,7 +137,7 @@ def means(scores: Scored, headline: Sequence[str]) -> dict[str, Interval]:
 
 
 def differences(base: Scored, other: Scored, headline: Sequence[str]) -> dict[str, Interval]:
-    """How much higher the means of other samples of the same prompts are; both are drawn together."""
+    """Differences of the means of `other` to those of `base`, both on the same prompts and the same draws of them."""
     names = names_of(base, headline)
     once, often = (
         _means(other, names, headline, draws) - _means(base, names, headline, draws) for draws in _draws(len(base))
@@ -147,19 +147,19 @@ def differences(base: Scored, other: Scored, headline: Sequence[str]) -> dict[st
 
 def names_of(scores: Scored, headline: Sequence[str]) -> list[str]:
     """The names of all scores, the headline's first."""
-    there = dict.fromkeys(name for samples in scores for sample in samples for name in sample)
-    return [*(name for name in headline if name in there), *(name for name in there if name not in headline)]
+    names = dict.fromkeys(name for samples in scores for sample in samples for name in sample)
+    return [*(name for name in headline if name in names), *(name for name in names if name not in headline)]
 
 
 def _draws(prompts: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """How often each prompt counts: [1, prompts] as it is, and in the draws."""
+    """Counts of the prompts: [1, prompts] of ones for the mean itself, and the draws of `redrawn`."""
     return np.ones((1, prompts)), redrawn(prompts)
 
 
 def _means(
     scores: Scored, names: Sequence[str], headline: Sequence[str], draws: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """[draws, names + 1] means over what each name has in each draw, the headline first; NaN where it has nothing."""
+    """Means [draws, names + 1] of each name in each draw, the headline first; NaN where a draw has no value."""
     sums, numbers = np.zeros((len(scores), len(names))), np.zeros((len(scores), len(names)))
     column = {name: i for i, name in enumerate(names)}
     for row, samples in enumerate(scores):
@@ -169,9 +169,9 @@ def _means(
                 sums[row, column[name]] += sum(values)
                 numbers[row, column[name]] += len(values)
     drawn = draws @ numbers
-    own = np.divide(draws @ sums, drawn, out=np.full(drawn.shape, np.nan), where=drawn > 0)
-    averaged = own[:, [column[name] for name in headline if name in column]]
-    return np.column_stack([np.nanmean(averaged, axis=1), own])
+    averages = np.divide(draws @ sums, drawn, out=np.full(drawn.shape, np.nan), where=drawn > 0)
+    in_headline = averages[:, [column[name] for name in headline if name in column]]
+    return np.column_stack([np.nanmean(in_headline, axis=1), averages])
 
 
 def _intervals(names: Sequence[str], once: NDArray[np.float64], often: NDArray[np.float64]) -> dict[str, Interval]:
@@ -184,5 +184,5 @@ def _intervals(names: Sequence[str], once: NDArray[np.float64], often: NDArray[n
 
 
 def as_record(intervals: Mapping[str, Interval]) -> dict[str, dict[str, float | None]]:
-    """The same as JSON."""
+    """The intervals as JSON."""
     return {name: vars(interval) for name, interval in intervals.items()}

@@ -1,7 +1,7 @@
 """A watch on reward hacking: the trained reward rises while rewards that were never trained on fall.
 
 `Panel` scores the pictures of each evaluation with further rewards and image statistics; `watched` adds to the line of
-an evaluation what `diagnose` makes of it and all lines before. Nothing is kept that a resumed run would miss.
+an evaluation the verdict of `diagnose` on it and all lines before. All state is in these lines, so runs can be resumed.
 """
 
 import math
@@ -28,17 +28,17 @@ NEAR_DUPLICATE = 0.02  # root mean square difference of thumbnails in [0, 1]
 class Panel:
     """A reward whose value is the evaluated one's, with the panel's rewards and image statistics as further parts.
 
-    Part `trained`: the reward trained on, where another is evaluated. Parts `panel/<reward>`: rewards never trained on;
+    Part `trained`: the trained reward, if another one is evaluated. Parts `panel/<reward>`: rewards never trained on;
     without any, there is no part `trained` either. Parts `statistics/<name>`: the parts of `image_statistics`,
     `near_duplicate` (1 where another picture of the group looks the same) and, with a folder, `from_base`: the
-    distance to the picture that the base model made of the same prompt and noise (left out where a resumed run has
+    distance to the picture that the base model made of the same prompt and noise (left out if a resumed run has
     another number of processes).
 
     Args:
-        reward: the reward evaluated.
+        reward: the evaluated reward.
         rewards: the panel.
-        trained: the reward trained on; default the one evaluated.
-        folder: of the run. The first call is taken for the base model's and keeps its thumbnails there.
+        trained: the trained reward; default the evaluated one.
+        folder: the run's folder. The first call counts as the base model's, and its thumbnails are saved there.
         process: number of this process; each has its own pictures.
     """
 
@@ -60,7 +60,7 @@ class Panel:
     @property
     def spec(self) -> Spec:
         needs = frozenset[str]().union(*(spec_of(entry).needs for entry in (self.reward, *self.others.values())))
-        # of latents and sounds too it looks at the pictures
+        # where the reward takes latents or sounds, the statistics still need the pictures
         looked_at = set() if sides(needs) == ["picture"] else {"image"}
         return Spec(needs | looked_at, kind="set", deterministic=False)
 
@@ -84,27 +84,27 @@ class Panel:
         if isinstance(samples[0], str):
             # a text has no image statistics
             return replace(scores, parts=parts)
-        # a video's are its middle frame's
-        looks = [seen(sample) for sample in samples]
-        images = [look if isinstance(look, Image) else look[len(look) // 2] for look in looks]
+        # the statistics of a video are its middle frame's
+        views = [seen(sample) for sample in samples]
+        images = [view if isinstance(view, Image) else view[len(view) // 2] for view in views]
         rows = [image_statistics(image) for image in images]
         parts |= {f"statistics/{name}": torch.tensor([row[name] for row in rows]) for name in STATISTICS}
-        twins = torch.zeros(len(images))
+        duplicates = torch.zeros(len(images))
         for members in groups(prompts, metadata):
             distance = thumbnail_distances([images[i] for i in members]) + np.diag(np.full(len(members), np.inf))
-            twins[members] = torch.from_numpy((distance.min(axis=1) < NEAR_DUPLICATE).astype(np.float32))
-        parts["statistics/near_duplicate"] = twins
+            duplicates[members] = torch.from_numpy((distance.min(axis=1) < NEAR_DUPLICATE).astype(np.float32))
+        parts["statistics/near_duplicate"] = duplicates
         if self.file is not None:
             small = np.stack([thumbnail(image) for image in images]).astype(np.float32)
-            base = _kept(self.file, small)
+            base = _base_thumbnails(self.file, small)
             if base.shape == small.shape:
                 distance = np.sqrt(((small - base) ** 2).mean(axis=(1, 2, 3)))
                 parts["statistics/from_base"] = torch.from_numpy(distance)
         return replace(scores, parts=parts)
 
 
-def _kept(file: Path, thumbnails: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The thumbnails in the file, which are these where there is no file yet."""
+def _base_thumbnails(file: Path, thumbnails: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Read the thumbnails in the file; without a file, write these thumbnails first."""
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         save_file({"thumbnails": thumbnails}, file.with_suffix(".part"))
@@ -114,14 +114,14 @@ def _kept(file: Path, thumbnails: NDArray[np.float32]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class WatchVerdict:
-    """What the records of the evaluations so far say."""
+    """Verdict on all evaluations so far."""
 
     status: Literal["good", "suspect", "hacked", "stalled"]
-    """Judgement; suspect: the last evaluation looks hacked; hacked: `patience` in a row did; stalled: `early_stop` in a
-    row were no better than the best before."""
+    """Judgement; suspect: the last evaluation looks hacked; hacked: `patience` evaluations in a row look hacked;
+    stalled: `early_stop` evaluations in a row were no better than the best before."""
     message: str
     last_good: int
-    """Iteration of the last evaluation before those that look hacked, with `early_stop` of the best of those."""
+    """Iteration of the last evaluation before those that look hacked; with `early_stop`, of the best one until then."""
 
 
 def watched(
@@ -131,13 +131,13 @@ def watched(
     earlier: Sequence[Mapping[str, Any]],
     rule: Watch,
 ) -> tuple[dict[str, Any], WatchVerdict]:
-    """The line of an evaluation with what the watch needs of it, its verdict, and, if that is not good, a warning.
+    """Add the watch's record and verdict to the line of an evaluation, and a warning if the verdict is not good.
 
     Args:
-        line: at least its `iteration`.
-        value, parts: of all pictures, as in `Evaluated`.
+        line: the evaluation's metrics, at least `iteration`.
+        value, parts: scores of all pictures, as in `Evaluated`.
         earlier: lines of the evaluations before, as this function returned them.
-        rule: what counts as hacked.
+        rule: definition of a hacked evaluation.
     """
     now = record(line["iteration"], value, parts)
     records = [entry["watch"] for entry in earlier if "watch" in entry]
@@ -147,17 +147,17 @@ def watched(
 
 
 def record(iteration: int, value: Sequence[float], parts: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """What `diagnose` needs of one evaluation: mean and standard error of the reward evaluated, of the one trained on
-    where that is another, and of each of the panel's.
+    """Record of one evaluation for `diagnose`: mean and standard error of the evaluated reward, of the trained reward
+    if it is another one, and of each of the panel's.
 
     Args:
-        value, parts: of all pictures, as in `Evaluated`.
+        value, parts: scores of all pictures, as in `Evaluated`.
     """
     columns = {"reward": value}
-    columns |= {name: own for name, own in parts.items() if name == "trained" or name.startswith("panel/")}
+    columns |= {name: values for name, values in parts.items() if name == "trained" or name.startswith("panel/")}
     return {"iteration": iteration} | {
-        name: {"mean": fmean(own), "error": stdev(own) / math.sqrt(len(own)) if len(own) > 1 else 0.0}
-        for name, own in columns.items()
+        name: {"mean": fmean(values), "error": stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0}
+        for name, values in columns.items()
     }
 
 
@@ -168,12 +168,12 @@ def diagnose(records: Sequence[Mapping[str, Any]], rule: Watch) -> WatchVerdict:
     """Tell whether the run is hacking its reward.
 
     An evaluation looks hacked when at least `rule.share` of the panel's rewards are each below their best earlier
-    evaluation, while the reward (trained on, or evaluated) is above what it was there, both by more than
+    evaluation, while the reward (trained or evaluated) is above its value there, both by more than
     `rule.deviations` standard errors of the difference. `rule.patience` of them in a row are called hacked. With
-    `rule.early_stop` it is also told when the reward evaluated has stopped rising.
+    `rule.early_stop` the verdict also says when the evaluated reward has stopped rising.
 
     Args:
-        records: as of `record`, in order of iteration.
+        records: results of `record`, in order of iteration.
     """
     fallen = [_fallen(records[: i + 1], rule.deviations) for i in range(len(records))]
     panel = [name for name in records[-1] if name.startswith("panel/")]
@@ -197,16 +197,16 @@ def diagnose(records: Sequence[Mapping[str, Any]], rule: Watch) -> WatchVerdict:
 
 
 def _fallen(records: Sequence[Mapping[str, Any]], deviations: float) -> list[str]:
-    """The panel's rewards that fell since their best evaluation while a reward that is not of the panel rose."""
+    """Names of the panel's rewards that fell since their best evaluation, while the trained or evaluated one rose."""
     *earlier, now = records
     names = []
     for name in now:
-        # a resumed run may have got another panel
+        # the panel may have changed when the run was resumed
         known = [entry for entry in earlier if name in entry]
         if name.startswith("panel/") and known:
             best = max(known, key=lambda entry: entry[name]["mean"])
             rose = any(
-                _above(now[own], best[own], deviations) for own in ("reward", "trained") if own in now and own in best
+                _above(now[key], best[key], deviations) for key in ("reward", "trained") if key in now and key in best
             )
             if rose and _above(best[name], now[name], deviations):
                 names.append(name)

@@ -20,7 +20,7 @@ from rewards.hub import AT, split_revision
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 NETWORKS = ("model", "weights", "head", "config", "tower", "colour_model")
-"""Settings of rewards that name a network, or a file of it."""
+"""Settings of rewards that name a network, or one of its files."""
 READERS = ("processor", "tokenizer", "base")
 """Settings that name a tokenizer or a processor alone."""
 PARTS = dict.fromkeys(NETWORKS, "network") | dict.fromkeys(READERS, "reader") | {"pipeline": "pipeline"}
@@ -45,7 +45,7 @@ class Download:
 
     @property
     def kind(self) -> str:
-        """As the hub calls it."""
+        """Type of the repository in the hub's own words."""
         return "dataset" if self.part == "data set" else "model"
 
     @property
@@ -56,30 +56,30 @@ class Download:
 
 
 def downloads(config: BaseConfig) -> list[Download]:
-    """What a configuration takes from the hub, each once: model, teachers, rewards and their panel, prompts."""
+    """List what a configuration needs from the hub, each once: model, teachers, rewards and panel, prompts."""
     model = config.model
-    found = [_repository("model.path", model.path, "pipeline" if isinstance(config, Config) else "network")]
-    found.append(_repository("model.config", getattr(model, "config", None), "pipeline"))
-    found.append(_repository("model.lora.path", None if model.lora is None else model.lora.path, "network"))
+    needed = [_repository("model.path", model.path, "pipeline" if isinstance(config, Config) else "network")]
+    needed.append(_repository("model.config", getattr(model, "config", None), "pipeline"))
+    needed.append(_repository("model.lora.path", None if model.lora is None else model.lora.path, "network"))
     learned = config.algorithm.settings
-    found.append(_repository("algorithm.teacher", learned.get("teacher"), "network"))
+    needed.append(_repository("algorithm.teacher", learned.get("teacher"), "network"))
     for teacher in learned.get("teachers", []):
-        found.append(_repository("algorithm.teachers", teacher.get("path"), "pipeline"))
-        found.append(_repository("algorithm.teachers", teacher.get("lora"), "network"))
-    places: dict[str, Sequence[Named]] = {
+        needed.append(_repository("algorithm.teachers", teacher.get("path"), "pipeline"))
+        needed.append(_repository("algorithm.teachers", teacher.get("lora"), "network"))
+    sections: dict[str, Sequence[Named]] = {
         "rewards": config.rewards,
         "evaluation.rewards": config.evaluation.rewards or [],
         "evaluation.panel": config.evaluation.panel,
     }
-    for where, rewards in places.items():
+    for key, rewards in sections.items():
         for reward in rewards:
             if not reward.name.startswith(registry.GIVEN):
-                found += _of_reward(where, reward)
-    for where, listed in (("data", config.data), ("evaluation", config.evaluation)):
-        for one in (listed, *listed.also):
-            if one.prompts is not None and is_data_set(one.prompts):
-                found.append(_repository(f"{where}.prompts", one.prompts, "data set"))
-    once = {(one.repository, one.part): one for one in reversed(found) if one is not None}
+                needed += _of_reward(key, reward)
+    for key, prompt_lists in (("data", config.data), ("evaluation", config.evaluation)):
+        for prompt_list in (prompt_lists, *prompt_lists.also):
+            if prompt_list.prompts is not None and is_data_set(prompt_list.prompts):
+                needed.append(_repository(f"{key}.prompts", prompt_list.prompts, "data set"))
+    once = {(download.repository, download.part): download for download in reversed(needed) if download is not None}
     return list(reversed(once.values()))
 
 
@@ -91,9 +91,9 @@ def _repository(where: str, name: str | None, part: str) -> Download | None:
 
 
 def _of_reward(where: str, reward: Named) -> Iterable[Download | None]:
-    """What a reward and those within it load, by the settings that name weights and their defaults."""
+    """List what a reward loads, and the rewards inside it: by the settings that name weights, and their defaults."""
     for target, settings in registry.with_settings(reward.name, reward.settings):
-        place = f"{where}: {getattr(target, 'name', reward.name)}"
+        needed_by = f"{where}: {getattr(target, 'name', reward.name)}"
         values = {**_defaults(target), **settings}
         judge = values.get("judge")
         values |= {"model": judge.get("model")} if isinstance(judge, Mapping) else {}
@@ -106,18 +106,22 @@ def _of_reward(where: str, reward: Named) -> Iterable[Download | None]:
             owner, repository, file = (*name.split("/", 2), "", "")[:3]
             # a revision at the end may have slashes of its own
             if file and not AT.fullmatch(name):
-                yield Download(place, f"{owner}/{repository}", file)
+                yield Download(needed_by, f"{owner}/{repository}", file)
             else:
-                yield _repository(place, name, part)
+                yield _repository(needed_by, name, part)
 
 
 def _defaults(target: Any) -> dict[str, Any]:
-    """Of the settings of a class, also of those that it passes on to the classes it extends."""
+    """Default values of a class's settings, including the settings of the classes that it extends."""
     values: dict[str, Any] = {}
-    for kind in reversed(inspect.getmro(target) if inspect.isclass(target) else []):
-        if "__init__" in vars(kind):
-            parameters = inspect.signature(vars(kind)["__init__"]).parameters.values()
-            values |= {one.name: one.default for one in parameters if one.default is not one.empty}
+    for owner in reversed(inspect.getmro(target) if inspect.isclass(target) else []):
+        if "__init__" in vars(owner):
+            parameters = inspect.signature(vars(owner)["__init__"]).parameters.values()
+            values |= {
+                parameter.name: parameter.default
+                for parameter in parameters
+                if parameter.default is not parameter.empty
+            }
     return values
 
 
@@ -134,37 +138,37 @@ def chosen(files: Iterable[str], part: str, components: Sequence[str] = ()) -> l
     folders: dict[str, list[str]] = {}
     for file in files:
         folders.setdefault(file.rpartition("/")[0], []).append(file)
-    kept = []
-    for folder, own in folders.items():
+    selected = []
+    for folder, members in folders.items():
         if folder and folder not in components:
             continue
-        kept += [file for file in own if file.endswith(SMALL) and not VARIANT.search(file)]
+        selected += [file for file in members if file.endswith(SMALL) and not VARIANT.search(file)]
         if part != "reader" and (folder or part == "network"):
-            weights = [file for file in own if file.endswith(WEIGHTS) and not VARIANT.search(file)]
-            kept += [file for file in weights if file.endswith(best_ending(weights))]
-    return sorted(kept)
+            weights = [file for file in members if file.endswith(WEIGHTS) and not VARIANT.search(file)]
+            selected += [file for file in weights if file.endswith(best_ending(weights))]
+    return sorted(selected)
 
 
 def best_ending(weights: Sequence[str]) -> str:
-    """Of weights that are there as safetensors and pickled."""
+    """Ending of the weight files to load, where the same weights may be there as safetensors and pickled."""
     return next((ending for ending in WEIGHTS if any(file.endswith(ending) for file in weights)), WEIGHTS[0])
 
 
-def here(one: Download) -> Path | None:
-    """Where it is in the cache; None if a part is missing."""
+def here(download: Download) -> Path | None:
+    """Folder of a download in the cache; None if it is not there, or not whole."""
     try:
-        folder = huggingface_hub.snapshot_download(**one.where, local_files_only=True)
+        folder = huggingface_hub.snapshot_download(**download.where, local_files_only=True)
     except LocalEntryNotFoundError:
         return None
     path = Path(folder)
-    if one.part == "pipeline":
+    if download.part == "pipeline":
         whole = _pipeline_is_whole(path)
-    elif one.part == "network":
+    elif download.part == "network":
         whole = _has_weights(path)
-    elif one.part in ("reader", "data set"):
+    elif download.part in ("reader", "data set"):
         whole = any(path.rglob("*.*"))
     else:
-        whole = (path / one.part).is_file()
+        whole = (path / download.part).is_file()
     return path if whole else None
 
 
@@ -185,7 +189,7 @@ def _pipeline_is_whole(folder: Path) -> bool:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Every shard of an index, or a file of weights."""
+    """True if the folder has every shard of its index, or, without an index, a file of weights."""
     for index in folder.glob("*.index.json"):
         if not VARIANT.search(index.name):
             files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -195,33 +199,33 @@ def _has_weights(folder: Path) -> bool:
 
 @dataclass
 class Size:
-    """What the hub says of a download."""
+    """Files, size and licence of a download, from the hub."""
 
     files: list[str]
     gigabytes: float
     licence: str
 
 
-def size(one: Download) -> Size:
-    """Ask the hub what is to be loaded, and how large it is.
+def size(download: Download) -> Size:
+    """Ask the hub which files a download needs, and how large they are.
 
     Raises:
         FlowalignError: the hub refuses, or is out of reach; says what to do.
     """
     try:
-        info: Any = huggingface_hub.HfApi().repo_info(**one.where, files_metadata=True, timeout=10)
+        info: Any = huggingface_hub.HfApi().repo_info(**download.where, files_metadata=True, timeout=10)
         folders = []
-        if one.part == "pipeline":
-            index = huggingface_hub.hf_hub_download(**one.where, filename="model_index.json")
+        if download.part == "pipeline":
+            index = huggingface_hub.hf_hub_download(**download.where, filename="model_index.json")
             folders = list(components(Path(index)))
     except GatedRepoError as error:
-        raise FlowalignError(_gated(one)) from error
+        raise FlowalignError(_gated(download)) from error
     except RepositoryNotFoundError as error:
-        raise FlowalignError(f"{one.needed_by}: the hub has no {one.repository}, or it is private") from error
+        raise FlowalignError(f"{download.needed_by}: the hub has no {download.repository}, or it is private") from error
     except (OSError, huggingface_hub.errors.OfflineModeIsEnabled) as error:
         raise Unreachable(" ".join(str(error).split())[:200]) from error
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-    files = chosen(sizes, one.part, folders)
+    files = chosen(sizes, download.part, folders)
     licence = (info.card_data or {}).get("license") or "see its page"
     return Size(files, sum(sizes.get(file, 0) for file in files) / 1e9, str(licence))
 
@@ -230,27 +234,27 @@ class Unreachable(FlowalignError):
     """The hub does not answer."""
 
 
-def _gated(one: Download) -> str:
-    name, _ = split_revision(one.repository)
+def _gated(download: Download) -> str:
+    name, _ = split_revision(download.repository)
     return (
-        f"{one.needed_by}: {name} is gated: accept its licence at https://huggingface.co/{name}, "
+        f"{download.needed_by}: {name} is gated: accept its licence at https://huggingface.co/{name}, "
         "then `hf auth login` with a token of that account"
     )
 
 
-def get(one: Download, files: Sequence[str]) -> None:
+def get(download: Download, files: Sequence[str]) -> None:
     """Load files of a repository into the cache."""
     try:
-        huggingface_hub.snapshot_download(**one.where, allow_patterns=list(files))
+        huggingface_hub.snapshot_download(**download.where, allow_patterns=list(files))
     except GatedRepoError as error:
-        raise FlowalignError(_gated(one)) from error
+        raise FlowalignError(_gated(download)) from error
 
 
 def offline() -> bool:
-    """Whether the hub is not to be asked."""
+    """True if the environment forbids calls to the hub (HF_HUB_OFFLINE)."""
     return bool(constants.HF_HUB_OFFLINE)
 
 
 def missing(config: BaseConfig) -> list[Download]:
-    """What of the hub a configuration needs and this machine has not."""
-    return [one for one in downloads(config) if here(one) is None]
+    """List the downloads that a configuration needs and this machine does not have."""
+    return [download for download in downloads(config) if here(download) is None]

@@ -46,7 +46,7 @@ PROMPTS = {"pictures": "objects_train", "text": "sums_train"}
 
 @dataclass(kw_only=True)
 class Report:
-    """What a dry run did."""
+    """Measurements of a dry run."""
 
     model: str
     """Class of the pipeline or the network."""
@@ -67,7 +67,7 @@ class Report:
     """Seconds of the recipe's iterations without its rewards and evaluations, of its own model only."""
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Lines of text for the terminal."""
         seconds = ", ".join(f"{name} {value:.2f} s" for name, value in self.seconds.items())
         where = "of the process" if self.device in ("cpu", "mps") else f"on {self.device}"
         return [
@@ -84,7 +84,8 @@ class Report:
 class StandIn:
     """The reward of a dry run, which needs no weights, in [0, 1].
 
-    Of a picture it is the mean of all pixels, of a text the share of its characters that are new, earned in one step.
+    A picture's reward is the mean of all its pixels. A text's reward is the number of its different characters, divided
+    by its length, earned in one step.
 
     Args:
         parts: names to give the same value under, for algorithms that look at a reward's parts.
@@ -110,7 +111,7 @@ class StandIn:
         return Scores(value, dict.fromkeys(self.parts, value), steps)
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        """As `DifferentiableReward.score_pixels`."""
+        """Score pictures [B, 3, H, W]; see `DifferentiableReward.score_pixels`."""
         return Scores(pixels.mean((1, 2, 3)))
 
 
@@ -123,20 +124,20 @@ def _fresh(text: str) -> float:
 
 
 def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
-    """Train for one small iteration on random weights; of several processes the main one reports.
+    """Train for one small iteration on random weights; where there are several processes, the main one reports.
 
     The recipe's algorithm, plan, steps, guidance, LoRA, precision and memory settings are kept; rewards and
     teachers are replaced, and so are prompts of the hub that are not on this machine; one group a process is
     sampled. A tiny model also replaces the pictures' sizes, cuts texts at 16 tokens, and takes at most 8 members.
 
     Args:
-        full: the recipe's own model, from its configuration files, in the place of a tiny one of its kind.
+        full: build the recipe's own model, from its configuration files, instead of a tiny one of its kind.
 
     Raises:
-        ConfigError: what is wrong with the recipe, or which files are missing.
+        ConfigError: names what is wrong with the recipe, or which files are missing.
     """
     device, lacking = best_device(), missing(config)
-    config = at_hand(config, {one.repository for one in lacking if one.part == "data set"})
+    config = at_hand(config, {download.repository for download in lacking if download.part == "data set"})
     config.check(world_size())
     with tempfile.TemporaryDirectory() as folder:
         small = small_config(config, folder, full)
@@ -155,7 +156,7 @@ def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
         if "teacher" in small.algorithm.settings:
             policy.save(Path(folder) / "teacher")
             _replace(small, "teacher", f"{folder}/teacher")
-        parameters = sum(p.numel() for p in policy.network.parameters())
+        parameters = sum(parameter.numel() for parameter in policy.network.parameters())
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         trainer = Trainer(small, policy, progress=False)
@@ -168,26 +169,28 @@ def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
     return Report(
         model=model,
         parameters=parameters,
-        trained=sum(p.numel() for p in trainer.learner.parameters.values()),
+        trained=sum(parameter.numel() for parameter in trainer.learner.parameters.values()),
         samples=small.training.group_size * small.training.prompts_per_iteration,
         length=length,
         seconds={"rollout": metrics.get("seconds/rollout", 0.0), "update": metrics["seconds/update"], "all": whole},
         peak_memory=_peak_memory(device),
         device=torch.cuda.get_device_name() if device.type == "cuda" else device.type,
-        missing=[f"{one.repository} for {one.needed_by}" for one in lacking],
+        missing=[f"{download.repository} for {download.needed_by}" for download in lacking],
         projected=_projected(config, small, metrics) if full else None,
     )
 
 
 def _projected(config: BaseConfig, small: BaseConfig, metrics: Mapping[str, float]) -> float:
-    """Seconds of all iterations: the small one's, times how many more groups and members they have."""
-    own, tried = (each.training.prompts_per_iteration * each.training.group_size for each in (config, small))
+    """Seconds of all iterations: the small iteration's, scaled by the number of samples."""
+    samples, small_samples = (
+        each.training.prompts_per_iteration * each.training.group_size for each in (config, small)
+    )
     seconds = metrics.get("seconds/rollout", 0.0) + metrics["seconds/update"]
-    return seconds * own / tried * config.training.iterations
+    return seconds * samples / small_samples * config.training.iterations
 
 
 def at_hand(config: BaseConfig, lacking: Collection[str]) -> BaseConfig:
-    """The configuration with shipped prompts in the place of data sets that this machine lacks.
+    """The configuration with shipped prompts instead of data sets that this machine does not have.
 
     Methods that learn from files or demonstrations keep theirs, since shipped lists have none.
     """
@@ -195,7 +198,7 @@ def at_hand(config: BaseConfig, lacking: Collection[str]) -> BaseConfig:
     plain = {name: field.get_default(call_default_factory=True) for name, field in PromptList.model_fields.items()}
     plain |= {"prompts": PROMPTS[config.model.kind]}
     if any(one.prompts in lacking for one in (config.data, *config.data.also)):
-        # what chooses among them reads metadata that the others have not
+        # the recipe's selection reads metadata that the shipped prompts do not have
         data = config.data.model_copy(update={**plain, "selection": Named(name="shuffled"), "difficulty": None})
         with contextlib.suppress(ConfigError):
             config.build_algorithm().read(data)
@@ -206,15 +209,15 @@ def at_hand(config: BaseConfig, lacking: Collection[str]) -> BaseConfig:
 
 
 def small_config(config: BaseConfig, folder: str, full: bool) -> BaseConfig:
-    """One iteration of one group a process with another reward, and nothing to look at before or after."""
+    """Reduce a recipe to one iteration with one group per process, a stand-in reward and no evaluation."""
     small = config.model_copy(deep=True)
     small.output, small.name, small.trackers = folder, "dry-run", []
     small.evaluation = type(config.evaluation)()
-    own = {
+    options = {
         "parts": list(config.algorithm.settings.get("levels", [])),
         "compares": isinstance(config.build_algorithm(), AgainstReference),
     }
-    small.rewards = [Weighted.model_validate({"name": STAND_IN, **own})]
+    small.rewards = [Weighted.model_validate({"name": STAND_IN, **options})]
     training = small.training
     training.iterations, training.prompts_per_iteration = 1, world_size()
     training.updates_per_iteration, training.previews = 1, 0
@@ -222,11 +225,11 @@ def small_config(config: BaseConfig, folder: str, full: bool) -> BaseConfig:
     tree = isinstance(config, Config) and config.rollout.plan.name == "tree"
     if not full and not tree:
         training.group_size = min(training.group_size, MEMBERS)
-    # the policy's own update is tried too
+    # iterations that train only another role are skipped, so that the policy's own update is tried too
     for role, settings in small.algorithm.settings.items():
         if isinstance(settings, dict) and "alone" in settings:
             _replace(small, role, settings | {"alone": 0})
-    # what an algorithm asks of single rewards, which are not there
+    # settings that name single rewards of the recipe, which are not there
     _replace(small, "kl_gate", None)
     if "by" in small.algorithm.settings.get("advantage", {}):
         _replace(small, "advantage", {"name": "grpo"})
@@ -234,19 +237,19 @@ def small_config(config: BaseConfig, folder: str, full: bool) -> BaseConfig:
 
 
 def _replace(config: BaseConfig, key: str, value: Any) -> None:
-    """Give the algorithm another value of a setting that it has."""
+    """Change one of the algorithm's settings, if the recipe sets it."""
     if key in config.algorithm.settings:
         config.algorithm = Named.model_validate(config.algorithm.model_dump() | {key: value})
 
 
 def _taught_by(folder: str, teachers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Teachers with the pipeline in this folder in the place of theirs, where they have one of their own."""
-    own = {"path": folder, "lora": None}
-    return [dict(teacher) | (own if teacher.get("path") else {}) for teacher in teachers]
+    """Teachers with the pipeline in this folder instead of their own, where they have one."""
+    replacement = {"path": folder, "lora": None}
+    return [dict(teacher) | (replacement if teacher.get("path") else {}) for teacher in teachers]
 
 
 def small_policy(small: Config, full: bool, device: torch.device) -> DiffusersPolicy:
-    """The configuration's pipeline, or a tiny one; the configuration then has what that can take."""
+    """Build the configuration's pipeline, or a tiny one; in that case its settings are changed to fit."""
     small.rollout.overlap = 1
     small.rollout.workers = None
     if small.rollout.num_frames is not None:
@@ -270,7 +273,7 @@ def small_policy(small: Config, full: bool, device: torch.device) -> DiffusersPo
 
 
 def _language_model(small: TextConfig, full: bool, device: torch.device) -> LanguagePolicy:
-    """The configuration's model, or a tiny one; the configuration then has what that can take."""
+    """Build the configuration's model, or a tiny one; in that case its settings are changed to fit."""
     small.rollout.engine = "transformers"
     kind, settings = language_policy(small)
     dtype = getattr(torch, small.model.dtype)

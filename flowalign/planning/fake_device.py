@@ -1,6 +1,6 @@
 """A device without hardware: its tensors have shapes and no values, so that work of any size is tried on any machine.
 
-Tensors of the CPU stay real. What the host asks of the device is written down with its place, and answered with ones.
+Tensors of the CPU stay real. A read of the device's values by the host is noted with its line, and answered with ones.
 Mixing the two raises, as on a GPU.
 """
 
@@ -52,7 +52,7 @@ LOWER = frozenset(
     "linear matmul __matmul__ __rmatmul__ bmm baddbmm addmm addbmm einsum prelu mm mv conv1d conv2d".split()
 )
 LOWER |= frozenset("conv3d conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention".split())
-"""what autocast computes in the lower precision on CUDA, and below in float32 (torch's autocast_mode.h)"""
+"""Functions that autocast computes in the lower precision on CUDA; those below in float32 (torch's autocast_mode.h)."""
 FLOAT32 = frozenset("exp log log2 log1p pow __pow__ __rpow__ reciprocal rsqrt softplus layer_norm rms_norm".split())
 FLOAT32 |= frozenset("group_norm cosine_similarity mse_loss l1_loss smooth_l1_loss huber_loss kl_div cdist".split())
 FLOAT32 |= frozenset("logsumexp prod softmax log_softmax cumprod cumsum norm sum".split())
@@ -94,7 +94,7 @@ class FakeDevice(TorchDispatchMode):
         torch._C._set_only_lift_cpu_tensors(True)
         super().__enter__()
         self._patches: list[Any] = [
-            # which takes 'meta' for weights that were not loaded
+            # diffusers takes the device 'meta' for weights that were not loaded
             mock.patch.object(DiffusionPipeline, "device", DEVICE),
             mock.patch.object(torch, "tensor", tensor),
             mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", scaled_dot_product_attention),
@@ -113,25 +113,25 @@ class FakeDevice(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         fake = any(_is_there(leaf) for leaf in tree_leaves((args, kwargs)))
         to = kwargs.get("device")
-        there = to is not None and torch.device(to).type == DEVICE.type
-        if not fake and not there:
+        on_device = to is not None and torch.device(to).type == DEVICE.type
+        if not fake and not on_device:
             return func(*args, **kwargs)
-        waits = self._waits(func, args, kwargs, fake, there)
+        waits = self._waits(func, args, kwargs, fake, on_device)
         if waits:
             self._note(func)
-        if fake and (waits or (to is not None and not there)) and self._needs_values(func, args, to):
+        if fake and (waits or (to is not None and not on_device)) and self._needs_values(func, args, to):
             args, kwargs = tree_map_only(Tensor, _on_host, (args, kwargs))
-            made = func(*args, **kwargs)
-            return tree_map_only(Tensor, _placed, made) if to is None else made
+            result = func(*args, **kwargs)
+            return tree_map_only(Tensor, _placed, result) if to is None else result
         with self.fakes:
-            made = func(*args, **kwargs)
-        self._count(made)
+            result = func(*args, **kwargs)
+        self._count(result)
         if operations := flop_registry.get(func.overloadpacket):
-            self.operations += operations(*args, **kwargs, out_val=made)
-        self._remember(func, args, kwargs, made)
-        return made
+            self.operations += operations(*args, **kwargs, out_val=result)
+        self._remember(func, args, kwargs, result)
+        return result
 
-    def _waits(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fake: bool, there: bool) -> bool:
+    def _waits(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fake: bool, on_device: bool) -> bool:
         packet = func.overloadpacket
         if packet in ANSWERED_BY_VALUES:
             return True
@@ -140,7 +140,7 @@ class FakeDevice(TorchDispatchMode):
             return any(index.dtype in (torch.bool, torch.uint8) or index.device != DEVICE for index in indices)
         moved = args[0].device if packet in (aten._to_copy, aten.copy_) and isinstance(args[0], Tensor) else None
         if packet is aten._to_copy and kwargs.get("device") is not None:
-            return bool((moved == DEVICE) != there and not kwargs.get("non_blocking"))
+            return bool((moved == DEVICE) != on_device and not kwargs.get("non_blocking"))
         if packet is aten.copy_:
             blocking = not (args[2] if len(args) > 2 else kwargs.get("non_blocking"))
             return bool(moved != args[1].device and blocking)
@@ -152,35 +152,37 @@ class FakeDevice(TorchDispatchMode):
     def _note(self, func: Any) -> None:
         frame: Any = sys._getframe(2)
         while frame is not None:
-            parts = Path(frame.f_code.co_filename).parts
-            package = next((name for name in OWN if name in parts), None)
-            if package is not None and parts[-1] != Path(__file__).name:
-                place = "/".join(parts[len(parts) - 1 - parts[::-1].index(package) :])
-                self.waits.append(Wait(str(func), f"{place}:{frame.f_code.co_name}", frame.f_lineno))
+            path = Path(frame.f_code.co_filename).parts
+            package = next((name for name in OWN if name in path), None)
+            if package is not None and path[-1] != Path(__file__).name:
+                location = "/".join(path[len(path) - 1 - path[::-1].index(package) :])
+                self.waits.append(Wait(str(func), f"{location}:{frame.f_code.co_name}", frame.f_lineno))
                 return
             frame = frame.f_back
         self.waits.append(Wait(str(func), "elsewhere", 0))
 
-    def _remember(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
-        """Keep the values of small integers, such as masks and lengths, as far as they follow from the host's."""
-        results = [one for one in tree_leaves(made) if isinstance(one, FakeTensor)]
+    def _remember(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Keep the values of small integers, such as masks and lengths, where they can be computed on the host."""
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
         if not results:
             return
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        known = func.overloadpacket in SHAPED or all(not _is_there(one) or _known(one) is not None for one in tensors)
+        known = func.overloadpacket in SHAPED or all(
+            not _is_there(leaf) or _known(leaf) is not None for leaf in tensors
+        )
         if not known or not all(map(_worth_knowing, results)):
-            for one in results:
-                # what was written over with something unknown is so too
-                vars(one.untyped_storage()).pop(KNOWN, None)
+            for fake in results:
+                # a storage that was written over with unknown values is unknown too
+                vars(fake.untyped_storage()).pop(KNOWN, None)
             return
         args, kwargs = tree_map_only(Tensor, _on_host, (args, kwargs))
-        own = kwargs | ({"device": "cpu"} if "device" in kwargs else {})
-        for one, value in zip(tree_leaves(made), tree_leaves(func(*args, **own)), strict=True):
-            if isinstance(one, FakeTensor):
-                _know(one, value)
+        on_host = kwargs | ({"device": "cpu"} if "device" in kwargs else {})
+        for fake, value in zip(tree_leaves(result), tree_leaves(func(*args, **on_host)), strict=True):
+            if isinstance(fake, FakeTensor):
+                _know(fake, value)
 
-    def _count(self, made: Any) -> None:
-        for value in tree_leaves(made):
+    def _count(self, result: Any) -> None:
+        for value in tree_leaves(result):
             if not isinstance(value, FakeTensor) or value.device != DEVICE:
                 continue
             storage = value.untyped_storage()
@@ -201,7 +203,7 @@ def _is_there(value: Any) -> bool:
 
 
 def _on_host(value: Tensor) -> Tensor:
-    """A tensor with values in the place of one on the device."""
+    """A tensor of the host for one on the device: its values where they are known, else ones."""
     if not _is_there(value):
         return value
     known = _known(value)
@@ -209,9 +211,9 @@ def _on_host(value: Tensor) -> Tensor:
 
 
 def _known(value: Tensor) -> Tensor | None:
-    """The values of a tensor on the device, where they follow from the host's."""
-    found: Tensor | None = vars(value.untyped_storage()).get(KNOWN, {}).get(_place(value))
-    return found
+    """The values of a tensor on the device, where they could be computed on the host."""
+    values: Tensor | None = vars(value.untyped_storage()).get(KNOWN, {}).get(_place(value))
+    return values
 
 
 def _know(there: Tensor, value: Tensor) -> None:
@@ -227,18 +229,18 @@ def _place(value: Tensor) -> tuple[Any, ...]:
 
 
 def _placed(value: Tensor) -> Tensor:
-    """A tensor on the device in the place of one with values, which the host was told."""
-    there = value.to(DEVICE, non_blocking=True)
+    """Move a tensor of the host to the device; its values stay known there."""
+    on_device = value.to(DEVICE, non_blocking=True)
     if _worth_knowing(value):
-        _know(there, value)
-    return there
+        _know(on_device, value)
+    return on_device
 
 
 def tensor(data: Any, *, device: Any = None, **settings: Any) -> Tensor:
-    """As torch's, which forgets the values of what it makes on a device of this name."""
-    there = device is not None and torch.device(device).type == DEVICE.type
-    made: Tensor = TORCH_TENSOR(tree_map_only(Tensor, _on_host, data) if there else data, **settings)
-    return made.to(device, non_blocking=True) if device is not None else made
+    """Like `torch.tensor`, but the new tensor's values stay known, which torch drops on a device of this name."""
+    on_device = device is not None and torch.device(device).type == DEVICE.type
+    result: Tensor = TORCH_TENSOR(tree_map_only(Tensor, _on_host, data) if on_device else data, **settings)
+    return result.to(device, non_blocking=True) if device is not None else result
 
 
 def scaled_dot_product_attention(
@@ -251,15 +253,15 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """As torch's, by the kernel that keeps what GPUs' kernels keep and takes any head size and mask.
+    """Like torch's function, by a kernel that keeps for backward what GPUs' kernels keep; any head size and mask.
 
-    On a device without kernels torch's own would compute and keep all scores.
+    On a device without kernels torch's function would compute and keep all attention scores.
     """
     if has_torch_function((query, key, value)):
-        own = (query, key, value)
-        rest: tuple[Any, ...] = (attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        made: Tensor = handle_torch_function(scaled_dot_product_attention, own, *own, *rest)
-        return made
+        inputs = (query, key, value)
+        options: tuple[Any, ...] = (attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        attended: Tensor = handle_torch_function(scaled_dot_product_attention, inputs, *inputs, *options)
+        return attended
     if not _is_there(query):
         return TORCH_ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if enable_gqa:
@@ -268,12 +270,12 @@ def scaled_dot_product_attention(
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
     kernel = aten._scaled_dot_product_flash_attention_for_cpu
-    made = kernel(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
-    return made
+    attended = kernel(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    return attended
 
 
 class Autocast(TorchFunctionMode):
-    """CUDA's autocast for `DEVICE`, which torch has none for."""
+    """Autocast for `DEVICE` with CUDA's rules; torch has none for this device."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ GIB = 2**30
 RESERVED = 2.0
 """GiB of a GPU that the driver's context, libraries and fragments of the allocator take: an assumption."""
 FRACTIONS = (0.15, 0.25)
-"""Shares of a GPU's peak that times are given at: what published runs reached (docs/plan.md)."""
+"""Shares of a GPU's peak for which times are given; published runs reached such shares (docs/plan.md)."""
 SHARED = "model.context_parallel"
 PROMPT = "a photo of three red circles on a wooden table"
 
@@ -94,14 +95,14 @@ class Passes:
     """Forward passes in updates, recomputed ones included."""
     backward: float = 0
     decoded: float = 0
-    """Pictures that it is decoded to, and scored."""
+    """Pictures that are decoded from it, and scored."""
     differentiated: float = 0
     """Pictures that a reward's gradient goes through."""
 
 
 @dataclass(kw_only=True)
 class Costs:
-    """What one pass of the real networks takes. Operations are FLOP, memory is bytes."""
+    """Costs of one pass through the real networks. Operations are FLOP, memory is bytes."""
 
     parameters: dict[str, int]
     """Parameters of each component of the pipeline."""
@@ -146,7 +147,7 @@ class Costs:
 
 @dataclass(kw_only=True)
 class RunPlan:
-    """What a run takes, for people and as JSON."""
+    """Memory, operations, time and cost of a run, for people and as JSON."""
 
     model: str
     gpu: str
@@ -176,7 +177,7 @@ class RunPlan:
     @property
     def peak(self) -> float:
         """GiB on a GPU."""
-        return max(sum(parts.values()) for parts in self.memory.values())
+        return max(sum(components.values()) for components in self.memory.values())
 
     def json(self) -> dict[str, Any]:
         """Everything, for programs."""
@@ -184,11 +185,11 @@ class RunPlan:
 
 
 def plan(config: BaseConfig, gpu: str = "h100", gpus: int = 1, price: float | None = None) -> RunPlan:
-    """What a recipe takes on so many GPUs.
+    """Plan a run of a recipe on this number of GPUs.
 
     Args:
         gpu: one of `GPUS`.
-        price: of an hour of one GPU, in any currency.
+        price: price of an hour of one GPU, in any currency.
 
     Raises:
         ConfigError: names what is wrong: the GPU, their number, the model.
@@ -216,7 +217,7 @@ def plan(config: BaseConfig, gpu: str = "h100", gpus: int = 1, price: float | No
 
 @contextlib.contextmanager
 def _with_pictures(config: Config) -> Iterator[Config]:
-    """Within it a recipe that makes samples from pictures has black ones, since its own need not be there yet."""
+    """Context in which a recipe that edits pictures has black ones, since its own need not be there yet."""
     with tempfile.TemporaryDirectory() as folder:
         pictures = _pictures(family_of(PIPELINES[tiny_name(config.model.path)].pipeline), folder)
         if not pictures:
@@ -226,13 +227,13 @@ def _with_pictures(config: Config) -> Iterator[Config]:
         file.write_text(json.dumps({"prompt": PROMPT, **pictures}), encoding="utf-8")
         plain = {name: field.get_default(call_default_factory=True) for name, field in PromptList.model_fields.items()}
         plain |= {"prompts": str(file)}
-        # what chooses among a recipe's prompts reads metadata that these have not
+        # the recipe's selection reads metadata that this prompt does not have
         data = config.data.model_copy(update={**plain, "selection": Named(name="shuffled"), "difficulty": None})
         yield config.model_copy(update={"data": data, "evaluation": config.evaluation.model_copy(update=plain)})
 
 
 def _pictures(family: Family, folder: str) -> dict[str, Any]:
-    """A prompt's metadata with as few pictures as a family makes samples from; {} where it needs none."""
+    """A prompt's metadata with the fewest pictures that a family makes a sample from; {} where it needs none."""
     name = str(Path(folder) / "picture.png")
     PIL.Image.new("RGB", (64, 64)).save(name)
     images = {"image": [name] * family.images[0]} if family.images[0] else {}
@@ -241,7 +242,7 @@ def _pictures(family: Family, folder: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Within it nothing is said of the tiny pipeline's own limits, such as its short tokenizers."""
+    """Context without warnings about the tiny pipeline's limits, such as its short tokenizer."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -285,20 +286,20 @@ def count(config: Config) -> Passes:
                 phase = before
 
         def wrapped(target: Any, method: str, name: str) -> None:
-            own: Callable[..., Any] = getattr(target, method)
+            original: Callable[..., Any] = getattr(target, method)
 
             def call(*args: Any, **kwargs: Any) -> Any:
                 with during(name):
-                    return own(*args, **kwargs)
+                    return original(*args, **kwargs)
 
             setattr(target, method, call)
 
         def decoded(method: str, counted: str) -> None:
-            own: Callable[..., Any] = getattr(policy, method)
+            original: Callable[..., Any] = getattr(policy, method)
 
             def call(latents: Tensor, *args: Any) -> Any:
                 setattr(passes, counted, getattr(passes, counted) + len(latents))
-                return own(latents, *args)
+                return original(latents, *args)
 
             setattr(policy, method, call)
 
@@ -317,17 +318,17 @@ def count(config: Config) -> Passes:
 
 
 class PlannedPolicy(DiffusersPolicy):
-    """On the fake device, where autocast is entered from outside."""
+    """A policy on the fake device, where autocast is entered from outside."""
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
 
     def checkpoint_gradients(self) -> None:
-        for each in self.networks.values():
-            each.enable_gradient_checkpointing(self._checkpointed)
+        for denoiser in self.networks.values():
+            denoiser.enable_gradient_checkpointing(self._checkpointed)
 
     def _checkpointed(self, module: nn.Module, *args: Any) -> Any:
-        # what is computed again does not see the modes around the backward pass
+        # the recomputation does not see the modes around the backward pass
         again = partial(_autocast, self.compute_dtype)
         return checkpoint(module, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), again()))
 
@@ -337,12 +338,12 @@ def _autocast(dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
 
 
 def measure(config: Config, differentiated: float = 0) -> tuple[Costs, list[str]]:
-    """Costs of the real networks on one GPU, and what could not be known.
+    """Costs of the real networks on one GPU, and notes on what is not counted.
 
     Args:
         differentiated: pictures of a sample that a reward's gradient goes through.
     """
-    known = published(config.model.path)
+    tiny = published(config.model.path)
     dtype = torch_dtype(config.model.dtype)
     shared = config.model.context_parallel
     with (
@@ -352,9 +353,9 @@ def measure(config: Config, differentiated: float = 0) -> tuple[Costs, list[str]
         torch.random.fork_rng(devices=[]),
     ):
         pipeline = build(config.model.path, dtype)
-        parts = {name: part for name, part in pipeline.components.items() if isinstance(part, nn.Module)}
-        parameters = {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
-        encode = (known.encode if known else {}) | config.model.encode
+        modules = {name: module for name, module in pipeline.components.items() if isinstance(module, nn.Module)}
+        parameters = {name: sum(p.numel() for p in module.parameters()) for name, module in modules.items()}
+        encode = (tiny.encode if tiny else {}) | config.model.encode
         policy = PlannedPolicy(pipeline, DEVICE, encode, None)
         make_trainable(
             policy, config.model.model_copy(update={"gradient_checkpointing": False, "compile": False}), False
@@ -362,16 +363,16 @@ def measure(config: Config, differentiated: float = 0) -> tuple[Costs, list[str]
         denoiser = next(iter(policy.networks.values()))
         divides = []
         for ulysses in (2, 4, 8):
-            wanted = config.model.model_copy(update={"context_parallel": ContextParallel(ulysses=ulysses)})
+            divided = config.model.model_copy(update={"context_parallel": ContextParallel(ulysses=ulysses)})
             with contextlib.suppress(ConfigError):
-                check_network(type(pipeline).__name__, type(denoiser), denoiser.config, wanted)
+                check_network(type(pipeline).__name__, type(denoiser), denoiser.config, divided)
                 divides.append(ulysses)
         if mesh is not None:
             check_network(type(pipeline).__name__, type(denoiser), denoiser.config, config.model)
             TokenParts(policy.every_network, mesh)
             policy.family.parts = shared.degree
         meter = Meter(device, torch_dtype(config.model.compute_dtype))
-        settings = (known.call if known else {}) | config.rollout.arguments() | {"batch_size": 2}
+        settings = (tiny.call if tiny else {}) | config.rollout.arguments() | {"batch_size": 2}
         pictures = _pictures(policy.family, folder)
         source = Source.of(pictures) if policy.family.encodes_images else None
         size = None if source is None else (settings["width"], settings["height"])
@@ -385,12 +386,12 @@ def measure(config: Config, differentiated: float = 0) -> tuple[Costs, list[str]
         forward = meter(lambda: policy.velocity(rollout, *_pairs(1)), grad=False)
         for parameter in policy.trainable().values():
             parameter.grad = torch.zeros_like(parameter)
-        kept = [meter(partial(_replay, policy, rollout, *_pairs(count))) for count in (1, 2)]
+        plain_passes = [meter(partial(_replay, policy, rollout, *_pairs(count))) for count in (1, 2)]
         policy.checkpoint_gradients()
-        again = [meter(partial(_replay, policy, rollout, *_pairs(count))) for count in (1, 2)]
+        checkpointed_passes = [meter(partial(_replay, policy, rollout, *_pairs(count))) for count in (1, 2)]
         decode = meter(lambda: policy.family.decode(pipeline, rollout.whole(rollout.trajectory.final)[:1]), grad=False)
         branches = rollout.conditions.branches
-        whole = again if config.model.gradient_checkpointing else kept
+        update_passes = checkpointed_passes if config.model.gradient_checkpointing else plain_passes
         scorers, notes = _rewards(config)
         score: dict[str, float] = {}
         for scorer in scorers:
@@ -400,38 +401,38 @@ def measure(config: Config, differentiated: float = 0) -> tuple[Costs, list[str]
         # outside autocast, as in training
         gradient = partial(_differentiate, policy, scorers)
         counts = (1, 2) if differentiated else ()
-        graded = [Meter(device, torch.float32)(partial(gradient, final[:n])).peak for n in counts]
+        gradient_peaks = [Meter(device, torch.float32)(partial(gradient, final[:n])).peak for n in counts]
     costs = Costs(
         parameters=parameters,
         trained=sum(p.numel() for p in policy.trainable().values()),
-        weights=sum(_size(part) for part in policy.networks.values()),
-        text_encoders=sum(_size(part) for name, part in parts.items() if name.startswith("text_encoder")),
-        vae=_size(parts["vae"]),
-        conditioning=sum(_size(part) for name, part in parts.items() if name in ("image_encoder", "connectors")),
+        weights=sum(_size(module) for module in policy.networks.values()),
+        text_encoders=sum(_size(module) for name, module in modules.items() if name.startswith("text_encoder")),
+        vae=_size(modules["vae"]),
+        conditioning=sum(_size(module) for name, module in modules.items() if name in ("image_encoder", "connectors")),
         rewards=sum(_size(scorer.model) for scorer in scorers),
         trajectory=trajectory,
         forward=forward.flops / branches,
-        backward=(whole[0].flops - forward.flops) / branches,
+        backward=(update_passes[0].flops - forward.flops) / branches,
         encode=encoded.flops,
         sources=(prepared[0].flops, prepared[1].flops - prepared[0].flops),
         decode=decode.flops,
         score=score,
         sampling=forward.peak,
-        activations=kept[1].peak - kept[0].peak,
-        checkpointed=again[1].peak - again[0].peak,
+        activations=plain_passes[1].peak - plain_passes[0].peak,
+        checkpointed=checkpointed_passes[1].peak - checkpointed_passes[0].peak,
         decoding=decode.peak,
         encoding=encoded.peak,
         preparing=(prepared[0].peak, prepared[1].peak - prepared[0].peak),
         shared=shared.degree,
         divides=tuple(divides),
-        differentiating=round(differentiated * (graded[1] - graded[0])) if graded else 0,
+        differentiating=round(differentiated * (gradient_peaks[1] - gradient_peaks[0])) if gradient_peaks else 0,
     )
     return costs, notes
 
 
 @contextlib.contextmanager
 def _first_of_many(shared: ContextParallel) -> Iterator[DeviceMesh | None]:
-    """Within it this process is the first of those that share a sample; what it sends to the others goes nowhere."""
+    """Context in which this process is the first of several that share a sample; messages to the others are lost."""
     if shared.degree == 1:
         yield None
         return
@@ -473,14 +474,14 @@ def _encode(policy: DiffusersPolicy, config: Config, source: Source | None, size
     """Put the embeddings of a prompt, and of the empty one where guidance asks for it, into the policy's cache.
 
     Args:
-        source: pictures that the text encoder sees, brought to this size.
+        source: pictures that the text encoder sees, resized to `size`.
     """
     family, encoder = policy.family, policy.encoder
     options = encoder.options | ({} if source is None else {"image": opened(source, size)[0]})
-    made = {("x", False): family.encode}
+    encoders = {("x", False): family.encode}
     if family.negative(config.rollout.guidance):
-        made["", True] = family.encode_negative
-    for (text, negative), encode in made.items():
+        encoders["", True] = family.encode_negative
+    for (text, negative), encode in encoders.items():
         rows = encode(policy.pipeline, [PROMPT if text else ""], device=DEVICE, **options)
         encoder.embeddings[text, source, size, negative] = {name: value[0] for name, value in rows.items()}
 
@@ -488,7 +489,7 @@ def _encode(policy: DiffusersPolicy, config: Config, source: Source | None, size
 def _start(
     policy: DiffusersPolicy, config: Config, settings: dict[str, Any], pictures: dict[str, Any], count: int
 ) -> Rollout:
-    """So many samples at the recipe's size, without the network."""
+    """Prepare `count` samples at the recipe's size, without the network."""
     sampling = config.rollout
     settings = {key: value for key, value in settings.items() if key not in ("rlg", "order", "negative_prompt")}
     metadata = [pictures] * count if pictures else []
@@ -498,7 +499,7 @@ def _start(
 
 
 def _pairs(count: int) -> tuple[Tensor, Tensor]:
-    """So many (sample, step) pairs."""
+    """Indices of `count` (sample, step) pairs."""
     zeros = torch.zeros(count, dtype=torch.long, device=DEVICE)
     return zeros, zeros
 
@@ -509,7 +510,7 @@ def _replay(policy: DiffusersPolicy, rollout: Rollout, samples: Tensor, steps: T
 
 @dataclass
 class RewardNetwork:
-    """The network that a reward asks of each picture."""
+    """The network by which a reward scores each picture."""
 
     model: Any
     dtype: str
@@ -517,7 +518,7 @@ class RewardNetwork:
     """Frames of a sample that a reward sees."""
 
     def blank(self) -> Tensor:
-        """[1, 3, H, W] a picture of the network's size."""
+        """A black picture of the network's size, [1, 3, H, W]."""
         return torch.zeros(1, 3, *[self.model.config.vision_config.image_size] * 2, device=DEVICE)
 
     def __call__(self, pixels: Tensor) -> Tensor:
@@ -527,7 +528,7 @@ class RewardNetwork:
 
 
 def _rewards(config: Config) -> tuple[list[RewardNetwork], list[str]]:
-    """The rewards' networks, and which are not known."""
+    """The rewards' networks, and a note on each reward whose network is not known."""
     scorers, notes = [], []
     for name, settings in _named(config.rewards):
         if name not in REWARDS:
@@ -539,25 +540,25 @@ def _rewards(config: Config) -> tuple[list[RewardNetwork], list[str]]:
 
 
 def _differentiate(policy: DiffusersPolicy, scorers: list[RewardNetwork], latents: Tensor) -> None:
-    """The gradient of rewards to finished latents [N, ...], through the VAE."""
+    """Compute the gradient of rewards to finished latents [N, ...], through the VAE."""
     pixels = policy.decode_pixels(latents.detach().requires_grad_())
-    # of a video its first frame
+    # a video is scored by its first frame
     pictures = pixels if pixels.dim() == 4 else pixels[:, :, 0]
     scores = [scorer(pictures).sum() for scorer in scorers] or [pixels.sum()]
     torch.stack(scores).sum().backward()
 
 
 def _named(rewards: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names of rewards, of those within others too, with the settings around them."""
+    """Names of rewards with their settings, also of rewards inside others, which take over `frames`."""
     for reward in rewards:
-        own = reward if isinstance(reward, dict) else {"name": reward.name, **reward.settings}
-        inner = [value for key, value in own.items() if key == "reward"] + list(own.get("rewards") or [])
+        entry = reward if isinstance(reward, dict) else {"name": reward.name, **reward.settings}
+        inner = [value for key, value in entry.items() if key == "reward"] + list(entry.get("rewards") or [])
         if not inner:
-            yield own["name"], own
-        for each in inner:
-            each = {"name": each} if isinstance(each, str) else each
-            outer = {key: value for key, value in own.items() if key == "frames" and isinstance(value, int)}
-            yield from _named([outer | each])
+            yield entry["name"], entry
+        for nested in inner:
+            nested = {"name": nested} if isinstance(nested, str) else nested
+            outer = {key: value for key, value in entry.items() if key == "frames" and isinstance(value, int)}
+            yield from _named([outer | nested])
 
 
 def _plan(
@@ -565,7 +566,7 @@ def _plan(
 ) -> RunPlan:
     training, model = config.training, config.model
     samples, shared = training.prompts_per_iteration * training.group_size, model.context_parallel.degree
-    # GPUs that share a sample have parts of its passes, and all encode and decode it
+    # GPUs that share a sample divide its passes among them, and each encodes and decodes it
     flops = {
         "rollout": shared * samples * passes.rollout * costs.forward,
         "decoding": shared * samples * (passes.decoded + 3 * passes.differentiated) * costs.decode,
@@ -579,13 +580,13 @@ def _plan(
     at_peak = {phase: work / (gpus * card.rate(model.compute_dtype, model.tf32)) for phase, work in flops.items()}
     scored = sum(work / card.rate(dtype, model.tf32) for dtype, work in costs.score.items())
     at_peak["rewards"] = scored * flops["rewards"] / (gpus * (sum(costs.score.values()) or 1))
-    phases = {f"{share:.0%}": {phase: own / share for phase, own in at_peak.items()} for share in FRACTIONS}
-    seconds = {share: sum(own.values()) for share, own in phases.items()}
+    phases = {f"{share:.0%}": {phase: value / share for phase, value in at_peak.items()} for share in FRACTIONS}
+    seconds = {share: sum(times.values()) for share, times in phases.items()}
     hours = {share: value * training.iterations * gpus / 3600 for share, value in seconds.items()}
     usable = card.memory * 1e9 / GIB - RESERVED
     memory = memory_of(config, costs, gpus)
-    fixed = {phase: sum(v for part, v in parts.items() if part != "activations") for phase, parts in memory.items()}
-    kept = max(costs.checkpointed if model.gradient_checkpointing else costs.activations, costs.differentiating)
+    fixed = {phase: sum(v for name, v in sizes.items() if name != "activations") for phase, sizes in memory.items()}
+    per_pair = max(costs.checkpointed if model.gradient_checkpointing else costs.activations, costs.differentiating)
     return RunPlan(
         model=model.path,
         gpu=gpu,
@@ -599,7 +600,7 @@ def _plan(
         pictures_per_hour={share: 3600 * samples / value for share, value in seconds.items()},
         gpu_hours=hours,
         usable=usable,
-        largest_micro_batch=max(0, math.floor((usable - fixed["update"]) * GIB / kept)),
+        largest_micro_batch=max(0, math.floor((usable - fixed["update"]) * GIB / per_pair)),
         largest_rollout_batch=_largest_rollout(costs, (usable - fixed["rollout"]) * GIB),
         advice=advise(config, costs, gpus, usable),
         notes=notes,
@@ -608,25 +609,25 @@ def _plan(
 
 
 def _of_group(config: Config, sources: tuple[float, float]) -> float:
-    """Operations on the pictures of a prompt, in all calls that make its samples."""
-    first, more = sources
+    """FLOP of encoding a prompt's pictures, in all calls that make its samples."""
+    first, further = sources
     samples = config.training.group_size
     calls = math.ceil(samples / config.rollout.batch_size)
-    return calls * first + (samples - calls) * more
+    return calls * first + (samples - calls) * further
 
 
 def _largest_rollout(costs: Costs, free: float) -> int:
-    """Samples of a call that fit into so many bytes."""
-    first, more = costs.preparing
-    prepared = math.inf if not more else 1 + (free - first) / more
+    """Largest number of samples in a call that fit into `free` bytes."""
+    first, further = costs.preparing
+    prepared = math.inf if not further else 1 + (free - first) / further
     return max(0, math.floor(min(free / costs.sampling, prepared))) if free > first else 0
 
 
 def memory_of(config: Config, costs: Costs, gpus: int, shards: int = 1) -> dict[str, dict[str, float]]:
-    """GiB on each GPU, by phase and part.
+    """GiB on each GPU, by phase and component.
 
     Args:
-        shards: GPUs that what is trained or frozen of the denoiser is divided over (FSDP).
+        shards: GPUs that the denoiser's weights, trained and frozen, are divided over (FSDP).
     """
     training, model = config.training, config.model
     full = model.lora is None
@@ -647,28 +648,28 @@ def memory_of(config: Config, costs: Costs, gpus: int, shards: int = 1) -> dict[
         "rewards": costs.rewards,
         "conditioning": costs.conditioning,
     }
-    # encoded elsewhere, prompts take nothing here
+    # with offload_text prompts are encoded elsewhere, and take nothing here
     texts = {} if model.offload_text else {"text encoders": costs.text_encoders, "activations": costs.encoding}
     vae = {} if model.offload_vae else {"VAE": costs.vae}
     samples = training.prompts_per_iteration * training.group_size // config.rows(gpus)
     recorded = {"trajectories": samples * costs.trajectory}
-    # of another number of GPUs than was measured about as much less
+    # on more GPUs than were measured, a sample takes about as much less on each
     share = costs.shared / model.context_parallel.degree
-    kept = share * (costs.checkpointed if model.gradient_checkpointing else costs.activations)
-    learned = max(kept, share * costs.differentiating)
+    per_pair = share * (costs.checkpointed if model.gradient_checkpointing else costs.activations)
+    per_trained_pair = max(per_pair, share * costs.differentiating)
     updated = {"VAE": costs.vae} if costs.differentiating else vae
     batch = min(config.rollout.batch_size, samples)
     pictures = 1 if model.slice_vae else batch
-    first, more = costs.preparing
-    sampling = max(batch * share * costs.sampling, first + (batch - 1) * more)
+    first, further = costs.preparing
+    sampling = max(batch * share * costs.sampling, first + (batch - 1) * further)
     phases = {
         "encoding": always | vae | texts,
         "rollout": always | vae | recorded | {"activations": sampling},
         "decoding": always | {"VAE": costs.vae} | recorded | {"activations": pictures * costs.decoding},
         # the denoiser's steps come one after the other, and after VAE and rewards
-        "update": always | updated | recorded | {"activations": training.micro_batch_size * learned},
+        "update": always | updated | recorded | {"activations": training.micro_batch_size * per_trained_pair},
     }
-    return {phase: {part: size / GIB for part, size in parts.items() if size} for phase, parts in phases.items()}
+    return {phase: {name: size / GIB for name, size in sizes.items() if size} for phase, sizes in phases.items()}
 
 
 Way = tuple[str, Callable[[Config], object]]
@@ -676,69 +677,69 @@ Way = tuple[str, Callable[[Config], object]]
 
 
 def advise(config: Config, costs: Costs, gpus: int, usable: float) -> list[str]:
-    """What to switch on for the run to fit, what saves most first; [] where it fits.
+    """Settings that make the run fit, those that save most memory first; [] where it fits already.
 
-    Of what is free or cheap as much as is needed is taken before what costs time, and that before what changes the
-    numbers; what turns out not to be needed is left out again.
+    Settings that cost nothing are tried first, then those that cost time, and last those that change the run's numbers.
+    A setting that turns out not to be needed is left out again.
     """
 
-    def peak(taken: list[Way]) -> float:
+    def peak(chosen: list[Way]) -> float:
         changed = config.model_copy(deep=True)
-        for _, switch in taken:
+        for _, switch in chosen:
             switch(changed)
-        shards = gpus if any(name.startswith("shards") for name, _ in taken) else 1
-        return max(sum(parts.values()) for parts in memory_of(changed, costs, gpus, shards).values())
+        shards = gpus if any(name.startswith("shards") for name, _ in chosen) else 1
+        return max(sum(sizes.values()) for sizes in memory_of(changed, costs, gpus, shards).values())
 
-    def without(taken: list[Way], way: Way) -> list[Way]:
-        return [one for one in taken if one is not way]
+    def without(chosen: list[Way], way: Way) -> list[Way]:
+        return [other for other in chosen if other is not way]
 
-    def with_it(taken: list[Way], way: Way) -> list[Way]:
-        # of several numbers of GPUs for a sample, or of prompts, one counts
+    def with_it(chosen: list[Way], way: Way) -> list[Way]:
+        # a setting that is there already gets the new value
         setting = way[0].split(":")[0]
-        return [*(one for one in taken if one[0].split(":")[0] != setting), way]
+        return [*(other for other in chosen if other[0].split(":")[0] != setting), way]
 
-    taken: list[Way] = []
-    fits = peak(taken) <= usable
+    chosen: list[Way] = []
+    fits = peak(chosen) <= usable
     ways = [] if fits else list(_ways(config, costs, gpus))
-    # each time the first that helps, since what fills the memory is another part after each
-    while not fits and (more := next((way for way in ways if peak(with_it(taken, way)) < peak(taken)), None)):
-        taken = with_it(taken, more)
-        fits = peak(taken) <= usable
-    # of two that save as much, what costs more goes
-    for way in sorted(reversed(taken), key=lambda way: peak(without(taken, way))):
-        if fits and peak(without(taken, way)) <= usable:
-            taken = without(taken, way)
-    names = [name for name, _ in sorted(taken, key=lambda way: -peak(without(taken, way)))]
+    # one at a time, the first that helps: after each, another phase may have the largest peak
+    while not fits and (more := next((way for way in ways if peak(with_it(chosen, way)) < peak(chosen)), None)):
+        chosen = with_it(chosen, more)
+        fits = peak(chosen) <= usable
+    # of two settings that save as much, the one that costs more is left out
+    for way in sorted(reversed(chosen), key=lambda way: peak(without(chosen, way))):
+        if fits and peak(without(chosen, way)) <= usable:
+            chosen = without(chosen, way)
+    names = [name for name, _ in sorted(chosen, key=lambda way: -peak(without(chosen, way)))]
     if fits:
         return names
-    return [*names, f"and still {peak(taken) - usable:.1f} GiB too much: more or larger GPUs, smaller pictures"]
+    return [*names, f"and still {peak(chosen) - usable:.1f} GiB too much: more or larger GPUs, smaller pictures"]
 
 
 def _ways(config: Config, costs: Costs, gpus: int) -> Iterator[Way]:
-    """What takes less memory, in the order of what it costs."""
-    yield "model.offload_vae: true", lambda own: setattr(own.model, "offload_vae", True)
-    yield "model.offload_text: true", lambda own: setattr(own.model, "offload_text", True)
-    yield "training.offload_copies: true", lambda own: setattr(own.training, "offload_copies", True)
-    yield "model.slice_vae: true", lambda own: setattr(own.model, "slice_vae", True)
-    yield "training.micro_batch_size: 1", lambda own: setattr(own.training, "micro_batch_size", 1)
-    yield "rollout.batch_size: 1", lambda own: setattr(own.rollout, "batch_size", 1)
-    yield "model.gradient_checkpointing: true", lambda own: setattr(own.model, "gradient_checkpointing", True)
-    yield "training.optimizer.offload: true", lambda own: setattr(own.training.optimizer, "offload", True)
-    yield "training.optimizer.bits: 8", lambda own: setattr(own.training.optimizer, "bits", 8)
+    """Settings that take less memory, the cheapest first."""
+    yield "model.offload_vae: true", _setter("model", "offload_vae", True)
+    yield "model.offload_text: true", _setter("model", "offload_text", True)
+    yield "training.offload_copies: true", _setter("training", "offload_copies", True)
+    yield "model.slice_vae: true", _setter("model", "slice_vae", True)
+    yield "training.micro_batch_size: 1", _setter("training", "micro_batch_size", 1)
+    yield "rollout.batch_size: 1", _setter("rollout", "batch_size", 1)
+    yield "model.gradient_checkpointing: true", _setter("model", "gradient_checkpointing", True)
+    yield "training.optimizer.offload: true", _setter("training.optimizer", "offload", True)
+    yield "training.optimizer.bits: 8", _setter("training.optimizer", "bits", 8)
     if gpus > 1:
-        yield f"shards over the {gpus} GPUs (configs/accelerate/fsdp2.yaml)", lambda own: None
+        yield f"shards over the {gpus} GPUs (configs/accelerate/fsdp2.yaml)", lambda _: None
     for n in (n for n in costs.divides if n > config.model.context_parallel.degree and gpus % n == 0):
         divided = ContextParallel(ulysses=n)
         yield f"{SHARED}: {{ulysses: {n}}}", _setter("model", "context_parallel", divided)
     if config.model.lora is not None:
-        yield "model.base_bits: 4", lambda own: setattr(own.model, "base_bits", 4)
+        yield "model.base_bits: 4", _setter("model", "base_bits", 4)
     for prompts in _fewer_prompts(config, gpus):
         yield f"training.prompts_per_iteration: {prompts}", _setter("training", "prompts_per_iteration", prompts)
 
 
 def _setter(section: str, key: str, value: object) -> Callable[[Config], None]:
-    """Set a key of a configuration's section to a value."""
-    return lambda config: setattr(getattr(config, section), key, value)
+    """Function that sets a key of a configuration's section to a value."""
+    return lambda config: setattr(attrgetter(section)(config), key, value)
 
 
 def _fewer_prompts(config: Config, gpus: int) -> Iterator[int]:

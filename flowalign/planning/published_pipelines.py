@@ -24,11 +24,11 @@ PIPELINES = pipelines_of(DATA)
 NAMES: dict[str, str] = DATA["hub_names"]
 """Hub names in lower case, and the pipelines of that size."""
 REWARDS: dict[str, str] = DATA["rewards"]
-"""Names of rewards, and the network that each asks."""
+"""Names of rewards, and the network of each."""
 
 
 def published(path: str) -> Tiny | None:
-    """What is known of a model; None for one that is on this machine.
+    """Description of a published pipeline; None for one that is on this machine.
 
     Raises:
         ConfigError: names the nearest one that is known.
@@ -46,12 +46,12 @@ def published(path: str) -> Tiny | None:
 
 def build(path: str, dtype: torch.dtype) -> DiffusionPipeline:
     """The pipeline on the fake device, within `FakeDevice`; text encoders too."""
-    described = published(path)
+    tiny = published(path)
     with default_dtype(dtype):
-        if described is None:
+        if tiny is None:
             pipe = random_pipeline(path, dtype, DEVICE, everything=True)
         else:
-            pipe = assembled(described, network)
+            pipe = assembled(tiny, network)
     for component in pipe.components.values():
         if isinstance(component, torch.nn.Module):
             component.eval()
@@ -59,10 +59,10 @@ def build(path: str, dtype: torch.dtype) -> DiffusionPipeline:
 
 
 def network(name: str, device: torch.device = DEVICE) -> Any:
-    """A part by its name; networks are made on this device, default the fake one."""
-    described = PARTS[name]
-    while "class" not in described:
-        described = PARTS[described["like"]]
-    on_host = described["class"].endswith(("tokenizer", "Scheduler", "Guidance", "Processor"))
+    """Make a part by its name; networks are made on this device, by default the fake one."""
+    entry = PARTS[name]
+    while "class" not in entry:
+        entry = PARTS[entry["like"]]
+    on_host = entry["class"].endswith(("tokenizer", "Scheduler", "Guidance", "Processor"))
     with contextlib.nullcontext() if on_host else device:
         return part(name, PARTS)

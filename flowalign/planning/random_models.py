@@ -26,11 +26,13 @@ def tiny_name(path: str) -> str:
     """The tiny pipeline that stands for a model: a hub name, a folder, or one shipped with flowalign."""
     local = Path(shipped(path))
     if local.is_dir():
-        own = load_config(local)["_class_name"]
+        class_name = load_config(local)["_class_name"]
         for name, tiny in PIPELINES.items():
-            if tiny.pipeline == own:
+            if tiny.pipeline == class_name:
                 return name
-        raise ConfigError(f"model.path: no tiny pipeline is of the class {own}; --full builds one from '{path}' itself")
+        raise ConfigError(
+            f"model.path: no tiny pipeline is of the class {class_name}; --full builds one from '{path}' itself"
+        )
     fitting = [prefix for prefix in FAMILIES if path.lower().startswith(prefix) and FAMILIES[prefix] in PIPELINES]
     if not fitting:
         raise ConfigError(
@@ -44,7 +46,7 @@ def random_pipeline(path: str, dtype: torch.dtype, device: torch.device, everyth
     """A pipeline of random weights from its configuration files alone, in a folder or in the hub's cache.
 
     Args:
-        device: where the denoiser is made; the other networks are made where they stay, or there too if `everything`.
+        device: device of the denoiser; the other networks are made on the CPU, or there too if `everything`.
     """
     import diffusers
     import transformers
@@ -53,30 +55,32 @@ def random_pipeline(path: str, dtype: torch.dtype, device: torch.device, everyth
     try:
         index = DiffusionPipeline.load_config(**hub(source), local_files_only=True)
         check_index(source, index)
-        parts: dict[str, Any] = {}
+        components: dict[str, Any] = {}
         for name, entry in index.items():
             if name.startswith("_") or not isinstance(entry, list):
                 continue
-            library, kind = entry
+            library, class_name = entry
             if library is None:
-                parts[name] = None
+                components[name] = None
                 continue
-            target = getattr(diffusers if library == "diffusers" else transformers, kind)
-            if not issubclass(target, nn.Module):
-                parts[name] = target.from_pretrained(**hub(source), subfolder=name, local_files_only=True)
+            component = getattr(diffusers if library == "diffusers" else transformers, class_name)
+            if not issubclass(component, nn.Module):
+                components[name] = component.from_pretrained(**hub(source), subfolder=name, local_files_only=True)
                 continue
             there = everything or name in ("transformer", "transformer_2", "unet")
             with torch.device(device if there else "cpu"), default_dtype(dtype):
                 if library == "diffusers":
-                    parts[name] = target.from_config(
-                        target.load_config(**hub(source), subfolder=name, local_files_only=True)
+                    components[name] = component.from_config(
+                        component.load_config(**hub(source), subfolder=name, local_files_only=True)
                     )
                 else:
-                    own = transformers.AutoConfig.from_pretrained(**hub(source), subfolder=name, local_files_only=True)
-                    parts[name] = target(own)
+                    config = transformers.AutoConfig.from_pretrained(
+                        **hub(source), subfolder=name, local_files_only=True
+                    )
+                    components[name] = component(config)
     except OSError as error:
         raise _no_files(path, error) from error
-    return getattr(diffusers, index["_class_name"])(**parts)
+    return getattr(diffusers, index["_class_name"])(**components)
 
 
 def random_language_model(
@@ -85,20 +89,20 @@ def random_language_model(
     """A model of random weights from its configuration files alone, and its tokenizer or processor.
 
     Args:
-        kind: of policy, which says what models and readers it takes.
+        kind: class of the policy, which knows its classes of networks and of tokenizers or processors.
     """
     source = str(shipped(path))
     try:
-        own = AutoConfig.from_pretrained(**hub(source), local_files_only=True)
+        config = AutoConfig.from_pretrained(**hub(source), local_files_only=True)
         reader = kind.readers.from_pretrained(**hub(source), local_files_only=True)
     except OSError as error:
         raise _no_files(path, error) from error
     with torch.device(device):
-        return kind.networks.from_config(own, dtype=dtype), reader
+        return kind.networks.from_config(config, dtype=dtype), reader
 
 
 def tiny_language_model(kind: type[LanguagePolicy], dtype: torch.dtype, device: torch.device) -> tuple[Any, Any]:
-    """A small model that reads any text, byte by byte, or the shipped one with eyes: random weights."""
+    """A small model of random weights: one that reads any text byte by byte, or the shipped one that sees pictures."""
     if kind.networks is not LanguagePolicy.networks:
         return random_language_model("tiny_vlm", kind, dtype, device)
     tokens = byte_tokenizer()
@@ -109,12 +113,12 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     """A token a byte, with a chat template."""
     special = ["<pad>", "<s>", "</s>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({token: i for i, token in enumerate([*special, *alphabet])}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate([*special, *alphabet])}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
     template = "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}</s>{% endfor %}"
     return PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=tokenizer,
         pad_token="<pad>",
         bos_token="<s>",
         eos_token="</s>",
@@ -124,7 +128,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def is_shipped(path: str) -> bool:
-    """Whether flowalign brings this model, tiny already."""
+    """True if this model ships with flowalign; it is tiny already."""
     return (ASSETS / path).is_dir()
 
 
@@ -137,10 +141,10 @@ def _no_files(path: str, error: OSError) -> ConfigError:
 
 @contextlib.contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """New floating-point tensors have this dtype."""
-    own = torch.get_default_dtype()
+    """Context in which new floating-point tensors have this dtype."""
+    before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         yield
     finally:
-        torch.set_default_dtype(own)
+        torch.set_default_dtype(before)

@@ -1,9 +1,9 @@
 """Tiny random pipelines of the real classes, a few thousand weights each, made without any download.
 
-tiny_pipelines.json describes them: `parts`, each a class and what it is made with, and `pipelines`, which name parts.
-What is `like` another changes it key by key. Weights are drawn in the order of a pipeline's components.
+tiny_pipelines.json describes them: `parts`, each a class with its arguments, and `pipelines`, which name their parts.
+An entry that is `like` another one changes it key by key. Weights are drawn in the order of a pipeline's components.
 
-All tokenizers are the CLIP tokenizer of the shipped pipeline: what matters here is that prompts differ, in content
+All tokenizers are the CLIP tokenizer of the shipped pipeline: it only matters here that prompts differ, in content
 and in length.
 """
 
@@ -70,7 +70,7 @@ def _resolved(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def build(name: str) -> DiffusionPipeline:
-    """The same pipeline each time."""
+    """Build a tiny pipeline; its weights are the same each time."""
     torch.manual_seed(0)
     pipe = assembled(PIPELINES[name], part)
     networks = [pipe.components[name] for name in ("unet", "transformer", "transformer_2") if name in pipe.components]
@@ -86,17 +86,17 @@ def build(name: str) -> DiffusionPipeline:
     return pipe
 
 
-def assembled(described: Tiny, make: Callable[[str], Any]) -> DiffusionPipeline:
-    """A pipeline of the parts that it names, made by `make` in the order of its components."""
-    made = {key: make(value) if isinstance(value, str) else value for key, value in described.components.items()}
-    pipe = _class(f"diffusers.{described.pipeline}")(**{key: value for key, value in made.items() if key[0] != "_"})
-    for attribute, value in described.attributes.items():
+def assembled(tiny: Tiny, make: Callable[[str], Any]) -> DiffusionPipeline:
+    """A pipeline whose parts `make` makes by their names, in the order of its components."""
+    parts = {key: make(value) if isinstance(value, str) else value for key, value in tiny.components.items()}
+    pipe = _class(f"diffusers.{tiny.pipeline}")(**{key: value for key, value in parts.items() if key[0] != "_"})
+    for attribute, value in tiny.attributes.items():
         setattr(pipe, attribute, [tuple(size) for size in value] if isinstance(value, list) else value)
     return pipe
 
 
 def part(name: str, parts: Mapping[str, Any] | None = None) -> Any:
-    """A part of a file by its name: a random network, a tokenizer, a scheduler; default this file's."""
+    """Make a part by its name, from these parts or by default this file's: a random network, tokenizer or scheduler."""
     return _made({"like": name}, DATA["parts"] if parts is None else parts)
 
 
@@ -110,10 +110,10 @@ def _made(described: dict[str, Any], parts: Mapping[str, Any]) -> Any:
         if isinstance(value, dict) and value.keys() & {"class", "like"}:
             settings[name] = _made(value, parts)
     target = _class(kind)
-    made = target(target.config_class(**settings)) if issubclass(target, PreTrainedModel) else target(**settings)
+    network = target(target.config_class(**settings)) if issubclass(target, PreTrainedModel) else target(**settings)
     for name, (method, *arguments) in buffers.items():
-        getattr(made.get_buffer(name), method)(*arguments)
-    return made
+        getattr(network.get_buffer(name), method)(*arguments)
+    return network
 
 
 def _tokenizer(

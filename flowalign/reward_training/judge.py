@@ -22,7 +22,7 @@ class JudgeScorer(PreferenceModel):
     With a template that compares, the margin of a pair is the log-odds of the label that names the chosen picture, in
     either order: the likelihood of the right label, RewardDance's objective (arXiv 2509.08826). With a template about
     single pictures it is the difference between the two pictures' log-odds of yes: Bradley and Terry's model, the
-    base line that RewardDance compares with, here without a head of its own.
+    baseline of RewardDance, here without a separate head.
 
     Args:
         model: folder or hub name of an image-text-to-text model.
@@ -46,17 +46,19 @@ class JudgeScorer(PreferenceModel):
         return torch.stack([first, -second]) if self.template.pairwise else (first - second)[None]
 
     def _log_odds(self, shown: Sequence[tuple[PIL.Image.Image, ...]], texts: Sequence[str]) -> Tensor:
-        """[N] of the first label against the second."""
-        asked = [Question(pictures, text, self.question.system) for pictures, text in zip(shown, texts, strict=True)]
-        good, bad = self.judge.label_logits(asked, self.question.labels).unbind(-1)
+        """Log-odds [N] of the first label against the second."""
+        questions = [
+            Question(pictures, text, self.question.system) for pictures, text in zip(shown, texts, strict=True)
+        ]
+        good, bad = self.judge.label_logits(questions, self.question.labels).unbind(-1)
         return good - bad
 
 
 def judging_template(name: str) -> Template:
-    """A template with one question whose answer is a probability: what can be trained by its labels.
+    """Load a template with one question whose answer is a probability, since only its labels can be trained on.
 
     Raises:
-        ConfigError: no such template, or another kind.
+        ConfigError: there is no such template, or it is of another kind.
     """
     template = _loaded(name)
     if template.answer != "probability" or len(template.questions) != 1 or "reference" in template.needs:
@@ -68,36 +70,37 @@ def judging_template(name: str) -> Template:
 
 
 def questions(pairs: Preferences, name: str) -> list[dict[str, Any]]:
-    """Each pair as two questions: `prompt`, `image`, `answer`, and `pair`, which the two have in common.
+    """Turn each pair into two questions: `prompt`, `image`, `answer`, and the number `pair` that both share.
 
-    Of texts there is no `image`: the template has them in its fields {first} and {second}, as text_better.
+    Questions about texts have no `image`: the template has the texts in its fields {first} and {second}, like
+    text_better.
 
-    A template that compares is asked in both orders. One about single pictures is asked about either, and the first
-    label (yes) is the answer for the chosen one. Where a reply names the winner, the answer is that name, as the
-    template's replies give it.
+    A template that compares is asked in both orders. A template about single pictures is asked about each of the two,
+    and the first label (yes) is the answer for the chosen one. If a reply names the winner, the answer is that name, in
+    the template's words.
     """
     template = _loaded(name)
     by_winner = template.answer == "winner" and len(template.questions) == 1
-    asked, records = (template if by_winner else judging_template(name)).questions[0], []
-    if by_winner and [asked.read_winner(f"{asked.after} {label}") for label in asked.labels] != [1, 0]:
+    entry, records = (template if by_winner else judging_template(name)).questions[0], []
+    if by_winner and [entry.read_winner(f"{entry.after} {label}") for label in entry.labels] != [1, 0]:
         raise ConfigError(
-            f"template '{name}': labels [{', '.join(asked.labels)}] are not read as the first and the second winning; "
+            f"template '{name}': labels [{', '.join(entry.labels)}] are not read as the first and the second winning; "
             "name them as its replies do, e.g. labels: [A, B] where one ends with 'Winner: A'"
         )
     shown = [("chosen", "rejected"), ("rejected", "chosen")] if template.pairwise else [("chosen",), ("rejected",)]
     for number, (text, record) in enumerate(zip(pairs.texts, pairs.metadata, strict=True)):
         texts = record.get("medium") == "text"
         if texts != ({"first", "second"} <= template.fields.keys()):
-            own, other = ("texts", "text_better") if texts else ("pictures", "reward_dance_pair")
-            raise ConfigError(f"template '{name}': the preferences are between {own}; {other} asks about those")
-        for keys, answer in zip(shown, asked.labels, strict=True):
+            needed, works = ("texts", "text_better") if texts else ("pictures", "reward_dance_pair")
+            raise ConfigError(f"template '{name}': the preferences are between {needed}; {works} asks about those")
+        for keys, answer in zip(shown, entry.labels, strict=True):
             sides = [record[key] for key in keys]
             if texts:
                 fields = record | dict(zip(("first", "second"), sides, strict=True))
-                question: dict[str, Any] = {"prompt": template.text(asked, text, fields)}
+                question: dict[str, Any] = {"prompt": template.text(entry, text, fields)}
             else:
                 files = [str(Path(file).absolute()) for file in sides]
-                question = {"prompt": template.text(asked, text, record), "image": files}
+                question = {"prompt": template.text(entry, text, record), "image": files}
             records.append(question | {"answer": answer, "pair": number})
     return records
 

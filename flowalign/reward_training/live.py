@@ -1,10 +1,9 @@
-"""People's votes as a reward while they are given: in a gallery that shows a run that goes on.
+"""People's votes as a reward during a run: votes are given in the gallery of a run that is still training.
 
-A preference model of the kind of PickScore is corrected by what people chose so far: before every iteration Bradley and
-Terry's model is fitted to all votes, whose log-odds are the model's own plus a linear function of what it sees, the
-features of the picture, alone and times the features of the prompt. A prior holds the function near 0, so that a
-few votes change little: on the tiny world the function alone, from 200 votes, orders 62% of held-out pairs, the model
-alone 78%, and both 80%.
+The votes correct a preference model like PickScore. Before every iteration Bradley and Terry's model is fitted to all
+votes. Its log-odds are the model's own plus a linear function of features: those of the picture, alone and multiplied
+by those of the prompt. A prior keeps the function near 0, so that a few votes change little. On the tiny world the
+function alone, from 200 votes, orders 62% of held-out pairs correctly, the model alone 78%, and both 80%.
 """
 
 from collections import deque
@@ -25,24 +24,24 @@ from rewards.shapes.clip import TINY_CLIP
 from rewards.vision import Dtype
 
 REMEMBERED = 200
-"""Newest votes that the share of foreseen ones is computed over."""
+"""Number of the newest votes over which `foreseen` is computed."""
 Vote = tuple[str, str, str, float]
-"""A prompt, two pictures' files, and the worth of the second against the first: 1, 0 or for a tie 0.5."""
+"""A prompt, two pictures' files, and the result: 1 if the second won, 0 if the first did, 0.5 for a tie."""
 
 
 class LiveVotes(PickScore):
-    """PickScore or another model of preferences, corrected by the votes given so far: read before every iteration.
+    """PickScore or another preference model, corrected by all votes so far, which are read before every iteration.
 
     The difference of two pictures' values is the log-odds that people choose the one over the other. Its parts:
-    `model`, the value without the votes; `choices`, how many votes it has learned; `foreseen`, the share of the newest
-    ones that it ordered as the voter did before it learned them.
+    `model`, the value without the votes; `choices`, the number of votes that it has learned; `foreseen`, the share of
+    the newest votes that it predicted correctly before it learned them.
 
     Args:
         votes: the gallery's file of votes, such as runs/one/gallery/votes.sqlite; it need not be there yet.
         model: folder or hub name of a CLIP that was trained on preferences, or 'tiny_clip'.
-        processor: where its tokenizer and picture settings are, if not with the model.
-        prior: how strongly the correction is held near 0: before any vote a pair's has a variance of 1 / prior.
-        batch_size, device, dtype: of the model.
+        processor: folder or hub name of its tokenizer and picture settings, if they are not with the model.
+        prior: strength of the prior on the correction: before any vote, a pair's has a variance of 1 / prior.
+        batch_size, device, dtype: batch size, device and dtype of the model.
     """
 
     name = "votes"
@@ -84,7 +83,7 @@ class LiveVotes(PickScore):
         self._fit()
 
     def _look(self, vote: Vote) -> bool:
-        """See the pictures of a vote; whether they are there."""
+        """Compute the features of a vote's pictures; False if one of the files is missing."""
         prompt, *files = vote[:3]
         for file in files:
             if (prompt, file) in self._seen:
@@ -99,7 +98,7 @@ class LiveVotes(PickScore):
         return True
 
     def _features(self, pixels: Tensor, prompts: Sequence[str]) -> Tensor:
-        """[B, 2 D] of preprocessed pictures and their prompts."""
+        """Features [B, 2 D] of preprocessed pictures and their prompts."""
         pictures = self.encoder.images(pixels)
         return torch.cat([pictures, pictures * self.encoder.texts(prompts)], 1)
 
@@ -108,32 +107,32 @@ class LiveVotes(PickScore):
         return self._seen[prompt, second] - self._seen[prompt, first]
 
     def _model(self, features: Tensor) -> Tensor:
-        """[...] the model's own value of features [..., 2 D]: its scale times the cosine."""
+        """The model's own value [...] of features [..., 2 D]: its scale times the cosine."""
         return self.encoder.scale * features.chunk(2, -1)[1].sum(-1)
 
     def _value(self, features: Tensor) -> Tensor:
-        own = self._model(features)
-        return own if self.correction is None else own + features @ self.correction.to(features.device)
+        value = self._model(features)
+        return value if self.correction is None else value + features @ self.correction.to(features.device)
 
     def _fit(self) -> None:
-        """The most probable correction, whose prior is as wide as a typical pair of features is."""
+        """Fit the most probable correction; the width of its prior follows the size of typical features."""
         if not self.learned:
             self.correction = None
             return
         differences = torch.stack([self._difference(vote) for vote in self.learned])
-        x, own = differences.double().numpy(), self._model(differences).double().numpy()
+        x, model_log_odds = differences.double().numpy(), self._model(differences).double().numpy()
         y = np.array([worth for *_, worth in self.learned])
         weight = self.prior * max(float((x**2).sum(1).mean()), 1e-12)
 
         def loss(w: np.ndarray) -> tuple[float, np.ndarray]:
-            logit = own + x @ w
+            logit = model_log_odds + x @ w
             # 1 / (1 + exp(-logit)), which does not overflow
             odds = (1 + np.tanh(logit / 2)) / 2
             value = np.logaddexp(0, logit).sum() - y @ logit + weight / 2 * w @ w
             return float(value), x.T @ (odds - y) + weight * w
 
-        found = minimize(loss, np.zeros(x.shape[1]), jac=True, method="L-BFGS-B")
-        self.correction = torch.from_numpy(found.x).float()
+        solution = minimize(loss, np.zeros(x.shape[1]), jac=True, method="L-BFGS-B")
+        self.correction = torch.from_numpy(solution.x).float()
 
     def model_scores(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata) -> Scores:
         features = self._features(pixels, prompts)

@@ -1,9 +1,9 @@
-"""A reward for what noisy states promise (TTSnap, arXiv 2511.22242).
+"""A reward that scores noisy states by their predicted x0 (TTSnap, arXiv 2511.22242).
 
-Of the x0 predicted at a noise level it learns to say what it would say of the finished picture. A curriculum: one level
-after the other, from the least noise to the most, each going on from the weights of the one before, which are kept as
-the level's own. Published for PickScore: mean squared error, AdamW with learning rate 5e-7, falling linearly to its
-half (to 0 here), 100 samples an update, an epoch a level, steps 14 to 0 of 20, 8 samples a prompt.
+From the x0 predicted at a noise level it learns to give the score of the finished picture. This is a curriculum of
+levels, from the least noise to the most: each level begins with the weights of the one before, and its own weights are
+saved. Published for PickScore: mean squared error, AdamW with a learning rate from 5e-7 linearly down to its half (to 0
+here), 100 samples per update, one epoch per level, steps 14 to 0 of 20, 8 samples per prompt.
 """
 
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ from flowalign.search.noisy import REPORT
 
 @dataclass
 class Seen:
-    """N samples of a generator, each prompt's side by side."""
+    """N samples of a generator; the samples of a prompt are next to each other."""
 
     texts: list[str]
     """[N]"""
     finished: list[Path]
     """[N] pictures"""
     promised: list[list[Path]]
-    """[T][N] pictures of the x0 that the states of each step predict"""
+    """[T][N] pictures of the x0 that is predicted from the state before each step."""
     sigmas: list[float]
     """[T] noise levels of those states"""
 
@@ -47,7 +47,7 @@ def watch(
     seed: int = 0,
     progress: bool = True,
 ) -> Seen:
-    """Sample, and keep what each state on the way promises as pictures in a folder."""
+    """Sample, and save the x0 predicted from each state as pictures in a folder."""
     jobs = [n // per_prompt for n in range(len(prompts) * per_prompt)]
     promised: list[list[Path]] = []
     finished: list[Path] = []
@@ -75,13 +75,13 @@ def watch(
 
 @torch.no_grad()
 def scores(scorer: ClipScorer, files: Sequence[Path], texts: Sequence[str], batch_size: int) -> Tensor:
-    """[N] of pictures with their prompts."""
-    parts = torch.arange(len(files)).split(batch_size)
-    return torch.cat([scorer.scores([files[i] for i in rows], [texts[i] for i in rows]).cpu() for rows in parts])
+    """Scores [N] of pictures with their prompts."""
+    batches = torch.arange(len(files)).split(batch_size)
+    return torch.cat([scorer.scores([files[i] for i in rows], [texts[i] for i in rows]).cpu() for rows in batches])
 
 
 def agreement(promised: Tensor, finished: Tensor, per_prompt: int) -> float:
-    """Share of the pairs of one prompt that are in the same order, of scores [N]; a tie of the promised counts half."""
+    """Share of pairs of one prompt that both scores [N] put in the same order; a tie in `promised` counts half."""
     differences = [values.view(-1, per_prompt, 1) - values.view(-1, 1, per_prompt) for values in (promised, finished)]
     counted = differences[1] > 0
     return float(((differences[0] > 0).float() + (differences[0] == 0) / 2)[counted].mean())
@@ -104,26 +104,26 @@ def train_noisy_reward(
     """Train a reward for each noise level of a generator, and write them to a folder that appears when it is whole.
 
     Args:
-        heldout: prompts to judge by.
-        per_prompt: samples of each prompt, at least 2 to compare.
+        heldout: prompts for the figures of the report.
+        per_prompt: number of samples of each prompt, at least 2, so that they can be compared.
 
     Returns:
-        what the folder's report holds: for each level its noise and, on the held-out prompts, the share of pairs of
-        samples that the promised pictures put into the order of the finished ones, before and after.
+        the folder's report: for each level its noise and, on the held-out prompts, the share of pairs of samples that
+        the predicted pictures put into the order of the finished ones, before and after training.
     """
     torch.manual_seed(seed)
     with TemporaryDirectory() as scratch:
-        parts = []
-        for name, own, first in (("train", prompts, seed), ("heldout", heldout, seed + 10**6)):
+        scored = []
+        for name, texts, first in (("train", prompts, seed), ("heldout", heldout, seed + 10**6)):
             folder = Path(scratch, name)
             folder.mkdir()
-            seen = watch(policy, own, sampling, per_prompt, folder, first, progress)
-            parts.append((seen, scores(scorer, seen.finished, seen.texts, batch_size)))
-        (seen, target), (test, expected) = parts
+            seen = watch(policy, texts, sampling, per_prompt, folder, first, progress)
+            scored.append((seen, scores(scorer, seen.finished, seen.texts, batch_size)))
+        (seen, target), (test, expected) = scored
 
         def agreements() -> list[float]:
-            made = [scores(scorer, files, test.texts, batch_size) for files in test.promised]
-            return [agreement(values, expected, per_prompt) for values in made]
+            predicted = [scores(scorer, files, test.texts, batch_size) for files in test.promised]
+            return [agreement(values, expected, per_prompt) for values in predicted]
 
         before, levels = agreements(), list[dict[str, Any]]()
         settings: dict[str, Any] = {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size}
@@ -132,8 +132,8 @@ def train_noisy_reward(
             for k in reversed(range(len(seen.sigmas))):
 
                 def losses(rows: Tensor, files: list[Path] = seen.promised[k]) -> Tensor:
-                    made = scorer.scores([files[i] for i in rows], [seen.texts[i] for i in rows])
-                    return (made - target[rows].to(made.device)).square()
+                    predicted = scorer.scores([files[i] for i in rows], [seen.texts[i] for i in rows])
+                    return (predicted - target[rows].to(predicted.device)).square()
 
                 parameters, rows = dict(scorer.network.named_parameters()), torch.arange(len(target))
                 fit(parameters, losses, rows, **settings, weight_decay=0.01, progress=progress)

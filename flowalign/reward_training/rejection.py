@@ -33,12 +33,12 @@ def cold_start(
     Every weight is trained.
 
     Args:
-        config: of the GRPO run that follows: its model, data and seed.
+        config: configuration of the GRPO run that follows: its model, data and seed are used.
         output: a new folder, which gets `model/` and `cold_start.json`.
-        learning_rate: of AdamW, falling linearly to 0.
+        learning_rate: first learning rate of AdamW; it falls linearly to 0.
 
     Returns:
-        what cold_start.json holds.
+        the content of cold_start.json.
     """
     policy, prompts = _start(config)
     missing = [text for text, record in zip(prompts.texts, prompts.metadata, strict=True) if KEY not in record]
@@ -61,18 +61,18 @@ def rejection_sampling(
     """UnifiedReward-Think's second stage, for any prompts whose replies are right or wrong.
 
     The model replies `samples` times to each prompt. It is trained by likelihood on one right reply of every prompt
-    that has one; the prompts without are left for its third stage, GRPO. Prompts that share a `pair` in their
-    metadata stay together: all of them must have one, so that a judge that always names the first picture is right
-    about no pair, and is not taught to. Every weight is trained.
+    that has one; the other prompts are left for the third stage, GRPO. Prompts that share a `pair` in their metadata
+    count only if each of them has a right reply: a judge that always names the first picture is right about no pair,
+    and does not learn from it. Every weight is trained.
 
     Args:
-        config: of the GRPO run that follows: its model, data, rewards, rollout and seed. A reply is right from a reward
-            of 1 on.
+        config: configuration of the GRPO run that follows: its model, data, rewards, rollout and seed are used. A reply
+            is right if its reward is at least 1.
         output: a new folder, which gets `model/`, `wrong.jsonl` and `rejection_sampling.json`.
-        learning_rate: of AdamW, falling linearly to 0.
+        learning_rate: first learning rate of AdamW; it falls linearly to 0.
 
     Returns:
-        what rejection_sampling.json holds.
+        the content of rejection_sampling.json.
     """
     policy, prompts = _start(config)
     rollout, value = _replies(config, policy, prompts, samples)
@@ -80,7 +80,7 @@ def rejection_sampling(
     pairs = [str(record.get("pair", f"own {i}")) for i, record in enumerate(prompts.metadata)]
     _, pair = np.unique(pairs, return_inverse=True)
     group = torch.from_numpy(pair)
-    # of a pair, every prompt must have a right reply
+    # every prompt of a pair must have a right reply
     known = torch.ones(len(prompts)).scatter_reduce(0, group, right.any(1).float(), "amin").bool()[group]
     wrong = (~known).nonzero()[:, 0].tolist()
     if not known.any():
@@ -125,7 +125,7 @@ def _replies(config: TextConfig, policy: LanguagePolicy, prompts: Prompts, sampl
 def _imitate(
     config: TextConfig, policy: LanguagePolicy, rollout: TextRollout, rows: Tensor, **settings: Any
 ) -> list[float]:
-    """Raise the likelihood of these rows' completions; returns each batch's mean loss a token."""
+    """Raise the likelihood of these rows' completions; return each batch's mean loss per token."""
     policy.train_all()
 
     def losses(batch: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ class PreferenceModel:
     Args:
         model: folder or hub name.
         network: transformers' class of the model.
-        parts: what is saved with it: classes, and where each comes from.
+        parts: tokenizers and processors that are saved with it: each a class, and its folder or hub name.
     """
 
     def __init__(self, model: str, network: Any, parts: Sequence[tuple[Any, str]], device: str) -> None:
@@ -37,7 +37,7 @@ class PreferenceModel:
             raise ConfigError(f"no model to train at '{model}': {' '.join(str(error).split())[:300]}") from error
 
     def margins(self, pairs: Preferences, rows: Sequence[int]) -> Tensor:
-        """[O, N] by how much the chosen pictures of N pairs beat the rejected ones, in O orders."""
+        """Margins [O, N] of the chosen over the rejected pictures of N pairs, in O orders."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -54,9 +54,9 @@ class PreferenceModel:
         return ((margin > 0).float() + (margin == 0) / 2).mean().item()
 
     def save(self, folder: Path) -> None:
-        """Write what the reward loads."""
-        for part in (self.network, *self.parts):
-            part.save_pretrained(folder)
+        """Write the files that the reward loads."""
+        for component in (self.network, *self.parts):
+            component.save_pretrained(folder)
 
 
 class ClipScorer(PreferenceModel):
@@ -67,15 +67,15 @@ class ClipScorer(PreferenceModel):
     """
 
     def __init__(self, model: str, processor: str | None = None, device: str = "auto") -> None:
-        place = processor or model
-        super().__init__(model, AutoModel, [(AutoTokenizer, place), (AutoImageProcessor, place)], device)
+        source = processor or model
+        super().__init__(model, AutoModel, [(AutoTokenizer, source), (AutoImageProcessor, source)], device)
         if not hasattr(self.network, "get_image_features") or not hasattr(self.network, "logit_scale"):
             raise ConfigError(f"'{model}' is a {type(self.network).__name__}; a CLIP-like dual encoder can be trained")
         self.tokenizer, pictures = self.parts
         self.preprocess = picture_settings(pictures)
 
     def scores(self, files: Sequence[str | Path], texts: Sequence[str]) -> Tensor:
-        """[N] scores of pictures with their prompts."""
+        """Scores [N] of pictures with their prompts."""
         device = self.network.device
         pixels = self.preprocess.images([read_picture(file) for file in files]).to(device)
         # a text that comes more than once is encoded once
@@ -89,7 +89,7 @@ class ClipScorer(PreferenceModel):
         ).to(device)
         image = F.normalize(self.network.get_image_features(pixels).pooler_output, dim=-1)
         text = F.normalize(self.network.get_text_features(**tokens).pooler_output, dim=-1)
-        text = text[[distinct.index(own) for own in texts]]
+        text = text[[distinct.index(prompt) for prompt in texts]]
         scores: Tensor = self.network.logit_scale.exp() * (image * text).sum(-1)
         return scores
 
@@ -100,14 +100,14 @@ class ClipScorer(PreferenceModel):
 
 
 def split(pairs: Preferences, share: float, seed: int) -> tuple[Preferences, Preferences]:
-    """The pairs of most prompts, and the pairs of the other prompts, about `share` of them, to judge by."""
+    """Split pairs by prompt into those to train on and held-out ones, which have about `share` of the prompts."""
     prompts = sorted(set(pairs.texts))
     np.random.default_rng(seed).shuffle(prompts)
     aside = set(prompts[: max(1, round(share * len(prompts)))])
     if len(aside) == len(prompts):
         raise ConfigError("all preferences are for one prompt; give others to judge by with --heldout FILE")
-    kept, heldout = ([i for i, text in enumerate(pairs.texts) if (text in aside) == out] for out in (False, True))
-    return pairs.take(kept), pairs.take(heldout)
+    train, heldout = ([i for i, text in enumerate(pairs.texts) if (text in aside) == out] for out in (False, True))
+    return pairs.take(train), pairs.take(heldout)
 
 
 def train_reward(
@@ -121,13 +121,13 @@ def train_reward(
     seed: int = 0,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Fine-tune what the model trains, a CLIP's every weight, and write it to a folder that appears when it is whole.
+    """Fine-tune a model (a CLIP with all its weights), and write it to a folder that appears when it is whole.
 
     Args:
-        learning_rate: of AdamW, falling linearly to 0; PickScore's own is 3e-6.
+        learning_rate: first learning rate of AdamW; it falls linearly to 0. PickScore's is 3e-6.
 
     Returns:
-        what reward.json in the folder holds: the settings, and the accuracy on the held-out pairs before and after.
+        the content of the folder's reward.json: the settings, and the accuracy on the held-out pairs before and after.
     """
     torch.manual_seed(seed)
 
@@ -136,7 +136,7 @@ def train_reward(
 
     before = model.accuracy(heldout, batch_size)
     settings: dict[str, Any] = {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size}
-    parameters = {name: own for name, own in model.network.named_parameters() if own.requires_grad}
+    parameters = {name: p for name, p in model.network.named_parameters() if p.requires_grad}
     rows = torch.arange(len(pairs))
     fit(parameters, losses, rows, **settings, weight_decay=0.01, progress=progress)
     report = {

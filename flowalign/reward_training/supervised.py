@@ -1,4 +1,4 @@
-"""Training by examples, for rewards, judges and language models alike, and the folder that the result appears in."""
+"""Training on examples, for rewards, judges and language models, and the folder of the result."""
 
 import json
 import math
@@ -33,10 +33,10 @@ def fit(
     size: Callable[[Tensor], Any] = len,
     progress: bool = True,
 ) -> list[float]:
-    """Lower the losses of examples by AdamW, its learning rate falling linearly to 0; returns each batch's mean loss.
+    """Lower the losses of examples by AdamW, with a rate that falls linearly to 0; return each batch's mean loss.
 
     Args:
-        losses: of a batch of rows; their sum over the batch's `size` is the mean.
+        losses: gives the losses of a batch of rows; their sum divided by the batch's `size` is the mean.
 
     Raises:
         ConfigError: the learning rate is not above 0.
@@ -50,7 +50,7 @@ def fit(
     for i, batch in enumerate(bar):
         optimization.set_learning_rate(i)
         total = float(size(batch))
-        sums = optimization.backward(lambda part: (losses(part), {}), batch, total, len(batch))
+        sums = optimization.backward(lambda chunk: (losses(chunk), {}), batch, total, len(batch))
         optimization.step()
         means.append(sums["loss"].item() / total)
         bar.set_postfix(loss=f"{means[-1]:.3f}")
@@ -62,7 +62,7 @@ def fit(
 
 @contextmanager
 def new_folder(output: Path, name: str, report: dict[str, Any]) -> Iterator[Path]:
-    """A folder to write into, which gets the report as `name` and appears when it is whole."""
+    """Context with a folder to write into; it gets the report as `name`, and appears when it is whole."""
     partial = output.with_name(f".partial-{output.name}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

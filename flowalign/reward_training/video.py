@@ -1,6 +1,6 @@
-"""Training VideoReward on votes on videos: Bradley and Terry's model on the sum of its three respects.
+"""Training VideoReward on votes on videos: Bradley and Terry's model on the sum of its three aspects.
 
-The authors train their LoRA on verdicts on each respect, ties included (arXiv 2501.13918, section 3); a vote here says
+The authors train their LoRA on verdicts on each aspect, ties included (arXiv 2501.13918, section 3); a vote here says
 which video is better as a whole. A new LoRA of the published one's size is trained on the merged weights, with the
 head, and is merged again when it is saved.
 """
@@ -27,7 +27,7 @@ LAYERS = r"language_model\..*_proj"
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """The `weights` and `config` of a VideoReward in a folder; without one there, none: the published ones."""
+    """The `weights` and `config` of a VideoReward in a folder; {} if there is none: the published ones."""
     if not (folder / SETTINGS).is_file():
         return {}
     weights = next((folder / name for name in WEIGHTS if (folder / name).is_file()), folder / WEIGHTS[0])
@@ -38,13 +38,13 @@ class VideoScorer(PreferenceModel):
     """A VideoReward in training.
 
     Args:
-        files: `weights` and `config`, default the published ones'.
-        base: folder or hub name of the Qwen2-VL below it, default the published one's.
-        settings: further ones of `VideoReward`.
+        files: paths `weights` and `config`; default the published ones.
+        base: folder or hub name of the Qwen2-VL below it; default the published one's.
+        settings: further settings of `VideoReward`.
     """
 
     def __init__(self, files: Mapping[str, Any], base: str | None = None, **settings: Any) -> None:
-        # what is trained here is nobody else's
+        # the cached network must not be shared, since it is trained here
         load_video_reward.cache_clear()
         try:
             self.reward = VideoReward(**{**files, **({} if base is None else {"base": base}), **settings})
@@ -63,7 +63,7 @@ class VideoScorer(PreferenceModel):
         self.films: dict[str, Tensor] = {}
 
     def film(self, file: str) -> Tensor:
-        """[F, 3, H, W] the frames of a video that the model sees, in its size."""
+        """Frames [F, 3, H, W] of a video, as many and in the size that the model sees."""
         if file not in self.films:
             video = opened(file)
             if not isinstance(video, list):
@@ -79,9 +79,9 @@ class VideoScorer(PreferenceModel):
         return (chosen - rejected)[None]
 
     def save(self, folder: Path) -> None:
-        """Write the weights, the LoRA merged, and the settings beside them, as `VideoReward` reads them."""
+        """Write the weights with the LoRA merged, and the settings, as `VideoReward` reads them."""
         merged = without_lora(self.reward.reader.backbone.state_dict(), self.scale)
-        tensors = {name if name.startswith("visual.") else f"model.{name}": own for name, own in merged.items()}
+        tensors = {name if name.startswith("visual.") else f"model.{name}": value for name, value in merged.items()}
         tensors["rm_head.weight"] = self.network.head.detach()
-        save_file({name: own.contiguous().cpu() for name, own in tensors.items()}, folder / WEIGHTS[0])
+        save_file({name: value.contiguous().cpu() for name, value in tensors.items()}, folder / WEIGHTS[0])
         (folder / SETTINGS).write_text(json.dumps(self.reward.settings, indent=2), encoding="utf-8")

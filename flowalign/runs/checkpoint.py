@@ -1,6 +1,6 @@
 """Checkpoints that are either whole or absent: safetensors and JSON in a folder that appears by one rename.
 
-Beside them stands a checksum of every file. A checkpoint that was damaged afterwards is found out and passed over.
+With them is a checksum of every file, so that a checkpoint that was damaged later is noticed and skipped.
 """
 
 import contextlib
@@ -29,52 +29,52 @@ logger = logging.getLogger(__name__)
 NAME = re.compile(r"checkpoint-(\d+)")
 CHECKSUMS = "checksums.json"
 FORMAT = 1
-"""Number of the format of a run's folder; a change that older readers misread gets the next one."""
+"""Number of the format of a run's folder; a change that older versions would misread gets the next number."""
 LEARNED = ("trainable", "ema", "optimizer", "value_head", "value_head_optimizer")
-"""Tensors that are useless unless they are finite."""
+"""Files of tensors that must be finite."""
 
 
 def optimizer_tensors(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """An optimizer's state_dict as flat tensors ('3.exp_avg') and JSON."""
     flat = {f"{index}.{key}": value for index, values in state["state"].items() for key, value in _flat(values).items()}
     tensors: dict[str, Tensor] = {}
-    places = set()
+    addresses = set()
     for key, value in flat.items():
         if isinstance(value, Tensor):
-            # quantised moments share their code book, and a file has each tensor once
-            tensors[key] = value.clone() if value.data_ptr() in places else value.contiguous()
-            places.add(value.data_ptr())
+            # quantised moments share their code book, and a safetensors file takes no shared tensors
+            tensors[key] = value.clone() if value.data_ptr() in addresses else value.contiguous()
+            addresses.add(value.data_ptr())
     numbers = {key: value for key, value in flat.items() if key not in tensors}
     return tensors, {"param_groups": state["param_groups"], "numbers": numbers}
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """8-bit optimizers nest what they quantise: 'outer/inner'."""
+    """Flatten nested values to 'outer/inner', as 8-bit optimizers have them."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= {f"{key}/{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
     return flat
 
 
-def optimizer_state(tensors: dict[str, Tensor], rest: dict[str, Any]) -> dict[str, Any]:
+def optimizer_state(tensors: dict[str, Tensor], extra: dict[str, Any]) -> dict[str, Any]:
     """The inverse of `optimizer_tensors`."""
     state: dict[int, dict[str, Any]] = {}
-    for name, value in (tensors | rest.get("numbers", {})).items():
+    for name, value in (tensors | extra.get("numbers", {})).items():
         index, _, key = name.partition(".")
         *outer, key = key.split("/")
-        place = state.setdefault(int(index), {})
+        values = state.setdefault(int(index), {})
         for name in outer:
-            place = place.setdefault(name, {})
-        place[key] = value
-    return {"state": state, "param_groups": rest["param_groups"]}
+            values = values.setdefault(name, {})
+        values[key] = value
+    return {"state": state, "param_groups": extra["param_groups"]}
 
 
 class Checkpoints:
     """The checkpoints of a run's folder.
 
     Args:
-        folder: holds `checkpoint-000010` and so on.
-        keep: how many of the newest stay.
+        folder: folder with `checkpoint-000010` and so on.
+        keep: number of the newest checkpoints that are kept.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
@@ -83,15 +83,15 @@ class Checkpoints:
         self._damaged: set[Path] = set()
 
     def all(self) -> list[Path]:
-        """Checkpoints, oldest first; an interrupted save never carries the name of one."""
-        found = self.folder.glob("checkpoint-*") if self.folder.is_dir() else []
-        return sorted((p for p in found if NAME.fullmatch(p.name)), key=_number)
+        """Checkpoints, oldest first; an interrupted save never has the name of a checkpoint."""
+        paths = self.folder.glob("checkpoint-*") if self.folder.is_dir() else []
+        return sorted((p for p in paths if NAME.fullmatch(p.name)), key=_number)
 
     def newest(self, until: int | None = None) -> Path | None:
         """The newest checkpoint that is whole; a warning names newer ones that are damaged.
 
         Args:
-            until: an iteration that it is not newer than.
+            until: latest iteration of the checkpoint.
 
         Raises:
             FlowalignError: all are damaged.
@@ -123,13 +123,13 @@ class Checkpoints:
         export: Callable[[Path], None] | None = None,
         good: int | None = None,
     ) -> Path:
-        """Write one file of tensors per entry, state.json and what `export` adds, then let the folder appear.
+        """Write one file of tensors per entry, state.json and the files of `export`, then let the folder appear.
 
         Args:
-            good: an iteration whose checkpoint, or the last one before it, stays besides the newest.
+            good: an iteration whose checkpoint, or the last one before it, is kept besides the newest.
 
         Raises:
-            FlowalignError: a weight is not finite, or the disk does not take the files; earlier checkpoints stay.
+            FlowalignError: a weight is not finite, or the files cannot be written; earlier checkpoints are kept.
         """
         for name in LEARNED:
             key = _not_finite(tensors.get(name, {}))
@@ -154,9 +154,9 @@ class Checkpoints:
         sync_folder(self.folder)
         self._damaged.discard(final)
         whole = [path for path in self.all() if path not in self._damaged]
-        kept = whole[-self.keep :] + ([] if good is None else [p for p in whole if _number(p) <= good][-1:])
+        retained = whole[-self.keep :] + ([] if good is None else [p for p in whole if _number(p) <= good][-1:])
         for old in self.all():
-            if old not in kept:
+            if old not in retained:
                 os.replace(old, self.folder / f".removed-{old.name}")
         self._sweep()
         return final
@@ -176,7 +176,7 @@ class Checkpoints:
         sync(folder)
 
     def _sweep(self) -> None:
-        """Remove what interrupted saves and removals left."""
+        """Remove the leftovers of interrupted saves and removals."""
         for leftover in [*self.folder.glob(".partial-*"), *self.folder.glob(".removed-*")]:
             shutil.rmtree(leftover)
 
@@ -190,17 +190,17 @@ class Checkpoints:
 
     @classmethod
     def load(cls, path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-        """What `save` was given, of a whole checkpoint."""
+        """Read the tensors and the state of a whole checkpoint, as `save` got them."""
         names = [name for name in _checksums(path) if name.endswith(".safetensors")]
         return {Path(name).stem: load_file(path / name) for name in names}, cls.state(path)
 
 
 @contextlib.contextmanager
 def fitting(path: Path) -> Iterator[None]:
-    """Say in one line that a checkpoint is another flowalign's, or of another model, where it does not fit.
+    """Context for loading a checkpoint: turn errors of one that does not fit into one line for people.
 
     Raises:
-        FlowalignError: a key that is missing, or a tensor of another shape.
+        FlowalignError: a key is missing, or a tensor has another shape: another model's, or another flowalign's.
     """
     try:
         yield
@@ -209,15 +209,15 @@ def fitting(path: Path) -> Iterator[None]:
     except (KeyError, IndexError, TypeError, AttributeError, RuntimeError, ValueError, AssertionError) as error:
         if isinstance(error, FlowalignError):
             raise
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise FlowalignError(
-            f"{path} does not fit this run, or another version of flowalign wrote it ({said}); name=... starts another "
-            "run, and that version goes on with this one"
+            f"{path} does not fit this run, or another version of flowalign wrote it ({reason}); name=... starts "
+            "another run, and that version goes on with this one"
         ) from error
 
 
 def check_format(written: Mapping[str, Any], file: Path) -> None:
-    """Refuse a file that a later flowalign wrote; one without a number is older than the numbers.
+    """Refuse a file that a later flowalign wrote; a file without a number is from before there were numbers.
 
     Raises:
         FlowalignError: names the file.
@@ -230,7 +230,7 @@ def check_format(written: Mapping[str, Any], file: Path) -> None:
 
 
 def seal(folder: Path) -> None:
-    """Write the checksum of every file below a folder beside them, the metadata of its weights in order first."""
+    """Write the checksums of all files below a folder into it, after sorting the metadata of its weights."""
     for file in folder.rglob("*.safetensors"):
         order_metadata(file)
     for file in folder.rglob("adapter_config.json"):
@@ -243,7 +243,7 @@ def seal(folder: Path) -> None:
 
 
 def order_metadata(file: Path) -> None:
-    """Sort what a file's metadata say, which safetensors and sets leave in another order in every process."""
+    """Sort a file's metadata, whose order else differs between processes, due to safetensors and sets."""
     with open(file, "r+b") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
         header = json.loads(opened.read(length))
@@ -254,26 +254,26 @@ def order_metadata(file: Path) -> None:
             if value.startswith("{"):
                 metadata[key] = json.dumps(_in_order(json.loads(value)), indent=2, sort_keys=True)
         whole = {"__metadata__": metadata} | header
-        own = json.dumps(whole, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
-        # the tensors stay where they are: what was written with other spaces is left
-        if len(own) <= length:
+        encoded = json.dumps(whole, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
+        # the header must fit where it was, since the tensors are not moved; a longer one is left as it is
+        if len(encoded) <= length:
             opened.seek(8)
-            opened.write(own.ljust(length))
+            opened.write(encoded.ljust(length))
 
 
 def _in_order(value: Any) -> Any:
-    """Nested settings, with the lists sorted that are sets of names."""
+    """Nested settings in which lists of names are sorted, since they were sets."""
     if isinstance(value, dict):
-        return {key: _in_order(own) for key, own in value.items()}
-    names = isinstance(value, list) and all(isinstance(own, str) for own in value)
+        return {key: _in_order(nested) for key, nested in value.items()}
+    names = isinstance(value, list) and all(isinstance(entry, str) for entry in value)
     return sorted(value) if names else value
 
 
 def check_weights(path: str | Path) -> None:
-    """Refuse weights that are not as they were written, or not finite; a hub name is left to its library.
+    """Refuse weights that were changed since they were written, or are not finite; a hub name is not checked.
 
     Args:
-        path: a folder, with checksums where `seal` wrote them, or a file.
+        path: a folder, with checksums if `seal` wrote them, or a file.
 
     Raises:
         FlowalignError: names the file.
@@ -294,14 +294,14 @@ def check_weights(path: str | Path) -> None:
 
 
 def _not_finite_in(file: Path) -> str | None:
-    """The name of a tensor of a file that is not finite."""
+    """The name of a tensor in a file that is not finite; None if all are."""
     with safe_open(file, "pt") as opened:
         names = opened.keys()
         return next((key for key in names if _not_finite({key: opened.get_tensor(key)})), None)
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint; None where its files are as they were written, and its weights finite."""
+    """Describe the damage of a checkpoint; None if its files are as they were written, and its weights finite."""
     try:
         for name, expected in _checksums(path).items():
             if _checksum(path / name) != expected:
@@ -318,7 +318,7 @@ def damage(path: Path) -> str | None:
 
 
 def _checksums(path: Path) -> dict[str, str]:
-    """Of every file of a checkpoint, by its name; ValueError where they do not fit their own checksum."""
+    """Checksums of a checkpoint's files by their names; ValueError if these do not match their own checksum."""
     written = read_json(path / CHECKSUMS)
     if not isinstance(written.get("files"), dict) or written.get("all") != _sum_of(written["files"]):
         raise ValueError(CHECKSUMS)
@@ -340,8 +340,8 @@ def _checksum(path: Path) -> str:
 
 
 def _not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of a tensor that is not finite."""
-    # not all formats of 8 bits know what is finite
+    """The name of a tensor that is not finite; None if all are."""
+    # isfinite is missing for some 8-bit formats
     widened = ((key, value.float() if value.is_floating_point() else value) for key, value in tensors.items())
     return next((key for key, value in widened if not value.isfinite().all()), None)
 

@@ -1,4 +1,4 @@
-"""What a run ran with: its configuration, the versions of packages, and the machine."""
+"""Record of a run's environment: its configuration, the versions of packages, and the machine."""
 
 import os
 import platform
@@ -20,7 +20,7 @@ def record_environment(folder: Path, config: str, accelerator: Accelerator, iter
     """Write config.yaml, which is the text `config`, and versions.yaml into a run's folder.
 
     Args:
-        iteration: that the run goes on from. Another configuration, which brought it there, stays beside as
+        iteration: iteration from which the run continues. If the configuration has changed, the earlier one is kept as
             config-until-000010.yaml.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Files: written so that they are either old or new, never half."""
+"""Writing files so that they are either old or new, never half."""
 
 import os
 import shutil
@@ -12,25 +12,25 @@ from flowalign.runs.foreign import write_new
 
 
 def check_output(path: Path, where: str, folder: bool = False) -> None:
-    """Refuse, before the work, a file or a folder for its results that cannot be written.
+    """Refuse a file or a folder for results that cannot be written, before any work is done.
 
     Args:
-        where: the setting or option that names it.
+        where: name of the setting or option for it.
     """
     try:
         if any(len(os.fsencode(part)) > 255 for part in path.parts):
             raise ConfigError(f"{where}: the name is too long")
-        there = next((p for p in (path, *path.parents) if p.exists()), None)
-        if there is None:
+        existing = next((p for p in (path, *path.parents) if p.exists()), None)
+        if existing is None:
             raise ConfigError(f"{where}: the current folder is gone")
-        if not there.is_dir() and (folder or there != path):
-            raise ConfigError(f"{where}: {there} is a file, and a folder is wanted there")
-        if there == path and there.is_dir() and not folder:
+        if not existing.is_dir() and (folder or existing != path):
+            raise ConfigError(f"{where}: {existing} is a file, and a folder is wanted there")
+        if existing == path and existing.is_dir() and not folder:
             raise ConfigError(f"{where}: {path} is a folder; give the name of a file")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{where}: {path} cannot be written: {error}") from error
-    if not os.access(there, os.W_OK):
-        raise ConfigError(f"{where}: {there} cannot be written to")
+    if not os.access(existing, os.W_OK):
+        raise ConfigError(f"{where}: {existing} cannot be written to")
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -42,12 +42,12 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_folder(final: Path, write: Callable[[Path], None]) -> None:
-    """Replace a folder by what `write` puts into another: readers see the old, the new or none, never half.
+    """Replace a folder by a new one that `write` fills: readers see the old, the new or none, never half.
 
     Raises:
-        FlowalignError: the disk does not take it.
+        FlowalignError: the folder cannot be written.
     """
-    partial, removed = (final.with_name(f".{what}-{final.name}") for what in ("partial", "removed"))
+    partial, removed = (final.with_name(f".{prefix}-{final.name}") for prefix in ("partial", "removed"))
     for leftover in (partial, removed):
         shutil.rmtree(leftover, ignore_errors=True)
     try:
@@ -69,7 +69,7 @@ def write_folder(final: Path, write: Callable[[Path], None]) -> None:
 
 
 def readable(folder: Path) -> None:
-    """Let others read all files below a folder, which safetensors writes for their owner alone."""
+    """Let other users read all files below a folder, since safetensors makes files that only their owner can read."""
     for path in folder.rglob("*"):
         if path.is_file():
             path.chmod(0o644)
@@ -79,7 +79,7 @@ def sync(folder: Path) -> None:
     """Make a folder and all files below it survive a crash of the machine."""
     for path in folder.rglob("*"):
         if path.is_file():
-            # Windows wants a handle that may write
+            # Windows needs a handle that may write
             with open(path, "r+b") as handle:
                 os.fsync(handle.fileno())
     sync_folder(folder)

@@ -1,7 +1,7 @@
-"""A folder that somebody else may have made: what is in it is read as data, and nothing outside it is touched.
+"""A folder that somebody else may have made: its files are read as data, and nothing outside of it is touched.
 
-All that reads or writes in such a folder does it here: links are refused, and so is what is no plain file (a pipe would
-be waited for, a device has no end) or is larger than what it stands for can be.
+All reads and writes in such a folder go through this module. It refuses links, files that are not plain (a pipe would
+block, a device has no end) and files that are larger than their kind can be.
 """
 
 import json
@@ -15,7 +15,7 @@ from flowalign.errors import ConfigError
 LARGEST_TEXT = 256 * 2**20
 """Bytes of a file of lines or of JSON, at most."""
 ELSEWHERE = ("wandb",)
-"""Folders of other programs in a run's folder, which flowalign never opens; wandb has links in its own."""
+"""Folders of other programs in a run's folder, which flowalign never opens; wandb's folder has links."""
 
 
 class ForeignError(ConfigError, ValueError):
@@ -23,56 +23,56 @@ class ForeignError(ConfigError, ValueError):
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder in which something is no plain file and no plain folder; the folder itself may be a link.
+    """Refuse a folder that has anything but plain files and folders in it; the folder itself may be a link.
 
     Raises:
         ForeignError: names the first one.
     """
     if not folder.is_dir():
         return
-    for place, folders, files in os.walk(folder):
-        if Path(place) == folder:
+    for directory, folders, files in os.walk(folder):
+        if Path(directory) == folder:
             folders[:] = [name for name in folders if name not in ELSEWHERE]
         for name in sorted([*folders, *files]):
-            problem = unfit(os.lstat(os.path.join(place, name)).st_mode)
+            problem = unfit(os.lstat(os.path.join(directory, name)).st_mode)
             if problem is not None:
-                raise ForeignError(f"{os.path.join(place, name)} is {problem}, which a run's folder must not hold")
+                raise ForeignError(f"{os.path.join(directory, name)} is {problem}, which a run's folder must not hold")
 
 
 def check_waits(folder: Path) -> None:
-    """Refuse a folder of a model in which something would be waited for; links stay, as hub caches have them.
+    """Refuse a model's folder with a file that would block, such as a pipe; links are allowed, as in hub caches.
 
     Raises:
         ForeignError: names the first one.
     """
-    for place, _, files in os.walk(folder):
+    for directory, _, files in os.walk(folder):
         for name in sorted(files):
-            path = Path(place, name)
+            path = Path(directory, name)
             if path.exists() and not (path.is_file() or path.is_dir()):
                 raise ForeignError(f"{path} is a pipe, a socket or a device, which a model's folder must not hold")
 
 
 def unfit(mode: int) -> str | None:
-    """What makes a file of this mode one that is not opened; None for plain files and folders."""
+    """Name the kind of a file of this mode if it must not be opened; None for plain files and folders."""
     if stat.S_ISLNK(mode):
         return "a symbolic link"
     return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "a pipe, a socket or a device"
 
 
 def inside(folder: Path, name: Any) -> Path:
-    """The path of a file by the name that something in a folder gives it.
+    """The path of a file in a folder, by a name that was read from the folder's data.
 
     Raises:
-        ForeignError: it is no name, leads out of the folder, or leads over a symbolic link.
+        ForeignError: it is no name, leads out of the folder, or leads through a symbolic link.
     """
     if not isinstance(name, str) or not name or "\0" in name:
         raise ForeignError(f"{folder}: {str(name)[:120]!r} is no file name")
-    parts = Path(name).parts
-    if Path(name).is_absolute() or ".." in parts:
+    components = Path(name).parts
+    if Path(name).is_absolute() or ".." in components:
         raise ForeignError(f"{folder}: {name[:120]!r} leads out of the folder")
     path = folder
-    for part in parts:
-        path = path / part
+    for component in components:
+        path = path / component
         if path.is_symlink():
             raise ForeignError(f"{path} is a symbolic link")
     return path
@@ -85,7 +85,7 @@ def opened(path: Path, most: int = LARGEST_TEXT) -> BinaryIO:
         ForeignError: it is a link or no plain file, or has more than `most` bytes.
         OSError: it is not there, or cannot be read.
     """
-    # without O_NONBLOCK a pipe without a writer is waited for
+    # without O_NONBLOCK this blocks at a pipe that nobody writes to
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
         file = os.fdopen(os.open(path, flags), "rb")
@@ -102,13 +102,13 @@ def opened(path: Path, most: int = LARGEST_TEXT) -> BinaryIO:
 
 
 def read_bytes(path: Path, most: int = LARGEST_TEXT) -> bytes:
-    """What a plain file holds; see `opened`."""
+    """Read the bytes of a plain file; see `opened`."""
     with opened(path, most) as file:
         return file.read()
 
 
 def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
-    """What a plain file of UTF-8 holds; see `opened`."""
+    """Read the text of a plain UTF-8 file; see `opened`."""
     try:
         return read_bytes(path, most).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -116,20 +116,20 @@ def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
 
 
 def read_json(path: Path, most: int = LARGEST_TEXT) -> dict[str, Any]:
-    """The object of a JSON file; see `opened`."""
+    """Read the object of a JSON file; see `opened`."""
     try:
-        found = json.loads(read_text(path, most))
+        values = json.loads(read_text(path, most))
     except (ValueError, RecursionError) as error:
         if isinstance(error, ForeignError):
             raise
         raise ForeignError(f"{path} is not JSON: {str(error)[:120]}") from error
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         raise ForeignError(f"{path} holds no JSON object")
-    return found
+    return values
 
 
 def created(path: Path) -> BinaryIO:
-    """A new file, open for writing, in the place of what has its name: nothing is written through a link."""
+    """Open a new file for writing; an existing file or link of that name is removed first, never written through."""
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     return os.fdopen(os.open(path, flags, 0o666), "wb")
@@ -142,7 +142,7 @@ def write_new(path: Path, content: bytes | str) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Add to the end of a file, which is made where there is none; nothing is written through a link."""
+    """Add text to the end of a file, which is made if it is missing; a link is never followed."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with open(os.open(path, flags, 0o666), "a", encoding="utf-8") as file:
         file.write(text)

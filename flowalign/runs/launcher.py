@@ -1,4 +1,4 @@
-"""Who started this process, asked before anything slow is loaded: the launcher may be gone when it matters."""
+"""Ids of this process and of its launcher, taken before slow imports: the launcher may be gone afterwards."""
 
 import os
 

@@ -13,10 +13,10 @@ from flowalign.runs.foreign import check_folder
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Within it no other process trains into this folder. The lock ends with its process, however that ends.
+    """Context in which no other process trains into this folder. The lock ends with its process, also if that crashes.
 
     Raises:
-        ConfigError: another process trains there, or it holds a link or a pipe.
+        ConfigError: another process trains there, or the folder has a link or a pipe in it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     check_folder(folder)

@@ -1,4 +1,4 @@
-"""Metrics as JSON lines, one an iteration."""
+"""Metrics as JSON lines, one for each iteration."""
 
 import json
 import os
@@ -33,7 +33,7 @@ class MetricsFile:
         os.replace(partial, self.path)
 
     def _lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
-        """Each whole line, and what it says."""
+        """Each whole line with its record."""
         if not self.path.exists():
             return
         with opened(self.path) as file:

@@ -1,16 +1,16 @@
-"""Previews: what a trainer saves so that people can see how samples came to be and how groups were judged.
+"""Previews: files that show people how samples came to be and how groups were judged.
 
-A moment's previews are one folder of the run, which appears by one rename:
+The previews of an iteration are one folder of the run, which appears by one rename:
 
     previews/iteration-000010/
-        films.jsonl     a line a film
-        groups.jsonl    a line a group
-        *.webp          the pictures that the lines name
+        films.jsonl     a line for each film
+        groups.jsonl    a line for each group
+        *.webp          pictures that the lines name
 
 A film line is `{"prompt", "seed", "metadata", "sigmas", "pictures", "rewards", "dense", "advantages", "stochastic",
 "turning"}`, a group line `{"prompt", "metadata", "members": [{"picture", "seed", "reward", "advantage", "parts",
-"rewritten"}], "wins"}`; a member that is a text has "text" and "tokens" in the place of "picture". The fields mean what
-they mean in `Film` and `Group`, and what was not given or is NaN is null.
+"rewritten"}], "wins"}`; a member that is a text has "text" and "tokens" instead of "picture". The fields are those of
+`Film` and `Group`; a value that is missing or NaN is null.
 """
 
 import json
@@ -44,9 +44,9 @@ class Film:
     advantages: Sequence[float] | None = None
     """[T]"""
     stochastic: Sequence[bool] | None = None
-    """[T] whether the step drew noise"""
+    """[T] True where the step drew noise."""
     turning: Sequence[bool] | None = None
-    """[T] whether the step is a turning point (TP-GRPO)"""
+    """[T] True where the step is a turning point (TP-GRPO)."""
     sigmas: Sequence[float] | None = None
     """[T + 1] noise level of each state, 1 is pure noise"""
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Group:
     wins: Sequence[Sequence[float]] | None = None
     """[G, G] pairwise verdicts: 1 where the row's sample beat the column's, 0 where it lost, 0.5 for a tie"""
     rewritten: Sequence[str] | None = None
-    """[G] what a prompt rewriter made of the prompt, where that is what is trained"""
+    """[G] prompts after rewriting, if a prompt rewriter is trained."""
     tokens: Sequence[Sequence[tuple[str, float, float, float]]] | None = None
     """[G] lists of a text's tokens: its piece of the text, log-probability, entropy, advantage."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -78,12 +78,12 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much is saved at most. With the defaults a moment takes 1 to 2 MB and a run at most 40 MB."""
+    """Limits of the previews. With the defaults an iteration's take 1 to 2 MB, and a run's at most 40 MB."""
 
     films: int = 4
     groups: int = 4
     frames: int = 21
-    """Pictures of a film; longer ones keep those of evenly spread states, and all numbers."""
+    """Pictures of a film; a longer film is saved with pictures of evenly spread states, and all its numbers."""
     members: int = 24
     """Pictures of a group."""
     side: int = 256
@@ -102,7 +102,7 @@ def save_previews(
     """Save the previews of one iteration into a run's folder and thin out earlier ones.
 
     Returns:
-        the folder of the iteration's previews; what it held before is replaced.
+        the folder of the iteration's previews; earlier files in it are replaced.
     """
     limits = limits or Limits()
     parent = run / FOLDER
@@ -122,9 +122,9 @@ def save_previews(
 
 def _save_film(folder: Path, number: int, film: Film, limits: Limits) -> dict[str, Any]:
     states = len(film.pictures)
-    kept = {round(i * (states - 1) / max(limits.frames - 1, 1)) for i in range(limits.frames)}
+    shown = {round(i * (states - 1) / max(limits.frames - 1, 1)) for i in range(limits.frames)}
     names = [
-        _save_picture(folder / f"film-{number:02d}-{i:03d}", picture, limits.side) if i in kept else None
+        _save_picture(folder / f"film-{number:02d}-{i:03d}", picture, limits.side) if i in shown else None
         for i, picture in enumerate(film.pictures)
     ]
     return {
@@ -152,10 +152,10 @@ def _member(path: Path, group: Group, i: int, side: int) -> dict[str, Any]:
     sample, tokens = group.samples[i], group.tokens[i] if group.tokens else []
     if isinstance(sample, str):
         pieces = [[piece, *(_number(value) for value in values)] for piece, *values in tokens]
-        own: dict[str, Any] = {"text": sample, "tokens": pieces}
+        content: dict[str, Any] = {"text": sample, "tokens": pieces}
     else:
-        own = {"picture": _save_picture(path, sample, side)}
-    return own | {
+        content = {"picture": _save_picture(path, sample, side)}
+    return content | {
         "seed": int(group.seeds[i]),
         "reward": float(group.rewards[i]),
         "advantage": None if group.advantages is None else _number(group.advantages[i]),
@@ -165,7 +165,7 @@ def _member(path: Path, group: Group, i: int, side: int) -> dict[str, Any]:
 
 
 def _save_picture(path: Path, sample: Picture, side: int) -> str:
-    """Small pictures without loss, scaled ones at a quality where it does not show."""
+    """Save a picture as WebP: small ones without loss, others scaled down, with a loss that is not visible."""
     frames = [sample.convert("RGB")] if isinstance(sample, Image) else [frame.convert("RGB") for frame in sample]
     lossless = max(frames[0].size) <= 64
     for frame in frames:
@@ -179,14 +179,14 @@ def _numbers(values: Sequence[float] | None) -> list[float | None] | None:
 
 
 def _number(value: float) -> float | None:
-    """JSON has no NaN: what does not apply is null."""
+    """A number for JSON, which has no NaN: it becomes null."""
     return None if math.isnan(value) else float(value)
 
 
 def _thin(parent: Path, moments: int) -> None:
-    """Drop the moment whose neighbours are closest together until few enough are left."""
+    """Remove previews until few enough are left, each time those whose two neighbours are closest together."""
     folders = sorted(parent.glob("iteration-*"))
     while len(folders) > max(moments, 2):
-        at = [int(folder.name.removeprefix("iteration-")) for folder in folders]
-        drop = min(range(1, len(at) - 1), key=lambda i: at[i + 1] - at[i - 1])
+        iterations = [int(folder.name.removeprefix("iteration-")) for folder in folders]
+        drop = min(range(1, len(iterations) - 1), key=lambda i: iterations[i + 1] - iterations[i - 1])
         shutil.rmtree(folders.pop(drop))

@@ -12,25 +12,25 @@ LARGEST = 1_000_000
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key stands once."""
+    """Loader that refuses a key that is there twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                 if key.value in seen:
-                    said = f"the key '{key.value}' stands there twice"
-                    raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
+                    problem = f"the key '{key.value}' stands there twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 def parse_yaml(text: str) -> Any:
-    """What YAML says, without Python objects.
+    """Parse YAML of plain values, without Python objects.
 
     Raises:
-        ValueError: it is no YAML, a number or a date is none, a key stands twice, or it is too deep or too large; in
-            one line.
+        ValueError: it is no YAML, has a wrong number or date, has a key twice, or is too deep or too large; the message
+            is one line.
     """
     try:
         loader = _Loader(text)
@@ -41,12 +41,12 @@ def parse_yaml(text: str) -> Any:
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except Exception as error:
-        # PyYAML raises errors of all kinds at a value that is not what its tag says
+        # PyYAML raises errors of all kinds at a value that does not fit its tag
         raise ValueError(" ".join(str(error).split())) from error
 
 
 def _size(node: yaml.Node | None) -> int:
-    """How many values there are once aliases are written out."""
+    """Number of values after each alias is replaced by its values."""
     sizes: dict[int, int | None] = {}
 
     def count(node: yaml.Node) -> int:
@@ -57,7 +57,7 @@ def _size(node: yaml.Node | None) -> int:
             sizes[id(node)] = None
             below = node.value if isinstance(node, yaml.SequenceNode) else []
             if isinstance(node, yaml.MappingNode):
-                below = [part for pair in node.value for part in pair]
+                below = [member for pair in node.value for member in pair]
             sizes[id(node)] = size = 1 + sum(map(count, below))
         return size
 
@@ -71,7 +71,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ConfigError: there is no such file, or it holds something else.
     """
     try:
-        # a pipe would be waited for, a device may have no end
+        # reading a pipe would block, and a device may have no end
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path} is not a file, and a configuration is one")
         if path.stat().st_size > LARGEST:

@@ -1,4 +1,4 @@
-"""What a run's folder holds, for people who work in Python."""
+"""Results in a run's folder, for people who work in Python."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +18,15 @@ class Result:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """A record an iteration."""
+        """Metrics of each iteration."""
         return MetricsFile(self.folder / "metrics.jsonl").read()
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
-        """A record an evaluation: means over the held-out prompts."""
+        """Metrics of each evaluation: means over the held-out prompts."""
         return MetricsFile(self.folder / "evaluations.jsonl").read()
 
     @property
     def lora(self) -> Path | None:
-        """Folder of the adapter, for plain diffusers or transformers; None where there is none (yet)."""
+        """Folder of the adapter, for plain diffusers or transformers; None if there is none (yet)."""
         return self.folder / "lora" if (self.folder / "lora").is_dir() else None

@@ -1,13 +1,13 @@
 """The samples that a trainer saves at each evaluation, with small copies of their pictures for the gallery.
 
     samples/iteration-000010/
-        samples.jsonl       a line a sample
-        00000.png           the pictures that the lines name; 00000.webp, animated, where a sample is a video
-        thumbnails/         small copies of the large ones, 00000.png.jpg
+        samples.jsonl       a line for each sample
+        00000.png           pictures that the lines name; 00000.webp, animated, if a sample is a video
+        thumbnails/         small copies of large pictures, 00000.png.jpg
 
 A line is `{"picture", "prompt", "seed", "metadata", "rewritten"}` and scores by name: `picture` names a picture or a
-clip of the folder, `rewritten`, where there is one, is what a prompt rewriter made of the prompt. A line of a text has
-`text` in the place of `picture`.
+clip of the folder, and `rewritten`, if it is there, is the prompt after a prompt rewriter. A line of a text has `text`
+instead of `picture`.
 """
 
 import json
@@ -33,10 +33,10 @@ Sample = str | Picture
 
 
 def save_samples(run: Path, iteration: int, samples: Iterable[tuple[Sample, Mapping[str, Any]]]) -> Path:
-    """Save samples into a run's folder; they appear by one rename, in the place of the same iteration's.
+    """Save samples into a run's folder; they appear by one rename, and replace earlier ones of the same iteration.
 
     Args:
-        samples: each with what else its line holds.
+        samples: each with the other fields of its line.
 
     Returns:
         the folder of the iteration's samples.
@@ -73,14 +73,14 @@ def save_picture(sample: Picture, path: Path, ending: str, **settings: Any) -> P
 
 
 def thumbnail_of(picture: Path) -> Path:
-    """Where a trainer puts the thumbnail of a picture, so that the gallery need not decode the picture."""
+    """Path of a picture's thumbnail, which saves the gallery from decoding the picture."""
     return picture.parent / "thumbnails" / f"{picture.name}.jpg"
 
 
 def save_thumbnail(picture: Image.Image, path: Path) -> None:
     """Shrink a picture and write it as a JPEG, which is encoded ten times faster than a WebP."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # first by a whole number, which saves time and cannot be seen
+    # first by a whole number, which saves time without a visible difference
     picture.thumbnail((THUMBNAIL, THUMBNAIL), reducing_gap=1.1)
     if picture.has_transparency_data:
         picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture.convert("RGBA"))

@@ -23,7 +23,7 @@ LINES = 2
 
 @dataclass(repr=False)
 class Grid:
-    """Rows of pictures with a caption each; of a video the middle frame. A notebook shows it as it is."""
+    """Rows of pictures with captions; a video is shown by its middle frame. A notebook displays the grid itself."""
 
     rows: Sequence[Sequence[Picture]]
     captions: Sequence[Sequence[str]]
@@ -34,7 +34,7 @@ class Grid:
 
     @property
     def image(self) -> Image.Image:
-        """All in one picture."""
+        """The grid as one picture."""
         caption, gap = LINES * (FONT + 3) + 6, 8
         width, height = (SIDE + gap) * max(map(len, self.rows)) - gap, (SIDE + caption) * len(self.rows)
         whole = Image.new("RGB", (width, height), "white")
@@ -48,12 +48,12 @@ class Grid:
         return whole
 
     def save(self, path: str | Path) -> None:
-        """Write the picture of all."""
+        """Write the grid as one picture."""
         self.image.save(path)
 
     def show(self) -> None:
-        """Show them: in the cell of a notebook, else in the system's viewer."""
-        # which IPython puts there
+        """Show the grid in the cell of a notebook, else in the system's viewer."""
+        # IPython adds this builtin
         if hasattr(builtins, "get_ipython"):
             from IPython.display import display
 

@@ -190,7 +190,7 @@ def show_config(
         print(reference.markdown(), end="")
     else:
         for key in reference.table(section, text):
-            print(f"{key.place}: {key.shown_default}    # {key.kind}{'; ' if key.meaning else ''}{key.meaning}")
+            print(f"{key.path}: {key.shown_default}    # {key.kind}{'; ' if key.meaning else ''}{key.meaning}")
 
 
 @app.command("recipes", rich_help_panel="Reference")

@@ -1,4 +1,4 @@
-"""What a suite is: prompts, pictures a prompt, scores of a sample by name, and which of them make the headline."""
+"""Base of suites: prompts, pictures per prompt, scores of a sample by name, and the names that make the headline."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -7,19 +7,19 @@ from flowalign.data import Prompts
 from rewards import Metadata, Reward, score
 
 SampleScores = dict[str, float | list[float]]
-"""Scores of a sample by name; a list counts as so many. A name that does not apply is left out."""
+"""Scores of a sample by name; each value of a list counts as one. A name that does not apply is left out."""
 
 
 class Suite:
-    """A protocol that figures can be compared under. Subclass it, with a `name`.
+    """A protocol under which figures can be compared. Subclass it, with a `name`.
 
-    A score's mean is over everything that samples gave under its name; the headline, 'overall', is the mean of the
-    means named in `headline`. What may be set, such as a judge, stands in the results beside the version.
+    A score's mean is over all values that samples gave under its name; the headline, 'overall', is the mean of the
+    means named in `headline`. Settings, such as a judge, are written to the results with the version.
     """
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
-    """Version, raised whenever the same model would get another figure."""
+    """Version; it is raised whenever the same model would get another figure."""
     pictures: ClassVar[int] = 4
     """Samples of a prompt."""
     videos: ClassVar[bool] = False
@@ -28,22 +28,22 @@ class Suite:
     """Names of the scores whose mean is 'overall'."""
 
     def prompts(self) -> Prompts:
-        """The prompts, always the same and in the same order; metadata say what is asked of each."""
+        """The prompts, always the same and in the same order; their metadata say what the scores need."""
         raise NotImplementedError
 
     def score(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> list[SampleScores]:
-        """What each sample gets, in itself alone: how samples come together in a call must not matter."""
+        """Score each sample on its own: the result must not depend on which samples share a call."""
         raise NotImplementedError
 
     def settings(self) -> Mapping[str, Any]:
-        """What was set besides the protocol, as JSON: it stands in the results."""
+        """Settings besides the protocol, as JSON; they are written to the results."""
         return {}
 
 
 def columns(
     reward: Reward, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata
 ) -> list[dict[str, float]]:
-    """A reward's value and parts as one record a sample; parts that do not apply are left out."""
+    """A reward's value and parts as one record per sample; parts that do not apply are left out."""
     scores = score(reward, samples, prompts, metadata)
     named = {"value": scores.value} | scores.parts
     rows = zip(*(values.tolist() for values in named.values()), strict=True)

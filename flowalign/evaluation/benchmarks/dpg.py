@@ -24,8 +24,8 @@ class DPGBench(Suite):
 
     Args:
         data: a copy of dpg_bench.csv.
-        judge: answers yes or no. The published figures are of mPLUG-large (ModelScope); another judge's are to be
-            compared with its own alone.
+        judge: answers yes or no. The published figures are of mPLUG-large (ModelScope); figures of another judge can
+            only be compared with each other.
     """
 
     name = "dpg"
@@ -43,31 +43,33 @@ class DPGBench(Suite):
             return graphs(list(csv.DictReader(file)))
 
     def score(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> list[SampleScores]:
-        asked = [(image, text) for image, own in zip(samples, metadata, strict=True) for text in own["questions"]]
-        yes = iter(says_yes(self._judge, asked))
-        return [graded([next(yes) for _ in own["questions"]], own) for own in metadata]
+        questions = [
+            (image, text) for image, graph in zip(samples, metadata, strict=True) for text in graph["questions"]
+        ]
+        yes = iter(says_yes(self._judge, questions))
+        return [graded([next(yes) for _ in graph["questions"]], graph) for graph in metadata]
 
     def settings(self) -> Mapping[str, Any]:
         return described(self.asked)
 
 
 def graphs(rows: Sequence[Mapping[str, str]]) -> Prompts:
-    """A prompt an 'item_id', with its questions, their numbers, the numbers of their parents and their categories."""
+    """Prompts, one for each 'item_id', with their questions: numbers, parents' numbers and categories."""
     texts: dict[str, str] = {}
     metadata: dict[str, dict[str, list[Any]]] = {}
-    # the authors' reader passes over the first
+    # the authors' reader skips the first row
     for row in rows[1:]:
         texts.setdefault(row["item_id"], row["text"])
-        own = metadata.setdefault(row["item_id"], {"questions": [], "numbers": [], "parents": [], "categories": []})
-        own["questions"].append(row["question_natural_language"])
-        own["numbers"].append(int(row["proposition_id"]))
-        own["parents"].append([int(number) for number in row["dependency"].split(",")])
-        own["categories"].append(row["tuple"].partition("(")[0].partition("-")[0].strip())
+        graph = metadata.setdefault(row["item_id"], {"questions": [], "numbers": [], "parents": [], "categories": []})
+        graph["questions"].append(row["question_natural_language"])
+        graph["numbers"].append(int(row["proposition_id"]))
+        graph["parents"].append([int(number) for number in row["dependency"].split(",")])
+        graph["categories"].append(row["tuple"].partition("(")[0].partition("-")[0].strip())
     return Prompts(list(texts.values()), list(metadata.values()))
 
 
 def graded(yes: Sequence[bool], graph: Mapping[str, Any]) -> SampleScores:
-    """The share of questions answered yes whose parents all count, in the order of the file; by category without that.
+    """The share of questions answered yes with all their parents, in the order of the file; categories ignore parents.
 
     Args:
         graph: 'numbers' of the questions, 'parents' of each (0 is none) and 'categories'.
@@ -77,5 +79,5 @@ def graded(yes: Sequence[bool], graph: Mapping[str, Any]) -> SampleScores:
         counts[number] = counts[number] and all(counts[parent] for parent in parents if parent)
     scores: SampleScores = {"dpg": sum(counts.values()) / len(counts)}
     for category in dict.fromkeys(graph["categories"]):
-        scores[category] = [float(own) for own, name in zip(yes, graph["categories"], strict=True) if name == category]
+        scores[category] = [float(one) for one, name in zip(yes, graph["categories"], strict=True) if name == category]
     return scores

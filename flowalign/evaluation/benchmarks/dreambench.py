@@ -23,14 +23,14 @@ LIST = "prompts_and_classes.txt"
 class DreamBench(Suite):
     """DreamBench: a subject's 25 prompts, 4 pictures each; CLIP-I (the headline) and CLIP-T.
 
-    A model is measured on the subject that it was tuned on; the published figures are means over 30 subjects.
+    A model is measured on the subject that it was tuned for; the published figures are means over 30 subjects.
 
     Args:
         data: the folder 'dataset' of github.com/google/dreambooth (CC BY 4.0).
         subject: a folder in it.
-        token: the word that stands for the subject in the prompts; '' where the model takes its photographs.
-        clip: what looks; DreamBooth's has ViT-B/32.
-        device: of it.
+        token: word that stands for the subject in the prompts; '' if the model gets a photograph of it instead.
+        clip: the CLIP model that compares pictures; DreamBooth's is ViT-B/32.
+        device: device of the CLIP model.
     """
 
     name = "dreambench"
@@ -65,9 +65,9 @@ class DreamBench(Suite):
         patterns = alive if kind in ("cat", "dog") else objects
         texts = [" ".join(pattern.format(self.token, kind).split()) for pattern in patterns]
         plain = [" ".join(pattern.format("", kind).split()) for pattern in patterns]
-        given = [str(path) for path in self.photographs[:1]]
+        photograph = [str(path) for path in self.photographs[:1]]
         return Prompts(
-            texts, [{"plain": text, "image": given} if not self.token else {"plain": text} for text in plain]
+            texts, [{"plain": text, "image": photograph} if not self.token else {"plain": text} for text in plain]
         )
 
     @cached_property
@@ -84,7 +84,7 @@ class DreamBench(Suite):
         return encoder.images(encoder.preprocess.images(images).to(encoder.device, encoder.dtype))
 
     def score(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> list[SampleScores]:
-        seen, texts = self._see(samples), self._encoder.texts([own["plain"] for own in metadata])
+        seen, texts = self._see(samples), self._encoder.texts([record["plain"] for record in metadata])
         likeness, match = (seen @ self._subject.T).mean(dim=1), (seen * texts).sum(dim=-1)
         return [{"clip_i": float(one), "clip_t": float(two)} for one, two in zip(likeness, match, strict=True)]
 
@@ -97,4 +97,4 @@ def read_list(text: str) -> tuple[dict[str, str], list[str], list[str]]:
     head, objects, alive = re.split(r"^(?:Object|Live Subject) Prompts$", text, flags=re.MULTILINE)
     subjects = dict(re.findall(r"^(\w+),([\w ]+)$", head, re.MULTILINE))
     subjects.pop("subject_name", None)
-    return subjects, *(re.findall(r"'([^']*\{0\} \{1\}[^']*)'", part) for part in (objects, alive))  # type: ignore[return-value]
+    return subjects, *(re.findall(r"'([^']*\{0\} \{1\}[^']*)'", block) for block in (objects, alive))  # type: ignore[return-value]

@@ -27,9 +27,9 @@ class GenEval(Suite):
 
     Args:
         detector: Mask2Former or another detector of transformers. The official evaluation runs Mask2Former with a
-            Swin-S backbone; figures of other detectors are not to be compared with published ones.
-        colour_model: the CLIP that names colours.
-        device: of both.
+            Swin-S backbone; figures of other detectors cannot be compared with published ones.
+        colour_model: the CLIP model that names colours.
+        device: device of both networks.
     """
 
     name = "geneval"
@@ -67,7 +67,7 @@ def published() -> list[dict[str, Any]]:
 
 
 def _drawn(rng: np.random.Generator) -> Iterator[dict[str, Any]]:
-    """The records in the published order; every draw of the generator is as published."""
+    """The records in the published order, from the same draws of the generator as the published code's."""
     for i in rng.choice(len(CLASSES), size=len(CLASSES), replace=False):
         yield _record("single_object", _article(CLASSES[i]), [_one(CLASSES[i])])
     for _ in range(EACH):
@@ -90,9 +90,9 @@ def _drawn(rng: np.random.Generator) -> Iterator[dict[str, Any]]:
     for _ in range(EACH):
         names = [CLASSES[i + 1] for i in rng.choice(len(CLASSES) - 1, size=2, replace=False)]
         colours = [COLOURS[i] for i in rng.choice(len(COLOURS), size=2, replace=False)]
-        parts = list(zip(names, colours, strict=True))
-        text = " and ".join(f"{_article(colour)} {name}" for name, colour in parts)
-        yield _record("color_attr", text, [_one(name) | {"color": colour} for name, colour in parts])
+        pairs = list(zip(names, colours, strict=True))
+        text = " and ".join(f"{_article(colour)} {name}" for name, colour in pairs)
+        yield _record("color_attr", text, [_one(name) | {"color": colour} for name, colour in pairs])
 
 
 def _two(rng: np.random.Generator) -> tuple[str, str]:

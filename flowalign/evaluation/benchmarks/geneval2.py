@@ -49,17 +49,21 @@ class GenEval2(Suite):
         return Prompts([record["prompt"] for record in records], records)
 
     def score(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> list[SampleScores]:
-        asked = [(image, *pair) for image, own in zip(samples, metadata, strict=True) for pair in own["vqa_list"]]
-        questions = [Question((image,), f"{question} Answer in one word.") for image, question, _ in asked]
-        sure = iter(self._judge.begins(questions, [answers(question, answer) for _, question, answer in asked]))
-        return [soft_tifa([next(sure) for _ in own["vqa_list"]], own["skills"]) for own in metadata]
+        entries = [
+            (image, *pair) for image, record in zip(samples, metadata, strict=True) for pair in record["vqa_list"]
+        ]
+        questions = [Question((image,), f"{question} Answer in one word.") for image, question, _ in entries]
+        probabilities = iter(
+            self._judge.begins(questions, [answers(question, answer) for _, question, answer in entries])
+        )
+        return [soft_tifa([next(probabilities) for _ in record["vqa_list"]], record["skills"]) for record in metadata]
 
     def settings(self) -> Mapping[str, Any]:
         return described(self.local)
 
 
 def answers(question: str, answer: str) -> list[str]:
-    """The spellings that count as right: of a number in words and digits, else of yes."""
+    """The spellings that count as right: a number in words and in digits, else yes."""
     if not question.startswith("How many"):
         return ["Yes", "yes", " yes", " Yes"]
     digit = DIGITS.get(answer, "other")
@@ -71,5 +75,5 @@ def soft_tifa(sure: Sequence[float], skills: Sequence[str]) -> SampleScores:
     geometric = math.exp(sum(map(math.log, sure)) / len(sure)) if min(sure) > 0 else 0.0
     scores: SampleScores = {"soft_tifa_gm": geometric, "soft_tifa_am": sum(sure) / len(sure)}
     for skill in dict.fromkeys(skills):
-        scores[skill] = [value for value, own in zip(sure, skills, strict=True) if own == skill]
+        scores[skill] = [value for value, name in zip(sure, skills, strict=True) if name == skill]
     return scores

@@ -1,4 +1,4 @@
-"""What the suites that ask a vision-language model have in common."""
+"""Helpers of the suites that ask a vision-language model."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,13 +14,13 @@ QWEN = "Qwen/Qwen3-VL-8B-Instruct"
 
 
 def described(judge: Local | Served) -> dict[str, Any]:
-    """A judge as it stands in the results: the model and how it runs, without where."""
-    here = {name: value for name, value in asdict(judge).items() if name in ("model", "dtype")}
-    return {"judge": here.pop("model"), **here, "served": isinstance(judge, Served)}
+    """Describe a judge for the results: its model, dtype, and if it is served; no address or device."""
+    settings = {name: value for name, value in asdict(judge).items() if name in ("model", "dtype")}
+    return {"judge": settings.pop("model"), **settings, "served": isinstance(judge, Served)}
 
 
-def says_yes(judge: Judge, asked: Sequence[tuple[Image, str]]) -> list[bool]:
-    """Whether yes is likelier than no, for each picture and question; no where the reply begins with neither."""
-    questions = [Question((image,), f"{question} Answer with yes or no.") for image, question in asked]
+def says_yes(judge: Judge, pairs: Sequence[tuple[Image, str]]) -> list[bool]:
+    """True for each picture and question where yes is likelier than no; False if the reply begins with neither."""
+    questions = [Question((image,), f"{question} Answer with yes or no.") for image, question in pairs]
     answers = judge.choose(questions, ["yes", "no"])
     return [answer is not None and answer[0] > answer[1] for answer in answers]

@@ -13,13 +13,13 @@ JUDGES = ("pick_score", "hpsv2", "image_reward", "aesthetic")
 
 
 class PreferenceSuite(Suite):
-    """Base of suites that are a list of prompts and models of preferences, a mean of each.
+    """Base of suites that are a list of prompts with models of people's preferences, and report a mean of each.
 
     Args:
         prompts: a file or a data set with the prompts.
-        column: of the prompts in it.
+        column: column that has the prompts.
         rewards: names of rewards; the first is the headline.
-        split: of a data set.
+        split: split of a data set.
     """
 
     def __init__(self, prompts: str, column: str, rewards: Sequence[str], split: str | None) -> None:
@@ -36,8 +36,10 @@ class PreferenceSuite(Suite):
         return Prompts.read(self.source, column=self.column, split=self.split)
 
     def score(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> list[SampleScores]:
-        values = {name: score(own, samples, prompts, metadata).value.tolist() for name, own in self._built.items()}
-        return [{name: own[i] for name, own in values.items()} for i in range(len(samples))]
+        values = {
+            name: score(reward, samples, prompts, metadata).value.tolist() for name, reward in self._built.items()
+        }
+        return [{name: column[i] for name, column in values.items()} for i in range(len(samples))]
 
     def settings(self) -> Mapping[str, Any]:
         return {"prompts": self.source, "rewards": list(self.rewards)}

@@ -1,4 +1,4 @@
-"""Files that others published and that are not shipped: fetched once, by address and digest, or named by the user."""
+"""Files of other authors that are not shipped: fetched once, by address and digest, or named by the user."""
 
 import hashlib
 import os
@@ -29,14 +29,14 @@ class Published:
 
 
 def located(file: Published, given: str | None, setting: str) -> Path:
-    """Where a published file is: as given, in the cache of the hub's files, or fetched into it now.
+    """Path of a published file: the user's copy, or a file in the hub's cache, which is fetched if it is missing.
 
     Args:
-        given: a copy of it, where the user has one.
-        setting: which names it, for messages.
+        given: path of the user's copy, if there is one.
+        setting: name of the setting for such a copy, for messages.
 
     Raises:
-        ConfigError: it is not there and cannot be fetched, or is another file.
+        ConfigError: the file is missing and cannot be fetched, or has another digest.
     """
     if given is not None:
         if not Path(given).is_file():
@@ -49,14 +49,14 @@ def located(file: Published, given: str | None, setting: str) -> Path:
 
 
 def _fetch(file: Published, path: Path, setting: str) -> None:
-    wanted = f"{file.address} (licence: {file.licence}) is not shipped with flowalign"
+    subject = f"{file.address} (licence: {file.licence}) is not shipped with flowalign"
     if constants.HF_HUB_OFFLINE:
-        raise ConfigError(f"{wanted}, and this machine is offline; --set {setting}=FILE names a copy")
+        raise ConfigError(f"{subject}, and this machine is offline; --set {setting}=FILE names a copy")
     try:
         with urllib.request.urlopen(file.address, timeout=60) as answer:
             content: bytes = answer.read()
     except OSError as error:
-        raise ConfigError(f"{wanted} and cannot be fetched: {error}; --set {setting}=FILE names a copy") from error
+        raise ConfigError(f"{subject} and cannot be fetched: {error}; --set {setting}=FILE names a copy") from error
     if file.sha256 is not None and hashlib.sha256(content).hexdigest() != file.sha256:
         raise ConfigError(f"{file.address} is not what was published: its SHA-256 is another; --set {setting}=FILE")
     path.parent.mkdir(parents=True, exist_ok=True)

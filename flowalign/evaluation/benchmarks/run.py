@@ -1,15 +1,15 @@
-"""Running a suite: samples and scores prompt by prompt, on any number of processes, in a folder that can be gone on in.
+"""Running a suite: samples and scores by prompt, on any number of processes, in a folder where a run can be continued.
 
     SUITE/
-        protocol.json               what is measured, under which protocol, sampled how
+        protocol.json               models, suite with version and settings, and sampling settings
         base/prompts/00000.json     a prompt's seeds and scores, written whole or not at all
-        base/pictures/00000.png     its first sample, of a few prompts spread over the list
-        tuned/...                   the same of the tuned model
+        base/pictures/00000.png     a prompt's first sample, for a few prompts spread over the list
+        tuned/...                   the same files for the tuned model
         results.json                means with intervals
-        samples/, gallery/          the pictures of both, to look at
+        samples/, gallery/          pictures of both models, to look at
 
 A prompt's samples depend on nothing but its number: prompts are taken in fixed chunks, a chunk in one batch, so that
-any number of processes, and an interrupted run that goes on, write the same files.
+any number of processes, or a run that was interrupted and continued, writes the same files.
 """
 
 import inspect
@@ -37,33 +37,33 @@ from flowalign.runs.samples import save_picture, save_samples
 from rewards.pictures import read_frames
 
 SEED = 600_000_000
-"""Seed of the first start noise; nothing was tuned on these."""
+"""Seed of the first start noise; no setting was tuned on these seeds."""
 BASE, TUNED = "base", "tuned"
-"""Folders of a model before training or without its LoRA, and of what was trained."""
+"""Folders of the model before training (or without its LoRA), and of the trained model."""
 SHOWN = 48
 """Prompts whose first sample is saved."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The scores of one model under a suite, of all its prompts."""
+    """Scores of one model on all prompts of a suite."""
 
     prompts: Prompts
     scores: list[list[SampleScores]]
 
 
 def own_sampling(policy: DiffusersPolicy) -> Sampling:
-    """As the pipeline's own call samples unless told otherwise: its steps and guidance."""
+    """Sampling settings by the defaults of the pipeline's own call: its steps and guidance."""
     call = inspect.signature(type(policy.pipeline).__call__).parameters
-    # which argument takes the scale, and how: some pipelines count from 0
+    # find the argument that takes the scale, and its offset: in some pipelines no guidance is 0
     one, two = (policy.family.arguments(scale) for scale in (2.0, 3.0))
-    taken = [name for name in one if one[name] != two[name] and isinstance(call[name].default, int | float)]
-    defaults = [call[name].default - (one[name] - 2.0) for name in taken]
+    names = [name for name in one if one[name] != two[name] and isinstance(call[name].default, int | float)]
+    defaults = [call[name].default - (one[name] - 2.0) for name in names]
     return Sampling(steps=call["num_inference_steps"].default, guidance=max([1.0, *defaults[:1]]))
 
 
 def open_folder(folder: Path, protocol: Mapping[str, Any]) -> None:
-    """Begin a measurement in a folder, or go on with the one that is there.
+    """Begin a measurement in a folder, or continue the one that is there.
 
     Raises:
         ConfigError: it holds another measurement.
@@ -71,8 +71,8 @@ def open_folder(folder: Path, protocol: Mapping[str, Any]) -> None:
     path = folder / "protocol.json"
     text = json.dumps(protocol, indent=2) + "\n"
     if path.is_file() and path.read_text(encoding="utf-8") != text:
-        there = json.loads(path.read_text(encoding="utf-8"))
-        other = [key for key in protocol if protocol[key] != there.get(key)]
+        existing = json.loads(path.read_text(encoding="utf-8"))
+        other = [key for key in protocol if protocol[key] != existing.get(key)]
         raise ConfigError(f"{folder} holds a measurement with another {' and '.join(other)}; --output names a new one")
     write_atomically(path, text)
 
@@ -83,14 +83,14 @@ def measure(
     """Sample and score what is missing in a model's folder; the main process reads all of it back.
 
     Args:
-        folder: of this model and suite.
-        limit: of the prompts only so many, spread evenly.
+        folder: folder of this model and suite.
+        limit: number of prompts to take, spread evenly over the list.
 
     Returns:
         the scores; None on other processes than the main one.
 
     Raises:
-        ConfigError: the suite is of videos and the model makes pictures, or the other way round.
+        ConfigError: the suite needs videos and the model makes pictures, or the other way round.
     """
     kind = type(policy.pipeline).__name__
     if suite.videos != makes_videos(kind):
@@ -100,8 +100,8 @@ def measure(
     shown = set(np.linspace(0, len(prompts) - 1, min(SHOWN, len(prompts))).round().astype(int).tolist())
     size = max(1, sampling.batch_size // suite.pictures)
     chunks = [range(first, min(first + size, len(prompts))) for first in range(0, len(prompts), size)]
-    own = chunks[state.process_index :: state.num_processes]
-    missing = [rows for rows in own if not all(result_of(folder, i).is_file() for i in rows)]
+    assigned = chunks[state.process_index :: state.num_processes]
+    missing = [rows for rows in assigned if not all(result_of(folder, i).is_file() for i in rows)]
     for rows in tqdm(missing, desc=f"{suite.name}: {folder.name}", disable=not state.is_main_process):
         _measure_chunk(suite, policy, sampling, folder, prompts, rows, shown, seed)
     state.wait_for_everyone()
@@ -123,27 +123,27 @@ def _measure_chunk(
     shown: set[int],
     seed: int,
 ) -> None:
-    """The samples of a chunk of prompts, sample n of the whole list from the noise of seed + n, and their scores."""
+    """Sample and score a chunk of prompts; sample n of the whole list starts from the noise of seed + n."""
     owners = [i for i in rows for _ in range(suite.pictures)]
     seeds = list(range(seed + rows.start * suite.pictures, seed + rows.stop * suite.pictures))
     texts, metadata = [prompts.texts[i] for i in owners], [prompts.metadata[i] for i in owners]
     samples = policy.make(texts, seeds, sampling, metadata)
     scores = suite.score(samples, texts, metadata)
     for number, i in enumerate(rows):
-        part = slice(number * suite.pictures, (number + 1) * suite.pictures)
+        members = slice(number * suite.pictures, (number + 1) * suite.pictures)
         if i in shown:
             picture = folder / "pictures" / f"{i:05d}"
             picture.parent.mkdir(parents=True, exist_ok=True)
-            save_picture(samples[part.start], picture, "png")
-        record = {"prompt": prompts.texts[i], "seeds": seeds[part], "scores": scores[part]}
+            save_picture(samples[members.start], picture, "png")
+        record = {"prompt": prompts.texts[i], "seeds": seeds[members], "scores": scores[members]}
         write_atomically(result_of(folder, i), json.dumps(record) + "\n")
 
 
 def read(folder: Path, prompts: Prompts) -> Measured:
-    """The scores of all prompts.
+    """Read the scores of all prompts.
 
     Raises:
-        ConfigError: some are missing: the processes do not share the folder.
+        ConfigError: some are missing, since the processes do not share the folder.
     """
     files = [result_of(folder, i) for i in range(len(prompts))]
     lacking = sum(not file.is_file() for file in files)
@@ -153,31 +153,31 @@ def read(folder: Path, prompts: Prompts) -> Measured:
 
 
 def results(suite: Suite, measured: Mapping[str, Measured]) -> dict[str, dict[str, Interval]]:
-    """Means of each model by score, the headline first; of the second also the differences to the first."""
-    found = {label: means(own.scores, suite.headline) for label, own in measured.items()}
+    """Means of each model by score, the headline first; with two models also the differences of the second."""
+    intervals = {label: means(model.scores, suite.headline) for label, model in measured.items()}
     if len(measured) == 2:
-        first, second = (own.scores for own in measured.values())
-        found["difference"] = differences(first, second, suite.headline)
-    return found
+        first, second = (model.scores for model in measured.values())
+        intervals["difference"] = differences(first, second, suite.headline)
+    return intervals
 
 
-def write_results(folder: Path, protocol: Mapping[str, Any], found: Mapping[str, dict[str, Interval]]) -> None:
-    """results.json: the protocol and the figures, without anything of when or where."""
-    record = dict(protocol) | {"results": {label: as_record(own) for label, own in found.items()}}
+def write_results(folder: Path, protocol: Mapping[str, Any], intervals: Mapping[str, dict[str, Interval]]) -> None:
+    """Write results.json: the protocol and the figures, without a date or a machine."""
+    record = dict(protocol) | {"results": {label: as_record(figures) for label, figures in intervals.items()}}
     write_atomically(folder / "results.json", json.dumps(record, indent=2) + "\n")
 
 
 def show(suite: Suite, folder: Path, measured: Mapping[str, Measured], seed: int = SEED) -> None:
-    """Put the pictures that were kept where the gallery looks, a moment a model."""
+    """Write the saved pictures where the gallery reads them, as one iteration for each model."""
     shutil.rmtree(folder / "samples", ignore_errors=True)
-    for label, own in measured.items():
-        kept = sorted((folder / label / "pictures").iterdir())
+    for label, model in measured.items():
+        paths = sorted((folder / label / "pictures").iterdir())
         lines = []
-        for path in kept:
+        for path in paths:
             i = int(path.stem)
-            scores = {name: value for name, value in own.scores[i][0].items() if not isinstance(value, list)}
-            record = {"prompt": own.prompts.texts[i], "seed": seed + i * suite.pictures}
-            lines.append((_opened(path), record | {"metadata": own.prompts.metadata[i]} | scores))
+            scores = {name: value for name, value in model.scores[i][0].items() if not isinstance(value, list)}
+            record = {"prompt": model.prompts.texts[i], "seed": seed + i * suite.pictures}
+            lines.append((_opened(path), record | {"metadata": model.prompts.metadata[i]} | scores))
         # the gallery calls iteration 0 the base
         save_samples(folder, 0 if label == BASE else 1, lines)
 

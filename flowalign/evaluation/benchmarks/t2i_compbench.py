@@ -1,6 +1,6 @@
 """T2I-CompBench (arXiv 2307.06350): attributes by BLIP-VQA, places by a detector, other relations by CLIP.
 
-Its numbers, depths and complex prompts are left out: they need UniDet and a depth model that transformers has not.
+Its numbers, depths and complex prompts are left out: they need UniDet and a depth model, which transformers lacks.
 """
 
 import re
@@ -37,7 +37,7 @@ PLACES = (
     *("on side of", "next to", "near", "on the left of", "on the right of", "on the bottom of", "on the top of"),
     "on top of",
 )
-"""Relations in the authors' order: the first that a prompt has is meant."""
+"""Relations in the authors' order: the first one that is in a prompt counts."""
 PEOPLE = ("girl", "boy", "man", "woman")
 YES, NO, DECODE, ENCODE = 2748, 2053, 30522, 30523
 """Tokens of BLIP's vocabulary, which is BERT's with two more."""
@@ -48,11 +48,11 @@ class T2ICompBench(Suite):
 
     Args:
         prompts: a folder with the authors' color_val.txt, shape_val.txt, ...
-        vqa: BLIP-VQA, as transformers has it.
-        detector: an OWLv2, which finds what 'spatial' names. The published figures are of UniDet; another detector's
-            are to be compared with its own alone.
-        clip: of 'non_spatial'.
-        device: of all of them.
+        vqa: BLIP-VQA for transformers.
+        detector: an OWLv2, which finds the objects of 'spatial'. The published figures are of UniDet; figures of
+            another detector can only be compared with each other.
+        clip: the CLIP model of 'non_spatial'.
+        device: device of all of them.
     """
 
     name = "t2i_compbench"
@@ -76,8 +76,8 @@ class T2ICompBench(Suite):
             file = Published(
                 "Karine-Huang/T2I-CompBench", COMMIT, f"examples/dataset/{category}_val.txt", "MIT", digest
             )
-            given = None if self.folder is None else str(Path(self.folder) / f"{category}_val.txt")
-            for line in lines(located(file, given, "t2i_compbench.prompts")):
+            copy = None if self.folder is None else str(Path(self.folder) / f"{category}_val.txt")
+            for line in lines(located(file, copy, "t2i_compbench.prompts")):
                 texts.append(line)
                 metadata.append({"category": category})
         if any(record["category"] in ATTRIBUTES for record in metadata):
@@ -98,7 +98,7 @@ class T2ICompBench(Suite):
 
     def score(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> list[SampleScores]:
         rows = zip(samples, prompts, metadata, strict=True)
-        return [{own["category"]: self._one(image, prompt, own["category"])} for image, prompt, own in rows]
+        return [{record["category"]: self._one(image, prompt, record["category"])} for image, prompt, record in rows]
 
     def _one(self, image: Image, prompt: str, category: str) -> float:
         if category in ATTRIBUTES:
@@ -112,7 +112,7 @@ class T2ICompBench(Suite):
 
 
 def noun_phrases(prompt: str) -> list[str]:
-    """What an attribute's question is asked about, as spaCy's small English model cuts a prompt."""
+    """Noun phrases of a prompt by spaCy's small English model; each becomes a question about an attribute."""
     try:
         import spacy  # type: ignore[import-not-found]
 
@@ -125,43 +125,45 @@ def noun_phrases(prompt: str) -> list[str]:
 
 
 def named(prompt: str) -> tuple[str, list[str]]:
-    """The place and the two objects of a prompt such as "a giraffe next to a lamp"; people are persons."""
-    place = next(words for words in PLACES if words in prompt)
-    names = [part.split()[-1] for part in prompt.split(f" {place} ")]
-    return place, ["person" if name in PEOPLE else name for name in names]
+    """The relation and the two objects of a prompt such as "a giraffe next to a lamp"; 'person' for people."""
+    relation = next(words for words in PLACES if words in prompt)
+    names = [half.split()[-1] for half in prompt.split(f" {relation} ")]
+    return relation, ["person" if name in PEOPLE else name for name in names]
 
 
 def spatial(prompt: str, objects: Sequence[DetectedObject]) -> float:
-    """How sure both objects are and how right their places, in [0, 1]; below a half it counts as 0.
+    """Score in [0, 1]: how sure the detector is of both objects, and how right their places; below 0.5 it is 0.
 
     Args:
-        objects: the surest first.
+        objects: detected objects, the surest first.
     """
-    place, names = named(prompt)
+    relation, names = named(prompt)
     first, second = (next((item for item in objects if item.label == name), None) for name in names)
     score = sum(0.25 * item.score for item in (first, second) if item is not None)
     if first is not None and second is not None:
-        score += placed(place, first.box, second.box) / 2
+        score += placed(relation, first.box, second.box) / 2
     return score if score >= 0.5 else 0.0
 
 
-def placed(place: str, first: Sequence[float], second: Sequence[float], least: float = 0.1, near: float = 150) -> float:
-    """How right the place of the first box is to the second, in [0, 1].
+def placed(
+    relation: str, first: Sequence[float], second: Sequence[float], least: float = 0.1, near: float = 150
+) -> float:
+    """Score in [0, 1] of a relation between the places of two boxes.
 
     Args:
-        least: overlap (IoU) from which on a side counts less.
-        near: pixels.
+        least: overlap (IoU) above which a side ("on the left of") counts less.
+        near: distance in pixels up to which objects are next to each other.
     """
     (left, top, right, bottom), (left2, top2, right2, bottom2) = first, second
     dx, dy = (left2 + right2 - left - right) / 2, (top2 + bottom2 - top - bottom) / 2
-    if place in ("next to", "on side of", "near"):
+    if relation in ("next to", "on side of", "near"):
         return 1.0 if min(abs(dx), abs(dy)) < near else near / max(abs(dx), abs(dy))
     along, across = {
         "on the right of": (-dx, dy),
         "on the left of": (dx, dy),
         "on the bottom of": (-dy, dx),
         "on the top of": (dy, dx),
-    }.get(place, (0.0, 0.0))
+    }.get(relation, (0.0, 0.0))
     if along <= abs(across):
         return 0.0
     both = max(0.0, min(right, right2) - max(left, left2)) * max(0.0, min(bottom, bottom2) - max(top, top2))
@@ -170,7 +172,7 @@ def placed(place: str, first: Sequence[float], second: Sequence[float], least: f
 
 
 def owl(name: str, device: str, threshold: float = 0.1) -> Callable[[Image, Sequence[str]], list[DetectedObject]]:
-    """A detector of transformers that is told what to look for; what it finds comes the surest first."""
+    """A detector of transformers for objects that are named in words; it returns them the surest first."""
     from transformers import AutoProcessor, Owlv2ForObjectDetection
 
     network: Any = (
@@ -186,8 +188,8 @@ def owl(name: str, device: str, threshold: float = 0.1) -> Callable[[Image, Sequ
             network(**inputs), threshold=threshold, target_sizes=[(image.height, image.width)]
         )
         columns = (seen[key].tolist() for key in ("labels", "scores", "boxes"))
-        found = [DetectedObject(names[label], score, tuple(box)) for label, score, box in zip(*columns, strict=True)]
-        return sorted(found, key=lambda item: -item.score)
+        objects = [DetectedObject(names[label], score, tuple(box)) for label, score, box in zip(*columns, strict=True)]
+        return sorted(objects, key=lambda item: -item.score)
 
     return detect
 
@@ -196,28 +198,28 @@ def blip_vqa(name: str, device: str, side: int = 480) -> Callable[[Image, str], 
     """P(yes) / (P(yes) + P(no)) as the first word of BLIP's answer to a question about a picture.
 
     Args:
-        side: pixels; 480 as the authors'. transformers' weights know the places of 384, which are interpolated.
+        side: pixels; the authors' is 480. transformers' weights have positions for 384, which are interpolated.
     """
     from transformers import AutoTokenizer, BlipForQuestionAnswering
 
-    place = pick_device(device)
-    network: Any = BlipForQuestionAnswering.from_pretrained(**hub(name)).to(place).eval().requires_grad_(False)
+    target = pick_device(device)
+    network: Any = BlipForQuestionAnswering.from_pretrained(**hub(name)).to(target).eval().requires_grad_(False)
     tokenizer = AutoTokenizer.from_pretrained(**hub(name))
     preprocess = Preprocess((side, side), fit="squash")
 
     @torch.no_grad()
     def ask(image: Image, question: str) -> float:
-        seen = network.vision_model(preprocess.images([image]).to(place), interpolate_pos_encoding=True)[0]
+        seen = network.vision_model(preprocess.images([image]).to(target), interpolate_pos_encoding=True)[0]
         plain = re.sub(r"[.!\"()*#:;~]", "", question.lower())
-        asked = tokenizer(plain, truncation=True, max_length=35, return_tensors="pt").to(place)
-        asked.input_ids[:, 0] = ENCODE
+        tokens = tokenizer(plain, truncation=True, max_length=35, return_tensors="pt").to(target)
+        tokens.input_ids[:, 0] = ENCODE
         read = network.text_encoder(
-            asked.input_ids, attention_mask=asked.attention_mask, encoder_hidden_states=seen, return_dict=True
+            tokens.input_ids, attention_mask=tokens.attention_mask, encoder_hidden_states=seen, return_dict=True
         )
         answered = network.text_decoder(
-            torch.tensor([[DECODE]], device=place),
+            torch.tensor([[DECODE]], device=target),
             encoder_hidden_states=read.last_hidden_state,
-            encoder_attention_mask=asked.attention_mask,
+            encoder_attention_mask=tokens.attention_mask,
             return_dict=True,
         )
         return float(answered.logits[0, 0, [YES, NO]].softmax(dim=-1)[0])

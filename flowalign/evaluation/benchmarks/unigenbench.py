@@ -1,4 +1,4 @@
-"""UniGenBench (arXiv 2508.20751): what a prompt tests, judged point by point by a large vision-language model."""
+"""UniGenBench (arXiv 2508.20751): a large vision-language model judges each test point of a prompt."""
 
 import ast
 import csv
@@ -41,9 +41,9 @@ class UniGenBench(Suite):
     The question is the authors' own, read from their eval_common.py, which is never run.
 
     Args:
-        judge: where the model is; the published figures are of Gemini 2.5 Pro, or of the authors' served judge.
+        judge: the judge's model; the published figures are of Gemini 2.5 Pro, or of the authors' served judge.
         data, wording: copies of test_prompts_en.csv and eval_common.py.
-        max_tokens: of the judge's analysis.
+        max_tokens: most tokens of the judge's analysis.
     """
 
     name = "unigenbench"
@@ -73,61 +73,62 @@ class UniGenBench(Suite):
     def prompts(self) -> Prompts:
         with open(located(DATA, self.data, "unigenbench.data"), encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
-        # before a model loads
+        # read now, so that a missing file is told before a model loads
         assert self._texts
         return Prompts([row["prompt_en"] for row in rows], [json.loads(row["sub_dims_en"]) for row in rows])
 
     def score(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> list[SampleScores]:
         questions = [
-            Question((image,), question(self._texts, prompt, own["Testpoints"], own["Testpoint Description"]))
-            for image, prompt, own in zip(samples, prompts, metadata, strict=True)
+            Question((image,), question(self._texts, prompt, record["Testpoints"], record["Testpoint Description"]))
+            for image, prompt, record in zip(samples, prompts, metadata, strict=True)
         ]
         replies = self._judge.reply(questions, 0.0, self.max_tokens, 0)
-        return [graded(reply, own["Testpoints"]) for reply, own in zip(replies, metadata, strict=True)]
+        return [graded(reply, record["Testpoints"]) for reply, record in zip(replies, metadata, strict=True)]
 
     def settings(self) -> Mapping[str, Any]:
         return described(self.asked) | {"max_tokens": self.max_tokens}
 
 
 def constants(path: Path) -> dict[str, Any]:
-    """What a Python file assigns to names, where that is written out; nothing of it is run."""
-    found = {}
-    for part in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(part, ast.Assign) and isinstance(part.targets[0], ast.Name):
+    """Constants of a Python file: names that it assigns a literal to. None of its code is run."""
+    values = {}
+    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             try:
-                found[part.targets[0].id] = ast.literal_eval(part.value)
+                values[statement.targets[0].id] = ast.literal_eval(statement.value)
             except ValueError:
                 continue
-    lacking = {"SYSTEM_PROMPT_EN_TEMPLATE", "EXPLANATION_DICT_EN"} - found.keys()
+    lacking = {"SYSTEM_PROMPT_EN_TEMPLATE", "EXPLANATION_DICT_EN"} - values.keys()
     if lacking:
         raise ConfigError(f"unigenbench.wording: {path} has no {' and no '.join(sorted(lacking))}")
-    return found
+    return values
 
 
-def question(texts: Mapping[str, Any], prompt: str, points: Sequence[str], wanted: Sequence[str]) -> str:
+def question(texts: Mapping[str, Any], prompt: str, points: Sequence[str], descriptions: Sequence[str]) -> str:
     """The authors' question about a picture.
 
     Args:
         texts: their file's constants.
-        points: names of what is tested; `wanted` says it for this prompt.
+        points: names of the test points.
+        descriptions: what each point means for this prompt.
     """
     explained = "".join(f"\n{point}: {texts['EXPLANATION_DICT_EN'][point]}" for point in points)
-    here = "".join(f"\n{point}: {text}" for point, text in zip(points, wanted, strict=True))
-    asked: str = texts["SYSTEM_PROMPT_EN_TEMPLATE"].format(
+    here = "".join(f"\n{point}: {text}" for point, text in zip(points, descriptions, strict=True))
+    filled: str = texts["SYSTEM_PROMPT_EN_TEMPLATE"].format(
         prompt=prompt,
         testpoint=list(points),
-        # as they are spelt there
+        # spelt as in the authors' file
         explanation=f"Checkpoints Defination:「{explained}\n」",
         test_explanation=f"Checkpoints Description:「{here}\n」",
     )
-    return asked
+    return filled
 
 
 def graded(reply: str, points: Sequence[str]) -> SampleScores:
-    """1 or 0 of each point under its name and its dimension; a reply that cannot be read counts as 'unparsed' alone."""
-    found = re.search(r"<score>(.*?)</score>", reply, re.DOTALL)
+    """1 or 0 for each point, by its name and its dimension; a reply that cannot be read only counts as 'unparsed'."""
+    tag = re.search(r"<score>(.*?)</score>", reply, re.DOTALL)
     try:
-        marks = ast.literal_eval(found[1].strip()) if found else None
+        marks = ast.literal_eval(tag[1].strip()) if tag else None
     except (ValueError, SyntaxError):
         marks = None
     if not isinstance(marks, list) or len(marks) != len(points):

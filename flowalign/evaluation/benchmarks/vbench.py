@@ -1,7 +1,7 @@
-"""VBench's measures of a video that need no judge (arXiv 2311.17982): what stays, what flickers, whether it moves.
+"""VBench's measures of a video that need no judge (arXiv 2311.17982): consistency, flickering and motion.
 
-Its motion smoothness fills in frames by AMT, which no kept package has: the one here, `linear_smoothness`, fills them
-in by the mean of their neighbours, and is not to be compared with published figures.
+Its motion smoothness interpolates frames with AMT, which no maintained package has. `linear_smoothness` interpolates by
+the mean of the neighbours instead, and cannot be compared with published figures.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,9 +46,9 @@ class VBench(Suite):
 
     Args:
         prompts: a folder with the authors' subject_consistency.txt, scene.txt and temporal_flickering.txt.
-        dino, clip: what sees subjects and backgrounds.
-        fps: of the videos: dynamic degree looks at 8 frames a second.
-        device: of all networks.
+        dino, clip: networks that compare subjects (dino) and backgrounds (clip).
+        fps: frames per second of the videos; dynamic degree looks at 8 frames a second.
+        device: device of all networks.
     """
 
     name = "vbench"
@@ -71,16 +71,16 @@ class VBench(Suite):
         for name, digest in LISTS.items():
             path = f"prompts/prompts_per_dimension/{name}.txt"
             file = Published("Vchitect/VBench", COMMIT, path, "Apache-2.0", digest)
-            given = None if self.folder is None else str(Path(self.folder) / f"{name}.txt")
-            for line in lines(located(file, given, "vbench.prompts")):
+            copy = None if self.folder is None else str(Path(self.folder) / f"{name}.txt")
+            for line in lines(located(file, copy, "vbench.prompts")):
                 texts.append(line)
                 metadata.append({"category": name})
         return Prompts(texts, metadata)
 
     def score(self, samples: Sequence[Any], prompts: Sequence[str], metadata: Metadata) -> list[SampleScores]:
         return [
-            {measure: self._one(measure, video) for measure in MEASURES[own["category"]]}
-            for video, own in zip(samples, metadata, strict=True)
+            {measure: self._one(measure, video) for measure in MEASURES[record["category"]]}
+            for video, record in zip(samples, metadata, strict=True)
         ]
 
     def _one(self, measure: str, video: Sequence[Image]) -> float:
@@ -125,24 +125,24 @@ class VBench(Suite):
         from torchvision.models.optical_flow import Raft_Large_Weights, raft_large
 
         # the authors' own weights, of FlyingChairs and FlyingThings3D
-        place = pick_device(self.device)
-        network = raft_large(weights=Raft_Large_Weights.C_T_V1).to(place).eval()
-        return lambda first, second: network(first.to(place), second.to(place), num_flow_updates=20)[-1].cpu()
+        device = pick_device(self.device)
+        network = raft_large(weights=Raft_Large_Weights.C_T_V1).to(device).eval()
+        return lambda first, second: network(first.to(device), second.to(device), num_flow_updates=20)[-1].cpu()
 
     def settings(self) -> Mapping[str, Any]:
         return {"dino": self.dino, "clip": self.clip, "fps": self.fps}
 
 
 def stacked(video: Sequence[Image]) -> Frames:
-    """The frames as numbers."""
+    """The frames as one array."""
     return np.stack([np.asarray(frame.convert("RGB")) for frame in video])
 
 
 def consistency(seen: Tensor) -> float:
-    """How alike frames are to the one before and to the first: mean cosine over all but the first, at least 0.
+    """Likeness of frames to the one before and to the first: mean cosine over all but the first, at least 0.
 
     Args:
-        seen: [F, D] what an encoder makes of the frames.
+        seen: [F, D], an encoder's features of the frames.
     """
     unit = F.normalize(seen.float(), dim=-1)
     before, first = (unit[1:] * unit[:-1]).sum(dim=-1), unit[1:] @ unit[0]
@@ -150,12 +150,12 @@ def consistency(seen: Tensor) -> float:
 
 
 def steadiness(frames: Frames) -> float:
-    """1 less the mean difference of neighbouring frames, in [0, 1]."""
+    """1 minus the mean difference of neighbouring frames, in [0, 1]."""
     return 1 - float(np.abs(np.diff(frames.astype(np.float64), axis=0)).mean()) / 255
 
 
 def linear_smoothness(frames: Frames) -> float:
-    """1 less the mean difference of every second frame from the mean of its neighbours, in [0, 1]."""
+    """1 minus the mean difference of every second frame from the mean of its neighbours, in [0, 1]."""
     values = frames.astype(np.float64)
     between = values[1:-1:2]
     filled = (values[:-2:2] + values[2::2]) / 2
@@ -164,7 +164,7 @@ def linear_smoothness(frames: Frames) -> float:
 
 @torch.no_grad()
 def moves(flow: Callable[[Tensor, Tensor], Tensor], frames: Frames) -> bool:
-    """Whether a video moves: enough pairs of frames whose fastest 5% of pixels go far.
+    """True if a video moves: there are enough pairs of frames whose fastest 5% of pixels go far.
 
     Args:
         flow: optical flow [1, 2, H, W] in pixels between pictures [1, 3, H, W] in [-1, 1].

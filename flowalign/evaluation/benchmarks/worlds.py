@@ -1,4 +1,4 @@
-"""The embedded worlds: tiny prompts with an exact checker each, so that a benchmark runs anywhere."""
+"""The embedded worlds: tiny prompts with an exact checker for each, so that a benchmark runs anywhere."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar

@@ -32,7 +32,7 @@ def test_the_page_of_the_documentation_is_the_codes() -> None:
 @pytest.mark.parametrize("text", [False, True])
 def test_every_key_is_there_with_its_default(text: bool) -> None:
     config = load("tiny_lm/grpo" if text else "tiny_sd3/flow_grpo")
-    listed = {key.place: key for key in keys(text)}
+    listed = {key.path: key for key in keys(text)}
     assert listed["training.optimizer.learning_rate"].default == 3e-4
     assert listed["training.group_size"].default is PydanticUndefined
 
