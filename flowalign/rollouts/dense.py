@@ -1,8 +1,8 @@
-"""Step-level dense reward estimators: what a half-denoised sample is worth.
+"""Step-level dense reward estimators: the value of a half-denoised sample.
 
-The exact value of a state is the reward of its completion by the ODE. Cheaper ones finish in fewer steps, look at the
-one-step x0 estimate, or ask a small network that learned to predict the exact value; `agreement` says how good they
-are.
+The exact value of a state is the reward of its completion by the ODE. Cheaper estimators finish in fewer steps, score
+the one-step x0 estimate, or evaluate a small network that learned to predict the exact value; `agreement` measures how
+good they are.
 """
 
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ from samplers.completion import completions
 
 @dataclass(kw_only=True)
 class Estimator:
-    """How values of states are estimated.
+    """Settings for estimating the values of states.
 
     Args:
-        kind: 'ode' completes with the whole rest of the schedule (exact), 'n_step' in `steps` ODE steps, 'one_step'
-            scores the x0 estimate, 'learned' asks a `ValueHead`.
-        steps: ODE steps of 'n_step', the known velocity's included.
-        check_every: iterations between comparisons with the exact values, which are then computed too; 0 never. The
-            learned estimator trains on each of them, and on the first `warmup` iterations.
+        kind: 'ode' completes with all remaining steps of the schedule (exact), 'n_step' in `steps` ODE steps,
+            'one_step' scores the x0 estimate, 'learned' evaluates a `ValueHead`.
+        steps: ODE steps of 'n_step', including the one by the known velocity.
+        check_every: iterations between comparisons with the exact values, which are then computed too; 0: never. The
+            learned estimator trains in each of these iterations, and in the first `warmup` ones.
         warmup: iterations at the start in which the learned estimator uses and learns the exact values.
-        order: of the solver of 'n_step': 1 is Euler's rule, 2 DPM-Solver++, which needs fewer steps.
+        order: order of the solver of 'n_step': 1 is Euler's rule, 2 DPM-Solver++, which needs fewer steps.
     """
 
     kind: Literal["ode", "n_step", "one_step", "learned"] = "ode"
@@ -54,18 +54,18 @@ class Estimator:
         return {"one_step": 1, "n_step": self.steps}.get(self.kind)
 
     def is_exact(self, iteration: int) -> bool:
-        """Whether an iteration computes the exact values."""
+        """True if an iteration computes the exact values."""
         check = self.check_every > 0 and iteration % self.check_every == 0
         return self.kind == "ode" or check or (self.kind == "learned" and iteration < self.warmup)
 
 
 class ValueHead(nn.Module):
-    """A small network that predicts the reward a half-denoised sample will end with.
+    """A small network that predicts the final reward of a half-denoised sample.
 
     Args:
-        channels: of the latents.
+        channels: channels of the latents.
         condition_size: length of the prompt's embedding.
-        width: of the hidden layers.
+        width: width of the hidden layers.
     """
 
     def __init__(self, channels: int, condition_size: int, width: int = 64) -> None:
@@ -97,10 +97,10 @@ class ValueHead(nn.Module):
         optimizer: torch.optim.Optimizer,
         generator: torch.Generator,
     ) -> Tensor:
-        """One pass of squared-error steps over exact values [N], in a random order of the generator's.
+        """Learn exact values [N] in one pass of squared-error steps, in an order that the generator draws.
 
         Returns:
-            the mean loss before them, a scalar.
+            the mean of the losses before each step, a scalar.
         """
         losses = []
         for rows in torch.randperm(len(value), generator=generator).split(128):
@@ -113,7 +113,7 @@ class ValueHead(nn.Module):
 
 
 def agreement(estimate: Tensor, exact: Tensor) -> dict[str, Tensor]:
-    """How well estimated values [B, T + 1] agree with exact ones, per step.
+    """Compare estimated values [B, T + 1] with exact ones, per step.
 
     Returns:
         'rank_correlation' (Spearman over the samples; NaN where one side is constant) and 'bias' (mean of
@@ -127,10 +127,10 @@ def agreement(estimate: Tensor, exact: Tensor) -> dict[str, Tensor]:
 
 
 def persistence(values: Tensor, group: Tensor) -> Tensor:
-    """How much of what a state is worth lasts: its correlation with the final reward, within groups.
+    """Correlation of each state's value with the final reward, within groups: how much of the value lasts.
 
-    Where the state before a step has one below 1/2, the gain R_k - R_{k-1} of that step is noisier than the final
-    reward itself, and dense credit costs more than it tells.
+    If the state before a step has a correlation below 1/2, the gain R_k - R_{k-1} of that step is noisier than the
+    final reward itself, and dense credit does more harm than good.
 
     Args:
         values: [B, T + 1] exact values, R_0 .. R_T.
@@ -149,10 +149,10 @@ def persistence(values: Tensor, group: Tensor) -> Tensor:
 
 
 class StateValues:
-    """What each state of a trajectory is worth, with what an estimator learns of it on the way.
+    """Values of all states of trajectories, with the network of an estimator that learns.
 
     Args:
-        estimator: how values are estimated.
+        estimator: settings for estimating values.
     """
 
     def __init__(self, estimator: Estimator) -> None:
@@ -161,8 +161,8 @@ class StateValues:
         """The network of a learned estimator, once there are states."""
 
     def __call__(self, sampled: SampledPictures, processes: Processes) -> Tensor:
-        """[B, T + 1] the values R_0 .. R_T of this process's trajectories; R_T is the finished sample's reward."""
-        # exact ones need no network that learns
+        """Values [B, T + 1], R_0 .. R_T, of this process's trajectories; R_T is the finished sample's reward."""
+        # alone, values are exact: a network that learns needs the other processes
         estimator = Estimator() if processes.apart else self.estimator
         iteration, final = sampled.batch.iteration, sampled.scores.value
         exact = self._completed(sampled, None) if estimator.is_exact(iteration) else None
@@ -186,11 +186,11 @@ class StateValues:
         return values
 
     def _completed(self, sampled: SampledPictures, count: int | None, order: Literal[1, 2] = 1) -> Tensor:
-        """[B, T + 1] rewards of what the states end in after so many ODE steps; None: all of the schedule."""
+        """Rewards [B, T + 1] of the states' completions in `count` ODE steps; None: all steps of the schedule."""
         rollout, sampler = sampled.rollout, sampled.sampler
         size = sampler.config.rollout.batch_size
         ends = completions(sampler.policy.at(rollout), rollout.trajectory, count, size, order)
-        # the finished samples themselves come first, and have their scores
+        # the first completions are the finished samples themselves, which have their scores already
         further = slice(len(rollout), None)
         scores = sampled.scorer.score(
             sampler.ends(rollout, ends, further),
@@ -201,11 +201,11 @@ class StateValues:
         return torch.cat([sampled.scores.value, scores.value])[ends.index.cpu()]
 
     def _predicted(self, sampled: SampledPictures, exact: Tensor | None, processes: Processes) -> Tensor:
-        """[B, T + 1] values by the network, which learns the exact ones of all processes where they are given."""
+        """Values [B, T + 1] by the network; it learns the exact values of all processes, if they are given."""
         rollout, seed = sampled.rollout, sampled.sampler.config.training.seed
         trajectory = rollout.trajectory
         batch, states = trajectory.latents.shape[:2]
-        # one vector a prompt: the mean over tokens of its embedding
+        # one vector for each prompt: the mean of its embedding over tokens
         condition = sampled.sampler.policy.prompt_vectors(rollout.prompts, rollout.sources).to(processes.device)
         if self.head is None:
             self._begin(trajectory.latents.shape[2], condition.shape[1], seed, processes.device)
@@ -216,9 +216,9 @@ class StateValues:
         with torch.no_grad():
             values = self.head(x, sigma, condition).unflatten(0, (batch, states)).cpu()
         if exact is not None:
-            # every process learns the same, so that there is one network
+            # every process learns from the same values, so that their networks stay equal
             target = exact.flatten().to(processes.device)
-            x, sigma, condition, target = (processes.gather(part) for part in (x, sigma, condition, target))
+            x, sigma, condition, target = (processes.gather(column) for column in (x, sigma, condition, target))
             generator = torch.Generator().manual_seed(derive_seed(seed, sampled.batch.iteration, 4))
             loss = self.head.distill(x, sigma, condition, target, self.optimizer, generator)
             sampled.metrics["dense/head_loss"] = loss.item()
@@ -234,15 +234,15 @@ class StateValues:
         """Tensors by file, and JSON, for the checkpoint."""
         if self.head is None:
             return {}, {}
-        moments, rest = optimizer_tensors(self.optimizer.state_dict())
-        rest |= {"channels": self.head.channels, "condition_size": self.head.condition_size}
-        return {"value_head": self.head.state_dict(), "value_head_optimizer": moments}, {"value_head": rest}
+        moments, extra = optimizer_tensors(self.optimizer.state_dict())
+        extra |= {"channels": self.head.channels, "condition_size": self.head.condition_size}
+        return {"value_head": self.head.state_dict(), "value_head_optimizer": moments}, {"value_head": extra}
 
     def load_state(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], device: torch.device) -> None:
         """The inverse of `state`."""
         if "value_head" in state:
-            own = state["value_head"]
-            self._begin(own["channels"], own["condition_size"], 0, device)
+            extra = state["value_head"]
+            self._begin(extra["channels"], extra["condition_size"], 0, device)
             assert self.head is not None
             self.head.load_state_dict(tensors["value_head"])
-            self.optimizer.load_state_dict(optimizer_state(tensors["value_head_optimizer"], own))
+            self.optimizer.load_state_dict(optimizer_state(tensors["value_head_optimizer"], extra))

@@ -1,4 +1,4 @@
-"""The groups of one iteration: the batches to sample, and what was sampled of them."""
+"""The groups of one iteration: the batches to sample, and their samples."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -14,17 +14,17 @@ class Workers(Protocol):
     """Other processes that sample with the algorithm of the run, from given weights."""
 
     def begin(self, parts: Sequence[Batch]) -> list[Any]:
-        """Begin with these parts; a task for each."""
+        """Begin to sample these parts; return a task for each."""
 
 
 class Draw:
-    """The groups of a batch, an iterator over their parts: as many as the run's settings say (`parts_of`).
+    """The groups of a batch, as an iterator over its parts, whose number the run's settings give (`parts_of`).
 
     Args:
-        sampler: what samples them.
-        scorer: what scores them.
+        sampler: samples the groups.
+        scorer: scores the samples.
         batch: whole groups.
-        workers: other processes that sample them; None: this one does.
+        workers: other processes that sample the groups; None: this process does.
     """
 
     def __init__(self, sampler: Sampler, scorer: Scorer, batch: Batch, workers: Workers | None = None) -> None:
@@ -34,17 +34,17 @@ class Draw:
         self._parts: list[tuple[Any, Batch, Scored | None]] = []
 
     def begin(self) -> None:
-        """Let the workers begin with the parts."""
+        """Let the workers begin to sample the parts."""
         self._begun = self._shared(self.batch)
 
     def __iter__(self) -> Iterator[tuple[Batch, Any]]:
-        """Parts, each with the task of a worker that samples it; from the start, whatever was put before: an attempt
-        that ran out of memory is made again."""
+        """Yield the parts, each with the task of the worker that samples it. Samples of an earlier attempt, which ran
+        out of memory, are dropped."""
         self._parts = []
         yield from self._split(self.batch)
 
     def _shared(self, batch: Batch) -> list[tuple[Batch, Any]]:
-        """The parts of a batch, each with the task of a worker that has begun with it."""
+        """The parts of a batch, each with the task of the worker that has begun to sample it."""
         parts = batch.split(min(self.parts, len(set(batch.group))))
         tasks = [None] * len(parts) if self.workers is None else self.workers.begin(parts)
         return list(zip(parts, tasks, strict=True))
@@ -55,20 +55,20 @@ class Draw:
             yield part
             for _, _, scored in self._parts:
                 if scored is not None and scored.done():
-                    # nothing more is sampled where scoring failed
+                    # raises if scoring failed, so that no further part is sampled
                     scored.result()
 
     def put(self, rollout: Any, batch: Batch, scored: Scored | None) -> None:
-        """What was sampled of the last batch.
+        """Add the samples of the last part.
 
         Args:
-            batch: the samples of the rollout; an algorithm that branches makes several groups of a prompt.
-            scored: their scores to come; None where there are none.
+            batch: the rollout's samples; an algorithm that branches makes several groups of a prompt.
+            scored: their scores to come; None if they are not scored.
         """
         self._parts.append((rollout, batch, scored))
 
     def whole(self) -> Sampled[Any, Any]:
-        """All that was sampled since the last call, with its scores."""
+        """All samples since the last call, with their scores, as one."""
         parts = [
             self._sampled(rollout, batch, None if scored is None else scored.result())
             for rollout, batch, scored in self._parts
@@ -93,6 +93,6 @@ class Draw:
 
 
 def parts_of(config: BaseConfig) -> int:
-    """Parts that an iteration's groups are sampled in: `rollout.overlap`, and at least one for each worker."""
+    """Number of parts that an iteration is sampled in: `rollout.overlap`, and at least one for each worker."""
     workers = config.rollout.workers
     return max(config.rollout.overlap, workers.count if workers else 1)

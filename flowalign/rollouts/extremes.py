@@ -12,9 +12,9 @@ Look = tuple[Any, dict[str, Any]]
 
 
 class Extremes:
-    """Of all samples that it is offered, those with the highest and with the lowest rewards.
+    """The samples with the highest and the lowest rewards, of all that were offered.
 
-    A prompt has one of them before another prompt's second: else all would be of the easiest or the hardest one.
+    Each prompt gives one sample before any gives a second one; else all would be of the easiest or the hardest prompt.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Extremes:
     def offer(
         self, samples: Sequence[Any], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], scores: Scores
     ) -> None:
-        """Keep which of N scored samples are among the extremes so far."""
+        """Offer N scored samples; those among the extremes so far are kept."""
         parts = {name: values.tolist() for name, values in scores.parts.items()}
         looks = []
         for row, (sample, prompt, record) in enumerate(zip(samples, prompts, metadata, strict=True)):
@@ -33,19 +33,19 @@ class Extremes:
         self.add(looks, looks)
 
     def add(self, best: Sequence[Look], worst: Sequence[Look]) -> None:
-        """Look at further samples that may be among the best, and further ones that may be among the worst."""
+        """Add candidates for the best and for the worst samples."""
         self.best = _first([*self.best, *best], -1)
         self.worst = _first([*self.worst, *worst], 1)
 
 
 def _first(looks: Sequence[Look], sign: int) -> list[Look]:
-    """Some of the samples in the order of their rewards times the sign."""
+    """The first `COUNT` samples by their rewards times the sign, at first only one for each prompt."""
 
     def reward(look: Look) -> float:
         return sign * float(look[1]["reward"])
 
     ordered = sorted(looks, key=reward)
     of_prompt = {id(look): look for look in {look[1]["prompt"]: look for look in reversed(ordered)}.values()}
-    rest = [look for look in ordered if id(look) not in of_prompt]
-    kept = [*sorted(of_prompt.values(), key=reward), *rest][:COUNT]
-    return sorted(kept, key=reward)
+    others = [look for look in ordered if id(look) not in of_prompt]
+    chosen = [*sorted(of_prompt.values(), key=reward), *others][:COUNT]
+    return sorted(chosen, key=reward)

@@ -1,4 +1,4 @@
-"""The groups of a run's iterations: which are drawn, and what stands in for those that teach nothing."""
+"""The groups of a run's iterations: which are drawn, and which replace those without a learning signal."""
 
 import copy
 import itertools
@@ -27,12 +27,12 @@ class Groups:
     """Draws the groups of every iteration, and tells the selection how they fared.
 
     Args:
-        selection: picks prompts, and is told how every group fared that was drawn, whether kept or not.
-        sampler: what samples them.
-        scorer: what scores them.
+        selection: picks prompts, and gets the rewards of every group that was drawn, also of those that are replaced.
+        sampler: samples the groups.
+        scorer: scores the samples.
         processes: this process, among the others.
-        branches: groups that an iteration makes of a prompt. They are replaced together: a place is a prompt's, and
-            teaches where one of its groups has spread.
+        branches: number of groups that an iteration makes of a prompt. They share a slot and are replaced together; a
+            slot has a learning signal if one of its groups has spread.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Groups:
         self.seed, self.size = config.training.seed, config.training.group_size
         self.next = 0
         """The iteration after the last one that was drawn."""
-        # a text draws from its noise seed alone; a picture that is made of it starts from the start noise
+        # a text depends on its noise seed alone; a picture that is made from it has start noise, which may be shared
         self.shares_start_noise = getattr(config.rollout, "share_start_noise", True)
         self.dynamic = config.data.dynamic_sampling
         settings = config.data.replay
@@ -65,7 +65,7 @@ class Groups:
         return check_picks(f"data.selection: {type(self.selection).__name__}", picks, count, len(self.prompts))
 
     def coming(self) -> list[str]:
-        """This process's prompts of the next iterations, as far as can be told now."""
+        """This process's prompts of the next iterations, as far as they are known now."""
         selection, training, processes = copy.deepcopy(self.selection), self.sampler.config.training, self.processes
         count = training.prompts_per_iteration
         share = slice(processes.row * count // processes.rows, (processes.row + 1) * count // processes.rows)
@@ -76,8 +76,8 @@ class Groups:
         """This process's part of an iteration's groups.
 
         Args:
-            workers: other processes that sample them; None: this one does.
-            picks: the prompts; default `picks`.
+            workers: other processes that sample them; None: this process does.
+            picks: numbers of the prompts; default `picks`.
         """
         processes = self.processes
         picks, self.next = self.picks(iteration) if picks is None else picks, iteration + 1
@@ -97,17 +97,17 @@ class Groups:
         return RefilledDraw(self, batch, picks, workers)
 
     def learn(self, batch: Batch, reward: Tensor, gain: Tensor) -> None:
-        """Tell the selection how an iteration's prompts fared, over all processes.
+        """Tell the selection the mean rewards and advantages of an iteration's prompts, over all processes.
 
         Args:
             batch: this process's samples.
-            reward: [B] of each.
+            reward: [B] rewards of the samples.
             gain: [B] mean sizes of their advantages.
         """
         gather, device = self.processes.gather, self.processes.device
         value, gain = (gather(column.to(device)) for column in (reward, gain))
         picks = gather(torch.tensor(batch.picks, device=device))
-        # what was replayed says nothing of the current weights
+        # replayed groups, whose pick is below 0, tell nothing about the current weights
         numbers, index = picks[picks >= 0].unique(return_inverse=True)
         count = index.bincount()
         columns = [column[picks >= 0] for column in (value, gain)]
@@ -116,36 +116,36 @@ class Groups:
 
     def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         """Tensors by file, and JSON."""
-        rest: dict[str, Any] = {"selection": self.selection.state_dict()}
+        extra: dict[str, Any] = {"selection": self.selection.state_dict()}
         if self.replay is None:
-            return {}, rest
-        tensors, rest["replay"] = self.replay.state()
-        return {"replay": tensors}, rest
+            return {}, extra
+        tensors, extra["replay"] = self.replay.state()
+        return {"replay": tensors}, extra
 
-    def load_state(self, tensors: dict[str, dict[str, Tensor]], rest: dict[str, Any]) -> None:
+    def load_state(self, tensors: dict[str, dict[str, Tensor]], extra: dict[str, Any]) -> None:
         """The inverse of `state`."""
-        self.selection.load_state_dict(rest["selection"])
-        if self.replay is not None and "replay" in rest:
-            self.replay.load_state(tensors["replay"], rest["replay"])
+        self.selection.load_state_dict(extra["selection"])
+        if self.replay is not None and "replay" in extra:
+            self.replay.load_state(tensors["replay"], extra["replay"])
 
 
 class RefilledDraw(Draw):
-    """The groups of an iteration, of which those without spread, whose advantages are all 0, are replaced.
+    """The groups of an iteration, where groups without spread, whose advantages are all 0, are replaced.
 
-    Dynamic sampling (DAPO, arXiv 2503.14476): the place of a group without spread, or of one whose mean reward lies
-    outside given bounds (arXiv 2504.03380), is drawn again with a further prompt, until every place has one to learn
-    from or the rounds are used up. Replay: what is left then gets a group of an earlier iteration. Which prompts and
-    seeds a place gets does not depend on the number of processes.
+    Each prompt has a slot. Dynamic sampling (DAPO, arXiv 2503.14476): the slot of a group without spread, or of one
+    whose mean reward is outside given bounds (arXiv 2504.03380), is drawn again with a further prompt, until every slot
+    has a group to learn from or the rounds are used up. Replay: the slots that are left get groups of earlier
+    iterations. The prompts and seeds of a slot do not depend on the number of processes.
 
     Args:
-        picks: number of the prompt of every place, over all processes.
+        picks: number of the prompt in every slot, over all processes.
     """
 
     def __init__(self, groups: Groups, batch: Batch, picks: list[int], workers: Workers | None = None) -> None:
         super().__init__(groups.sampler, groups.scorer, batch, workers)
         self.groups, self.processes, self.first_picks = groups, groups.processes, picks
         self.current: dict[int, tuple[Sampled[Any, Any], int]]
-        """Groups of each prompt slot of this process: their samples, and the number of the prompt among these."""
+        """Groups in each slot of this process: the samples that they are in, and the number of the prompt there."""
 
     def __iter__(self) -> Iterator[tuple[Batch, Any]]:
         groups, dynamic, iteration = self.groups, self.groups.dynamic, self.batch.iteration
@@ -157,94 +157,94 @@ class RefilledDraw(Draw):
         for round in itertools.count(1):
             mean, spread = self._outcomes()
             drawn, rewards = drawn + len(poor), rewards + float(mean[poor].sum())
-            poor = [place for place, teaches in enumerate(self._teach(mean, spread)) if not teaches]
+            poor = [slot for slot, teaches in enumerate(self._teach(mean, spread)) if not teaches]
             if not poor or dynamic is None or round == dynamic.rounds:
                 break
             self._report(poor, mean)
             picks = groups._picks(iteration, len(poor), round)
-            for place, pick in zip(poor, picks, strict=True):
-                self.picks[place] = pick
-            own = {place: self.picks[place] for place in poor if place in self.current}
-            if own:
+            for slot, pick in zip(poor, picks, strict=True):
+                self.picks[slot] = pick
+            local = {slot: self.picks[slot] for slot in poor if slot in self.current}
+            if local:
                 yield from self._split(
                     draw_groups(
-                        groups.prompts, iteration, own, groups.size, groups.seed, groups.shares_start_noise, round
+                        groups.prompts, iteration, local, groups.size, groups.seed, groups.shares_start_noise, round
                     )
                 )
-                self._fill(list(own))
+                self._fill(list(local))
         self.metrics = {"groups/drawn": float(drawn), "groups/reward": rewards / drawn}
         if groups.replay is not None:
             poor = self._replay(poor, mean, spread)
         self.metrics["groups/poor"] = float(len(poor))
 
-    def _fill(self, places: list[int]) -> None:
-        """Put what was just sampled into these places."""
+    def _fill(self, slots: list[int]) -> None:
+        """Put the newest samples into these slots."""
         sampled = super().whole()
-        self.current |= {place: (sampled, i) for i, place in enumerate(places)}
+        self.current |= {slot: (sampled, i) for i, slot in enumerate(slots)}
 
     def _outcomes(self) -> tuple[Tensor, Tensor]:
-        """[N] mean rewards and [N] their standard deviations, of all processes; of several groups the largest."""
+        """Mean rewards [N] and standard deviations [N] of the slots of all processes; the largest of several groups."""
         shape = (-1, self.groups.branches, self.groups.size)
         rewards = torch.stack([sampled.scores.value.view(shape)[i] for sampled, i in self.current.values()])
         rewards = self.processes.gather(rewards.to(self.processes.device)).cpu()
-        # equal rewards may have a mean that rounding sets apart from them
+        # the mean of equal rewards may differ from them by rounding
         alike = rewards.amax(2) == rewards.amin(2)
         return rewards.mean((1, 2)), rewards.std(2, correction=0).masked_fill(alike, 0.0).amax(1)
 
     def _teach(self, mean: Tensor, spread: Tensor) -> list[bool]:
-        """Of each place, whether what it has is worth keeping."""
+        """True for each slot whose groups have a learning signal, and are kept."""
         dynamic = self.groups.dynamic
-        kept = spread > (dynamic.spread if dynamic else 0.0)
+        teaches = spread > (dynamic.spread if dynamic else 0.0)
         if dynamic is not None and dynamic.low is not None:
-            kept &= mean >= dynamic.low
+            teaches &= mean >= dynamic.low
         if dynamic is not None and dynamic.high is not None:
-            kept &= mean <= dynamic.high
-        return kept.tolist()
+            teaches &= mean <= dynamic.high
+        return teaches.tolist()
 
-    def _report(self, places: list[int], mean: Tensor) -> None:
-        """Tell the selection of groups that are replaced, and so taught nothing."""
-        picks = [self.picks[place] for place in places]
-        self.groups.selection.learn(picks, self.groups.prompts, mean[places].tolist(), [0.0] * len(places))
+    def _report(self, slots: list[int], mean: Tensor) -> None:
+        """Tell the selection about groups that are replaced, as prompts without advantages."""
+        picks = [self.picks[slot] for slot in slots]
+        self.groups.selection.learn(picks, self.groups.prompts, mean[slots].tolist(), [0.0] * len(slots))
 
     def _replay(self, poor: list[int], mean: Tensor, spread: Tensor) -> list[int]:
-        """Put stored groups in these places, as many as there are, then store the new ones that teach.
+        """Put stored groups into these slots, as many as there are, then store the new ones with a learning signal.
 
         Returns:
-            the places that are left.
+            the slots that are left.
         """
         replay, iteration, branches = self.groups.replay, self.batch.iteration, self.groups.branches
         assert replay is not None
         stored = replay.take(len(poor), iteration, self.groups.seed)
-        new = {place: sampled for place, sampled in self.current.items() if place not in poor}
-        fresh = [self._stored(*sampled, float(spread[place])) for place, sampled in new.items()]
+        new = {slot: sampled for slot, sampled in self.current.items() if slot not in poor}
+        fresh = [self._stored(*sampled, float(spread[slot])) for slot, sampled in new.items()]
         replay.put(self.processes.gather_objects(fresh))
         filled, left = poor[: len(stored)], poor[len(stored) :]
         self._report(filled, mean)
-        for place, group in zip(filled, stored, strict=True):
-            if place in self.current:
-                batch = group.at(place, iteration, branches)
+        for slot, group in zip(filled, stored, strict=True):
+            if slot in self.current:
+                batch = group.at(slot, iteration, branches)
                 rollout = self.sampler.restore(group.tensors, group.rest, batch)
-                self.current[place] = (self._sampled(rollout, batch, group.scores), 0)
+                self.current[slot] = (self._sampled(rollout, batch, group.scores), 0)
         self.metrics["groups/replayed"] = float(len(filled))
         return left
 
     def _stored(self, sampled: Sampled[Any, Any], number: int, spread: float) -> Stored:
-        """The groups of one prompt, to be kept."""
+        """The groups of one prompt, in the form in which they are stored."""
         rows = self._rows(number)
         members = torch.tensor(rows)
-        tensors, rest = sampled.rollout[members.to(self.processes.device)].packed()
+        tensors, extra = sampled.rollout[members.to(self.processes.device)].packed()
         tensors = {name: value.to("cpu", copy=True) for name, value in tensors.items()}
         return Stored(
-            tensors=tensors, rest=rest, batch=sampled.batch[rows], scores=sampled.scores[members], spread=spread
+            tensors=tensors, rest=extra, batch=sampled.batch[rows], scores=sampled.scores[members], spread=spread
         )
 
     def _rows(self, number: int) -> list[int]:
-        """Of the samples of a prompt."""
+        """Rows of the samples of a prompt."""
         block = self.groups.branches * self.groups.size
         return list(range(number * block, (number + 1) * block))
 
     def whole(self) -> Sampled[Any, Any]:
-        """The groups in the order of their places."""
+        """The groups in the order of their slots."""
         parts = list({id(sampled): sampled for sampled, _ in self.current.values()}.values())
         if len(parts) == 1:
             return replace(parts[0], metrics=self.metrics)
@@ -253,11 +253,11 @@ class RefilledDraw(Draw):
             firsts[id(part)] = rows
             rows += len(part.batch)
         order = [firsts[id(sampled)] + row for sampled, i in self.current.values() for row in self._rows(i)]
-        every = self._joined(parts)
+        joined = self._joined(parts)
         return replace(
-            every,
-            rollout=every.rollout[torch.tensor(order, device=self.processes.device)],
-            batch=every.batch[order],
-            scores=every.scores[torch.tensor(order)],
+            joined,
+            rollout=joined.rollout[torch.tensor(order, device=self.processes.device)],
+            batch=joined.batch[order],
+            scores=joined.scores[torch.tensor(order)],
             metrics=self.metrics,
         )

@@ -1,4 +1,4 @@
-"""Samples texts, and gathers their record."""
+"""Sampling texts, and gathering their record."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -22,7 +22,7 @@ from flowalign.rollouts.sampler import Sampled, Sampler
 
 
 class LanguageSampler(Sampler):
-    """Samples texts with a policy, by transformers or by vLLM, as the rollout section says."""
+    """Samples texts with a policy, by transformers or by vLLM, with the settings of the rollout section."""
 
     config: TextConfig
     policy: LanguagePolicy
@@ -34,7 +34,7 @@ class LanguageSampler(Sampler):
         self._engine: VLLMEngine | None = None
 
     def rollout(self, batch: Batch) -> TextRollout:
-        """A completion of every sample of the batch."""
+        """Sample a completion for every sample of the batch."""
         arguments = self.config.rollout.arguments()
         if self.config.rollout.engine == "transformers":
             return self.policy.sample(batch.prompts, batch.noise_seeds, metadata=batch.metadata, **arguments)
@@ -58,13 +58,13 @@ SampledTexts = Sampled[LanguageSampler, TextRollout]
 
 
 def baseline(sampled: SampledTexts) -> Tensor:
-    """[B] rewards of the most probable completion of each sample's prompt, sampled once a group."""
+    """Rewards [B] of the greedy completion of each sample's prompt, which is made once per group."""
     batch, sampler = sampled.batch, sampled.sampler
     numbers = list(dict.fromkeys(batch.group))
     rows = [batch.group.index(number) for number in numbers]
     arguments = sampler.config.rollout.arguments() | {"temperature": 0.0}
-    asked = batch[rows]
-    greedy = sampler.policy.sample(asked.prompts, [0] * len(rows), metadata=asked.metadata, **arguments)
+    first_rows = batch[rows]
+    greedy = sampler.policy.sample(first_rows.prompts, [0] * len(rows), metadata=first_rows.metadata, **arguments)
     value = sampled.scorer.score(sampler.policy.decode(greedy), batch, rows).value
     return value[[numbers.index(group) for group in batch.group]]
 
@@ -73,7 +73,7 @@ def record_of_texts(sampled: SampledTexts, reward: Tensor, processes: Processes)
     """The record of all processes, where a token is an action.
 
     Args:
-        reward: [B] of this process's samples.
+        reward: [B] rewards of this process's samples.
     """
     rollout, scores = sampled.rollout, sampled.scores
     gathered = partial(gather_padded, processes, length=processes.maximum(rollout.mask.shape[1]))
@@ -90,7 +90,7 @@ def record_of_texts(sampled: SampledTexts, reward: Tensor, processes: Processes)
 
 
 def gathered_states(sampled: SampledTexts, processes: Processes) -> Tensor:
-    """`states` (of turns) of all processes; a group is on one process, so that its numbers belong together."""
+    """`states` or `states_of_turns` of all processes; a group is on one process, so that its numbers are consistent."""
     rollout = sampled.rollout
     numbers = (states_of_turns if rollout.episodes else states)(rollout, sampled.batch.group)
     return gather_padded(processes, numbers, processes.maximum(numbers.shape[1]))
@@ -102,25 +102,25 @@ def gather_padded(processes: Processes, values: Tensor, length: int) -> Tensor:
 
 
 def states(rollout: TextRollout, group: Sequence[int]) -> Tensor:
-    """[B, T] numbers of what each token comes after: one number where members of a group have said the same so far."""
+    """Numbers [B, T] of each token's context: members of a group with the same tokens so far have the same number."""
     numbers: dict[tuple[int, int], int] = {}
-    made = torch.zeros(rollout.mask.shape, dtype=torch.long)
+    context = torch.zeros(rollout.mask.shape, dtype=torch.long)
     lengths = rollout.mask.sum(1).tolist()
     for row, (tokens, length, number) in enumerate(zip(rollout.completion_ids.tolist(), lengths, group, strict=True)):
-        # what a token comes after is the state before it and the token there; a group's beginning is no state's
+        # key of a context: the number of the context before, and the token after that; each group has its own first key
         before = (-1, number)
         for t in range(length):
             state = numbers.setdefault(before, len(numbers))
-            made[row, t] = state
+            context[row, t] = state
             before = (state, tokens[t])
-    return made.to(rollout.mask.device)
+    return context.to(rollout.mask.device)
 
 
 def states_of_turns(rollout: TextRollout, group: Sequence[int]) -> Tensor:
-    """[B, T] numbers of what each turn was taken in, on all its tokens: one number where the environment names one."""
+    """Numbers [B, T] of the environment's state before each turn, at all tokens of it: one number for each state."""
     numbers: dict[tuple[int, str], int] = {}
-    made = torch.zeros(rollout.mask.shape, dtype=torch.long)
+    numbered = torch.zeros(rollout.mask.shape, dtype=torch.long)
     for row, (turns, number) in enumerate(zip(rollout.episodes, group, strict=True)):
         for turn, taken in enumerate(turns):
-            made[row, (rollout.turn[row] == turn).cpu()] = numbers.setdefault((number, taken.state), len(numbers))
-    return made.to(rollout.mask.device)
+            numbered[row, (rollout.turn[row] == turn).cpu()] = numbers.setdefault((number, taken.state), len(numbers))
+    return numbered.to(rollout.mask.device)

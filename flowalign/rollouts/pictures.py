@@ -1,4 +1,4 @@
-"""Samples pictures and videos: rollouts with a plan and a kernel, branches and trees, searches, finished samples."""
+"""Sampling pictures and videos: rollouts with a plan and a kernel, branches, trees, searches, finished samples."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,10 +21,10 @@ from samplers.tree import grow
 
 
 class DiffusionSampler(Sampler):
-    """Samples pictures or videos with a policy, as the rollout section says.
+    """Samples pictures or videos with a policy, with the settings of the rollout section.
 
     Args:
-        needs: what rewards look at, as of `rewards.Spec`: it decides what a finished sample is.
+        needs: needs of the rewards, as in `rewards.Spec`; they decide what a finished sample is.
     """
 
     config: Config
@@ -43,7 +43,7 @@ class DiffusionSampler(Sampler):
         """Cache of features, in rollouts."""
         if self.cache is not None:
             with caching(policy, self.cache):
-                pass  # it fits the network
+                pass  # raises if it does not fit the network
         policy.guidance_gradient = config.rollout.guidance_gradient
         if policy.guidance_gradient == "conditional" and not policy.family.negative(config.rollout.guidance):
             raise ConfigError(
@@ -52,24 +52,26 @@ class DiffusionSampler(Sampler):
             )
 
     def etas(self, batch: Batch) -> Tensor:
-        """[T] noise levels of this iteration's plan, or [B, T] where it is drawn for each group."""
+        """Noise levels [T] of this iteration's plan, or [B, T] if the plan is drawn for each group."""
         settings, seed = self.config.rollout, self.config.training.seed
         if getattr(self.plan, "of", "iteration") == "iteration":
             return self.plan.etas(settings.steps, settings.eta, batch.iteration, seed)
         seeds = [derive_seed(seed, group) for group in batch.group]
-        return torch.stack([self.plan.etas(settings.steps, settings.eta, batch.iteration, own) for own in seeds])
+        return torch.stack(
+            [self.plan.etas(settings.steps, settings.eta, batch.iteration, group_seed) for group_seed in seeds]
+        )
 
     def rollout(
         self, batch: Batch, eta: Tensor | None = None, kernel: Any = None, kept: Sequence[int] | None = None
     ) -> Rollout:
-        """One trajectory for every sample of the batch, stochastic as the plan says.
+        """Sample one trajectory for every sample of the batch, stochastic at the plan's steps.
 
-        Where groups share their start noise, the steps before the first stochastic one are computed once a group.
+        If groups share their start noise, the steps before the first stochastic one are computed once per group.
 
         Args:
-            eta: [T] or [B, T] in the place of the plan's.
-            kernel: in the place of the configured one.
-            kept: walk only these steps of the schedule, which must be configured, and those after the last stochastic
+            eta: [T] or [B, T] noise levels instead of the plan's.
+            kernel: kernel instead of the configured one.
+            kept: take only these steps of the schedule, which must be configured, and those after the last stochastic
                 one by a second-order solver.
         """
         kernel = kernel or self.kernel
@@ -92,18 +94,18 @@ class DiffusionSampler(Sampler):
         return rollout
 
     def found(self, batch: Batch) -> Rollout:
-        """What a search finds for every sample of the batch, without the steps that led there.
+        """Samples that a search finds, one for every sample of the batch, without the steps that led to them.
 
-        The steps of the first few, by which replay is verified, are plain sampling's.
+        The first few have the steps of plain sampling, since replay is verified with them.
         """
         assert self.search is not None
         call: dict[str, Any] = self.config.rollout.arguments()
-        parts = [
-            self.policy.sample(own.prompts, own.seeds, metadata=own.metadata, dry=begin > 0, **call)
-            for begin, own in ((0, batch[range(min(4, len(batch)))]), (4, batch[range(4, len(batch))]))
-            if len(own)
+        rollouts = [
+            self.policy.sample(chunk.prompts, chunk.seeds, metadata=chunk.metadata, dry=begin > 0, **call)
+            for begin, chunk in ((0, batch[range(min(4, len(batch)))]), (4, batch[range(4, len(batch))]))
+            if len(chunk)
         ]
-        rollout = Rollout.cat(parts)
+        rollout = Rollout.cat(rollouts)
         rollout.trajectory.latents[:, -1] = self.search(batch)
         return rollout
 
@@ -113,7 +115,7 @@ class DiffusionSampler(Sampler):
         roots = batch[[batch.group.index(g) for g in numbers]]
         trunk = self.policy.sample(roots.prompts, roots.seeds, metadata=roots.metadata, **sampling | {"order": 1})
         samples = torch.tensor([numbers.index(g) for g in batch.group], device=self.device)
-        made = fork(
+        forked = fork(
             self.policy.at(trunk),
             trunk.trajectory,
             kernel,
@@ -124,37 +126,39 @@ class DiffusionSampler(Sampler):
             self.config.rollout.batch_size,
             order=sampling["order"],
         )
-        rollout = trunk.branch(made, samples)
+        rollout = trunk.branch(forked, samples)
         rollout.kernel = kernel
         return rollout
 
     def trunk(self, batch: Batch) -> Rollout:
-        """The deterministic trajectory of every sample of the batch, to branch from."""
+        """Sample the deterministic trajectory of every sample of the batch, to branch from."""
         return self.rollout(batch, torch.zeros(self.config.rollout.steps))
 
     def branches(self, trunk: Rollout, samples: Tensor, steps: Tensor, seeds: Sequence[int]) -> Rollout:
-        """N trajectories that leave the trunk by one stochastic step and finish by the ODE.
+        """Sample N trajectories that leave the trunk by one stochastic step and finish by the ODE.
 
         Args:
-            samples, steps: [N] where they leave it.
+            samples, steps: [N] trajectories and steps of the trunk where they leave it.
             seeds: N seeds of the noise of that step.
         """
         eta = torch.full(steps.shape, self.config.rollout.eta, device=steps.device)
-        made = perturb(trunk.trajectory, self.kernel, samples, steps, eta, seeds)
-        made.latents[:, -1] = self.finish(trunk, made.latents[torch.arange(len(steps)), steps + 1], samples, steps + 1)
-        branched = trunk.branch(made, samples)
+        perturbed = perturb(trunk.trajectory, self.kernel, samples, steps, eta, seeds)
+        perturbed.latents[:, -1] = self.finish(
+            trunk, perturbed.latents[torch.arange(len(steps)), steps + 1], samples, steps + 1
+        )
+        branched = trunk.branch(perturbed, samples)
         branched.kernel = self.kernel
         return branched
 
     def finish(self, rollout: Rollout, x: Tensor, samples: Tensor, steps: Tensor, stride: int = 1) -> Tensor:
-        """States [N, ...] of these samples at these steps, taken to the end by every `stride`-th ODE step."""
+        """Take states [N, ...] of these samples at these steps to the end, by every `stride`-th ODE step."""
         last = self.config.rollout.steps
         paths = [path(first, last, stride=stride) for first in steps.tolist()]
         size = self.config.rollout.batch_size
         return complete(self.policy.at(rollout), x, samples, paths, rollout.trajectory.sigmas, batch_size=size)
 
     def tree(self, batch: Batch) -> tuple[Rollout, Tensor]:
-        """A tree from the start noise of every sample: the leaves' rollout, and the sample of each."""
+        """Grow a tree from the start noise of every sample: the rollout of the leaves, and the sample of each leaf."""
         assert isinstance(self.plan, Tree)
         trunk = self.trunk(batch)
         size = self.config.rollout.batch_size
@@ -169,20 +173,24 @@ class DiffusionSampler(Sampler):
         size, shown = self.config.rollout.batch_size, shown or self.shown
         return self.policy.samples(rollout, size, self.needs, shown)
 
-    def ends(self, rollout: Rollout, made: Completions, rows: slice = slice(None), shown: bool = False) -> list[Any]:
-        """The finished samples that completions of a rollout end in."""
-        whole = rollout.whole(made.latents[rows], made.samples[rows])
+    def ends(
+        self, rollout: Rollout, completed: Completions, rows: slice = slice(None), shown: bool = False
+    ) -> list[Any]:
+        """The finished samples of a rollout's completions."""
+        whole = rollout.whole(completed.latents[rows], completed.samples[rows])
         return self.policy.finished(whole, self.config.rollout.batch_size, self.needs, shown)
 
     def cat(self, rollouts: Sequence[Rollout]) -> Rollout:
         return Rollout.cat(rollouts)
 
     def restore(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> Rollout:
-        """One sample is drawn again for what the denoiser is called with, which is the same for all of a prompt."""
-        one = batch[[0]]
-        again = self.policy.sample(one.prompts, one.seeds, metadata=one.metadata, **self.config.rollout.arguments())
+        """Rebuild a rollout: one sample is drawn again for the conditions, which a prompt's samples share."""
+        first = batch[[0]]
+        redrawn = self.policy.sample(
+            first.prompts, first.seeds, metadata=first.metadata, **self.config.rollout.arguments()
+        )
         trajectory = Trajectory(**{name: value.to(self.device) for name, value in tensors.items()})
-        rollout = again.branch(trajectory, torch.zeros(len(batch), dtype=torch.long, device=self.device))
+        rollout = redrawn.branch(trajectory, torch.zeros(len(batch), dtype=torch.long, device=self.device))
         rollout.kernel, rollout.unlearned = self.kernel, self.unlearned
         return rollout
 
@@ -205,10 +213,10 @@ SampledPictures = Sampled[DiffusionSampler, Rollout]
 
 
 def record_of_steps(sampled: SampledPictures, reward: Tensor, processes: Processes) -> Record:
-    """The record of all processes where a denoising step is an action.
+    """The record of all processes, where a denoising step is an action.
 
     Args:
-        reward: [B] or [B, T] of this process's samples.
+        reward: [B] or [B, T] rewards of this process's samples.
     """
     return Record(
         log_prob=processes.gather(sampled.rollout.trajectory.log_prob),
@@ -219,7 +227,7 @@ def record_of_steps(sampled: SampledPictures, reward: Tensor, processes: Process
 
 
 def record_of_samples(sampled: SampledPictures, processes: Processes) -> Record:
-    """The record of all processes where a sample is one action, whose probability nobody asks for."""
+    """The record of all processes, where a sample is one action, whose probability is not used."""
     reward = processes.gather(sampled.scores.value.to(processes.device))
     return Record(
         log_prob=torch.zeros_like(reward)[:, None],

@@ -1,4 +1,4 @@
-"""The processes of a run: rows that sample and learn from groups of their own, and columns that share each sample."""
+"""The processes of a run: rows, which have different groups, and columns, which share the tokens of each sample."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,12 +17,13 @@ T = TypeVar("T")
 
 
 class Processes:
-    """A table of processes. A row has groups of its own; its columns have the same samples and share their tokens.
+    """A table of processes. Each row has its own groups; the columns of a row have the same samples, and divide their
+    tokens.
 
     Without context parallelism there is one column, and a row is a process.
 
     Args:
-        settings: how many columns there are.
+        settings: settings that give the number of columns.
     """
 
     def __init__(self, accelerator: Accelerator, settings: ContextParallel | None = None) -> None:
@@ -32,9 +33,9 @@ class Processes:
         self.rows = accelerator.num_processes // self.columns
         self.row, self.column = divmod(accelerator.process_index, self.columns)
         self.exchanges = 0
-        """Times that processes have waited for each other here."""
+        """Number of exchanges so far, in each of which processes wait for each other."""
         self.apart = False
-        """This process looks at something by itself: nothing is exchanged."""
+        """True while this process works by itself: nothing is exchanged."""
 
     @property
     def device(self) -> torch.device:
@@ -43,7 +44,7 @@ class Processes:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Within it this process exchanges nothing with the others."""
+        """Context in which this process exchanges nothing with the others."""
         self.apart = True
         try:
             yield
@@ -52,7 +53,7 @@ class Processes:
 
     @cached_property
     def mesh(self) -> DeviceMesh:
-        """Of rows x ring x ulysses, as diffusers asks for it; all processes make it together."""
+        """Mesh of rows x ring x ulysses, as diffusers needs it; all processes make it together."""
         shape = self.rows, self.settings.ring, self.settings.ulysses
         return init_device_mesh(self.accelerator.device.type, shape, mesh_dim_names=("rows", "ring", "ulysses"))
 
@@ -61,34 +62,34 @@ class Processes:
         return self.mesh["ring", "ulysses"]._flatten().get_group()
 
     def gather(self, values: Tensor) -> Tensor:
-        """Rows [B, ...] of all processes as one process would have them."""
+        """Gather rows [B, ...] of all processes, in the order in which one process would have them."""
         if self.apart:
             return values
         self.exchanges += 1
-        every = self.accelerator.gather(values.contiguous())
+        gathered = self.accelerator.gather(values.contiguous())
         if self.columns == 1:
-            return every
-        return every.unflatten(0, (self.rows, self.columns, -1))[:, 0].flatten(0, 1)
+            return gathered
+        return gathered.unflatten(0, (self.rows, self.columns, -1))[:, 0].flatten(0, 1)
 
     def own(self, values: Tensor, rows: int) -> Tensor:
         """This process's rows of gathered values."""
         return values[self.row * rows : (self.row + 1) * rows]
 
     def maximum(self, count: int) -> int:
-        """The largest of a number over the processes."""
+        """The maximum of a number over the processes."""
         if self.apart:
             return int(count)
         self.exchanges += 1
         return int(self.accelerator.gather(torch.tensor([count], device=self.device)).max())
 
     def gather_objects(self, values: list[Any]) -> list[Any]:
-        """The lists of all rows as one."""
+        """Join the lists of all rows."""
         self.exchanges += 1
         gathered: list[Any] = gather_object(values if self.column == 0 else [])
         return gathered
 
     def once(self, work: Callable[[], T]) -> T:
-        """What the row's first process makes, for the row: a judge is asked once, and all have the same answer."""
+        """Do work in the first process of a row, for the whole row: a judge is queried once, and all get its answer."""
         if self.columns == 1 or self.apart:
             return work()
         self.exchanges += 1

@@ -1,4 +1,4 @@
-"""What samples with a policy, whoever scores and learns: all that an algorithm's `rollout` is given."""
+"""Base of samplers, which draw samples from a policy; an algorithm's `rollout` gets one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from samplers import derive_seed
 
 
 class Sampler:
-    """Samples with one process's policy; a subclass for each kind of samples."""
+    """Samples with the policy of one process; each kind of samples has a subclass."""
 
     config: BaseConfig
     policy: Policy
@@ -24,7 +24,7 @@ class Sampler:
     def __init__(self, config: BaseConfig, policy: Policy) -> None:
         self.config, self.policy = config, policy
         self.shown = False
-        """People look at the samples of this iteration."""
+        """True if people look at the samples of this iteration."""
         self.metrics: dict[str, float] = {}
         """Metrics of sampling in this iteration."""
 
@@ -33,27 +33,27 @@ class Sampler:
         return self.policy.device
 
     def rollout(self, batch: Batch) -> Any:
-        """A trajectory of every sample of the batch."""
+        """Sample a trajectory for every sample of the batch."""
         raise NotImplementedError
 
     def decode(self, rollout: Any, shown: bool = False) -> list[Any]:
         """The finished samples of a rollout, as the reward needs them.
 
         Args:
-            shown: people look at them.
+            shown: True if people look at them.
         """
         raise NotImplementedError
 
     def cat(self, rollouts: Sequence[Any]) -> Any:
-        """Several rollouts as one."""
+        """Join several rollouts."""
         raise NotImplementedError
 
     def restore(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> Any:
-        """The rollout of the batch's samples of which `packed` made these."""
+        """Rebuild the rollout of the batch's samples from the results of its method `packed`."""
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
-        """What adapts while it samples, for the checkpoint, as JSON."""
+        """State that adapts while sampling, for the checkpoint, as JSON."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -66,23 +66,23 @@ RolloutT = TypeVar("RolloutT")
 
 @dataclass(kw_only=True)
 class Sampled(Generic[SamplerT, RolloutT]):
-    """What was sampled of whole groups on this process, and by whom."""
+    """Samples of whole groups on this process, with their sampler and scorer."""
 
     rollout: RolloutT
     batch: Batch
     scores: Any = None
-    """`Scores` of the finished samples; None where the algorithm does not have them scored."""
+    """`Scores` of the finished samples; None if the algorithm needs no scores."""
     sampler: SamplerT
     """Sampler of these samples, for further states or samples."""
     scorer: Scorer
     """Scorer of these samples, for further ones."""
     sampler_log_prob: Tensor | None = None
-    """[B, T] log-probabilities as sampled, where the current weights scored the rollout again."""
+    """[B, T] log-probabilities at sampling, if the current weights have since replaced those of the rollout."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of sampling and scoring."""
 
     def gathered(self, processes: Processes) -> dict[str, Any]:
-        """The fields that records of all kinds have, of all processes."""
+        """The fields that all kinds of records share, gathered from all processes."""
         rewards, weights = self.scorer.separate(self.scores)
         weight, config = self.scores.weight, self.sampler.config
         return {
