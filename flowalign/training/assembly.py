@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Parts:
-    """What a trainer works with."""
+    """All parts of a run that a trainer works with."""
 
     config: BaseConfig
     folder: Path
@@ -58,7 +58,7 @@ class Parts:
     accelerator: Accelerator
     checkpoints: Checkpoints
     checkpoint: Path | None
-    """Checkpoint that the run goes on from."""
+    """Checkpoint from which the run continues."""
     algorithm: Algorithm
     policy: Policy
     processes: Processes
@@ -69,7 +69,7 @@ class Parts:
     fleet: Fleet | None
     """Rollout workers of this process."""
     ahead: Ahead | None
-    """Iterations that the workers have begun."""
+    """Draws of the iterations that the workers have begun."""
 
 
 def assemble(
@@ -78,7 +78,7 @@ def assemble(
     reward: Reward | Callable[..., Sequence[float]] | None,
     resume: bool,
 ) -> Parts:
-    """Check a configuration and build what it names, the arguments as of `Trainer`."""
+    """Check a configuration and build its parts; the arguments are those of `Trainer`."""
     config = parse(kind_of(config), config) if isinstance(config, dict) else config
     config = recorded(config, policy, reward)
     folder = Path(config.output) / (config.name or "run")
@@ -131,7 +131,7 @@ def _algorithm_and_reward(
     reward: Reward | Callable[..., Sequence[float]] | None,
     accelerator: Accelerator,
 ) -> tuple[Algorithm, Reward]:
-    """Both, checked before the model, which may take minutes to load."""
+    """Build and check the algorithm and the reward before the model, which may take minutes to load."""
     if config.rollout.workers is not None and policy is not None:
         raise ConfigError(
             "rollout.workers: they load the model themselves, and this one was handed over in Python; give its "
@@ -168,7 +168,7 @@ def _ahead(fleet: Fleet | None, policy: Policy, groups: Groups, config: BaseConf
 def _resumed(
     config: BaseConfig, folder: Path, checkpoints: Checkpoints, accelerator: Accelerator, resume: bool
 ) -> Path | None:
-    """The checkpoint that the run goes on from."""
+    """The checkpoint from which the run continues; None at its beginning."""
     if checkpoints.all() and not resume:
         raise ConfigError(f"{folder} already holds a run; --resume goes on with it, name=... starts another")
     with locked(folder) if folder.is_dir() and accelerator.is_main_process else nullcontext():
@@ -182,7 +182,7 @@ def _resumed(
 
 
 def _check_parts(config: BaseConfig, reward: Reward) -> None:
-    """Refuse rewards that cannot be asked part by part, or by what workers send."""
+    """Refuse rewards that cannot score parts of an iteration, or the kinds of samples that workers send."""
     workers, needs = config.rollout.workers, spec_of(reward).needs
     if parts_of(config) > 1 and spec_of(reward).kind == "set":
         key = "overlap" if workers is None else "workers"
@@ -199,7 +199,7 @@ def _check_parts(config: BaseConfig, reward: Reward) -> None:
 
 
 def _warn_of_unused(config: BaseConfig, algorithm: Algorithm) -> None:
-    """Say which settings the method does not look at."""
+    """Warn about settings that the method does not use."""
     unused = algorithm.without_effect(config)
     if unused:
         logger.warning(

@@ -40,13 +40,13 @@ def build_policy(
     """Load the model of a configuration, without anything trainable yet.
 
     Args:
-        kind: of the policy, where it makes pictures.
+        kind: class of the policy, if it makes pictures.
     """
     check_precision(config.model.compute_dtype, torch.device(device))
     allow_tf32(config.model.tf32)
     if config.model.path.startswith(registry.GIVEN):
-        own = config.model.path.removeprefix(registry.GIVEN)
-        raise ConfigError(f"model.path: the model '{own}' was handed over in Python; hand it over again (policy=...)")
+        name = config.model.path.removeprefix(registry.GIVEN)
+        raise ConfigError(f"model.path: the model '{name}' was handed over in Python; hand it over again (policy=...)")
     path = shipped(config.model.path)
     if isinstance(config, TextConfig):
         language, settings = language_policy(config)
@@ -86,55 +86,55 @@ def build_policy(
 
 
 def _sides(sampling: Sampling) -> dict[str, Any]:
-    """The sizes that are asked for."""
+    """The sizes that the settings give."""
     sides = {name: getattr(sampling, name) for name in ("height", "width", "num_frames")}
     return {name: size for name, size in sides.items() if size is not None}
 
 
 def language_policy(config: TextConfig) -> tuple[type[LanguagePolicy], dict[str, Any]]:
-    """The class of policy that a configuration asks for, and its settings."""
+    """The class of the policy that a configuration needs, and its settings."""
     model, environment = config.model, config.environment
     if model.images:
         return VisionLanguagePolicy, {"system": model.system}
     settings = {"padding": model.padding, "chat": model.chat, "system": model.system}
     if environment is None:
         return LanguagePolicy, settings
-    own = registry.check("environments", environment.name, environment.settings, "environment")
-    make = partial(registry.resolve("environments", environment.name, "environment"), **own)
+    checked = registry.check("environments", environment.name, environment.settings, "environment")
+    make = partial(registry.resolve("environments", environment.name, "environment"), **checked)
     return AgentPolicy, settings | {"environment": make, "turns": environment.turns}
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Refuse trackers that accelerate does not know, or would leave out since they are not installed."""
+    """Refuse trackers that accelerate does not know, or that are not installed, which it would leave out silently."""
     if not names:
         return
     known = {tracker.value: tracker for tracker in LoggerType}
-    there = {*get_available_trackers(), LoggerType.ALL}
+    installed = {*get_available_trackers(), LoggerType.ALL}
     for name in names:
         if name not in known:
             raise ConfigError(f"trackers: there is no '{name}'; {nearest(name, known)}")
-        if known[name] not in there:
+        if known[name] not in installed:
             raise ConfigError(f"trackers: '{name}' is not installed; pip install {name}, or leave it out")
 
 
 def check_media(reward: Reward, kind: str) -> None:
-    """Refuse rewards that look at texts where pictures are made, and the other way round."""
-    for one in reward.rewards if isinstance(reward, WeightedSum) else [reward]:
-        needs = spec_of(one).needs
+    """Refuse rewards of texts for a model that makes pictures, and the other way round."""
+    for single in reward.rewards if isinstance(reward, WeightedSum) else [reward]:
+        needs = spec_of(single).needs
         texts, pictures = "text" in needs, bool(needs & {"image", "frames", "latents", "sound"})
         if (texts or pictures) and not (texts if kind == "text" else pictures):
-            own, made = ("texts", "pictures") if texts else ("pictures", "texts")
-            raise ConfigError(f"rewards: '{one.name}' scores {own}, and this model makes {made}")
+            needed, samples = ("texts", "pictures") if texts else ("pictures", "texts")
+            raise ConfigError(f"rewards: '{single.name}' scores {needed}, and this model makes {samples}")
 
 
 def check_sound(config: BaseConfig, policy: Any = None) -> None:
-    """Refuse rewards of sound, before they load, where none is made or only of the start of a group.
+    """Refuse rewards of sound, before they load, if the model makes none or a group's samples share theirs.
 
     Args:
-        policy: in the place of the configuration's model.
+        policy: policy instead of the configuration's model.
     """
     trained, watched = (
-        [one.name for one in named if any("sound" in _needs(kind) for kind in _within(one))]
+        [entry.name for entry in named if any("sound" in _needs(kind) for kind in _within(entry))]
         for named in (config.rewards, [*(config.evaluation.rewards or []), *config.evaluation.panel])
     )
     names = [*trained, *watched]
@@ -158,24 +158,24 @@ def check_sound(config: BaseConfig, policy: Any = None) -> None:
 
 
 def _within(named: Named) -> list[Any]:
-    """The classes of a reward and those inside it; of one handed over in Python nothing is known."""
+    """The classes of a reward and of those inside it; none for a reward handed over in Python, which are not known."""
     return [] if named.name.startswith(registry.GIVEN) else registry.rewards_within(named.name, named.settings)
 
 
 def _needs(kind: Any) -> frozenset[str]:
-    """Of a class of rewards; what depends on settings, a class does not say."""
+    """Needs of a class of rewards; none if they depend on its settings."""
     spec = getattr(kind, "spec", None)
     return spec.needs if isinstance(spec, Spec) else frozenset()
 
 
 def build_accelerator(**settings: Any) -> Accelerator:
-    """This process among the others. What the user's `accelerate config` says of precision and compilation stays out.
+    """This process among the others, without the precision and compilation of the user's `accelerate config`.
 
     Args:
-        settings: of accelerate.
+        settings: settings of accelerate.
 
     Raises:
-        ConfigError: DeepSpeed is asked for.
+        ConfigError: the launch configuration is for DeepSpeed.
     """
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
         raise ConfigError(
@@ -194,10 +194,10 @@ def build_accelerator(**settings: Any) -> Accelerator:
 
 
 def build_sampler(config: BaseConfig, policy: Any, needs: frozenset[str]) -> Sampler:
-    """What samples in this process.
+    """The sampler of this process.
 
     Args:
-        needs: what the reward looks at, as of `rewards.Spec`.
+        needs: needs of the reward, as in `rewards.Spec`.
     """
     if isinstance(config, TextConfig):
         return LanguageSampler(config, policy)
@@ -206,7 +206,7 @@ def build_sampler(config: BaseConfig, policy: Any, needs: frozenset[str]) -> Sam
 
 
 def share_tokens(policy: Policy, processes: Processes) -> Callable[[], AbstractContextManager[None]]:
-    """Divide each sample's tokens among the processes that share it; within the result a process has them whole."""
+    """Divide each sample's tokens among the processes that share it; return a context in which each has all tokens."""
     if not isinstance(policy, DiffusersPolicy):
         return nullcontext
     policy.family.parts = processes.columns
@@ -214,10 +214,10 @@ def share_tokens(policy: Policy, processes: Processes) -> Callable[[], AbstractC
 
 
 def make_trainable(policy: Policy, model: Network, keep_reference: bool) -> None:
-    """Put on the policy what a model section asks for: an adapter or all weights, recomputed or compiled blocks.
+    """Make a policy trainable by its model section: an adapter or all weights, recomputed or compiled blocks.
 
     Args:
-        keep_reference: the start weights are needed in training.
+        keep_reference: keep the start weights, which training needs.
     """
     policy.set_autocast(model.autocast)
     texts = model.text_lora if isinstance(model, Model) else None

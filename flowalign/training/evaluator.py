@@ -1,4 +1,4 @@
-"""A run's evaluations: the held-out prompts scored, samples kept to look at, and the watch on reward hacking."""
+"""A run's evaluations: scores of held-out prompts, samples to look at, and the watch on reward hacking."""
 
 import logging
 from pathlib import Path
@@ -26,8 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 def ended_at(folder: Path, watch: Watch) -> int:
-    """The iteration of the evaluation that is of a run's result: the last one, or the last good one of a run that the
-    watch stopped or that keeps its best; 0 where there is none."""
+    """The iteration of the evaluation of a run's result; 0 if there is none.
+
+    It is the last evaluation, or the last good one if the watch stopped the run or the run keeps its best weights.
+    """
     lines = MetricsFile(folder / "evaluations.jsonl").read()
     seen = [line["watch"] for line in lines if "watch" in line]
     if seen and (watch.action == "stop" or watch.early_stop is not None):
@@ -38,25 +40,25 @@ def ended_at(folder: Path, watch: Watch) -> int:
 
 
 def before_and_after(folder: Path, watch: Watch) -> Comparison | None:
-    """The held-out scores before a run's training and of its result; None without both."""
+    """Held-out scores before a run's training and of its result; None if one of them is missing."""
     last = ended_at(folder, watch)
     files = {"before": scores_of(folder, 0), "after": scores_of(folder, last)}
     if not last or not all(file.is_file() for file in files.values()):
         return None
     results = {label: Evaluated.read(file) for label, file in files.items()}
     before, after = results.values()
-    # a run may have gone on with other prompts
+    # the prompts may have changed when the run was resumed
     same = (before.prompts, before.seeds) == (after.prompts, after.seeds)
     return Comparison(results) if same else None
 
 
 class Evaluator:
-    """Evaluates the policy that is trained, as the evaluation section of its configuration says.
+    """Evaluates the trained policy, with the settings of the evaluation section.
 
     Args:
-        sampler: has the policy.
-        scorer: has the reward that is trained.
-        folder: of the run; the means are appended to its `evaluations.jsonl`.
+        sampler: sampler with the policy.
+        scorer: scorer with the trained reward.
+        folder: folder of the run; the means are appended to its `evaluations.jsonl`.
     """
 
     def __init__(self, algorithm: Algorithm, sampler: Sampler, scorer: Scorer, learner: Learner, folder: Path) -> None:
@@ -64,8 +66,8 @@ class Evaluator:
         self.sampler, self.scorer, self.processes = sampler, scorer, scorer.processes
         self.config, self.settings = sampler.config, sampler.config.evaluation
         self.accelerator = self.processes.accelerator
-        own = self.settings.rewards
-        self.reward: Reward = build_reward(own, "evaluation.rewards") if own else scorer.reward
+        named = self.settings.rewards
+        self.reward: Reward = build_reward(named, "evaluation.rewards") if named else scorer.reward
         watchers = build_rewards(self.settings.panel, "evaluation.panel")
         self.panel = Panel(self.reward, watchers, scorer.reward, folder, self.processes.row)
         sampler.policy.bind(self.panel)
@@ -73,10 +75,10 @@ class Evaluator:
         self.lines = MetricsFile(folder / "evaluations.jsonl")
 
     def run(self, iteration: int, done: float) -> Evaluated | None:
-        """Score the held-out prompts, and append the means to evaluations.jsonl; None where there are none.
+        """Score the held-out prompts, and append the means to evaluations.jsonl; None if there are no prompts.
 
         Args:
-            done: share of the training that came before, for rewards that follow it.
+            done: share of the training so far, for rewards with a schedule.
         """
         settings = self.settings
         if settings.prompts is None:
@@ -95,7 +97,7 @@ class Evaluator:
             )
         line: dict[str, Any] = {"iteration": iteration} | self.scorer.judged()
         if self.algorithm.measures or self.config.training.previews:
-            # whole weights on every process, where they are in shards
+            # a process works alone here, and needs whole weights even if they are sharded
             with self.learner.alone():
                 if self.accelerator.is_main_process and self.algorithm.measures:
                     with self.processes.alone():
@@ -104,23 +106,23 @@ class Evaluator:
                     preview(self.sampler, self.scorer, self.algorithm, prompts, self.folder, iteration)
         if self.accelerator.is_main_process:
             for label, row in result.means(by="category").items():
-                # statistics of every category would be many, and say little
+                # statistics of each category would be many numbers of little use
                 line |= {f"{label}/{n}": v for n, v in row.items() if label == "all" or not n.startswith("statistics/")}
             self.lines.append(self._watched(line, result))
             result.save(scores_of(self.folder, iteration))
             samples = result.lines()
             count = min(settings.save_samples, len(samples))
             spread = torch.linspace(0, len(samples) - 1, count).round().int().tolist() if count else []
-            kept = shown(self.reward, [samples[row] for row in spread])
-            save_samples(self.folder, iteration, kept)
+            chosen = shown(self.reward, [samples[row] for row in spread])
+            save_samples(self.folder, iteration, chosen)
             if self.config.show_every:
-                show(self.accelerator, "held-out", kept, iteration)
+                show(self.accelerator, "held-out", chosen, iteration)
         if self.config.trackers:
             self.accelerator.log({f"evaluation/{n}": v for n, v in result.means()["all"].items()}, step=iteration)
         return result
 
     def _watched(self, line: dict[str, Any], result: Evaluated) -> dict[str, Any]:
-        """The line of an evaluation with what the watch on reward hacking says of it."""
+        """Add the verdict of the watch on reward hacking to the line of an evaluation."""
         if not self.settings.watching:
             return line
         line, self.verdict = watched(line, result.value, result.parts, self.lines.read(), self.settings.watch)
@@ -129,7 +131,7 @@ class Evaluator:
         return line
 
     def ends(self) -> bool:
-        """Whether the watch ends the run: the main process's word, for all."""
+        """True if the watch ends the run; the main process decides for all."""
         return bool(self.processes.maximum(self._ends()))
 
     def _ends(self) -> bool:
@@ -137,20 +139,20 @@ class Evaluator:
         return hacked or self.verdict.status == "stalled"
 
     def returns(self, iteration: int) -> bool:
-        """Whether a run that is over after so many iterations has earlier weights for its result."""
+        """True if a run that ends after this iteration has earlier weights as its result."""
         return bool(self.processes.maximum(self.accelerator.is_main_process and self._result(iteration) < iteration))
 
     def _result(self, last: int) -> int:
-        """The iteration whose weights are the result of a run that was last evaluated after so many."""
+        """The iteration whose weights are the result of a run whose last evaluation was at `last`."""
         best = self.settings.watch.early_stop is not None
         return self.verdict.last_good if best or self._ends() else last
 
     def gain(self) -> Comparison | None:
-        """The held-out scores before training and with the weights that the run ends with; None without both."""
+        """Held-out scores before training and of the run's result; None if one of them is missing."""
         return before_and_after(self.folder, self.settings.watch)
 
     def keep_before(self, iteration: int) -> None:
-        """Forget the evaluations from this iteration on, as a run does that goes on from there."""
+        """Drop the evaluations of this and later iterations, when a run is resumed from it."""
         self.lines.keep_before(iteration)
         lines = [line for line in self.lines.read() if "watch" in line]
         if lines:

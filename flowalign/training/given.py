@@ -1,4 +1,4 @@
-"""How a run's folder records a policy and a reward that were handed over in Python."""
+"""Names by which a run's folder records a policy and a reward that were handed over in Python."""
 
 import sys
 from pathlib import Path
@@ -21,9 +21,9 @@ def recorded(config: BaseConfig, policy: Policy | None, reward: Any) -> BaseConf
         if isinstance(policy, DiffusersPolicy):
             model["encode"] = policy.encoder.options
         if policy.lora_config is not None:
-            own = policy.lora_config
-            init = own.init_lora_weights
-            model["lora"] = Lora(path=policy.lora_path, rank=own.r, alpha=own.lora_alpha, init=init)
+            lora = policy.lora_config
+            init = lora.init_lora_weights
+            model["lora"] = Lora(path=policy.lora_path, rank=lora.r, alpha=lora.lora_alpha, init=init)
         changes["model"] = config.model.model_copy(update=model)
     if reward is not None:
         changes["rewards"] = reward_names(reward)
@@ -31,7 +31,7 @@ def recorded(config: BaseConfig, policy: Policy | None, reward: Any) -> BaseConf
 
 
 def policy_name(policy: Policy) -> str:
-    """What a policy was loaded from, by its shipped name if it has one; `registry.GIVEN` and a class if unknown."""
+    """Path, hub name or shipped name that a policy was loaded from; `registry.GIVEN` and its class if unknown."""
     owner = policy.pipeline if isinstance(policy, DiffusersPolicy) else policy.network
     path = owner.config.get("_name_or_path") if isinstance(owner.config, dict) else owner.config._name_or_path
     if not path:
@@ -40,12 +40,12 @@ def policy_name(policy: Policy) -> str:
 
 
 def reward_names(reward: Any) -> list[Weighted]:
-    """A reward as a configuration names it; `registry.GIVEN` and its name where it cannot be built from one."""
+    """Configuration entries of a reward; `registry.GIVEN` and its name if a configuration cannot build it."""
     if hasattr(reward, "entries"):
         return reward.entries()
     if isinstance(reward, WeightedSum):
         pairs = zip(reward.rewards, reward.weights, strict=True)
-        return [entry.model_copy(update={"weight": w}) for own, w in pairs for entry in reward_names(own)]
+        return [entry.model_copy(update={"weight": w}) for term, w in pairs for entry in reward_names(term)]
     function = reward.function if isinstance(reward, FunctionReward) else reward
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<>")
     if module != "__main__" and getattr(sys.modules.get(str(module)), name, None) is function:

@@ -1,4 +1,4 @@
-"""What a run is told that unlearns: its reward falls, in training or on held-out prompts, at a high learning rate."""
+"""Warning of a run that unlearns: its reward falls, in training or on held-out prompts, at a high learning rate."""
 
 import logging
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ logger = logging.getLogger(__name__)
 WINDOW = 10
 """Number of iterations whose rewards are averaged."""
 ERRORS = 5.0
-"""Standard errors from which on a difference counts as a fall; as many since the best of all averages is compared."""
+"""Standard errors above which a difference counts as a fall; many, since the best of all averages is compared."""
 HIGH = 0.5
-"""Share of the highest learning rate so far; below it the rate is falling anyway."""
+"""Share of the highest learning rate so far; below it there is no warning, since the rate is falling already."""
 
 
 class Health:
-    """Sees the metrics of every iteration and every evaluation of a run, and warns once.
+    """Follows the metrics of every iteration and every evaluation of a run, and warns once.
 
     Args:
-        training: of the run's configuration; what would help is said in its words.
-        silent: another process of the run speaks.
+        training: the configuration's section; the warning names its settings.
+        silent: give no warning, since another process of the run does.
     """
 
     def __init__(self, training: Training, silent: bool = False) -> None:
@@ -36,7 +36,7 @@ class Health:
         """Best evaluation so far: its iteration, and the seed and the value of each sample."""
 
     def see(self, iteration: int, metrics: dict[str, float]) -> None:
-        """Look at the metrics of an iteration."""
+        """Take note of the metrics of an iteration."""
         if "reward/mean" not in metrics:
             return
         self.rate = metrics.get("learning_rate", 0.0)
@@ -51,14 +51,14 @@ class Health:
             )
 
     def evaluated(self, iteration: int, result: Evaluated) -> None:
-        """Look at the scores of held-out prompts."""
+        """Take note of the scores of held-out prompts."""
         mean = fmean(result.value)
         if self._best is None or mean > fmean(self._best[2]):
             self._best = iteration, result.seeds, result.value
             return
         at, seeds, values = self._best
         if seeds != result.seeds:
-            # the run went on with other prompts
+            # the prompts changed when the run was resumed
             return
         gain = estimate([now - then for now, then in zip(result.value, values, strict=True)], result.prompts)
         if gain is not None and gain.error is not None and gain.mean < -ERRORS * gain.error:
@@ -74,9 +74,9 @@ class Health:
 
 
 def fallen(rewards: Sequence[float]) -> tuple[float, float] | None:
-    """The best average of `WINDOW` neighbours and that of the last ones, if these are worse by more than noise.
+    """The best average of `WINDOW` neighbours and the average of the last ones, if these are worse by more than noise.
 
-    Noise is what neighbours differ by, which a slow trend hardly changes: half their mean squared difference.
+    The variance of the noise is half the mean squared difference of neighbours, which a slow trend hardly changes.
 
     Args:
         rewards: mean reward of each iteration.
@@ -90,7 +90,7 @@ def fallen(rewards: Sequence[float]) -> tuple[float, float] | None:
 
 
 def remedies(training: Training) -> str:
-    """What makes such a run climb or keeps what it learned, in the words of its configuration."""
+    """Settings that make such a run rise again, or keep its best weights."""
     rate, prompts = training.optimizer.learning_rate, training.prompts_per_iteration
     helps = [
         f"a third of training.optimizer.learning_rate (it is {rate:g})",

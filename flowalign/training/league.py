@@ -35,7 +35,7 @@ from matplotlib import pyplot
 logger = logging.getLogger(__name__)
 
 SEED = 800_000_000
-"""First seed of the start noises that the league is judged on."""
+"""First seed of the start noises of the league's evaluation."""
 WORLDS = {
     "shapes": (),
     "relations": (
@@ -53,7 +53,7 @@ COLUMNS = ("rank", "strict", "soft", "panel", "diversity", "kl", "forwards", "re
 
 @dataclass
 class LeagueBudget:
-    """What every run of a league may use up: one of seconds, forwards, reward_calls."""
+    """Budget of each run of a league, in one of seconds, forwards, reward_calls."""
 
     kind: str
     amount: float
@@ -93,15 +93,15 @@ def kl_from_base(policy: DiffusersPolicy, prompts: Sequence[str], arguments: dic
     samples, steps = rollout.trajectory.mask.nonzero().unbind(1)
     values = []
     for rows, at in zip(samples.split(64), steps.split(64), strict=True):
-        made = policy.score(rollout, rows, at)
+        policy_step = policy.score(rollout, rows, at)
         with policy.reference():
             base = policy.score(rollout, rows, at)
-        values.append(gaussian_kl(made.mean, base.mean, made.std))
+        values.append(gaussian_kl(policy_step.mean, base.mean, policy_step.std))
     return torch.cat(values).mean().item()
 
 
 def judge(trainer: Trainer, panel: Reward | None, pictures: int) -> dict[str, Any]:
-    """The held-out figures of the current weights, and the means of each prompt, which ranks are drawn from."""
+    """The held-out figures of the current weights, and the means of each prompt, from which ranks are computed."""
     settings, policy = trainer.config.evaluation, trainer.policy
     assert isinstance(settings, Evaluation) and isinstance(policy, DiffusersPolicy), "a league is of pictures"
     prompts = Prompts.of(settings.model_copy(update={"limit": None}))
@@ -129,14 +129,14 @@ def run_league(
     world: str = "shapes",
     first_seed: int = 0,
 ) -> Path:
-    """Train every configuration with every seed under the budget; runs already done in `output` are not done again.
+    """Train every configuration with every seed under the budget; finished runs in `output` are not repeated.
 
     Args:
-        world: one of `WORLDS`, in the place of the configurations' own prompts and rewards.
-        first_seed: the others follow; settings are tuned on seeds that are not reported.
+        world: one of `WORLDS`, whose prompts and rewards replace the configurations' own.
+        first_seed: first of consecutive seeds; settings are tuned on seeds that are not reported.
 
     Returns:
-        The table as Markdown; league.json and league.png stand beside it.
+        path of the table in Markdown; league.json and league.png are next to it.
     """
     if world not in WORLDS:
         raise ConfigError(f"--world {world}: {nearest(world, WORLDS)}")
@@ -190,7 +190,7 @@ def run_league(
 
 
 def _trained(trainer: Trainer) -> dict[str, Any]:
-    """What a run used up."""
+    """Train, and return what the run has used of each budget."""
     trainer.train()
     used = {"forwards": trainer.policy.forwards, "reward_calls": trainer.scorer.calls}
     return used | {"seconds": trainer.spent.seconds, "iterations": trainer.iteration}
@@ -199,7 +199,7 @@ def _trained(trainer: Trainer) -> dict[str, Any]:
 def _start(
     loaded: Mapping[tuple[str, int], Any], bases: Mapping[str, dict[str, Any]], known: Path
 ) -> dict[str, list[dict[str, Any]]]:
-    """Results of the start weights, which are worth something else by another solver, with other steps or guidance."""
+    """Results of the start weights, one for each way of sampling and scoring, since they differ in these."""
     first_with: dict[str, str] = {}
     for (name, _), config in loaded.items():
         first_with.setdefault(judged(config), name)
@@ -213,19 +213,22 @@ def _start(
 
 
 def check_same(config: Any, pictures: int, panel: str | None) -> None:
-    """Refuse a run of the folder that was trained or judged otherwise: it would stand in the table as this one."""
-    run, asked = Path(config.output) / str(config.name), [pictures, panel]
+    """Refuse a run in the folder that was trained or judged otherwise: the table would show it as this one."""
+    run, requested = Path(config.output) / str(config.name), [pictures, panel]
     if (run / "config.yaml").is_file() and (different := changed(read_yaml(run / "config.yaml"), config)):
         raise ConfigError(f"{run} was trained with other settings ({different[0]}); begin the league in a new --output")
     done = run / "league.json"
-    if done.is_file() and (had := json.loads(done.read_text(encoding="utf-8")).get("judged_with", asked)) != asked:
+    if (
+        done.is_file()
+        and (had := json.loads(done.read_text(encoding="utf-8")).get("judged_with", requested)) != requested
+    ):
         raise ConfigError(
             f"{run} was judged with --pictures {had[0]} and --panel {had[1]}; the same ones, or a new --output, work"
         )
 
 
 def judged(config: Any) -> str:
-    """How a configuration's pictures are sampled and scored; configurations alike in it have one base."""
+    """Key of the way in which a configuration's pictures are sampled and scored; each key has one base."""
     settings = config.evaluation
     assert isinstance(settings, Evaluation), "a league is of pictures"
     prompts = {name: getattr(settings, name) for name in ("prompts", "where", "limit")}
@@ -233,18 +236,18 @@ def judged(config: Any) -> str:
 
 
 def _rank(results: dict[str, list[dict[str, Any]]]) -> None:
-    """Give each algorithm the interval of its rank, where all were judged on the same prompts."""
+    """Add the interval of its rank to each algorithm, if all were judged on the same prompts."""
     judged = [row.get("by_prompt") for rows in results.values() for row in rows]
-    if len({len(own) for own in judged if own}) > 1:
+    if len({len(prompt_means) for prompt_means in judged if prompt_means}) > 1:
         logger.warning("no ranks: evaluation.prompts, where and limit differ; --set evaluation.prompts=... is for all")
     elif all(judged):
-        found = ranks({name: [row["by_prompt"] for row in rows] for name, rows in results.items()})
-        for name, (low, high) in found.items():
+        intervals = ranks({name: [row["by_prompt"] for row in rows] for name, rows in results.items()})
+        for name, (low, high) in intervals.items():
             results[name][0]["rank"] = f"{low}" if low == high else f"{low}–{high}"
 
 
 def is_base(name: str) -> bool:
-    """Whether a row of the table is of the start weights."""
+    """True for a row of the table about start weights."""
     return name == "base" or name.startswith("base, as ")
 
 
@@ -278,7 +281,7 @@ def _markdown(results: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def _plot(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Held-out score of each algorithm, mean and spread over seeds, with the base as a line; strict, if all have it."""
+    """Plot each algorithm's held-out score over seeds, with the base as a line; the strict score if all have it."""
     strict = all("strict" in row for rows in results.values() for row in rows)
     score, label = ("strict", "held-out strict pass") if strict else ("reward", "held-out reward")
     names = [name for name in reversed(_ordered(results)) if not is_base(name)]

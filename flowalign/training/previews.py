@@ -1,4 +1,4 @@
-"""What a run saves so that people can look: how samples of a few prompts came to be, and how groups were judged."""
+"""Previews for people: how samples of a few prompts came to be, and how groups were judged."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -35,16 +35,16 @@ MEMBERS = 8
 def preview(
     sampler: Sampler, scorer: Scorer, algorithm: Algorithm, prompts: Prompts, folder: Path, iteration: int
 ) -> None:
-    """Sample a group of each of a few prompts as the algorithm does, and save how its members came to be.
+    """Sample groups of a few prompts as the algorithm does, and save how their members came to be.
 
-    The same prompts, seeds and noises each time. It counts neither as forwards nor as reward calls.
+    Prompts, seeds and noises are the same each time. Forwards and reward calls are not counted.
     """
     training = sampler.config.training
     count, members = min(training.previews, len(prompts)), min(training.group_size, MEMBERS)
     share_start_noise = True
     if isinstance(sampler, DiffusionSampler):
         share_start_noise = sampler.config.rollout.share_start_noise
-        # a tree has as many leaves as it has
+        # a tree's members are its leaves, whose number is fixed
         members = sampler.plan.leaves if isinstance(sampler.plan, Tree) else members
     batch = draw_batch(prompts.spread(count), 0, count, members, training.seed, share_start_noise)
     batch = dataclasses.replace(batch, iteration=iteration)
@@ -62,11 +62,11 @@ def preview(
 
 
 def _film(sampler: DiffusionSampler, scorer: Scorer, seen: Preview, row: int) -> Film:
-    """What every state of a sample would end in, and what its steps earned."""
-    one = seen.rollout[torch.tensor([row], device=sampler.device)]
-    trajectory = one.trajectory
-    finished = completions(sampler.policy.at(one), trajectory)
-    ends = sampler.ends(one, finished, shown=True)
+    """A sample's film: the completion of each of its states, and the rewards of its steps."""
+    sample = seen.rollout[torch.tensor([row], device=sampler.device)]
+    trajectory = sample.trajectory
+    finished = completions(sampler.policy.at(sample), trajectory)
+    ends = sampler.ends(sample, finished, shown=True)
     values = scorer.score(ends, seen.batch, [row] * len(ends), finished.steps.tolist()).value[finished.index.cpu()]
     return Film(
         prompt=seen.batch.prompts[row],
@@ -83,29 +83,29 @@ def _film(sampler: DiffusionSampler, scorer: Scorer, seen: Preview, row: int) ->
 
 
 def _group(seen: Preview, number: int) -> Group:
-    """The members of a group; a member's advantage is the mean over the steps that have one."""
+    """A group with its members; a member's advantage is the mean over the steps that have one."""
     rows = [row for row, group in enumerate(seen.batch.group) if group == number]
 
     def of(values: Tensor) -> list[float]:
         return values[rows].tolist()
 
-    parts = dict(seen.scores.parts)
+    scores = dict(seen.scores.parts)
     if not torch.equal(seen.reward.cpu(), seen.scores.value):
-        parts["score"] = seen.scores.value
+        scores["score"] = seen.scores.value
     return Group(
         prompt=seen.batch.prompts[rows[0]],
         seeds=[seen.batch.noise_seeds[row] for row in rows],
         samples=[look(seen.images[row]) for row in rows],
         rewards=of(seen.reward),
         advantages=None if seen.advantage is None else of(seen.advantage.nanmean(1)),
-        parts={name: of(part) for name, part in parts.items()},
+        parts={name: of(values) for name, values in scores.items()},
         wins=None if seen.wins is None else seen.wins[rows][:, rows].tolist(),
         metadata=seen.batch.metadata[rows[0]],
     )
 
 
 def _groups_of_texts(sampler: LanguageSampler, scorer: Scorer, algorithm: Algorithm, batch: Batch) -> list[Group]:
-    """The groups of a batch of texts: what each token earned, or the pictures made of rewritten prompts."""
+    """The groups of a batch of texts, with the advantages of tokens, or the pictures of rewritten prompts."""
     experience = algorithm.at_once(sampler, scorer, batch)
     rollout, advantage = experience.rollout, experience.advantage
     texts, rewriting = sampler.policy.decode(rollout), renderer(scorer.reward)
@@ -127,7 +127,7 @@ def _groups_of_texts(sampler: LanguageSampler, scorer: Scorer, algorithm: Algori
                 samples=[samples[row] for row in rows],
                 rewards=experience.reward[rows].tolist(),
                 advantages=earned[rows].tolist(),
-                parts={name: part[rows].tolist() for name, part in experience.scores.parts.items()},
+                parts={name: values[rows].tolist() for name, values in experience.scores.parts.items()},
                 rewritten=None if rewriting is None else [rewriting.prompt(texts[row]) for row in rows],
                 tokens=None if rewriting else [tokens(row) for row in rows],
                 metadata=batch.metadata[rows[0]],
@@ -139,18 +139,18 @@ def _groups_of_texts(sampler: LanguageSampler, scorer: Scorer, algorithm: Algori
 def _tokens(
     policy: LanguagePolicy, rollout: TextRollout, advantage: Tensor, row: int, text: str
 ) -> list[tuple[str, float, float, float]]:
-    """The piece of the text that each token is, its log-probability, entropy and advantage."""
+    """Each token's piece of the text, log-probability, entropy and advantage."""
     present = rollout.present[row]
     ends = characters(policy, rollout.completion_ids[row][present].tolist())
     pieces = [text[start:end] for start, end in zip([0, *ends], ends)]
-    # what an environment answered has no numbers
+    # tokens of an environment's answers have no numbers
     columns = (rollout.log_prob[row], rollout.entropy[row], advantage[row])
     values = zip(*(column.where(rollout.mask[row], torch.nan)[present].tolist() for column in columns), strict=True)
-    return [(piece, *own) for piece, own in zip(pieces, values, strict=True)]
+    return [(piece, *numbers) for piece, numbers in zip(pieces, values, strict=True)]
 
 
 def shown(reward: Reward, samples: Sequence[tuple[Any, dict[str, Any]]]) -> Sequence[tuple[Any, dict[str, Any]]]:
-    """An evaluation's samples as they are saved: rewritten prompts as the pictures that they were scored by."""
+    """An evaluation's samples as they are saved; rewritten prompts are replaced by the pictures made from them."""
     rewriting = renderer(reward)
     if rewriting is None:
         return samples

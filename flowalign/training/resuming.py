@@ -1,4 +1,4 @@
-"""What may be set otherwise when a run goes on, and what may not since its checkpoints would not fit."""
+"""Settings that may change when a run is resumed, and settings that may not, since its checkpoints would not fit."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,14 +8,14 @@ from flowalign.errors import ConfigError
 from flowalign.runs.environment import flat
 
 UNSAID = ("name", "output")
-"""Settings of a folder's place, which need no warning: whoever moved it knows."""
+"""Settings that say where the folder is; they change without a warning, since the user moved it."""
 
 
 def check_resumable(before: Mapping[str, Any], config: BaseConfig) -> None:
-    """Refuse to go on where what a checkpoint holds would not fit.
+    """Refuse to resume a run whose checkpoint does not fit the configuration.
 
     Args:
-        before: the configuration of the checkpoint.
+        before: configuration of the checkpoint.
 
     Raises:
         ConfigError: names the setting.
@@ -30,7 +30,7 @@ def check_resumable(before: Mapping[str, Any], config: BaseConfig) -> None:
 
 
 def changed(before: Mapping[str, Any], config: BaseConfig) -> list[str]:
-    """'key: old -> new' of every setting that is another than in the configuration `before`."""
+    """Changed settings as 'key: old -> new', compared with the configuration `before`."""
     old, new = flat(dict(before)), flat(config.model_dump(mode="json"))
     return [
         f"{key}: {_shown(old.get(key))} -> {_shown(new.get(key))}"
@@ -40,7 +40,7 @@ def changed(before: Mapping[str, Any], config: BaseConfig) -> list[str]:
 
 
 def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that the tensors and states of a checkpoint depend on."""
+    """The settings on which the tensors and states of a checkpoint depend."""
     model, training = config["model"], config["training"]
     lora = model["lora"] or {}
     plan = config["rollout"].get("plan", {}).get("name")

@@ -1,4 +1,4 @@
-"""A run's checkpoints and its result, written and read."""
+"""Writing and reading a run's checkpoints, and writing its result."""
 
 import logging
 import shutil
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 class Saving:
-    """Writes checkpoints that a resumed run continues from, bit for bit on as many processes, and the result.
+    """Writes a run's result and its checkpoints, from which it resumes, bit for bit on the same number of processes.
 
     Args:
-        parts: of the run.
-        spent: what the run has used up.
+        parts: all parts of the run.
+        spent: seconds, forwards and reward calls of the run so far.
     """
 
     def __init__(self, parts: Parts, spent: Spent) -> None:
@@ -47,18 +47,18 @@ class Saving:
         """
         parts = self.parts
         tensors, learned = self.learner.state()
-        adapted, own = parts.algorithm.state()
+        adapted, algorithm_state = parts.algorithm.state()
         replayed, groups = parts.groups.state()
         tensors |= adapted | replayed
         state: dict[str, Any] = {"iteration": iteration, "seconds": self.spent.seconds, "groups": groups} | learned
-        state["actor"] = self.spent.counts() | parts.sampler.state() | own
+        state["actor"] = self.spent.counts() | parts.sampler.state() | algorithm_state
         if parts.ahead is not None:
             sampling, state["ahead"] = parts.ahead.state()
             tensors |= sampling
         state["config"] = parts.config.model_dump(mode="json")
         weights = self.learner.full_state_dict() if self.policy.lora else None
         if self.main:
-            # what a run exported that now goes on is old; all weights are written once, at the end
+            # a resumed run's exported model is out of date; all weights are written once, at the end
             shutil.rmtree(self.folder / "model", ignore_errors=True)
             export = partial(self._export, weights) if self.policy.lora else None
             parts.checkpoints.save(iteration, tensors, state, export, good)
@@ -68,7 +68,7 @@ class Saving:
         parts.accelerator.wait_for_everyone()
 
     def load(self, checkpoint: Path) -> int:
-        """Go on from a checkpoint that is whole; its iteration."""
+        """Continue from a whole checkpoint; return its iteration."""
         parts = self.parts
         with fitting(checkpoint):
             tensors, state = parts.checkpoints.load(checkpoint)
@@ -87,7 +87,7 @@ class Saving:
         return self.newest
 
     def return_to_good(self, verdict: WatchVerdict, iteration: int) -> None:
-        """Load the weights of the last good evaluation, at the end of a run of so many iterations."""
+        """Load the weights of the last good evaluation, when a run ends at this iteration."""
         good = self.parts.checkpoints.newest(until=self.parts.processes.maximum(verdict.last_good))
         assert good is not None, "a checkpoint is saved with every evaluation that is watched"
         self.learner.load_weights(*self.parts.checkpoints.load(good))
@@ -102,7 +102,7 @@ class Saving:
             )
 
     def forget_samples(self) -> None:
-        """Remove the samples and scores that an earlier run left in the folder."""
+        """Remove the samples and scores of an earlier run in the folder."""
         for name in (samples.FOLDER, previews.FOLDER, SCORES):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Leaving when asked to: the first signal waits for a checkpoint, a second one does not."""
+"""Signals that end a run: the first one waits for a checkpoint, a second one does not."""
 
 import os
 import signal
@@ -14,21 +14,21 @@ from flowalign.errors import FlowalignError
 
 NAMES = ("SIGTERM", "SIGINT", "SIGUSR1")
 ONCE = 1.0
-"""Seconds within which signals count as one: a terminal's also reaches the launcher, which passes it on."""
+"""Seconds within which signals count as one: a terminal also signals the launcher, which passes the signal on."""
 
 
 class Stopped(FlowalignError):
-    """A run left with a checkpoint because it was asked to; the command is to be given again."""
+    """A run ended with a checkpoint because of a signal; the same command continues it."""
 
     exit_code = 75
-    """EX_TEMPFAIL, by which schedulers know a job to put back into the queue."""
+    """EX_TEMPFAIL, at which schedulers put a job back into the queue."""
 
 
 class Signals:
-    """Within it a first SIGTERM, SIGINT or SIGUSR1 is only noted in `received`; a second one ends the process.
+    """Context in which a first SIGTERM, SIGINT or SIGUSR1 is only noted in `received`; a second one ends the process.
 
     Args:
-        announce: say on the screen what will happen.
+        announce: print what will happen.
     """
 
     def __init__(self, announce: bool) -> None:
@@ -39,7 +39,7 @@ class Signals:
 
     def __enter__(self) -> Self:
         self.received = None
-        # signals are the main thread's; Windows has no SIGUSR1
+        # only the main thread may set handlers; Windows has no SIGUSR1
         if threading.current_thread() is threading.main_thread():
             numbers = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
             self._before = {number: signal.signal(number, self._note) for number in numbers}
@@ -54,7 +54,7 @@ class Signals:
             self.received, self._when = signal.Signals(number).name, time.monotonic()
             if self.announce:
                 text = "a checkpoint after this iteration, then the run leaves; a second signal ends it at once"
-                # a handler may come in the middle of a print
+                # not print: the signal may have interrupted one
                 os.write(2, f"\nflowalign: {self.received}: {text}\n".encode())
         elif time.monotonic() - self._when > ONCE:
             signal.signal(number, signal.SIG_DFL)
@@ -63,20 +63,22 @@ class Signals:
 
 @contextmanager
 def no_silent_exit() -> Iterator[None]:
-    """Within it `os._exit(0)` of this process, which would pass for the end of a run, says so and is no success."""
+    """Context in which `os._exit(0)`, which would look like the end of a run, fails with a message."""
     leave, process = os._exit, os.getpid()
 
-    def told(code: int) -> Any:
-        # a fork ends by it too
+    def exit_with_message(code: int) -> Any:
+        # a fork also ends by os._exit
         if code == 0 and os.getpid() == process:
             caller = sys._getframe(1)
-            place = f"{caller.f_code.co_filename}, line {caller.f_lineno}"
-            text = f"{place}, called os._exit(0), and the run has not ended; --resume goes on from its last checkpoint"
+            location = f"{caller.f_code.co_filename}, line {caller.f_lineno}"
+            text = (
+                f"{location}, called os._exit(0), and the run has not ended; --resume goes on from its last checkpoint"
+            )
             os.write(2, f"\nflowalign: {text}\n".encode())
             code = 1
         leave(code)
 
-    os._exit = told  # type: ignore[assignment]
+    os._exit = exit_with_message  # type: ignore[assignment]
     try:
         yield
     finally:

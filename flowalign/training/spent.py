@@ -1,4 +1,4 @@
-"""What a run has used up, of which its budget is a limit."""
+"""Seconds, forwards and reward calls of a run, which its budget limits."""
 
 import torch
 
@@ -21,14 +21,14 @@ class Spent:
         """Seconds that iterations took so far."""
 
     def counts(self) -> dict[str, int]:
-        """`forwards` and `reward_calls` so far, of all processes, which call this together."""
-        own = torch.tensor([[self.policy.forwards, self.scorer.calls]], device=self.processes.device)
-        return dict(zip(("forwards", "reward_calls"), self.processes.gather(own).sum(0).tolist(), strict=True))
+        """`forwards` and `reward_calls` of all processes so far; the processes call this together."""
+        local = torch.tensor([[self.policy.forwards, self.scorer.calls]], device=self.processes.device)
+        return dict(zip(("forwards", "reward_calls"), self.processes.gather(local).sum(0).tolist(), strict=True))
 
     def progress(self, iteration: int) -> float:
-        """How far training is, in [0, 1]: the share of the iterations or of the budget, whichever is larger.
+        """Progress of training in [0, 1]: the share of the iterations or of the budget, whichever is larger.
 
-        The same on every process, though each counts its own work.
+        It is the same on every process, although each counts its own work.
         """
         budget = self.training.budget
         shares = [iteration / self.training.iterations]
@@ -40,7 +40,7 @@ class Spent:
         return max(shares + [counts[name] / limit for name, limit in limits.items() if limit is not None])
 
     def load_counts(self, counts: dict[str, int]) -> None:
-        """Go on from the counts of all processes; each has its share of them."""
+        """Continue from the counts of all processes; each process takes its share of them."""
         row, rows = self.processes.row, self.processes.rows
         self.scorer.calls, self.policy.forwards = (
             counts[name] // rows + (row < counts[name] % rows) for name in ("reward_calls", "forwards")

@@ -1,8 +1,8 @@
 """Pictures, videos and texts in tensorboard and wandb, with their prompts and scores.
 
-The same held-out samples stand under the same tags at every evaluation, so that a slider over the steps shows how they
-change; every `show_every` iterations the best and the worst samples of that iteration stand beside them. Other trackers
-get numbers alone.
+The same held-out samples have the same tags at every evaluation, so that a slider over the steps shows how they change.
+Every `show_every` iterations the best and the worst samples of that iteration are shown too. Other trackers only get
+numbers.
 """
 
 import io
@@ -29,7 +29,7 @@ LINE = 14
 
 
 def begin_tracking(config: BaseConfig, accelerator: Accelerator, folder: Path, iteration: int) -> None:
-    """Write what a run's folder keeps of its surroundings, and start the trackers."""
+    """Record the environment in a run's folder, and start the trackers."""
     if accelerator.is_main_process:
         record_environment(folder, config.dump(), accelerator, iteration)
     if config.trackers:
@@ -39,10 +39,10 @@ def begin_tracking(config: BaseConfig, accelerator: Accelerator, folder: Path, i
 def show(
     accelerator: Accelerator, title: str, samples: Sequence[tuple[Sample, Mapping[str, Any]]], iteration: int
 ) -> None:
-    """Show samples in the trackers that can; the main process calls it.
+    """Show samples in the trackers that can show them; only the main process calls this.
 
     Args:
-        title: what they are; the same title goes on where it was shown last.
+        title: title of the samples; the tracker shows those of one title together, by iteration.
         samples: each with its 'prompt', its 'reward' and other numbers by name.
     """
     for tracker in accelerator.trackers:
@@ -52,37 +52,37 @@ def show(
             _in_wandb(tracker.tracker, title, samples, iteration)
 
 
-def show_extremes(accelerator: Accelerator, own: Extremes, iteration: int) -> None:
-    """Show the best and the worst samples of an iteration, of all processes, which call this together."""
-    every = Extremes()
-    for best, worst in gather_object([(own.best, own.worst)]):
-        every.add(best, worst)
+def show_extremes(accelerator: Accelerator, local: Extremes, iteration: int) -> None:
+    """Show the best and the worst samples of an iteration over all processes, which call this together."""
+    gathered = Extremes()
+    for best, worst in gather_object([(local.best, local.worst)]):
+        gathered.add(best, worst)
     if accelerator.is_main_process:
-        show(accelerator, "best of an iteration", every.best, iteration)
-        show(accelerator, "worst of an iteration", every.worst, iteration)
+        show(accelerator, "best of an iteration", gathered.best, iteration)
+        show(accelerator, "worst of an iteration", gathered.worst, iteration)
 
 
 def _in_tensorboard(
     writer: Any, title: str, samples: Sequence[tuple[Sample, Mapping[str, Any]]], iteration: int
 ) -> None:
-    """A tag a sample, each picture with its prompt and score below it, and a table of all under Text."""
+    """Add a tag for each sample, with its prompt and score below the picture, and a table of all under Text."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     for number, (sample, record) in enumerate(samples):
         if isinstance(sample, str):
             continue
         frames = [captioned(frame, record) for frame in _frames(sample)]
-        own = Summary.Image(
+        image = Summary.Image(
             width=frames[0].width, height=frames[0].height, colorspace=3, encoded_image_string=_encoded(frames)
         )
-        value = Summary.Value(tag=f"{title}/{number:02d}", image=own)
+        value = Summary.Value(tag=f"{title}/{number:02d}", image=image)
         writer.file_writer.add_summary(Summary(value=[value]), iteration)
     writer.add_text(title, _table(samples), iteration)
     writer.flush()
 
 
 def _in_wandb(run: Any, title: str, samples: Sequence[tuple[Sample, Mapping[str, Any]]], iteration: int) -> None:
-    """Pictures and videos with captions; texts as a table."""
+    """Log pictures and videos with captions, and texts as a table."""
     import wandb
 
     media: list[Any] = []
@@ -118,14 +118,14 @@ def _frames(sample: Picture) -> Sequence[Image.Image]:
 
 
 def _sized(picture: Image.Image) -> Image.Image:
-    """A picture that is neither too small to look at nor too large to keep many of."""
+    """Scale a picture that is too small to look at, or too large to keep many of."""
     scale = max(1, -(-LEAST // picture.width)) if picture.width < LEAST else min(1.0, SIDE / max(picture.size))
     size = round(picture.width * scale), round(picture.height * scale)
     return picture.convert("RGB").resize(size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS)
 
 
 def _encoded(frames: Sequence[Image.Image]) -> bytes:
-    """A picture as PNG where it is small and as JPEG where it is not, several as an animated GIF."""
+    """Encode a small picture as PNG, a larger one as JPEG, and several as an animated GIF."""
     file = io.BytesIO()
     if len(frames) > 1:
         frames[0].save(file, "gif", save_all=True, append_images=frames[1:], duration=MILLISECONDS, loop=0)
@@ -152,6 +152,6 @@ def _table(samples: Sequence[tuple[Sample, Mapping[str, Any]]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A text in one cell of a table, as it is: no markup, no line breaks."""
+    """Escape a text for a cell of a table: no markup, no line breaks."""
     marked = "".join("\\" + character if character in "\\`*_{}[]<>|#" else character for character in text)
     return " ".join(marked.split())

@@ -1,8 +1,8 @@
-"""Noticing that another process died or hangs: each gives signs of life, and says where it is.
+"""Noticing that another process died or hangs: each process gives signs of life, and says what it is doing.
 
-Whoever waits for a process that is gone would wait until the communication library gives up, half an hour by default,
-and then learn nothing of which it was. Signs of life travel through the store that the processes met by, in a thread
-of their own, so a process that waits for the others is alive and one that is stopped, or gone with its machine, is not.
+Without them a process that waits for a lost one would wait until the communication library gives up, half an hour by
+default, and would not learn which process it was. Signs of life go through the store of the process group, from a
+separate thread: a process that waits for others is alive, and one that is stopped, or gone with its machine, is not.
 
 A process that is alive and keeps all others waiting is named in a warning: it may be stuck, or have more to do.
 """
@@ -30,12 +30,12 @@ from flowalign.runs.launcher import LAUNCHER, PROCESS
 logger = logging.getLogger(__name__)
 
 LATE = 4
-"""Multiple of the patience after which a warning names a process that the others wait for."""
+"""Multiple of the patience after which a warning names a process for which all others wait."""
 
 
 @contextlib.contextmanager
 def ending_with_launcher() -> Iterator[None]:
-    """Within it a process of several ends with its launcher: it would wait half an hour for others that never come."""
+    """Context in which a process ends with its launcher; else it would wait half an hour for others that never come."""
     met = threading.Event()
     # a fork has another launcher
     launcher = LAUNCHER if os.getpid() == PROCESS else os.getppid()
@@ -55,14 +55,14 @@ def ending_with_launcher() -> Iterator[None]:
 
 
 class Heartbeat:
-    """This process's signs of life, and its eye on the others'. All processes make one together.
+    """This process's signs of life, and its watch on the others'. All processes make one together.
 
-    The first process watches all, the others watch it, and whoever misses one ends its own process with a line that
-    names it; checkpoints are whole at any time, so the run resumes.
+    The first process watches all others, and they watch it. A process that misses another one ends itself with a line
+    that names the other; checkpoints are whole at any time, so the run can be resumed.
 
     Args:
-        store: what the processes met by.
-        patience: seconds without a sign of life.
+        store: store of the process group.
+        patience: seconds without a sign of life after which a process is lost.
     """
 
     def __init__(self, store: Store, rank: int, processes: int, patience: float) -> None:
@@ -72,7 +72,7 @@ class Heartbeat:
         self.place = "starting"
         """Place in the program where this process is, for the message when it is missed."""
         self._waits_since: float | None = None
-        """Time when the main thread was first seen waiting for other processes, and at every beat since."""
+        """Time since which the main thread has waited for other processes at every beat."""
         self._named = False
         self._beats = 0
         self._over = threading.Event()
@@ -83,16 +83,16 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """This process needs no watching any more."""
+        """End the watch on this process."""
         self._over.set()
         self._thread.join()
         self.place = "done"
-        # the others' meeting point may have gone before
+        # the store may be gone already
         with contextlib.suppress(torch.distributed.DistError):
             self._beat()
 
     def others(self) -> str:
-        """Where each process was when it last gave a sign of life."""
+        """Describe what each process did at its last sign of life."""
         try:
             reports = [self._read(rank) for rank in range(self.processes)]
         except torch.distributed.DistError:
@@ -114,7 +114,7 @@ class Heartbeat:
         self.store.set(str(self.rank), json.dumps(report))
 
     def _doing(self) -> tuple[str, bool]:
-        """Where the main thread's Python code is, and whether it waits for other processes there."""
+        """The line that the main thread is at, and True if it waits for other processes there."""
         main = threading.main_thread().ident
         assert main is not None
         stack = traceback.extract_stack(sys._current_frames()[main])
@@ -152,7 +152,7 @@ class Heartbeat:
             self._end(verdict)
 
     def _name_the_late(self) -> None:
-        """Warn once of each time that all others wait long for one process."""
+        """Warn if all others wait long for one process, once each time."""
         reports = [self._read(rank) for rank in range(self.processes)]
         busy = [rank for rank, report in enumerate(reports) if report["waits"] == 0]
         waited = min((report["waits"] for report in reports if report["waits"]), default=0.0)

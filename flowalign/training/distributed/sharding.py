@@ -1,8 +1,8 @@
 """A network in copies or in shards (FSDP2) on every process, and its whole tensors.
 
-Where the launch configuration asks for FSDP2 (`configs/accelerate/fsdp2.yaml`), torch's `fully_shard` is used as it is:
-accelerate's own preparation is for accelerators only, and this way the processes of a CPU take the same path.
-Checkpoints hold whole tensors, so a run resumes on any number of processes, sharded or not.
+If the launch configuration says FSDP2 (`configs/accelerate/fsdp2.yaml`), torch's `fully_shard` is called directly:
+accelerate's own preparation is for accelerators only, and so processes on a CPU take the same path. Checkpoints have
+whole tensors, so a run resumes on any number of processes, sharded or not.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ from flowalign.policies.diffusion.experts import Experts, apart
 
 
 class Sharding:
-    """How networks are divided into shards.
+    """Divides networks into shards.
 
     Args:
-        settings: accelerate's; `cpu_offload` and `reshard_after_forward` count.
-        device: of this process.
+        settings: accelerate's settings, of which `cpu_offload` and `reshard_after_forward` are used.
+        device: device of this process.
     """
 
     def __init__(self, settings: FullyShardedDataParallelPlugin, device: torch.device) -> None:
@@ -37,7 +37,7 @@ class Sharding:
 
     @classmethod
     def configured(cls, device: torch.device) -> "Sharding | None":
-        """As the launch configuration says, None where it asks for whole copies."""
+        """The sharding of the launch configuration; None if it is for whole copies."""
         if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
             return None
         settings = FullyShardedDataParallelPlugin()
@@ -48,37 +48,37 @@ class Sharding:
         return cls(settings, device)
 
     def shard(self, network: nn.Module) -> None:
-        """Leave each process its part of every parameter, gathered block by block while the network runs.
+        """Keep one shard of every parameter on each process; they are gathered block by block while the network runs.
 
-        Forwards then wait for each other: every process must make as many. Its parameters are new objects.
+        Forwards of the processes then wait for each other: all must make the same number. Parameters are new objects.
         """
-        own: dict[str, Any] = {"mesh": self.mesh, "offload_policy": self.settings.cpu_offload or OffloadPolicy()}
+        options: dict[str, Any] = {"mesh": self.mesh, "offload_policy": self.settings.cpu_offload or OffloadPolicy()}
         for whole in apart(network):
             for block in repeated_blocks(whole):
-                fully_shard(block, reshard_after_forward=self.settings.reshard_after_forward, **own)
-            fully_shard(whole, reshard_after_forward=False, **own)
+                fully_shard(block, reshard_after_forward=self.settings.reshard_after_forward, **options)
+            fully_shard(whole, reshard_after_forward=False, **options)
         if isinstance(network, Experts):
             network.always = True
 
     @contextlib.contextmanager
     def gathered(self, network: nn.Module) -> Iterator[None]:
-        """Within it every process has all weights and can use the network alone; all enter and leave together."""
-        parts, wholes = sharded(network), apart(network)
-        for part in parts:
-            part.set_reshard_after_forward(False, recurse=False)
-            part.unshard()
+        """Context in which each process has all weights and can use the network alone; all enter and leave together."""
+        modules, wholes = sharded(network), apart(network)
+        for module in modules:
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
         try:
             yield
         finally:
-            for part in parts:
-                part.reshard()
-                again = part not in wholes and self.settings.reshard_after_forward
-                part.set_reshard_after_forward(again, recurse=False)
+            for module in modules:
+                module.reshard()
+                again = module not in wholes and self.settings.reshard_after_forward
+                module.set_reshard_after_forward(again, recurse=False)
 
     def reshard(self, network: nn.Module) -> None:
-        """Forget whole weights that are kept between forwards: the parts they came from have changed."""
-        for part in sharded(network):
-            part.reshard()
+        """Free whole weights that are kept between forwards, since their shards have changed."""
+        for module in sharded(network):
+            module.reshard()
 
 
 def sharded(network: nn.Module) -> list[FSDPModule]:
@@ -87,7 +87,7 @@ def sharded(network: nn.Module) -> list[FSDPModule]:
 
 
 def check_settings(config: BaseConfig) -> None:
-    """Refuse what does not go with shards.
+    """Refuse settings that do not work with shards.
 
     Raises:
         ConfigError: says which setting, and what works.
@@ -119,21 +119,21 @@ def check_settings(config: BaseConfig) -> None:
 
 
 def distribute(policy: Policy, config: BaseConfig, accelerator: Accelerator) -> Sharding | None:
-    """Copies of the policy's network on every process, or shards of it: as the launch configuration says.
+    """Copy or shard the policy's network over the processes, by the launch configuration.
 
     Returns:
-        how the network is divided, None where it is copied.
+        the sharding of the network; None if it is copied.
 
     Raises:
         ConfigError: the network or a setting does not go with shards, or with several processes.
     """
     sharding = Sharding.configured(accelerator.device)
     if sharding is None:
-        # Buffers are constants; to send them at each forward would make processes wait whose prompts take fewer calls.
+        # buffers are constants; sending them at each forward would make processes wait for those that make more calls
         accelerator.ddp_handler = DistributedDataParallelKwargs(
             broadcast_buffers=False, find_unused_parameters=isinstance(policy.network, Experts)
         )
-        # a wrapper refuses a network of which nothing is trained
+        # DistributedDataParallel refuses a network without trained parameters
         policy.model = accelerator.prepare(policy.network) if policy.trainable() else policy.network
         return None
     check_settings(config)
@@ -145,33 +145,33 @@ def distribute(policy: Policy, config: BaseConfig, accelerator: Accelerator) -> 
 
 @contextlib.contextmanager
 def unsynced(model: nn.Module) -> Iterator[None]:
-    """Within it backward passes of shards add to this process's gradients without telling the others."""
-    parts = sharded(model)
-    for part in parts:
-        part.set_requires_gradient_sync(False, recurse=False)
+    """Context in which backward passes of shards add to this process's gradients, without exchange with the others."""
+    modules = sharded(model)
+    for module in modules:
+        module.set_requires_gradient_sync(False, recurse=False)
     try:
         yield
     finally:
-        for part in parts:
-            part.set_requires_gradient_sync(True, recurse=False)
+        for module in modules:
+            module.set_requires_gradient_sync(True, recurse=False)
 
 
 def whole(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
-    """Tensors on the CPU, each with the parts of all processes, which call this together.
+    """Gather sharded tensors to the CPU; all processes call this together.
 
     Args:
-        keep: return them; the other processes only give their parts.
+        keep: return the whole tensors; processes without it only send their shards.
     """
-    kept = {}
+    gathered = {}
     for name, tensor in tensors.items():
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if keep:
-            kept[name] = full.detach().cpu()
-    return kept
+            gathered[name] = full.detach().cpu()
+    return gathered
 
 
 def like(value: Any, parameter: Tensor) -> Any:
-    """A whole tensor divided into shards like this parameter; other things as they are."""
+    """Divide a whole tensor into shards like this parameter; other values are returned as they are."""
     if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value
     return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
@@ -181,7 +181,7 @@ def restore(parameters: dict[str, nn.Parameter], values: dict[str, Tensor]) -> N
     """Copy stored values into parameters of the same names."""
     with torch.no_grad():
         for name, parameter in parameters.items():
-            # a copy would spread a smaller one
+            # copy_ would broadcast a smaller one
             if values[name].shape != parameter.shape:
                 raise ValueError(
                     f"{name} has {tuple(parameter.shape)} weights and {tuple(values[name].shape)} are there"

@@ -1,1 +1,1 @@
-"""Rollout workers: processes of their own that sample, and what the learner does to keep them at work."""
+"""Rollout workers: separate processes that sample, and the learner's fleet of them."""

@@ -1,4 +1,4 @@
-"""Iterations whose samples workers are at before their turn comes, each with the weights of the time it was begun."""
+"""Iterations that workers sample before their turn, each with the weights at the time it was begun."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from flowalign.training.workers.worker import SamplingWeights
 
 
 class FleetWithWeights(NamedTuple):
-    """The fleet with weights to sample with: the `Workers` of a draw."""
+    """The fleet together with the weights to sample with: the `Workers` of a draw."""
 
     fleet: Fleet
     published: PublishedWeights
@@ -25,7 +25,7 @@ class FleetWithWeights(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """An iteration that workers are at."""
+    """An iteration that workers have begun to sample."""
 
     draw: Draw
     published: PublishedWeights
@@ -34,30 +34,30 @@ class Begun(NamedTuple):
 
 
 class Ahead:
-    """Draws the groups of iterations, and keeps workers busy with those to come.
+    """Draws the groups of iterations, and keeps workers busy with the next ones.
 
     Iteration n is begun with the weights before iteration n - staleness (the first ones with the start weights),
-    whatever the timing: the numbers of a run are the same each time, also where workers died.
+    whatever the timing: the numbers of a run are the same each time, even if workers die.
 
     Args:
-        iterations: of the run, after which nothing is begun.
+        iterations: number of iterations of the run; none is begun after the last.
     """
 
     def __init__(self, fleet: Fleet, groups: Groups, staleness: int, iterations: int) -> None:
         self.fleet, self.groups, self.staleness, self.iterations = fleet, groups, staleness, iterations
         self.begun: deque[Begun] = deque()
 
-    def next(self, first: int, parameters: Mapping[str, Tensor], told: dict[str, Any]) -> Draw:
+    def next(self, first: int, parameters: Mapping[str, Tensor], state: dict[str, Any]) -> Draw:
         """The groups of an iteration; later ones begin with the weights before it.
 
         Args:
             first: number of the iteration.
             parameters: the trained weights by name.
-            told: what else samples depend on, JSON, as of `SamplingWeights`.
+            state: other values on which samples depend, as JSON; see `SamplingWeights.rest`.
         """
         tensors = whole(dict(parameters), keep=True)
-        # as they are now, whatever the updates make of them
-        weights = SamplingWeights(first, {name: tensor.clone() for name, tensor in tensors.items()}, told)
+        # clones, since the updates change the parameters in place
+        weights = SamplingWeights(first, {name: tensor.clone() for name, tensor in tensors.items()}, state)
         published = self.fleet.put(weights)
         last = max(first, min(first + self.staleness, self.iterations - 1))
         for iteration in range(first + len(self.begun), last + 1):
@@ -69,15 +69,15 @@ class Ahead:
         draw.begin()
         self.begun.append(Begun(draw, published, picks))
 
-    # For the checkpoint: what was begun is begun again, with the weights of its time
+    # In a checkpoint: iterations that were begun, to begin them again with the weights of that time
 
     def state(self) -> tuple[dict[str, dict[str, Tensor]], list[dict[str, Any]]]:
         """Tensors by file, and JSON."""
-        tensors, rest = {}, []
+        tensors, lines = {}, []
         for draw, published, picks in self.begun:
             weights = published.weights
             tensors[f"sampling_{weights.iteration}"] = weights.tensors
-            rest.append(
+            lines.append(
                 {
                     "iteration": draw.batch.iteration,
                     "picks": picks,
@@ -85,12 +85,12 @@ class Ahead:
                     "rest": weights.rest,
                 }
             )
-        return tensors, rest
+        return tensors, lines
 
-    def load_state(self, tensors: dict[str, dict[str, Tensor]], rest: list[dict[str, Any]]) -> None:
+    def load_state(self, tensors: dict[str, dict[str, Tensor]], lines: list[dict[str, Any]]) -> None:
         """The inverse of `state`."""
         published: dict[int, PublishedWeights] = {}
-        for begun in rest:
+        for begun in lines:
             number = begun["weights"]
             if number not in published:
                 published[number] = self.fleet.put(

@@ -1,4 +1,4 @@
-"""The rollout workers of a process that learns, on Ray: started, given parts of batches, replaced where they die."""
+"""The rollout workers of a process that learns, on Ray: started, given parts of batches, replaced if they die."""
 
 import contextlib
 import importlib
@@ -23,20 +23,20 @@ from flowalign.training.workers.worker import RolloutWorker, SamplingWeights, Wo
 logger = logging.getLogger(__name__)
 
 MOST_DEATHS = 3
-"""Deaths of workers at one task, after which the task is to blame."""
+"""Deaths of workers at one task after which the run ends: the task itself must be the cause."""
 PATIENCE = 5.0
-"""Seconds without an answer after which Ray's own processes are given up."""
+"""Seconds without an answer after which Ray's own processes count as lost."""
 JOINING = 60.0
 """Seconds that the machines of a Ray that was started elsewhere may take to join it."""
 TOKEN = Path.home() / ".ray" / "auth_token"
-"""Token file by which `ray start` of Ray 2.60 and later admits others."""
+"""File of the token by which `ray start` of Ray 2.60 and later admits others."""
 
 
 class LostRay(FlowalignError):
-    """Ray's head, or its process on this machine, is gone; the command is to be given again with a new one."""
+    """Ray's head, or its process on this machine, is gone; with a new Ray, the same command continues the run."""
 
     exit_code = 75
-    """EX_TEMPFAIL, as of `Stopped`."""
+    """EX_TEMPFAIL, as in `Stopped`."""
 
 
 @dataclass(eq=False)
@@ -60,23 +60,23 @@ class Task:
 
 @dataclass(eq=False)
 class WorkerSlot:
-    """A worker, and what it still has to do, in order."""
+    """A worker and its open tasks, in order."""
 
     worker: Any
     tasks: list[Task] = field(default_factory=list)
     published: PublishedWeights | None = None
-    """Weights that it has when it comes to the next task."""
+    """Weights that the worker has when it begins the next task."""
 
 
 class Fleet:
-    """Starts workers that build the configuration's policy; one at the other end of every part that is begun.
+    """Starts workers, which build the configuration's policy and sample the parts of batches.
 
-    With RAY_ADDRESS in the environment they are on that Ray; otherwise one is started here, on the GPUs that no process
-    learns on, and ends with this process.
+    With RAY_ADDRESS in the environment they are on that Ray; otherwise a Ray is started here, on the GPUs that no
+    process learns on, and ends with this process.
 
     Args:
-        device: of the learner.
-        processes: that learn, each with a fleet on the same Ray.
+        device: device of the learner.
+        processes: number of processes that learn, each with a fleet on the same Ray.
 
     Raises:
         ConfigError: no Ray answers there, or it is too small.
@@ -85,15 +85,15 @@ class Fleet:
     def __init__(self, config: BaseConfig, workers: RolloutWorkers, device: torch.device, processes: int = 1) -> None:
         self.config, self.workers = config, workers
         self.deaths, self.seconds, self.lags = 0, 0.0, list[int]()
-        """Since the last `measured`: deaths of workers, seconds of sampling, age of the weights in iterations."""
+        """Deaths of workers, seconds of sampling, and ages of weights in iterations, since the last `measured`."""
         self.policy: Policy | None = None
         """Policy of the learner, once it is there."""
-        # without it Ray ends this process in the middle of an update, a minute after its head is gone
+        # by default Ray ends this process a minute after its head is gone, in the middle of an update
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
-        # what started here tells nobody
+        # a Ray that is started here sends no usage statistics
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if "RAY_ADDRESS" in os.environ and TOKEN.is_file():
-            # a Ray that asks for none does not mind
+            # a Ray that needs no token ignores it
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         self.ray: Any = importlib.import_module("ray")
         gpus = workers.gpus if workers.gpus is not None else float(device.type == "cuda")
@@ -102,10 +102,10 @@ class Fleet:
             self._connect(device)
         self._check_resources(workers.count * processes, gpus)
         node = self.ray.get_runtime_context().get_node_id()
-        [own] = [entry for entry in self.ray.nodes() if entry["NodeID"] == node]
+        [local] = [entry for entry in self.ray.nodes() if entry["NodeID"] == node]
         self._ray_addresses = {
             "Ray's head": self.ray.get_runtime_context().gcs_address,
-            "Ray's process on this machine": f"{own['NodeManagerAddress']}:{own['NodeManagerPort']}",
+            "Ray's process on this machine": f"{local['NodeManagerAddress']}:{local['NodeManagerPort']}",
         }
         start = self.ray.remote(RolloutWorker).options(num_cpus=1, num_gpus=gpus, scheduling_strategy="SPREAD")
         self._start = lambda: start.remote(config.model_dump(mode="json"), os.getcwd(), torch.get_num_threads())
@@ -126,7 +126,7 @@ class Fleet:
             ) from error
 
     def _check_resources(self, count: int, gpus: float) -> None:
-        """Refuse more workers than there is room for: they would be waited for without end."""
+        """Refuse more workers than Ray has room for, since they would never start."""
         begin = time.monotonic()
         while self._missing(count, gpus):
             if "RAY_ADDRESS" not in os.environ or time.monotonic() - begin > JOINING:
@@ -137,27 +137,27 @@ class Fleet:
             time.sleep(1)
 
     def _missing(self, count: int, gpus: float) -> str:
-        """What Ray has too little of."""
-        there = self.ray.cluster_resources()
-        for name, each in (("CPU", 1.0), ("GPU", gpus)):
-            if count * each > there.get(name, 0.0):
-                return f"{count * each:g} {name}s, and Ray has {there.get(name, 0.0):g}"
+        """Describe the resource that Ray has too little of; '' if it has enough."""
+        resources = self.ray.cluster_resources()
+        for name, per_worker in (("CPU", 1.0), ("GPU", gpus)):
+            if count * per_worker > resources.get(name, 0.0):
+                return f"{count * per_worker:g} {name}s, and Ray has {resources.get(name, 0.0):g}"
         return ""
 
     def put(self, weights: SamplingWeights) -> PublishedWeights:
-        """Weights that parts may be begun with."""
+        """Put weights into Ray's store, for parts to begin with."""
         self._check_ray_addresses()
         return PublishedWeights(weights, self.ray.put(weights))
 
     def begin(self, parts: Sequence[Batch], published: PublishedWeights) -> list[Task]:
-        """Begin with parts of a batch, each by the worker that has the fewest to do."""
+        """Begin to sample parts of a batch, each by the worker with the fewest tasks."""
         tasks = [Task(part=part, published=published) for part in parts]
         for task in tasks:
             self._give(min(self.slots, key=lambda slot: len(slot.tasks)), task)
         return tasks
 
     def _give(self, slot: WorkerSlot, task: Task) -> None:
-        # a worker does what it is asked in the order of the asking
+        # a worker handles its calls in order, so that it loads the weights before it samples
         if slot.published is not task.published:
             slot.worker.load.remote(task.published.ref)
             slot.published = task.published
@@ -165,10 +165,11 @@ class Fleet:
         slot.tasks.append(task)
 
     def result(self, task: Task) -> WorkerResult:
-        """What was made of a part; where its worker dies, by another one.
+        """Wait for the samples of a task; if its worker dies, another one makes them.
 
         Raises:
-            FlowalignError: it failed, killed its workers, or did not come in training.timeout; `LostRay`.
+            FlowalignError: the task failed, killed its workers, or took longer than training.timeout.
+            LostRay: Ray is gone.
         """
         from ray.exceptions import RayActorError, RayTaskError
 
@@ -209,7 +210,7 @@ class Fleet:
                 )
 
     def _replace(self, slot: WorkerSlot, reason: str) -> None:
-        """Another worker in the place of one that died; it redoes what was not collected."""
+        """Replace a worker that died by another one, which repeats all open tasks."""
         logger.warning("a rollout worker died, and another one does its groups again: %s", reason)
         self.deaths += 1
         first = slot.tasks[0]
@@ -220,7 +221,7 @@ class Fleet:
                 f"{MOST_DEATHS} rollout workers died at groups {numbers[0]} to {numbers[-1]} of iteration "
                 f"{first.part.iteration}, the last one: {reason}"
             )
-        # one that Ray only lost sight of
+        # it may still run, if Ray only lost the connection to it
         self.ray.kill(slot.worker)
         tasks, slot.tasks = slot.tasks, []
         slot.worker, slot.published = self._start(), None
@@ -228,7 +229,7 @@ class Fleet:
             self._give(slot, task)
 
     def _check_ray_addresses(self) -> None:
-        """Raise where Ray itself no longer answers; a worker that dies is another matter."""
+        """Raise if Ray itself no longer answers, as opposed to a worker that died."""
         for name, address in self._ray_addresses.items():
             begin = time.monotonic()
             while not _answers(address):
@@ -241,7 +242,7 @@ class Fleet:
                 time.sleep(0.5)
 
     def measured(self) -> dict[str, float]:
-        """What the workers of this process did since the last time."""
+        """Metrics of this process's workers since the last call."""
         metrics = {
             "workers/staleness": sum(self.lags) / max(1, len(self.lags)),
             "workers/restarts": float(self.deaths),
@@ -270,14 +271,14 @@ def _answers(address: str) -> bool:
 
 @contextlib.contextmanager
 def _other_gpus(device: torch.device) -> Any:
-    """Within it CUDA_VISIBLE_DEVICES is without the learner's GPU, where there are others."""
+    """Context in which CUDA_VISIBLE_DEVICES leaves out the learner's GPU, if there are others."""
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = before.split(",") if before else [str(i) for i in range(torch.cuda.device_count())]
     if device.type != "cuda" or len(names) == 1:
         yield
         return
-    own = device.index or 0
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(name for i, name in enumerate(names) if i != own)
+    learner = device.index or 0
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(name for i, name in enumerate(names) if i != learner)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What a rollout worker does: it holds a policy of its own, and samples with the weights that it was last given."""
+"""A rollout worker: it has a policy of its own, and samples with the newest weights that it got."""
 
 import io
 import os
@@ -25,25 +25,25 @@ from flowalign.training.learner import parameter_groups
 from flowalign.training.memory import while_it_fits
 
 SENT = frozenset({"image", "text", "prompt"})
-"""Kinds of samples that workers send, in the words of a reward's needs."""
+"""Kinds of samples that workers send, by the names of a reward's needs."""
 LAUNCHED = re.compile("(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(ACCELERATE|FSDP)_.*")
-"""Environment of a learner among others, by which a worker would take itself for one of them."""
+"""Environment variables of a launched learner, which a worker must not inherit: it is not one of the processes."""
 
 
 @dataclass
 class SamplingWeights:
-    """What samples depend on besides the batch."""
+    """All that samples depend on besides the batch."""
 
     iteration: int
     """Iteration that these weights sample for."""
     tensors: dict[str, Tensor]
     """Trained tensors by name, whole and on the CPU."""
     rest: dict[str, Any]
-    """JSON: the algorithm's 'progress' and 'updates', and the 'plan' where it adapts."""
+    """JSON: the algorithm's 'progress' and 'updates', and the 'plan' if it adapts."""
 
 
 class WorkerResult(NamedTuple):
-    """What a worker made of a part."""
+    """Samples of a part by a worker."""
 
     rollout: Any
     batch: Batch
@@ -51,25 +51,25 @@ class WorkerResult(NamedTuple):
     samples: list[Any]
     """Finished samples, as rewards need them."""
     forwards: int
-    """Evaluations of the network that it took."""
+    """Number of the network's evaluations for them."""
 
 
 class Sent(NamedTuple):
-    """What a worker sends back."""
+    """Message of a worker to the learner."""
 
     result: bytes
-    """`WorkerResult` by torch.save: tensors that share memory go once, and land on the device of who loads them."""
+    """`WorkerResult` by torch.save: shared memory is sent once, and tensors are loaded to the learner's device."""
     seconds: float
-    """Seconds that it took."""
+    """Seconds of sampling."""
 
 
 class RolloutWorker:
-    """Samples in a process of its own.
+    """Samples in a separate process.
 
     Args:
         config: keys and values of the run's configuration.
-        folder: that relative paths in it start from.
-        threads: of the learner; sums over another number of threads would round otherwise.
+        folder: folder from which relative paths in the configuration start.
+        threads: number of the learner's threads; sums over another number would round differently.
     """
 
     def __init__(self, config: Mapping[str, Any], folder: str, threads: int) -> None:
@@ -79,12 +79,11 @@ class RolloutWorker:
         torch.set_num_threads(threads)
         self.config: BaseConfig = parse(kind_of(config), config)
         self.iteration: int | None = None
-        """Iteration of the weights that it has."""
+        """Iteration of the loaded weights."""
 
     @cached_property
     def parts(self) -> tuple[Any, Sampler]:
-        """The algorithm, and what it samples with; built at the first use, so that who asks is told what
-        fails."""
+        """The algorithm and its sampler; built at the first use, so that the caller gets the error if this fails."""
         accelerator = build_accelerator()
         algorithm = self.config.build_algorithm()
         policy = build_policy(self.config, accelerator.device)
@@ -99,7 +98,7 @@ class RolloutWorker:
         return self.config.rollout.weights == "reference"
 
     def load(self, weights: SamplingWeights) -> None:
-        """Sample with these from now on."""
+        """Load weights to sample with from now on."""
         algorithm, sampler = self.parts
         restore(self.parameters, weights.tensors)
         algorithm.progress(weights.rest["progress"])
@@ -108,10 +107,10 @@ class RolloutWorker:
         self.iteration = weights.iteration
 
     def sample(self, batch: Batch, iteration: int) -> Sent:
-        """What the algorithm's rollout makes of a batch.
+        """Sample a batch by the algorithm's rollout.
 
         Args:
-            iteration: of the weights that are meant.
+            iteration: iteration of the weights that must be loaded.
         """
         begin = time.perf_counter()
         algorithm, sampler = self.parts
@@ -119,22 +118,22 @@ class RolloutWorker:
         sampler.policy.forwards = 0
 
         def sampled() -> tuple[Any, Batch, list[Any]]:
-            rollout, own = algorithm.rollout(sampler, batch)
-            return rollout, own, algorithm.decode(sampler, rollout)
+            rollout, branched = algorithm.rollout(sampler, batch)
+            return rollout, branched, algorithm.decode(sampler, rollout)
 
         with sampler.policy.reference() if self._reference else nullcontext():
-            rollout, own, samples = while_it_fits(self.config, "rollout", "batch_size", sampled, lambda: True)
+            rollout, branched, samples = while_it_fits(self.config, "rollout", "batch_size", sampled, lambda: True)
         if isinstance(rollout, Rollout):
-            # the learner's stands in for it there
+            # the learner puts its own policy there
             rollout = replace(rollout, policy=None)
         buffer = io.BytesIO()
-        torch.save((rollout, own, samples, sampler.policy.forwards), buffer)
+        torch.save((rollout, branched, samples, sampler.policy.forwards), buffer)
         return Sent(buffer.getvalue(), time.perf_counter() - begin)
 
 
 def received(sent: bytes, policy: Policy) -> WorkerResult:
-    """What a worker sent, for the learner's policy."""
-    # accelerate's 'cpu:0' of several processes is no place that a file can be read to
+    """Read a worker's message, for the learner's policy."""
+    # torch.load does not take 'cpu:0', which accelerate gives with several processes
     device = policy.device if policy.device.type != "cpu" else "cpu"
     result = WorkerResult(*torch.load(io.BytesIO(sent), map_location=device, weights_only=False))
     if isinstance(result.rollout, Rollout):
