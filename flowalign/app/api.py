@@ -1,4 +1,4 @@
-"""What `import flowalign as fa` gives: load a model, name rewards, train, look at runs and compare them."""
+"""The functions of `import flowalign as fa`: load a model, name rewards, train, look at runs and compare them."""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 Function = Callable[..., Sequence[float]]
 """(samples, prompts) -> a float each"""
 ENCODE = {name: {"max_sequence_length": 0} for name in ("tiny_sd3", "tiny_speller")}
-"""Encoding that the shipped models were taught with: without the 256 empty tokens that stand in for a missing T5."""
+"""Encoding with which the shipped models were trained: without the 256 empty tokens that replace a missing T5."""
 
 
 class Generator(DiffusersPolicy):
-    """What `load` gives: a pipeline to sample from, to search and to train."""
+    """Result of `load`: a pipeline to sample from, to search and to train."""
 
     def search(
         self,
@@ -58,13 +58,13 @@ class Generator(DiffusersPolicy):
         budget: str = "samples=16",
         **more: Any,
     ) -> Searches:
-        """Search better samples by a reward and within a budget, as `find` does, whose other arguments it takes.
+        """Search better samples by a reward and within a budget; further arguments are those of `find`.
 
         Returns:
-            `samples`, `scores`, and for each prompt the tree of what was tried.
+            `samples`, `scores`, and for each prompt the tree of tried samples.
 
         Raises:
-            ConfigError: no reward, and whatever `find` raises.
+            ConfigError: there is no reward, or `find` raises.
         """
         if reward is None:
             raise ConfigError("reward: name what to search for, e.g. policy.search(prompts, reward='clip_score')")
@@ -82,11 +82,11 @@ def load(
 
     Args:
         model: a hub name, a folder, a run's folder, a model shipped with flowalign ('tiny_sd3'), or a pipeline.
-        lora: {'rank': 16, ...} puts an adapter on it to train (arguments of `Policy.add_lora`; alpha is twice the rank
-            by default), {'path': ...} one that starts from a trained one; a folder has the weights of one.
-        dtype: of the frozen weights and the forward pass.
-        device: default where a given pipeline is, else the best there is.
-        settings: of `DiffusersPolicy`; a shipped model's `encode_options` are those that it was trained with.
+        lora: {'rank': 16, ...} adds an adapter to train (arguments of `Policy.add_lora`; alpha is twice the rank by
+            default), {'path': ...} adds one that starts from a trained one, and a folder has the weights of one.
+        dtype: dtype of the frozen weights and the forward pass.
+        device: device; default that of a given pipeline, else the best one of this machine.
+        settings: settings of `DiffusersPolicy`; a shipped model's `encode_options` are those of its training.
 
     Raises:
         ConfigError: there is no such model, or this one is not supported.
@@ -113,10 +113,10 @@ def load(
 
 
 class RewardSum:
-    """A weighted sum of rewards, made by `reward`, `*` and `+`; a reward itself. Models load when it is first asked.
+    """A weighted sum of rewards, made by `reward`, `*` and `+`; itself a reward. Models load when it first scores.
 
     Args:
-        terms: the entries of a configuration's `rewards`, each with its object where it is not to be built.
+        terms: entries of a configuration's `rewards`, each with its reward object, or None if it must be built.
     """
 
     def __init__(self, terms: Sequence[tuple[Weighted, Reward | None]]) -> None:
@@ -134,7 +134,7 @@ class RewardSum:
         return " + ".join(f"{entry.weight:g} * {entry.name}" for entry, _ in self.terms)
 
     def __mul__(self, weight: float) -> "RewardSum":
-        return RewardSum([(e.model_copy(update={"weight": e.weight * weight}), own) for e, own in self.terms])
+        return RewardSum([(e.model_copy(update={"weight": e.weight * weight}), term) for e, term in self.terms])
 
     __rmul__ = __mul__
 
@@ -145,13 +145,13 @@ class RewardSum:
         return RewardSum.of(other) + self
 
     def entries(self) -> list[Weighted]:
-        """As the `rewards` of a configuration."""
+        """Entries of the terms for the `rewards` of a configuration."""
         return [entry for entry, _ in self.terms]
 
     @cached_property
     def built(self) -> Reward:
         """The reward with its models loaded."""
-        rewards = [own or build_rewards([entry], "reward")[0] for entry, own in self.terms]
+        rewards = [term or build_rewards([entry], "reward")[0] for entry, term in self.terms]
         weights = [entry.weight for entry, _ in self.terms]
         return rewards[0] if weights == [1.0] else WeightedSum(rewards, weights)
 
@@ -163,12 +163,12 @@ class RewardSum:
         return self.built(samples, prompts, metadata or [{}] * len(samples))
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Metadata = ()) -> Scores:
-        """As `DifferentiableReward.score_pixels`, where all terms are differentiable."""
+        """Score pictures with a gradient, if all terms are differentiable; see `DifferentiableReward.score_pixels`."""
         built: Any = self.built
         return built.score_pixels(pixels, prompts, metadata or [{}] * len(pixels))
 
     def advance(self, progress: float) -> None:
-        """Pass on how far training is, in [0, 1]."""
+        """Pass on the progress of training, in [0, 1]."""
         advance(self.built, progress)
 
 
@@ -186,8 +186,8 @@ def reward(name: str | Reward | Function, **settings: Any) -> RewardSum:
     return RewardSum([(Weighted(name=name, **settings), None)])
 
 
-def _sum(wanted: str | RewardSum | Reward | Function) -> RewardSum:
-    return reward(wanted) if isinstance(wanted, str) else RewardSum.of(wanted)
+def _sum(source: str | RewardSum | Reward | Function) -> RewardSum:
+    return reward(source) if isinstance(source, str) else RewardSum.of(source)
 
 
 def train(
@@ -213,20 +213,20 @@ def train(
     """Train a generator, by default Flow-GRPO with 8 groups of 8 samples an iteration.
 
     Args:
-        model: as of `load`, or a loaded policy; one without an adapter gets a LoRA.
-        reward: a name, a function (samples, prompts) -> floats, or what `reward` makes of them.
+        model: a model as in `load`, or a loaded policy; one without an adapter gets a LoRA.
+        reward: a name, a function (samples, prompts) -> floats, or a result of `reward`.
         prompts: a file or a shipped list, or texts.
         algorithm: a name, or {'name': ..., its settings}.
         size: height and width in pixels; default the pipeline's own.
         learning_rate: default the configuration's, which suits models of billions of weights; tiny ones take 2e-3.
         heldout: prompts to evaluate on before and after training.
         panel: names of rewards that are not trained on, to notice reward hacking by.
-        name: of the run's folder in `output`; default the model's and the algorithm's.
-        exist: what becomes of a run that is there already.
+        name: name of the run's folder in `output`; default from the model and the algorithm.
+        exist: for a run that is there already: an error, resume it, or replace it.
         settings: further keys of a configuration, nested (docs/algorithms.md) or as {'training.group_size': 16}.
 
     Raises:
-        ConfigError: what is wrong, and what would work.
+        ConfigError: says what is wrong, and what would work.
     """
     policy = model if isinstance(model, DiffusersPolicy) else load(model)
     chosen = {"name": algorithm} if isinstance(algorithm, str) else dict(algorithm)
@@ -250,8 +250,8 @@ def train(
     if heldout is not None:
         values["evaluation"]["prompts"] = _prompts(heldout, folder, "heldout.txt")
     for key, value in (settings or {}).items():
-        for part in reversed(key.split(".")):
-            value = {part: value}
+        for word in reversed(key.split(".")):
+            value = {word: value}
         values = merge(values, value)
     trainer = Trainer(parse(Config, values), policy, _sum(reward), resume=exist == "resume", progress=progress)
     return Run(trainer.train().folder, policy)
@@ -284,34 +284,35 @@ def find(
     """Search better samples of a frozen model, by a reward and within a budget.
 
     Args:
-        model: as of `load`, or a loaded policy.
+        model: a model as in `load`, or a loaded policy.
         prompts: a file or a shipped list, or texts.
-        reward: a name, a function (samples, prompts) -> floats, or what `reward` makes of them.
-        method: `flowalign list searches`.
-        budget: of each prompt: 'forwards=2000', 'reward_calls=100', or 'samples=16' and what they take.
-        settings: of the method.
-        output: a folder that keeps what is found; a search that was interrupted goes on there.
+        reward: a name, a function (samples, prompts) -> floats, or a result of `reward`.
+        method: a name in `flowalign list searches`.
+        budget: budget of each prompt: 'forwards=2000', 'reward_calls=100', or 'samples=16'.
+        settings: settings of the method.
+        output: folder for the results; an interrupted search continues there.
         sampling: steps, guidance, height, rlg, ... as in a configuration's `evaluation`.
 
     Returns:
-        for each prompt its best sample and score, and the tree of what was tried; `samples` and `scores` are of all.
+        for each prompt its best sample and score, and the tree of tried samples; `samples` and `scores` are of all
+        prompts.
 
     Raises:
-        ConfigError: what is wrong, and what would work.
+        ConfigError: says what is wrong, and what would work.
     """
     allowed, methods = Budget.parse(budget), build_methods([method], settings or {})
-    listed = (
+    prompt_list = (
         Prompts.read(str(prompts)) if isinstance(prompts, str | Path) else Prompts(list(prompts), [{}] * len(prompts))
     )
-    wanted: Sampling = parse(Sampling, sampling)
+    options: Sampling = parse(Sampling, sampling)
     policy = model if isinstance(model, DiffusersPolicy) else load(model)
     store = None if output is None else SearchStore(Path(output))
-    return search(policy, listed, methods, _sum(reward).built, wanted, allowed, seed, store, progress)
+    return search(policy, prompt_list, methods, _sum(reward).built, options, allowed, seed, store, progress)
 
 
 @dataclass(repr=False)
 class Run(Result):
-    """A run, to look at."""
+    """A run with its trained generator, curves and pictures."""
 
     trained: DiffusersPolicy | None = None
 
@@ -333,7 +334,7 @@ class Run(Result):
         return "\n".join([super().__repr__(), f"{count} held-out prompts, before -> after, ± standard error:", *lines])
 
     def curves(self, *names: str) -> "Figure":
-        """Curves of metrics over the iterations; default the mean reward and the KL where there is one."""
+        """Plot metrics over the iterations; default the mean reward, and the KL if there is one."""
         from matplotlib import pyplot
 
         metrics = self.metrics
@@ -350,7 +351,7 @@ class Run(Result):
 
         Args:
             prompts: a file, a shipped list or texts, of which the first n are taken; default n of the held-out prompts,
-                spread over them, or of those trained on where none were held out.
+                spread over them, or of the trained ones if none were held out.
         """
         if prompts is None:
             config = load_config(self.folder / "config.yaml")
@@ -367,7 +368,7 @@ class Run(Result):
 
 
 def _sampling(run: Path) -> Any:
-    """How a run's evaluations sample."""
+    """Sampling settings of a run's evaluations."""
     return load_config(run / "config.yaml").evaluation
 
 
@@ -378,11 +379,11 @@ def compare(
     n: int = 4,
     seed: int = 0,
 ) -> "DataFrame":
-    """Runs on the same prompts and start noises: a row each, with standard errors over prompts.
+    """Compare runs on the same prompts and start noises: a row for each, with standard errors over prompts.
 
     Args:
-        reward: judges all of them; default the first run's own.
-        n: samples a prompt.
+        reward: reward for all runs; default the first run's.
+        n: samples per prompt.
 
     Returns:
         columns `reward`, `error`, and the paired `difference` to the first run with its own `difference_error`.
@@ -394,22 +395,22 @@ def compare(
 
     opened = [run if isinstance(run, Run) else Run(Path(run)) for run in runs]
     judge = _judge(opened[0], reward)
-    listed = (
+    prompt_list = (
         Prompts.read(str(prompts)) if isinstance(prompts, str | Path) else Prompts(list(prompts), [{}] * len(prompts))
     )
     results = {
-        str(i): evaluate(run.policy, judge, listed, _sampling(run.folder), n, seed) for i, run in enumerate(opened)
+        str(i): evaluate(run.policy, judge, prompt_list, _sampling(run.folder), n, seed) for i, run in enumerate(opened)
     }
     whole = next(Comparison(results).rows())
     rows: dict[str, list[Any]] = {"run": [run.folder.name for run in opened]}
-    # the first does not differ from itself
-    for label, found in (("reward", whole.means), ("difference", [Estimate(0.0, 0.0), *whole.differences])):
-        rows[label] = [own and own.mean for own in found]
-        rows["error" if label == "reward" else "difference_error"] = [own and own.error for own in found]
+    # the first run does not differ from itself
+    for label, estimates in (("reward", whole.means), ("difference", [Estimate(0.0, 0.0), *whole.differences])):
+        rows[label] = [value and value.mean for value in estimates]
+        rows["error" if label == "reward" else "difference_error"] = [value and value.error for value in estimates]
     return pandas.DataFrame(rows).set_index("run")
 
 
-def _judge(run: Run, wanted: str | RewardSum | Reward | Function | None) -> Reward:
-    if wanted is None:
+def _judge(run: Run, source: str | RewardSum | Reward | Function | None) -> Reward:
+    if source is None:
         return build_reward(load_config(run.folder / "config.yaml").rewards)
-    return _sum(wanted).built
+    return _sum(source).built

@@ -1,4 +1,4 @@
-"""What a run trained, for other programs: LoRA files as they name them, the base with it merged in, and the hub."""
+"""Export of trained weights for other programs: LoRA files with their names, a merged model, and the hub."""
 
 import contextlib
 import json
@@ -39,11 +39,11 @@ ARCHITECTURES = {
     "FluxPipeline": "flux-1-dev",
     "ChromaPipeline": "chroma",
 }
-"""Architecture by pipeline, as Stability AI's model specification and kohya's sd-scripts call them."""
+"""Architecture by pipeline, with the names of Stability AI's model specification and kohya's sd-scripts."""
 
 
 def check_format(config: BaseConfig, kind: Kind) -> None:
-    """Refuse a format that has no names for what a run trained, before anything is written."""
+    """Refuse a format that has no names for the trained layers, before anything is written."""
     if kind == "diffusers":
         return
     if not isinstance(config, Config) or config.model.lora is None:
@@ -53,10 +53,10 @@ def check_format(config: BaseConfig, kind: Kind) -> None:
 
 
 def write_lora(run: Path, config: Config, kind: Kind, folder: Path) -> list[Path]:
-    """Write a run's LoRA in a format, with what it is in the file's metadata.
+    """Write a run's LoRA in a format, with a description of the run in the file's metadata.
 
     Returns:
-        the files: one, or one for each of two networks.
+        paths of the files: one, or one for each of two networks.
     """
     check_weights(run / "lora")
     base = _base(config)
@@ -68,24 +68,24 @@ def write_lora(run: Path, config: Config, kind: Kind, folder: Path) -> list[Path
         if not source.is_file() or (name != denoiser and source.name == lora_file(denoiser)):
             continue
         with safe_open(source, "pt") as file:
-            given = file.metadata() or {}
+            metadata = file.metadata() or {}
         facts = described(run, config, saved["_class_name"])
         weights = load_file(source)
         if kind == "diffusers":
             path, tensors = folder / source.name, weights
         else:
             prefix = f"{denoiser}." if any(key.startswith(f"{denoiser}.") for key in weights) else ""
-            adapter = json.loads(given["lora_adapter_metadata"])
+            adapter = json.loads(metadata["lora_adapter_metadata"])
             adapter = {key.removeprefix(prefix): value for key, value in adapter.items()}
             layout = layout_of(kind, saved[denoiser][1])
             pairs = pairs_of(weights, prefix, partial(_alpha, adapter))
             tensors = converted(pairs, layout, _widths(base, name, saved[name][1]))
             path = folder / f"{run.resolve().name}{'' if name == denoiser else f'-{name}'}.safetensors"
-            given = {}
+            metadata = {}
             if layout.underscores:
-                given = {"ss_network_module": "networks.lora", "ss_network_dim": str(adapter["r"])}
-                given["ss_network_alpha"] = str(adapter["lora_alpha"])
-        save_file(tensors, path, given | facts | {"format": "pt"})
+                metadata = {"ss_network_module": "networks.lora", "ss_network_dim": str(adapter["r"])}
+                metadata["ss_network_alpha"] = str(adapter["lora_alpha"])
+        save_file(tensors, path, metadata | facts | {"format": "pt"})
         order_metadata(path)
         written.append(path)
     if not written:
@@ -94,20 +94,20 @@ def write_lora(run: Path, config: Config, kind: Kind, folder: Path) -> list[Path
 
 
 def _base(config: Config) -> str | Path:
-    """The folder or hub name whose files describe the base."""
+    """The folder or hub name that has the configuration files of the base model."""
     described = None if config.model.config is None else str(shipped(config.model.config))
     return described_by(shipped(config.model.path), described)
 
 
 def _alpha(adapter: Mapping[str, Any], layer: str) -> float:
-    """Of a layer, as peft reads an adapter's settings."""
+    """Alpha of a layer, from an adapter's settings in the way of peft."""
     patterns = adapter.get("alpha_pattern") or {}
     alpha = patterns.get(get_pattern_key(patterns.keys(), layer), adapter["lora_alpha"])
     return float(alpha)
 
 
 def _widths(base: str | Path, name: str, network: str) -> Callable[[str], int]:
-    """The outputs of a network's layers, without its weights."""
+    """Function that gives the number of outputs of a network's layer, without loading its weights."""
     kind: Any = getattr(diffusers, network)
     with torch.device("meta"):
         whole = kind.from_config(kind.load_config(**hub(base), subfolder=name))
@@ -115,7 +115,7 @@ def _widths(base: str | Path, name: str, network: str) -> Callable[[str], int]:
 
 
 def described(run: Path, config: BaseConfig, pipeline: str) -> dict[str, str]:
-    """What the metadata of a file say of a run."""
+    """Metadata of a file that describe a run."""
     facts = {
         "modelspec.sai_model_spec": "1.0.1",
         "modelspec.title": run.resolve().name,
@@ -124,7 +124,7 @@ def described(run: Path, config: BaseConfig, pipeline: str) -> dict[str, str]:
         "flowalign.version": packages.version("flowalign"),
         "flowalign.base": config.model.path,
         "flowalign.algorithm": config.algorithm.name,
-        "flowalign.rewards": ", ".join(f"{own.weight:g} {own.name}" for own in config.rewards),
+        "flowalign.rewards": ", ".join(f"{reward.weight:g} {reward.name}" for reward in config.rewards),
     }
     if pipeline in ARCHITECTURES:
         facts["modelspec.architecture"] = f"{ARCHITECTURES[pipeline]}/lora"
@@ -132,7 +132,7 @@ def described(run: Path, config: BaseConfig, pipeline: str) -> dict[str, str]:
 
 
 def write_merged(policy: DiffusersPolicy, folder: Path) -> None:
-    """Write a whole pipeline for `from_pretrained` with what was trained in its weights; the policy is spent."""
+    """Write a whole pipeline for `from_pretrained` with the LoRA merged in; the policy cannot be used afterwards."""
     for network in policy.pipeline.components.values():
         # text encoders may have adapters too
         if getattr(network, "peft_config", None):
@@ -148,11 +148,11 @@ def push(folder: Path, name: str, private: bool = False, endpoint: str | None = 
     """Upload a folder to the hub as the user who is logged in there (`hf auth login`, or HF_TOKEN).
 
     Args:
-        name: owner/name, or a name of the user's own; made where there is none.
-        endpoint: of another hub.
+        name: owner/name, or a name alone for the user's own repository; it is created if it is missing.
+        endpoint: address of another hub.
 
     Returns:
-        its address.
+        the repository's address.
 
     Raises:
         FlowalignError: the hub refuses, cannot be reached, or has no such names.
@@ -161,9 +161,9 @@ def push(folder: Path, name: str, private: bool = False, endpoint: str | None = 
 
     hub = HfApi(endpoint=endpoint)
     with _refused(name):
-        made = hub.create_repo(name, private=private or None, exist_ok=True)
-        hub.upload_folder(folder_path=folder, repo_id=made.repo_id, commit_message="Exported by flowalign")
-    return str(made)
+        repository = hub.create_repo(name, private=private or None, exist_ok=True)
+        hub.upload_folder(folder_path=folder, repo_id=repository.repo_id, commit_message="Exported by flowalign")
+    return str(repository)
 
 
 @contextlib.contextmanager
@@ -171,7 +171,7 @@ def _refused(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the client's own errors, and its libraries'
-        said = re.sub(r"\s+", " ", str(error)).strip()[:300]
+        reason = re.sub(r"\s+", " ", str(error)).strip()[:300]
         raise FlowalignError(
-            f"--push {name}: {said}; what was exported stays, and `hf auth login` gives a token that may write"
+            f"--push {name}: {reason}; what was exported stays, and `hf auth login` gives a token that may write"
         ) from error

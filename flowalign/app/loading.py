@@ -1,4 +1,4 @@
-"""From a run, a folder or a hub name to a policy that is ready to sample."""
+"""Loading a run, a folder or a hub name as a policy that is ready to sample."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,13 +23,13 @@ def load_for_sampling(
     trained: bool = True,
     kind: type[DiffusersPolicy] = DiffusersPolicy,
 ) -> tuple[Policy[Any], SamplingSettings]:
-    """A policy ready to sample, and the section of a configuration that says how.
+    """A policy ready to sample, and its sampling settings.
 
     Args:
         model: a run's folder, a pipeline's folder, a hub name, or a shipped model. A language model: a run's folder.
         lora: folder with LoRA weights.
-        trained: with a run's folder, put on what the run trained; otherwise the weights it started from.
-        kind: of the policy, where it makes pictures.
+        trained: load a run's trained weights; otherwise those it started from.
+        kind: class of the policy, if it makes pictures.
     """
     device = best_device()
     folder, weights = Path(model), lora
@@ -53,11 +53,12 @@ def load_for_sampling(
 
 
 def load_trained(policy: Policy[Any], run: Path) -> None:
-    """Put a run's newest weights on its policy: those it exported, which a run that goes on keeps up to date or takes
-    away, else its newest checkpoint's.
+    """Load a run's newest weights into its policy.
+
+    These are the exported ones, which a resumed run updates or removes, else those of its newest checkpoint.
 
     Raises:
-        ConfigError: it has trained nothing yet.
+        ConfigError: the run has no trained weights yet.
     """
     exported = [folder for folder in (run / "lora", run / "model") if folder.is_dir()]
     if exported:
@@ -73,14 +74,14 @@ def load_trained(policy: Policy[Any], run: Path) -> None:
             policy.load(newest)
             return
         tensors, _ = checkpoints.load(newest)
-        # the averaged weights, where there are some
+        # the averaged weights, if there are any
         values = tensors.get("ema", tensors["trainable"])
-        own = {name: values[name] for name, _ in policy.network.named_parameters()}
-        policy.network.load_state_dict(own, strict=False)
+        weights = {name: values[name] for name, _ in policy.network.named_parameters()}
+        policy.network.load_state_dict(weights, strict=False)
 
 
 def load_modules(modules: Mapping[str, nn.Module], run: Path) -> None:
-    """Put what a run's newest checkpoint holds of networks beside the policy's on them.
+    """Load the weights of further networks, besides the policy's, from a run's newest checkpoint.
 
     Raises:
         ConfigError: there is no checkpoint.
@@ -94,5 +95,5 @@ def load_modules(modules: Mapping[str, nn.Module], run: Path) -> None:
     tensors, _ = checkpoints.load(newest)
     values = tensors.get("ema", tensors["trainable"])
     for name, module in modules.items():
-        own = {key.removeprefix(f"{name}."): value for key, value in values.items() if key.startswith(f"{name}.")}
-        module.load_state_dict(own)
+        state = {key.removeprefix(f"{name}."): value for key, value in values.items() if key.startswith(f"{name}.")}
+        module.load_state_dict(state)

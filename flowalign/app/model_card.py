@@ -1,4 +1,4 @@
-"""A model card: what was trained from what, by which recipe, how it did, and how to use it."""
+"""A model card: base model, recipe, results, and how to use the model."""
 
 import html
 import io
@@ -25,16 +25,16 @@ PAIRS = 6
 def write_card(
     run: Path, config: BaseConfig, folder: Path, use: str, tags: Sequence[str], figures: Sequence[Path]
 ) -> None:
-    """Write README.md and the pictures that it shows.
+    """Write README.md and its pictures.
 
     Args:
-        use: a paragraph and code that say how what lies in the folder is used.
-        tags: for the hub, besides those that all cards have.
-        figures: files that `flowalign eval --json` or `flowalign bench --json` wrote.
+        use: a paragraph and code that show how to use the files of the folder.
+        tags: tags for the hub, besides those of all cards.
+        figures: files written by `flowalign eval --json` or `flowalign bench --json`.
     """
     metrics, evaluations = (MetricsFile(run / f"{name}.jsonl").read() for name in ("metrics", "evaluations"))
     training = config.training
-    weights = {own.name: "" if own.weight == 1 else f" (weight {own.weight:g})" for own in config.rewards}
+    weights = {reward.name: "" if reward.weight == 1 else f" (weight {reward.weight:g})" for reward in config.rewards}
     rewards = ", ".join(f"`{name}`{weight}" for name, weight in weights.items()) or "a reward given in Python"
     sections = [
         f"# {run.resolve().name}",
@@ -70,7 +70,7 @@ def write_card(
 
 
 def _front(config: BaseConfig, tags: Sequence[str]) -> dict[str, Any]:
-    """What the hub reads of a card."""
+    """The head of a card, which the hub reads."""
     pictures = config.model.kind == "pictures"
     front: dict[str, Any] = {"library_name": "diffusers" if pictures else "transformers"}
     base, _ = split_revision(config.model.path)
@@ -86,9 +86,9 @@ def _read(file: Path) -> dict[str, Any]:
         record = read_json(file)
     except (OSError, ForeignError) as error:
         raise ConfigError(f"--figures: {file} cannot be read as JSON: {error}") from error
-    own = isinstance(record, dict) and {"means", "differences", "samples", "prompts"} <= record.keys()
+    is_comparison = isinstance(record, dict) and {"means", "differences", "samples", "prompts"} <= record.keys()
     suites = list(record.values()) if isinstance(record, dict) else []
-    if not own and not (suites and all(isinstance(suite, dict) and "results" in suite for suite in suites)):
+    if not is_comparison and not (suites and all(isinstance(suite, dict) and "results" in suite for suite in suites)):
         raise ConfigError(f"--figures: {file} is none that `flowalign eval --json` or `flowalign bench --json` wrote")
     return dict(record)
 
@@ -97,15 +97,15 @@ def _bench_table(results: Mapping[str, Mapping[str, Mapping[str, float | None]]]
     """A suite's means by model and score, with their 95% intervals, as a table in Markdown."""
     rows = [f"| score | {' | '.join(results)} |", "|---" + "|---:" * len(results) + "|"]
     for score in next(iter(results.values())):
-        cells = [_interval(own.get(score), name == "difference") for name, own in results.items()]
+        cells = [_interval(scores.get(score), name == "difference") for name, scores in results.items()]
         rows.append(f"| {score} | {' | '.join(cells)} |")
     return "Means with 95% intervals over prompts.\n\n" + "\n".join(rows)
 
 
-def _interval(own: Mapping[str, float | None] | None, signed: bool) -> str:
-    if own is None:
+def _interval(figures: Mapping[str, float | None] | None, signed: bool) -> str:
+    if figures is None:
         return ""
-    mean, low, high = (own[name] for name in ("mean", "low", "high"))
+    mean, low, high = (figures[name] for name in ("mean", "low", "high"))
     sign = "+" if signed else ""
     return f"{mean:{sign}.3f}" + ("" if low is None else f" [{low:{sign}.3f}, {high:{sign}.3f}]")
 
@@ -113,27 +113,27 @@ def _interval(own: Mapping[str, float | None] | None, signed: bool) -> str:
 def _table(record: Mapping[str, Any]) -> str:
     """A comparison's record as a table in Markdown."""
     means, differences = record["means"], record["differences"]
-    columns = {**means, **{f"{name} - {record['compared_with']}": own for name, own in differences.items()}}
+    columns = {**means, **{f"{name} - {record['compared_with']}": column for name, column in differences.items()}}
     rows = [f"| prompts | score | {' | '.join(columns)} |", "|---|---" + "|---:" * len(columns) + "|"]
     for prompts, scores in next(iter(means.values())).items():
         for score in scores:
-            cells = [_figure(own.get(prompts, {}).get(score), name not in means) for name, own in columns.items()]
+            cells = [_figure(column.get(prompts, {}).get(score), name not in means) for name, column in columns.items()]
             rows.append(f"| {prompts} | {score} | {' | '.join(cells)} |")
     return f"{record['samples']} samples of {record['prompts']} held-out prompts, ± standard error.\n\n" + "\n".join(
         rows
     )
 
 
-def _figure(own: Mapping[str, float | None] | None, signed: bool) -> str:
-    if own is None:
+def _figure(figures: Mapping[str, float | None] | None, signed: bool) -> str:
+    if figures is None:
         return ""
-    error = own["error"]
-    return f"{own['mean']:{'+' if signed else ''}.3f}" + ("" if error is None else f" ± {error:.3f}")
+    error = figures["error"]
+    return f"{figures['mean']:{'+' if signed else ''}.3f}" + ("" if error is None else f" ± {error:.3f}")
 
 
 def _curves(metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> bytes | None:
-    """A picture of the trained and the held-out reward, and of the KL where there is one."""
-    found = []
+    """Plot the trained and the held-out reward, and the KL if there is one; None without any curve."""
+    curves = []
     for title, lines, name in (
         ("trained reward", metrics, "reward/mean"),
         ("held-out reward", evaluations, "all/reward"),
@@ -141,11 +141,11 @@ def _curves(metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[
     ):
         points = [(line["iteration"], line[name]) for line in lines if name in line]
         if len(points) > 1:
-            found.append((title, points))
-    if not found:
+            curves.append((title, points))
+    if not curves:
         return None
-    figure = Figure(figsize=(4.5 * len(found), 3.2), layout="constrained")
-    for axis, (title, points) in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):
+    figure = Figure(figsize=(4.5 * len(curves), 3.2), layout="constrained")
+    for axis, (title, points) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves, strict=True):
         axis.plot(*zip(*points, strict=True), color="tab:blue", marker="o" if len(points) < 20 else None)
         axis.set_title(title)
         axis.set_xlabel("iteration")
@@ -155,7 +155,7 @@ def _curves(metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[
 
 
 def _before_and_after(run: Path, config: BaseConfig, folder: Path) -> Iterator[str]:
-    """Rows of a table of what the run saved before and of its result, whose pictures it puts beside the card."""
+    """Rows of a table of saved samples before training and of the result; their pictures are copied to the card."""
     moments = [_saved(run, iteration) for iteration in (0, ended_at(run, config.evaluation.watch))]
     both = [key for key in moments[0] if key in moments[1]] if moments[0] is not moments[1] else []
     for number, key in enumerate(both[:: max(1, len(both) // PAIRS)][:PAIRS]):
@@ -174,16 +174,16 @@ def _before_and_after(run: Path, config: BaseConfig, folder: Path) -> Iterator[s
 
 
 def _saved(run: Path, iteration: int) -> dict[tuple[str, int], tuple[Path | None, dict[str, Any]]]:
-    """By prompt and seed the samples that a run saved at an iteration, each with its picture and its line."""
+    """Samples that a run saved at an iteration, by prompt and seed, each with its picture and its line."""
     folder = run / SAMPLES / f"iteration-{iteration:06d}"
     if not (folder / "samples.jsonl").is_file():
         return {}
-    found = {}
+    samples = {}
     for line in read_text(folder / "samples.jsonl").splitlines():
         try:
             record = json.loads(line)
             key, picture, _ = (record["prompt"], record["seed"]), record.get("picture"), float(record["reward"])
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise ConfigError(f"{folder / 'samples.jsonl'} has a line that is no sample's: {line[:80]}") from error
-        found[key] = (None if picture is None else inside(folder, picture), record)
-    return found
+        samples[key] = (None if picture is None else inside(folder, picture), record)
+    return samples
