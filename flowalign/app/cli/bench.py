@@ -1,4 +1,4 @@
-"""`flowalign bench`: a model's figures under published protocols, with intervals, before and after."""
+"""`flowalign bench`: a model's figures under published protocols, with intervals, before and after training."""
 
 import hashlib
 import json
@@ -29,17 +29,19 @@ def bench(
         Path | None,
         typer.Option(help="LoRA weights to put on it: a folder, or a file of any tool that diffusers reads."),
     ] = None,
-    base: Annotated[bool, typer.Option("--base", help="Measure it before training, or without the LoRA, too.")] = False,
+    base: Annotated[
+        bool, typer.Option("--base", help="Also measure the model before training, or without the LoRA.")
+    ] = False,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples a network call.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many prompts: to try out, not to compare.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use this many prompts: to try out, not to compare.")] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, max=2**62, help="Of the first start noise; default the suite's.")
+        int | None, typer.Option(min=0, max=2**62, help="Seed of the first start noise; default the suite's.")
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="suite.setting=value, e.g. geneval.detector=...")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder of the results; an interrupted measurement goes on there.")
+        Path | None, typer.Option(help="Folder of the results; an interrupted measurement continues there.")
     ] = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the figures of all suites to this file.")
@@ -60,43 +62,44 @@ def bench(
         raise ConfigError("--rlg weighs what was trained, which --base takes off; measure one at a time")
     asked |= options.given(batch_size=batch_size)
     # suites say what is wrong with their prompts and judges before a model loads
-    for one in suites:
-        one.prompts()
-    found = _measure(model, lora, dtype, trust, base, suites, asked, folder, limit, seed)
-    if found is None:
+    for benchmark in suites:
+        benchmark.prompts()
+    figures = _measure(model, lora, dtype, trust, base, suites, asked, folder, limit, seed)
+    if figures is None:
         return
     from flowalign.app.gallery import build
 
-    for one in suites:
-        page = build([folder / one.name], folder / one.name / "gallery")
-        _print(one, found[one.name])
-        print(f"figures: {folder / one.name / 'results.json'}", f"pictures: {page.resolve()}", sep="\n")
+    for benchmark in suites:
+        page = build([folder / benchmark.name], folder / benchmark.name / "gallery")
+        _print(benchmark, figures[benchmark.name])
+        print(f"figures: {folder / benchmark.name / 'results.json'}", f"pictures: {page.resolve()}", sep="\n")
     if json_path is not None:
         records = {
-            one.name: json.loads((folder / one.name / "results.json").read_text(encoding="utf-8")) for one in suites
+            benchmark.name: json.loads((folder / benchmark.name / "results.json").read_text(encoding="utf-8"))
+            for benchmark in suites
         }
         write_atomically(json_path, json.dumps(records, indent=2) + "\n")
 
 
 def build_suites(names: str, settings: list[str]) -> "list[Suite]":
-    """The suites that the command line names, with their settings.
+    """Build the suites that the command line names, with their settings.
 
     Raises:
-        ConfigError: an unknown suite or setting.
+        ConfigError: there is no such suite or setting.
     """
     import yaml
 
     from flowalign import registry
 
-    listed = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
-    given: dict[str, dict[str, Any]] = {name: {} for name in listed}
+    names_ = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    chosen: dict[str, dict[str, Any]] = {name: {} for name in names_}
     for setting in settings:
         key, equals, value = setting.partition("=")
-        name, _, own = key.rpartition(".")
-        if not equals or name not in given or not own:
+        name, _, option = key.rpartition(".")
+        if not equals or name not in chosen or not option:
             raise ConfigError(f"--set {setting}: give suite.setting=value of a suite that is measured")
-        given[name][own] = yaml.safe_load(value)
-    return [registry.build("suites", name, own, f"--suite {name}") for name, own in given.items()]
+        chosen[name][option] = yaml.safe_load(value)
+    return [registry.build("suites", name, options, f"--suite {name}") for name, options in chosen.items()]
 
 
 def _measure(
@@ -117,7 +120,7 @@ def _measure(
     from flowalign.evaluation.benchmarks import run
 
     state, noise = PartialState(), run.SEED if seed is None else seed
-    measured: dict[str, dict[str, Any]] = {one.name: {} for one in suites}
+    measured: dict[str, dict[str, Any]] = {suite.name: {} for suite in suites}
     protocols: dict[str, dict[str, Any]] = {}
     tuned = lora is not None or (Path(model) / "config.yaml").is_file()
     for label in [*([run.BASE] if base or not tuned else []), *([run.TUNED] if tuned else [])]:
@@ -125,30 +128,30 @@ def _measure(
             trained = label == run.TUNED
             policy, sampling = _load(model, lora if trained else None, dtype, trained, asked)
         options.check_frames(policy, asked.get("num_frames"))
-        for one in suites:
-            if not protocols.get(one.name):
-                protocols[one.name] = protocol(one, model, lora, dtype, sampling, limit, noise)
+        for suite in suites:
+            if not protocols.get(suite.name):
+                protocols[suite.name] = protocol(suite, model, lora, dtype, sampling, limit, noise)
                 if state.is_main_process:
-                    run.open_folder(folder / one.name, protocols[one.name])
+                    run.open_folder(folder / suite.name, protocols[suite.name])
                 state.wait_for_everyone()
-            own = run.measure(one, policy, sampling, folder / one.name / label, limit, noise)
-            if own is not None:
-                measured[one.name][label] = own
+            result = run.measure(suite, policy, sampling, folder / suite.name / label, limit, noise)
+            if result is not None:
+                measured[suite.name][label] = result
         del policy
     if not state.is_main_process:
         return None
-    found = {}
-    for one in suites:
-        found[one.name] = run.results(one, measured[one.name])
-        run.write_results(folder / one.name, protocols[one.name] | {"judges": judges(one)}, found[one.name])
-        run.show(one, folder / one.name, measured[one.name], noise)
-    return found
+    figures = {}
+    for suite in suites:
+        figures[suite.name] = run.results(suite, measured[suite.name])
+        run.write_results(folder / suite.name, protocols[suite.name] | {"judges": judges(suite)}, figures[suite.name])
+        run.show(suite, folder / suite.name, measured[suite.name], noise)
+    return figures
 
 
 def _load(
     model: str, lora: Path | None, dtype: str, trained: bool, asked: dict[str, Any]
 ) -> "tuple[DiffusersPolicy, Sampling]":
-    """The model to measure, and how it is sampled: a run as it evaluates, others as their own call does."""
+    """The model to measure, and its sampling settings: those of a run's evaluations, else the pipeline's defaults."""
     from flowalign.app.loading import load_for_sampling
     from flowalign.evaluation.benchmarks.run import own_sampling
     from flowalign.policies.diffusion import DiffusersPolicy
@@ -165,7 +168,7 @@ def _load(
 def protocol(
     suite: "Suite", model: str, lora: Path | None, dtype: str, sampling: "Sampling", limit: int | None, seed: int
 ) -> dict[str, Any]:
-    """Everything that the figures depend on."""
+    """All settings and files that the figures depend on."""
     from importlib import metadata
 
     prompts = suite.prompts().spread(limit)
@@ -190,30 +193,30 @@ def protocol(
 
 
 def judges(suite: "Suite") -> dict[str, str]:
-    """The commits of the models of the hub that scored, by setting; known once they are here."""
+    """Commits of the hub's models that scored, by setting; they are known once the models are downloaded."""
     commits = {key: revision(str(value)) for key, value in suite.settings().items()}
     return {key: commit for key, commit in commits.items() if commit is not None}
 
 
 def revision(model: str) -> str | None:
-    """The commit of a model of the hub, once it is here; None of what is on this machine alone."""
+    """The commit of a downloaded model of the hub; None for a model that is only on this machine."""
     from huggingface_hub import try_to_load_from_cache
 
     from rewards.hub import split_revision
 
-    name, asked = split_revision(model)
+    name, requested = split_revision(model)
     if Path(name).exists() or name.count("/") != 1:
         return None
     for file in ("model_index.json", "config.json"):
-        there = try_to_load_from_cache(name, file, revision=asked)
-        if isinstance(there, str):
+        cached = try_to_load_from_cache(name, file, revision=requested)
+        if isinstance(cached, str):
             # .../snapshots/COMMIT/config.json
-            return Path(there).parent.name
+            return Path(cached).parent.name
     return None
 
 
 def _digest(path: Path) -> str | None:
-    """SHA-256 of the weights that a run trained, or of a LoRA's; None of a whole model."""
+    """SHA-256 of a run's trained weights, or of a LoRA's; None for a whole model."""
     if path.is_file():
         files = [path]
     else:
@@ -235,8 +238,8 @@ def _slug(model: str, lora: Path | None) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name)
 
 
-def _print(suite: "Suite", found: "dict[str, dict[str, Interval]]") -> None:
-    """A table of a suite, a row a score."""
+def _print(suite: "Suite", figures: "dict[str, dict[str, Interval]]") -> None:
+    """Print the table of a suite, with a row for each score."""
     from rich.console import Console
     from rich.table import Table
 
@@ -244,10 +247,12 @@ def _print(suite: "Suite", found: "dict[str, dict[str, Interval]]") -> None:
         title=f"{suite.name}, version {suite.version}; mean [95% interval over prompts]", title_justify="left"
     )
     table.add_column("score")
-    for label in found:
+    for label in figures:
         table.add_column(label, justify="right")
-    for name in next(iter(found.values())):
-        cells = [f"{own[name]:+}" if label == "difference" else f"{own[name]}" for label, own in found.items()]
+    for name in next(iter(figures.values())):
+        cells = [
+            f"{scores[name]:+}" if label == "difference" else f"{scores[name]}" for label, scores in figures.items()
+        ]
         table.add_row(name, *cells)
         if name == "overall":
             table.add_section()

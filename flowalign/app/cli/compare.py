@@ -1,4 +1,4 @@
-"""`flowalign compare`: runs against each other, on one page."""
+"""`flowalign compare`: several runs on one page."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Folders; the first is compared with.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN RUN...", help="Folders of runs; the others are compared with the first."),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the page.")] = Path("compared"),
     again: Annotated[
         bool, typer.Option("--again", help="Sample and score anew, by the first run's prompts and rewards.")
@@ -46,9 +49,9 @@ def compare(
         for (folder, _), result in zip(moments, results.values(), strict=True):
             save_samples(folder, 0, result.lines())
     else:
-        found = [_saved(run) for run in runs]
-        results = {name: result for name, (result, _) in zip(names, found, strict=True)}
-        moments = [(run, iteration) for run, (_, iteration) in zip(runs, found, strict=True)]
+        saved = [_saved(run) for run in runs]
+        results = {name: result for name, (result, _) in zip(names, saved, strict=True)}
+        moments = [(run, iteration) for run, (_, iteration) in zip(runs, saved, strict=True)]
         _check_alike(dict(zip(names, runs, strict=True)), results)
     comparison = Comparison(results)
     show(comparison, json_path, {})

@@ -19,16 +19,16 @@ from flowalign.runs.files import check_output, write_atomically
 from flowalign.training import Trainer
 
 EVALUATION_SEED = 700_000_000
-"""First seed of the start noises that the figures are measured on; nothing was tuned on them."""
+"""First seed of the start noises of the figures; no setting was tuned on them."""
 PICTURES = (600, 300)
-"""Pictures at least, of the trained categories and of the others: standard errors of about 2 points."""
+"""Fewest pictures of the trained categories and of the others, for standard errors of about 2 points."""
 
 CURVE = 15
 """Iterations between two points of the curve of held-out scores."""
 
 
 class _Climb(Trainer):
-    """A trainer that brings the page up to date after every evaluation."""
+    """A trainer that updates the page after every evaluation."""
 
     def evaluate(self) -> Evaluated | None:
         result = super().evaluate()
@@ -45,11 +45,11 @@ def run_demo(
     text: bool = False,
     long: bool = False,
 ) -> None:
-    """Train once a seed; print how the scores of held-out prompts change, write the figures and the gallery.
+    """Train once for each seed; print how the scores of held-out prompts change, write the figures and the gallery.
 
     Args:
-        text: the language model learns sums, in the place of Stable Diffusion 3 its prompts.
-        long: eight times as many iterations, with the page brought up to date after every evaluation.
+        text: train the language model on sums, instead of Stable Diffusion 3 on its prompts.
+        long: train for eight times as many iterations, and update the page after every evaluation.
 
     Raises:
         ConfigError: `long` with `text`.
@@ -64,7 +64,7 @@ def run_demo(
         begin, worked = time.perf_counter(), time.process_time()
         overrides = [f"training.seed={seed}", f"output={folder}", f"name=seed{seed}"]
         overrides += [f"training.iterations={iterations}"] if iterations is not None else []
-        # the page compares before with after; what comes between is its curve
+        # the page compares before with after; the evaluations between them are its curve
         overrides += [] if text else [f"evaluation.every={CURVE}", "evaluation.save_samples=0"]
         name = "tiny_lm/demo" if text else "tiny_sd3/long_flow_grpo" if long else "tiny_sd3/demo"
         trainer = (_Climb if long else Trainer)(load(recipe(name), overrides))
@@ -80,7 +80,7 @@ def run_demo(
 
 @dataclass
 class DemoScores:
-    """Held-out scores: of the categories that are trained on, and of the others."""
+    """Held-out scores of the trained categories, and of the others."""
 
     trained: Evaluated
     others: Evaluated
@@ -92,26 +92,26 @@ class DemoScores:
         return {**trained, **others, **totals}
 
     def save(self, run: Path, iteration: int) -> None:
-        """Put the pictures that were measured into the run's folder, in the place of what the trainer saved."""
+        """Put the measured pictures into the run's folder, where they replace those of the trainer."""
         samples = []
-        for part in (self.trained, self.others):
-            listed, of_one = part.lines(), part.prompts.count(part.prompts[0])
+        for evaluated in (self.trained, self.others):
+            lines, per_prompt = evaluated.lines(), evaluated.prompts.count(evaluated.prompts[0])
             # the first picture of every prompt, then the second of every prompt
-            samples += [sample for first in range(of_one) for sample in listed[first::of_one]]
+            samples += [sample for first in range(per_prompt) for sample in lines[first::per_prompt]]
         save_samples(run, iteration, samples)
 
 
 def measure(trainer: Trainer) -> DemoScores:
-    """Score the current weights: always the same prompts, start noises, steps and guidance."""
+    """Score the current weights, always with the same prompts, start noises, steps and guidance."""
     assert isinstance(trainer.config, Config)
     settings = trainer.config.evaluation
     trained = trainer.config.data.where["category"]
     heldout = Prompts.read(settings.prompts or "")
     categories = sorted({record["category"] for record in heldout.metadata})
     results = []
-    for part, keep in enumerate((trained, [name for name in categories if name not in trained])):
-        prompts = Prompts.read(settings.prompts or "", {"category": keep})
-        pictures, seed = -(-PICTURES[part] // len(prompts)), EVALUATION_SEED + part * 10_000_000
+    for number, kept_categories in enumerate((trained, [name for name in categories if name not in trained])):
+        prompts = Prompts.read(settings.prompts or "", {"category": kept_categories})
+        pictures, seed = -(-PICTURES[number] // len(prompts)), EVALUATION_SEED + number * 10_000_000
         results.append(evaluate(trainer.policy, trainer.evaluator.reward, prompts, settings, pictures, seed))
     return DemoScores(*results)
 

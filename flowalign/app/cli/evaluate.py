@@ -1,4 +1,4 @@
-"""`flowalign eval` and `flowalign watch`: what runs trained, measured afterwards."""
+"""`flowalign eval` and `flowalign watch`: measurements of trained runs."""
 
 import json
 from collections import Counter
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 Panel = Annotated[
     list[str] | None,
-    typer.Option(help="A reward that was not trained on: a name, or a YAML file with `rewards`; several in turn."),
+    typer.Option(help="A reward that was not trained on: a name, or a YAML file with `rewards`; repeat for several."),
 ]
-Pictures = Annotated[int | None, typer.Option(min=1, help="Samples a prompt; default the first run's.")]
+Pictures = Annotated[int | None, typer.Option(min=1, help="Samples per prompt; default the first run's.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
 Trust = Annotated[bool, typer.Option("--trust", help=TRUST)]
 
@@ -32,12 +32,14 @@ Trust = Annotated[bool, typer.Option("--trust", help=TRUST)]
 @with_sampling
 def evaluate_runs(
     asked: dict[str, Any],
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; the first is compared with.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; the others are compared with the first.")
+    ],
     base: Annotated[bool, typer.Option("--base", help="Compare with the first run's model before training.")] = False,
     prompts: Annotated[str | None, typer.Option(help="A file or a shipped list; default the first run's.")] = None,
     rewards: Annotated[
         list[str] | None,
-        typer.Option(help="A name, or a YAML file with `rewards`; several in turn. Default the first run's."),
+        typer.Option(help="A name, or a YAML file with `rewards`; repeat for several. Default the first run's."),
     ] = None,
     panel: Panel = None,
     pictures: Pictures = None,
@@ -45,9 +47,9 @@ def evaluate_runs(
     json_path: Json = None,
     trust: Trust = False,
 ) -> None:
-    """Score what runs trained on held-out prompts, and compare them: the same prompts, start noises and rewards.
+    """Score runs on held-out prompts and compare them: the same prompts, start noises and rewards for all.
 
-    Options of sampling are by default each run's own.
+    Sampling options that are not given are each run's own.
     """
     if base and "rlg" in asked:
         raise ConfigError("--rlg weighs what was trained, which --base takes off; measure one at a time")
@@ -62,7 +64,7 @@ def evaluate_runs(
 
 
 def sampled_again(runs: Sequence[Path], pictures: int | None, trust: bool) -> "list[Evaluated]":
-    """What every run makes of the first one's held-out prompts, and the first one's rewards say of it."""
+    """Sample the first run's held-out prompts with every run, and score the samples by the first run's rewards."""
     judge = _judge(runs[0], None, None, trust)
     settings = _heldout(runs[0], {"samples_per_prompt": pictures}, trust)
     return [_evaluate(run, judge, settings, trust) for run in runs]
@@ -112,10 +114,10 @@ def _judge(
     trust: bool,
     watching: bool = False,
 ) -> "Reward":
-    """The rewards asked for, or the run's own, with a panel's beside.
+    """The rewards of the command line, or else the run's own, together with a panel.
 
     Args:
-        watching: without a panel that is asked for, the run's own is.
+        watching: use the run's own panel, if the command line gives none.
     """
     from flowalign.config.rewards import build_reward, build_rewards
     from flowalign.evaluation.watch import Panel
@@ -136,34 +138,34 @@ def _judge(
     return Panel(reward, watchers, trained) if watchers else reward
 
 
-def _named(given: Sequence[str]) -> "list[Weighted]":
-    """The rewards that names and files of the command line stand for."""
+def _named(names: Sequence[str]) -> "list[Weighted]":
+    """Rewards by names and files of the command line."""
     from flowalign.app.cli.reward_file import read
     from flowalign.config import Weighted
 
-    found = []
-    for name in given:
+    rewards = []
+    for name in names:
         find_beside(Path(name))
         if name.endswith((".yaml", ".yml")):
-            found += read(Path(name)).rewards
+            rewards += read(Path(name)).rewards
         else:
-            found.append(Weighted(name=name))
-    return found
+            rewards.append(Weighted(name=name))
+    return rewards
 
 
-def _heldout(run: Path, asked: dict[str, Any], trust: bool) -> Any:
-    """A run's evaluation section with what the command line says instead."""
+def _heldout(run: Path, changes: dict[str, Any], trust: bool) -> Any:
+    """A run's evaluation section, with the settings of the command line instead of its own."""
     from flowalign.config.foreign import check_prompts
 
-    asked = {name: value for name, value in asked.items() if value is not None}
-    if "prompts" in asked:
-        # a choice among other prompts
-        asked |= {"where": {}, "limit": None, "column": "prompt", "split": None, "subset": None}
-    with opened(run, trust, [] if "prompts" in asked else ["evaluation"]):
-        settings = _config(run).evaluation.model_copy(update=asked)
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if "prompts" in changes:
+        # these settings choose among the run's own prompts
+        changes |= {"where": {}, "limit": None, "column": "prompt", "split": None, "subset": None}
+    with opened(run, trust, [] if "prompts" in changes else ["evaluation"]):
+        settings = _config(run).evaluation.model_copy(update=changes)
     if settings.prompts is None:
         raise ConfigError(f"{run / 'config.yaml'} has no evaluation.prompts to evaluate on; --prompts names some")
-    if not trust and "prompts" not in asked:
+    if not trust and "prompts" not in changes:
         check_prompts(settings, run)
     return settings
 
@@ -171,7 +173,7 @@ def _heldout(run: Path, asked: dict[str, Any], trust: bool) -> Any:
 def _evaluate(
     run: Path, judge: "Reward", heldout: Any, trust: bool, asked: dict[str, Any] | None = None, trained: bool = True
 ) -> "Evaluated":
-    """A run's samples of the held-out prompts, made as it makes its own, and their scores."""
+    """Sample the held-out prompts with a run, with its own settings, and score the samples."""
     from flowalign.app.loading import load_for_sampling
     from flowalign.data import Prompts
     from flowalign.evaluation.scores import evaluate
@@ -194,7 +196,7 @@ def _evaluate(
 
 
 def labels_of(runs: Sequence[Path]) -> list[str]:
-    """The names of runs, with their folder where two have the same."""
+    """The names of runs; their paths where two have the same name."""
     names = Counter(run.name for run in runs)
     return [run.name if names[run.name] == 1 else str(run) for run in runs]
 

@@ -1,4 +1,4 @@
-"""`flowalign export`: what a run trained as files for others, with a model card."""
+"""`flowalign export`: trained weights as files for other programs, with a model card."""
 
 import shutil
 from functools import partial
@@ -29,7 +29,7 @@ from diffusers import DiffusionPipeline
 pipe = DiffusionPipeline.from_pretrained(".")
 ```"""
 MODEL_FILES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".md")
-"""endings of what transformers and peft save"""
+"""Endings of the files that transformers and peft save."""
 OTHERS = {
     "kohya": "`{file}` has the names of kohya's sd-scripts, which web UIs and ComfyUI read too: put it into their "
     "folder of LoRAs.",
@@ -39,18 +39,16 @@ OTHERS = {
 
 def export(
     run: Annotated[Path, typer.Argument(help="A run's folder.")],
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Write the whole pipeline with what was trained in its weights.")
-    ] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Write the whole pipeline with the LoRA merged in.")] = False,
     kind: Annotated[
-        Literal["diffusers", "kohya", "comfyui"], typer.Option("--format", help="Whose names the LoRA's layers have.")
+        Literal["diffusers", "kohya", "comfyui"], typer.Option("--format", help="Naming of the LoRA's layers.")
     ] = "diffusers",
     out: Annotated[
         Path | None, typer.Option(help="A new folder for the files; default one in RUN/export, which is replaced.")
     ] = None,
     figures: Annotated[
         list[Path] | None,
-        typer.Option(help="For the card: a file of `flowalign eval` or `bench`, --json; several in turn."),
+        typer.Option(help="For the card: a file of `flowalign eval` or `bench`, --json; repeat for several."),
     ] = None,
     push: Annotated[
         str | None, typer.Option(metavar="NAME", help="Upload the folder to the hub, with your own token there.")
@@ -107,14 +105,14 @@ def _write(
         else:
             use = OTHERS[kind].format(file=names)
     else:
-        source = next((own for own in (run / "lora", run / "model") if own.is_dir()), None)
+        source = next((path for path in (run / "lora", run / "model") if path.is_dir()), None)
         if source is None:
             raise ConfigError(f"{run} has exported no weights yet; it does so at its end")
         from flowalign.runs.checkpoint import check_weights
 
         check_weights(source)
         for file in sorted(source.rglob("*")):
-            # code and pickles would go out under the name of who exports
+            # code and pickles would be published under the user's name
             if file.is_file() and file.suffix not in MODEL_FILES:
                 raise ConfigError(f"{file} is neither weights nor settings of a model; move it away to export the rest")
         shutil.copytree(source, folder, dirs_exist_ok=True)

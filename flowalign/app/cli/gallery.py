@@ -1,4 +1,4 @@
-"""`flowalign gallery`."""
+"""`flowalign gallery`: pages of runs, with voting."""
 
 import os
 import sqlite3
@@ -20,14 +20,14 @@ def gallery(
     ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Serve it on this machine, with voting.")] = False,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; other than loopback, all who reach it can look and vote.")
+        str, typer.Option(help="Address to listen on; beyond loopback, everybody who reaches it can look and vote.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8765,
     export: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the votes so far as preference JSON lines and leave.")
+        Path | None, typer.Option(metavar="FILE", help="Write the votes so far as preferences (JSON lines), and exit.")
     ] = None,
 ) -> None:
-    """Build a page that shows what runs did to the pictures; it opens from disk, and served it takes votes."""
+    """Build a page that shows how runs changed the pictures; it opens from disk, and takes votes when it is served."""
     for run in runs:
         keep_off(run)
     folder = output or inside(_beside(runs), "gallery")
@@ -59,6 +59,6 @@ def _show(runs: list[Path], folder: Path, serve: bool, host: str, port: int, exp
 
 
 def _beside(runs: list[Path]) -> Path:
-    """The run's folder, or the one that holds all runs."""
+    """The run's folder, or the common folder of all runs."""
     paths = [run.resolve() for run in runs]
     return paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.parent for path in paths]))

@@ -1,4 +1,4 @@
-"""Commands that train judges by reinforcement: pairs as questions, and the imitation that comes before GRPO."""
+"""Commands for training judges by GRPO: pairs as questions, and the two stages of imitation before it."""
 
 import json
 from pathlib import Path
@@ -18,10 +18,10 @@ def pair_questions(
     preferences: Annotated[str, typer.Argument(help="JSON lines, as `flowalign gallery RUN --export FILE` writes.")],
     output: Annotated[Path, typer.Option("--out", "-o", help="File of the questions.")],
     template: Annotated[
-        str, typer.Option(help="Of a judge that compares two pictures; of texts text_better or text_pair.")
+        str, typer.Option(help="Template of a judge that compares two pictures; for texts text_better or text_pair.")
     ] = "reward_dance_pair",
 ) -> None:
-    """Write votes as questions with answers, each pair in both orders, to train a judge on by GRPO."""
+    """Write votes as questions with answers, each pair in both orders, for training a judge by GRPO."""
     from flowalign.data import Preferences
     from flowalign.reward_training.judge import questions
 
@@ -37,10 +37,10 @@ def cold_start(
     output: Annotated[Path, typer.Option("--out", "-o", help="New folder for the model.")] = Path("runs/started"),
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the demonstrations.")] = 1,
     learning_rate: Annotated[
-        float, typer.Option(min=0, callback=finite, help="Of AdamW, falling linearly to 0.")
+        float, typer.Option(min=0, callback=finite, help="AdamW's first learning rate; it falls linearly to 0.")
     ] = 1e-5,
 ) -> None:
-    """Let a model imitate the `demonstration` of every prompt, so that it replies in a format before GRPO."""
+    """Train a model to imitate the `demonstration` of every prompt, so that it knows the format of replies."""
     from flowalign.reward_training import rejection as stage
 
     report = stage.cold_start(_settings(config, overrides, output), output, epochs, learning_rate)
@@ -51,16 +51,16 @@ def cold_start(
 def rejection_sampling(
     config: Annotated[Path, typer.Argument(help="YAML of the GRPO run that follows.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
-    output: Annotated[Path, typer.Option("--out", "-o", help="New folder for the model and what is left.")] = Path(
-        "runs/imitated"
-    ),
-    samples: Annotated[int, typer.Option(min=1, help="Replies a prompt.")] = 1,
+    output: Annotated[
+        Path, typer.Option("--out", "-o", help="New folder for the model and the prompts that are left.")
+    ] = Path("runs/imitated"),
+    samples: Annotated[int, typer.Option(min=1, help="Replies per prompt.")] = 1,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the right replies.")] = 1,
     learning_rate: Annotated[
-        float, typer.Option(min=0, callback=finite, help="Of AdamW, falling linearly to 0.")
+        float, typer.Option(min=0, callback=finite, help="AdamW's first learning rate; it falls linearly to 0.")
     ] = 1e-5,
 ) -> None:
-    """Let a model reply, imitate its right replies, and keep the prompts that it got wrong for GRPO."""
+    """Train a model to imitate its own right replies, and write the prompts without one for GRPO."""
     from flowalign.reward_training import rejection as stage
 
     report = stage.rejection_sampling(_settings(config, overrides, output), output, samples, epochs, learning_rate)

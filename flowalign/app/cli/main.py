@@ -41,16 +41,16 @@ console = Console()
 
 TRACEBACK = "--traceback"
 UNEXPECTED = 70
-"""Exit code of an error that is ours, as of sysexits.h."""
+"""Exit code of an error in flowalign itself; EX_SOFTWARE of sysexits.h."""
 LONGEST = 2000
-"""Characters of an error's line, at most."""
+"""Most characters of an error's line."""
 
 
 @app.callback(invoke_without_command=True)
 def options(
     version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
     traceback: Annotated[
-        bool, typer.Option(TRACEBACK, help="Of an error, show where it came from; also after a command.")
+        bool, typer.Option(TRACEBACK, help="Show where an error came from; it may also stand after a command.")
     ] = False,
 ) -> None:
     """Align diffusion and flow models with rewards."""
@@ -74,7 +74,7 @@ def demo(
         bool, typer.Option("--long", help="Eight times as many iterations; the page follows them when it is reloaded.")
     ] = False,
 ) -> None:
-    """Align the shipped tiny Stable Diffusion 3 in minutes on a laptop, and write the gallery of it."""
+    """Align the shipped tiny Stable Diffusion 3 in minutes on a laptop, and write its gallery."""
     from flowalign.app.cli.demo import run_demo
 
     run_demo(seeds, json_path, output, iterations, console, text, long)
@@ -86,7 +86,7 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. training.iterations=20")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's newest checkpoint.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="One rollout and one update on random weights: time and memory.")
     ] = False,
@@ -94,7 +94,7 @@ def train(
         bool, typer.Option("--full", help="Dry-run the model at its own size, from its configuration files.")
     ] = False,
 ) -> None:
-    """Train a model as a configuration says; under `accelerate launch` on many devices."""
+    """Train a model by a configuration; with `accelerate launch` on many devices."""
     from flowalign.config import load
     from flowalign.config.loader import world_size
 
@@ -141,26 +141,26 @@ app.command(rich_help_panel="Look")(export)
 @app.command(rich_help_panel="Train")
 def league(
     configs: Annotated[list[Path], typer.Argument(help="Two or more YAML configurations.")],
-    budget: Annotated[str, typer.Option(help="Of every run: seconds=60, forwards=100000 or reward_calls=5000.")],
+    budget: Annotated[str, typer.Option(help="Budget of every run: seconds=60, forwards=100000 or reward_calls=5000.")],
     seeds: Annotated[int, typer.Option(min=1, help="Train each this many times.")] = 3,
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the league; an interrupted one goes on.", show_default="runs/league, runs/league-WORLD"
+            help="Folder of the league; an interrupted one continues.", show_default="runs/league, runs/league-WORLD"
         ),
     ] = None,
-    panel: Annotated[str | None, typer.Option(help="A reward that nobody trains on, to judge by too.")] = None,
-    pictures: Annotated[int, typer.Option(min=1, help="Pictures a held-out prompt.")] = 20,
+    panel: Annotated[str | None, typer.Option(help="A further reward for the table, which no run trains on.")] = None,
+    pictures: Annotated[int, typer.Option(min=1, help="Pictures per held-out prompt.")] = 20,
     set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value for all of them.")] = None,
     world: Annotated[
         str,
         typer.Option(
-            help="shapes: as configured; relations, spelling: all on that world's prompts and reward, and its model."
+            help="shapes: as configured; relations or spelling: prompts, reward and model of that world for all."
         ),
     ] = "shapes",
-    first_seed: Annotated[int, typer.Option(min=0, help="Tune on other seeds than those you report.")] = 0,
+    first_seed: Annotated[int, typer.Option(min=0, help="First seed; tune on other seeds than those you report.")] = 0,
 ) -> None:
-    """Train configurations under one budget and print how they compare."""
+    """Train configurations under one budget and print a table of them."""
     from flowalign.training.league import LeagueBudget, run_league
 
     for config in configs:
@@ -175,11 +175,11 @@ def league(
 @app.command("config", rich_help_panel="Reference")
 def show_config(
     section: Annotated[str | None, typer.Argument(help="A section or key, e.g. rollout; default all.")] = None,
-    text: Annotated[bool, typer.Option("--text", help="Of language models.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="The keys of language models.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print a JSON schema, for editors.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/configuration.md.")] = False,
 ) -> None:
-    """Show what can be set in a configuration: keys, types, defaults, meanings."""
+    """Show the keys of a configuration with their types, defaults and meanings."""
     import json
 
     from flowalign.config import reference
@@ -208,9 +208,9 @@ def list_names(
         str | None,
         typer.Argument(help="algorithms, kernels, plans, rewards, models, searches, ...; default all."),
     ] = None,
-    name: Annotated[str | None, typer.Argument(help="One of them: what it is and its settings.")] = None,
+    name: Annotated[str | None, typer.Argument(help="One of them, to show it with its settings.")] = None,
 ) -> None:
-    """Show what there is, one line each, or one of them with its settings."""
+    """List all parts by name, one line each, or show one with its settings."""
     from flowalign.registry import TABLES, described, listed, summary
 
     if kind is not None and kind not in TABLES:
@@ -240,24 +240,24 @@ app.command(rich_help_panel="Text")(rejection_sampling)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point: every error is one line, and `--traceback`, wherever it stands, shows where an error came from."""
+    """Entry point: every error is one line; `--traceback`, in any place, shows where an error came from."""
     handler: Any = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
-    # on a CPU it warns of a kernel that nothing here asks for
+    # on a CPU it warns of a kernel that flowalign does not use
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    given = sys.argv[1:] if arguments is None else arguments
-    arguments = [argument for argument in given if argument != TRACEBACK]
+    words = sys.argv[1:] if arguments is None else arguments
+    arguments = [argument for argument in words if argument != TRACEBACK]
     try:
         check_own_packages()
         app(args=arguments)
     except Exception as error:
-        if TRACEBACK in given:
+        if TRACEBACK in words:
             traceback.print_exception(error)
-        _leave(*_said(error))
+        _leave(*_message(error))
 
 
-def _said(error: Exception) -> tuple[str, int]:
-    """What people are told of an error, and the exit code."""
+def _message(error: Exception) -> tuple[str, int]:
+    """The message of an error for people, and the exit code."""
     if isinstance(error, FlowalignError):
         return str(error), error.exit_code
     from rewards.base import RewardError, one_line
@@ -268,20 +268,20 @@ def _said(error: Exception) -> tuple[str, int]:
     if isinstance(error, RewardError):
         return f"{error}; the last checkpoint stays usable (--resume)", 1
     if isinstance(error, OSError) and error.errno is not None:
-        place = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror}{place}; a run goes on from its last checkpoint (--resume)", 1
+        file = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror}{file}; a run goes on from its last checkpoint (--resume)", 1
     ask = f"this is a fault of flowalign: please open an issue with what {TRACEBACK} prints (docs/troubles.md)"
     return f"{one_line(error)}; {ask}", UNEXPECTED
 
 
 def _leave(message: str, code: int) -> None:
-    """Print one line of a readable length, below the progress bars, and leave."""
+    """Print one line of a readable length, below the progress bars, and exit."""
     if "tqdm" in sys.modules:
         for bar in list(sys.modules["tqdm"].tqdm._instances):
             bar.close()
     message = re.sub(r"(\S{80})\S{100,}(\S{80})", r"\1...\2", f"{message[:100_000]}{message[100_000:][-100_000:]}")
     if len(message) > LONGEST:
-        # how it begins and what helps
+        # keep the beginning, and the end, which says what helps
         message = f"{message[: LONGEST // 2]} ... {message[-LONGEST // 2 :]}"
     print(" ".join(hide(f"flowalign: {message}").split()), file=sys.stderr)
     sys.exit(code)

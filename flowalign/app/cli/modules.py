@@ -1,4 +1,4 @@
-"""Where a user's own modules are found, that they do not hide flowalign's, and what other libraries print."""
+"""The path of a user's own modules, which must not hide flowalign's, and the output of other libraries."""
 
 import contextlib
 import importlib.util
@@ -13,39 +13,39 @@ HOME = Path(__file__).parents[3]
 
 
 def check_own_packages() -> None:
-    """Take the current folder, which `python -m` puts first, off the path: `find_beside` puts it last, where it may.
+    """Remove the current folder from the start of the path, where `python -m` puts it; `find_beside` appends it.
 
     Raises:
-        ConfigError: another file has the name of one of them.
+        ConfigError: another file has the name of one of flowalign's packages.
     """
     for entry in ("", str(Path.cwd())):
         if sys.path[0] == entry and Path.cwd() != HOME:
             sys.path.pop(0)
     for name in ("rewards", "samplers"):
-        found = importlib.util.find_spec(name)
-        if found is not None and found.origin is not None and Path(found.origin).parents[1] != HOME:
-            raise ConfigError(f"{found.origin} hides flowalign's own package '{name}'; give your file another name")
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None and Path(spec.origin).parents[1] != HOME:
+            raise ConfigError(f"{spec.origin} hides flowalign's own package '{name}'; give your file another name")
 
 
 def find_beside(file: Path) -> None:
-    """Let dotted paths name modules beside a file and in the current folder, after all others."""
+    """Let dotted paths name modules in a file's folder and in the current one, after all other modules."""
     for folder in (file.resolve().parent, Path.cwd()):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
 
 
 def keep_off(run: Path) -> None:
-    """Take a run's folder off the path: torch, accelerate and peft import optional packages by their names from it."""
+    """Remove a run's folder from the path: torch, accelerate and peft would import optional packages from it."""
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != run.resolve()]
 
 
 @contextlib.contextmanager
 def opened(model: str | Path, trust: bool, used: Sequence[str] = ("model", "algorithm")) -> Iterator[None]:
-    """Within it the folder of a run is data, for somebody else may have made it; trusted, its code may run.
+    """Context in which a run's folder, which anybody may have made, is only data; with `trust` its code may run.
 
     Args:
-        model: a run's folder; others are models.
-        used: sections of its configuration that are used.
+        model: a run's folder; a model's folder or name has no configuration to check.
+        used: sections of its configuration that the caller uses.
 
     Raises:
         ConfigError: the folder reaches outside itself, and --trust would allow that.
@@ -66,7 +66,7 @@ def opened(model: str | Path, trust: bool, used: Sequence[str] = ("model", "algo
 
 
 def quiet_libraries() -> None:
-    """No loading bars and no warnings of diffusers and transformers, where random weights stand in for real ones."""
+    """Turn off bars and warnings of diffusers and transformers, for random weights instead of real ones."""
     import diffusers
     import transformers
 

@@ -50,16 +50,18 @@ def pairs(
     asked: dict[str, Any],
     model: options.Model,
     prompts: Annotated[str, typer.Argument(help="A file of prompts, a shipped list, or a data set of the hub.")],
-    per_prompt: Annotated[int, typer.Option(min=2, help="Samples a prompt; n of them are n (n - 1) / 2 pairs.")] = 4,
+    per_prompt: Annotated[int, typer.Option(min=2, help="Samples per prompt; n of them make n (n - 1) / 2 pairs.")] = 4,
     limit: Annotated[int | None, typer.Option(min=1, help="Use this many prompts, spread over the list.")] = None,
     lora: options.Lora = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**62, help="Of the first sample; the others count on.")] = 0,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples a network call.")] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**62, help="Seed of the first sample; each next one is one higher.")
+    ] = 0,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples per network call.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write; must not exist.")] = Path("pairs"),
     dtype: options.Dtype = "float32",
     trust: options.Trust = False,
 ) -> None:
-    """Sample every prompt from several seeds, for votes in the gallery: the first round of DPO needs no run."""
+    """Sample every prompt with several seeds, for votes in the gallery: so the first round of DPO needs no run."""
     from flowalign.app.gallery.votes import DPO
     from flowalign.app.loading import load_for_sampling
     from flowalign.data import Prompts
@@ -69,7 +71,7 @@ def pairs(
     check_output(output, "--output", folder=True)
     if output.exists():
         raise ConfigError(f"{output} is there already; --output names a new folder")
-    listed = Prompts.read(prompts).spread(limit)
+    prompt_list = Prompts.read(prompts).spread(limit)
     with opened(model, trust):
         policy, sampling = load_for_sampling(model, lora, dtype)
     pictures = isinstance(policy, DiffusersPolicy)
@@ -79,17 +81,20 @@ def pairs(
         raise ConfigError(f"{options.of_pictures(asked)}, and this run trained a language model")
     sampling = sampling.model_copy(update=asked | options.given(batch_size=batch_size))
     print(sampling.shown())
-    save_samples(output, 0, sampled(policy, sampling, listed, per_prompt, seed))
+    save_samples(output, 0, sampled(policy, sampling, prompt_list, per_prompt, seed))
     if pictures:
         write_atomically(output / DPO, configuration(model, lora, dtype, sampling, output))
-    number = len(listed) * per_prompt * (per_prompt - 1) // 2
-    print(f"{output}: {number} pairs of {len(listed)} prompts; flowalign gallery {output} --serve takes votes on them")
+    number = len(prompt_list) * per_prompt * (per_prompt - 1) // 2
+    print(
+        f"{output}: {number} pairs of {len(prompt_list)} prompts; "
+        f"flowalign gallery {output} --serve takes votes on them"
+    )
 
 
 def sampled(
     policy: "Policy[Any]", sampling: "SamplingSettings", prompts: "Prompts", per_prompt: int, seed: int
 ) -> Iterator[tuple["Sample", dict[str, Any]]]:
-    """`per_prompt` samples of every prompt, a batch at a time, each with what its line in samples.jsonl holds.
+    """`per_prompt` samples of every prompt, batch by batch, each with the fields of its line in samples.jsonl.
 
     Sample n of all starts from the noise of `torch.Generator().manual_seed(seed + n)`.
     """
@@ -98,15 +103,15 @@ def sampled(
     texts = [text for text in prompts.texts for _ in range(per_prompt)]
     metadata = [record for record in prompts.metadata for _ in range(per_prompt)]
     for begin in tqdm(range(0, len(texts), sampling.batch_size), desc="batches"):
-        part = slice(begin, begin + sampling.batch_size)
-        seeds = list(range(seed, seed + len(texts)))[part]
-        made = policy.make(texts[part], seeds, sampling, metadata[part])
-        for sample, text, number, record in zip(made, texts[part], seeds, metadata[part], strict=True):
+        rows = slice(begin, begin + sampling.batch_size)
+        seeds = list(range(seed, seed + len(texts)))[rows]
+        generated = policy.make(texts[rows], seeds, sampling, metadata[rows])
+        for sample, text, number, record in zip(generated, texts[rows], seeds, metadata[rows], strict=True):
             yield sample, {"prompt": text, "seed": number, "metadata": record}
 
 
 def configuration(model: str, lora: Path | None, dtype: str, sampling: "SamplingSettings", folder: Path) -> str:
-    """YAML that trains the model that made the samples, from the very weights that made them."""
+    """YAML for training the model that made the samples, from the same weights."""
     import yaml
 
     from flowalign.config import load

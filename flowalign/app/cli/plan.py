@@ -1,4 +1,4 @@
-"""`flowalign plan`: what a run takes, before any GPU is paid for."""
+"""`flowalign plan`: memory, time and cost of a run, before any GPU is paid for."""
 
 import json
 import math
@@ -19,61 +19,63 @@ if TYPE_CHECKING:
 def plan(
     config: Annotated[Path, typer.Argument(help="YAML configuration, or the name of a recipe.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs that the run is spread over.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs of the run.")] = 1,
     gpu: Annotated[str, typer.Option(help="h200, h100, a100, l40s, rtx4090, ...")] = "h100",
-    price: Annotated[float | None, typer.Option(min=0, callback=finite, help="Of an hour of one GPU.")] = None,
+    price: Annotated[float | None, typer.Option(min=0, callback=finite, help="Price of an hour of one GPU.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print every figure as JSON.")] = False,
 ) -> None:
-    """Say what a run takes in memory, operations, time and GPU hours, without weights, a GPU or a network."""
+    """Estimate memory, operations, time and GPU hours of a run, without weights, a GPU or a network."""
     from flowalign.config import load
     from flowalign.planning.plan import plan as make_plan
 
     find_beside(config)
     quiet_libraries()
-    made = make_plan(load(config, overrides or []), gpu.lower(), gpus, price)
+    planned = make_plan(load(config, overrides or []), gpu.lower(), gpus, price)
     if as_json:
-        print(json.dumps(made.json(), indent=1))
+        print(json.dumps(planned.json(), indent=1))
     else:
-        show(made)
+        show(planned)
 
 
-def show(made: "RunPlan") -> None:
-    """Tables for people."""
+def show(planned: "RunPlan") -> None:
+    """Print the plan as tables."""
     console = Console(soft_wrap=True, highlight=False)
-    costs = made.costs
+    costs = planned.costs
     sizes = ", ".join(f"{name} {count / 1e9:.3g}B" for name, count in costs.parameters.items())
-    console.print(f"{made.model}: {sizes}; {costs.trained / 1e6:.4g}M trained")
-    table = Table(title=f"GiB on each {made.gpu}, {made.usable:.0f} usable", title_justify="left")
-    parts = list(dict.fromkeys(part for phase in made.memory.values() for part in phase))
-    for column in ("", *made.memory):
+    console.print(f"{planned.model}: {sizes}; {costs.trained / 1e6:.4g}M trained")
+    table = Table(title=f"GiB on each {planned.gpu}, {planned.usable:.0f} usable", title_justify="left")
+    components = list(dict.fromkeys(component for phase in planned.memory.values() for component in phase))
+    for column in ("", *planned.memory):
         table.add_column(column, justify="right" if column else "left")
-    for part in parts:
-        table.add_row(part, *(f"{phase[part]:.2f}" if part in phase else "" for phase in made.memory.values()))
-    table.add_row("together", *(f"{sum(phase.values()):.2f}" for phase in made.memory.values()), style="bold")
+    for component in components:
+        table.add_row(
+            component, *(f"{phase[component]:.2f}" if component in phase else "" for phase in planned.memory.values())
+        )
+    table.add_row("together", *(f"{sum(phase.values()):.2f}" for phase in planned.memory.values()), style="bold")
     console.print(table)
-    table = Table(title=f"An iteration on {made.gpus} {made.gpu}", title_justify="left")
-    for column in ("", "operations", *(f"seconds at {share} of the peak" for share in made.seconds)):
+    table = Table(title=f"An iteration on {planned.gpus} {planned.gpu}", title_justify="left")
+    for column in ("", "operations", *(f"seconds at {share} of the peak" for share in planned.seconds)):
         table.add_column(column, justify="right" if column else "left")
-    for phase, flops in [*made.flops.items(), ("together", sum(made.flops.values()))]:
-        spent = (f"{made.phases[share].get(phase, whole):.3g}" for share, whole in made.seconds.items())
+    for phase, flops in [*planned.flops.items(), ("together", sum(planned.flops.values()))]:
+        spent = (f"{planned.phases[share].get(phase, whole):.3g}" for share, whole in planned.seconds.items())
         table.add_row(phase, _operations(flops), *spent, style="bold" if phase == "together" else None)
     console.print(table)
-    for share, hours in made.gpu_hours.items():
-        price = f", {made.price[share]:,.0f} in all" if made.price else ""
-        samples = made.pictures_per_hour[share]
+    for share, hours in planned.gpu_hours.items():
+        price = f", {planned.price[share]:,.0f} in all" if planned.price else ""
+        samples = planned.pictures_per_hour[share]
         console.print(f"at {share} of the peak: {samples:,.0f} samples an hour, {hours:,.3g} GPU hours the run{price}")
-    fits = made.peak <= made.usable
+    fits = planned.peak <= planned.usable
     console.print(
-        f"largest batches that fit: training.micro_batch_size {made.largest_micro_batch}, rollout.batch_size "
-        f"{made.largest_rollout_batch}"
+        f"largest batches that fit: training.micro_batch_size {planned.largest_micro_batch}, rollout.batch_size "
+        f"{planned.largest_rollout_batch}"
     )
-    console.print("it fits as it is" if fits else f"it does not fit; set: {'; '.join(made.advice)}")
-    for note in made.notes:
+    console.print("it fits as it is" if fits else f"it does not fit; set: {'; '.join(planned.advice)}")
+    for note in planned.notes:
         console.print(note)
 
 
 def _operations(flops: float) -> str:
-    """In the unit that leaves few digits."""
+    """Operations in the unit that leaves few digits."""
     units = ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"]
     power = min(int(math.log10(max(flops, 1)) // 3), len(units) - 1)
     return f"{flops / 1000**power:.3g} {units[power]}"

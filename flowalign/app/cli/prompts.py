@@ -1,4 +1,4 @@
-"""The commands that make prompts, and that measure what a model earns for them before it is trained."""
+"""Commands that make prompts, and that measure a model's rewards for them before it is trained."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ prompts = typer.Typer(help="Write prompts to train on.", no_args_is_help=True)
 
 
 @prompts.callback()
-def made() -> None:
+def commands() -> None:
     """Write prompts to train on."""
 
 
@@ -22,29 +22,30 @@ def geneval(
     count: Annotated[int, typer.Option(min=1, help="Prompts to train on.")],
     output: Annotated[Path, typer.Option(help="JSON lines to write.")],
     heldout: Annotated[
-        int, typer.Option(min=0, help="Prompts that ask for something else, written beside as NAME_heldout.jsonl.")
+        int, typer.Option(min=0, help="Prompts for other contents, written to NAME_heldout.jsonl in the same folder.")
     ] = 0,
     shares: Annotated[
         str,
         typer.Option(
-            help="Of single_object, two_object, counting, colors, position, color_attr; Flow-GRPO takes 0:1:5:1:7:3."
+            help="Weights of single_object, two_object, counting, colors, position, color_attr; Flow-GRPO: 0:1:5:1:7:3."
         ),
     ] = "1:1:1:1:1:1",
     avoid: Annotated[
-        Path | None, typer.Option(help="GenEval's evaluation_metadata.jsonl, or another such file to keep clear of.")
+        Path | None,
+        typer.Option(help="A file of prompts to avoid: GenEval's evaluation_metadata.jsonl, or one like it."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed makes the same prompts.")] = 0,
 ) -> None:
-    """Make prompts in the manner of GenEval, which the reward `detection` scores."""
+    """Make prompts like GenEval's, which the reward `detection` scores."""
     from flowalign.data import Prompts
     from flowalign.data.geneval import TASKS, content_of, generate, parse_shares
 
     check_output(output, "--output")
     try:
-        kept_clear = [content_of(record) for record in Prompts.read(str(avoid)).metadata] if avoid else []
+        avoided = [content_of(record) for record in Prompts.read(str(avoid)).metadata] if avoid else []
     except (KeyError, IndexError) as error:
         raise ConfigError(f"{avoid}: not GenEval's metadata, which have 'tag' and 'include'") from error
-    train, test = generate(count, heldout, seed, parse_shares(shares), kept_clear)
+    train, test = generate(count, heldout, seed, parse_shares(shares), avoided)
     for path, records in ((output, train), (output.with_name(f"{output.stem}_heldout{output.suffix}"), test)):
         if records:
             write_atomically(path, "".join(json.dumps(record) + "\n" for record in records))
@@ -57,7 +58,7 @@ def difficulty(
     config: Annotated[Path, typer.Argument(help="YAML configuration of the training that the prompts are for.")],
     output: Annotated[Path, typer.Argument(help="JSON lines to write: the prompts with their success rates.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Samples a prompt.")] = 8,
+    samples: Annotated[int, typer.Option(min=1, help="Samples per prompt.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first sample.")] = 0,
 ) -> None:
     """Measure the mean reward of every prompt before training, for `data.difficulty` to choose by."""
@@ -87,7 +88,7 @@ def reference_scores(
     config: Annotated[Path, typer.Argument(help="YAML configuration of the training that the prompts are for.")],
     output: Annotated[Path, typer.Argument(help="JSON lines to write: the prompts with their reference scores.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Samples a prompt.")] = 8,
+    samples: Annotated[int, typer.Option(min=1, help="Samples per prompt.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first sample.")] = 0,
 ) -> None:
     """Score samples of the start model, for the rewards `bounded_centred`, `calibrated` and `log_sigmoid`."""
@@ -109,8 +110,8 @@ def reference_scores(
     lines = []
     for i, (text, record) in enumerate(zip(prompts.texts, prompts.metadata, strict=True)):
         rows = slice(i * samples, (i + 1) * samples)
-        own = {label: result.parts[label][rows] for label in reward.labels}
-        lines.append(json.dumps({settings.data.column: text, **record, KEY: own}))
+        scores = {label: result.parts[label][rows] for label in reward.labels}
+        lines.append(json.dumps({settings.data.column: text, **record, KEY: scores}))
     write_atomically(output, "\n".join(lines) + "\n")
     means = (f"{label} {sum(result.parts[label]) / len(result.value):.3f}" for label in reward.labels)
     print(f"{len(lines)} prompts, {samples} reference scores each, means: {', '.join(means)}: {output}")

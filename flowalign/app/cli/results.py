@@ -1,4 +1,4 @@
-"""What `flowalign train` says before it begins and when it is done, and tables of scores."""
+"""Messages of `flowalign train` at its beginning and end, and tables of scores."""
 
 import logging
 import shlex
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from flowalign.training import Trainer
 
 PANEL = ("image_reward", "pick_score", "clip_score")
-"""Rewards to watch a run by that is not trained on them."""
+"""Rewards that a watch can use for a run that is not trained on them."""
 
 
 def suggested(config: "BaseConfig") -> list[str]:
-    """Names of rewards to watch a run by that has no panel; none where it makes texts."""
+    """Names of rewards for watching a run without a panel; none for a run that makes texts."""
     if config.evaluation.panel or config.evaluation.prompts is None or config.model.kind != "pictures":
         return []
     trained = {entry.name for entry in config.rewards}
-    # in the world of shapes a judge of photographs is lost
+    # models of photographs cannot judge the world of shapes
     return ["tiny_clip"] if "shapes" in trained else [name for name in PANEL if name not in trained]
 
 
 def suggest_panel(config: "BaseConfig") -> None:
-    """Say what a panel is for, before a run begins that has none."""
+    """Explain the panel before a run that has none."""
     for name in suggested(config)[:1]:
         print(
             "no evaluation.panel: a reward that is not trained on shows when the one that is gets gamed, e.g. "
@@ -39,7 +39,7 @@ def suggest_panel(config: "BaseConfig") -> None:
 
 
 class Warnings(logging.Handler):
-    """Keeps what a run warned of, to say at its end."""
+    """Keeps a run's warnings, to repeat them at its end."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -50,7 +50,7 @@ class Warnings(logging.Handler):
 
 
 def print_ending(trainer: "Trainer", warnings: Sequence[str] = ()) -> None:
-    """The held-out scores before and after, what was warned of, where the result is, and what can be done with it."""
+    """Print the held-out scores before and after, the warnings, where the result is, and the next commands."""
     config = trainer.config
     gain = trainer.evaluator.gain()
     if gain is not None:
@@ -72,16 +72,16 @@ def print_ending(trainer: "Trainer", warnings: Sequence[str] = ()) -> None:
 
 
 def print_comparison(comparison: "Comparison", gain: str | None = None, scores: Sequence[str] | None = None) -> None:
-    """A table, a row a score: its mean in every evaluation, and the paired differences to the first.
+    """Print a table with a row for each score: its mean in every evaluation, and paired differences to the first.
 
     Args:
-        gain: the heading of the difference, where there is one.
-        scores: names of those to print, others are counted; default all.
+        gain: heading of the difference, if there is only one.
+        scores: names of the scores to print, the others are counted; default all.
     """
     first, *others = comparison.results
     samples = comparison.results[first].prompts
     title = f"{len(samples)} samples of {len(set(samples))} held-out prompts, ± standard error"
-    # no lines between columns: the ending of a run fits 80 columns
+    # without lines between columns the table fits 80 characters
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("prompts")
     table.add_column("score")
@@ -94,8 +94,8 @@ def print_comparison(comparison: "Comparison", gain: str | None = None, scores: 
             continue
         if above and row.prompts != above:
             table.add_section()
-        means = ["" if own is None else f"{own}" for own in row.means]
-        gains = ["" if own is None else f"{own:+}" for own in row.differences]
+        means = ["" if estimate is None else f"{estimate}" for estimate in row.means]
+        gains = ["" if estimate is None else f"{estimate:+}" for estimate in row.differences]
         table.add_row("" if row.prompts == above else row.prompts, row.score, *means, *gains)
         above = row.prompts
     Console().print(table)

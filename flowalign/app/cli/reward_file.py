@@ -1,4 +1,4 @@
-"""What the commands about rewards read."""
+"""The file that the commands about rewards read."""
 
 from pathlib import Path
 
@@ -15,21 +15,21 @@ class Serving(Section):
     host: str = "127.0.0.1"
     port: int = Field(8300, ge=1, le=65535)
     merge: int = Field(0, ge=0)
-    """Samples up to which waiting requests are joined; pointwise rewards only."""
+    """Most samples of waiting requests that are joined into one call; only for pointwise rewards."""
     queue: int = Field(64, ge=1)
-    """Requests that may wait; more are told to come back."""
+    """Requests that may wait; further ones are refused and must try again."""
     token_variable: str | None = None
     """Environment variable with the token that clients must send; needed beyond loopback."""
     memory: int = Field(384, ge=1)
-    """Megabytes that the requests in hand may take, pictures decoded."""
+    """Most megabytes of the requests at work, with their decoded pictures."""
     timeout: float = Field(600.0, gt=0)
-    """Seconds that a call of the reward may take, and a request to arrive."""
+    """Most seconds of a call of the reward, and of receiving a request."""
     tf32: bool = True
     """Whether float32 products on NVIDIA GPUs round their factors to 10 bits: several times faster."""
 
 
 class RewardFile(Section):
-    """What the reward commands read: `rewards` as in a training configuration, and `server`."""
+    """File of the reward commands: `rewards` as in a training configuration, and `server`."""
 
     rewards: list[Weighted] = Field(min_length=1)
     server: Serving = Serving()

@@ -1,4 +1,4 @@
-"""Commands about rewards: serving one to other processes, and checking one before it is trained on."""
+"""Commands about rewards: serve one to other processes, check one before training on it, train one."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,7 +50,7 @@ def reward_check(
     config: Annotated[Path, typer.Argument(help="YAML with `rewards`, or a training configuration.")],
     size: Annotated[int, typer.Option(min=32, help="Pixels of a side of the test pictures.")] = 256,
 ) -> None:
-    """Try hostile samples and verdicts on each reward of a configuration; exit code 1 if one pays for them."""
+    """Try hostile samples and verdicts on each reward of a configuration; exit code 1 if one is rewarded."""
     from flowalign.app.cli.reward_file import read
     from flowalign.config.rewards import build_reward
     from rewards.check import check_reward
@@ -89,27 +89,33 @@ def train_reward(
         str | None,
         typer.Option(help="Train a VLM as a judge asked with this template, e.g. reward_dance_pair."),
     ] = None,
-    processor: Annotated[str | None, typer.Option(help="Its tokenizer and picture settings, if elsewhere.")] = None,
+    processor: Annotated[
+        str | None, typer.Option(help="Folder or hub name of its tokenizer and picture settings, if elsewhere.")
+    ] = None,
     heldout: Annotated[
-        str | None, typer.Option(help="Preferences to judge by; default a tenth of the prompts.")
+        str | None, typer.Option(help="Held-out preferences to test on; default those of a tenth of the prompts.")
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Passes over the preferences; default 3, with --noisy 1 a noise level.")
     ] = None,
     learning_rate: Annotated[
         float | None,
-        typer.Option(min=0, callback=finite, help="Of AdamW, falling linearly to 0; default 3e-6, with --noisy 5e-7."),
+        typer.Option(
+            min=0,
+            callback=finite,
+            help="AdamW's first learning rate; it falls linearly to 0. Default 3e-6, with --noisy 5e-7.",
+        ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Pairs an update, with --noisy samples.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order of the pairs.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Pairs per update; with --noisy samples per update.")] = 32,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the pairs.")] = 0,
     noisy: Annotated[
         str | None,
-        typer.Option(help="Train the CLIP on what this generator's noisy states promise, for the search ttsnap."),
+        typer.Option(help="Train the CLIP on the pictures that this generator's noisy states predict, for ttsnap."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Of that generator.")] = None,
-    per_prompt: Annotated[int, typer.Option(min=2, help="Its samples of each prompt.")] = 8,
+    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps of that generator.")] = None,
+    per_prompt: Annotated[int, typer.Option(min=2, help="That generator's samples per prompt.")] = 8,
 ) -> None:
-    """Train a reward on votes, to put the chosen of a pair above the other: a CLIP, a VLM as a judge, VideoReward."""
+    """Train a reward on votes to prefer the chosen one of each pair: a CLIP, a VLM as a judge, or VideoReward."""
     from flowalign.data import Preferences, Prompts, shipped
     from flowalign.reward_training.judge import JudgeScorer
     from flowalign.reward_training.scorer import ClipScorer, split
@@ -124,17 +130,22 @@ def train_reward(
     if output.exists():
         raise ConfigError(f"{output} is there already; --out names a new folder")
     kind = Preferences if noisy is None else Prompts
-    listed: Any = kind.read(preferences)
+    examples: Any = kind.read(preferences)
     tested: Any = None if heldout is None else kind.read(heldout)
     if noisy is None:
-        listed, tested = (None if own is None else own.of_pictures() for own in (listed, tested))
-    train, test = split(listed, 0.1, seed) if tested is None else (listed, tested)
+        examples, tested = (None if votes is None else votes.of_pictures() for votes in (examples, tested))
+    train, test = split(examples, 0.1, seed) if tested is None else (examples, tested)
     model = model or PICK_SCORE
     processor = PICK_SCORE_PROCESSOR if model == PICK_SCORE and processor is None else processor
     path = str(TINY_CLIP if model == TinyCLIP.name else shipped(model))
     if noisy is not None:
-        given = {"epochs": epochs or 1, "learning_rate": learning_rate or 5e-7, "batch_size": batch_size, "seed": seed}
-        _train_noisy(ClipScorer(path, processor), noisy, train, test, output, steps, per_prompt, given)
+        settings = {
+            "epochs": epochs or 1,
+            "learning_rate": learning_rate or 5e-7,
+            "batch_size": batch_size,
+            "seed": seed,
+        }
+        _train_noisy(ClipScorer(path, processor), noisy, train, test, output, steps, per_prompt, settings)
         return
     scorer: Any
     if model == VideoReward.name or files_of(Path(model)):
@@ -150,23 +161,23 @@ def train_reward(
         name = "vlm_pairwise" if scorer.template.pairwise else "vlm_judge"
         print(f"{{name: {name}, template: {template}, judge: {{model: {output}}}}}")
     elif isinstance(scorer, VideoScorer):
-        own = files_of(output) | ({} if processor is None else {"base": processor})
-        print(f"rewards: [{{name: video_reward, {', '.join(f'{key}: {value}' for key, value in own.items())}}}]")
+        saved = files_of(output) | ({} if processor is None else {"base": processor})
+        print(f"rewards: [{{name: video_reward, {', '.join(f'{key}: {value}' for key, value in saved.items())}}}]")
     else:
         print(f"rewards: [{{name: pick_score, model: {output}, processor: null}}]")
 
 
 def _train_noisy(
-    scorer: Any, generator: str, train: Any, test: Any, output: Path, steps: int | None, per_prompt: int, given: Any
+    scorer: Any, generator: str, train: Any, test: Any, output: Path, steps: int | None, per_prompt: int, settings: Any
 ) -> None:
     from flowalign.app.cli.sampling import given as options
     from flowalign.app.loading import load_for_sampling
     from flowalign.reward_training.noisy import train_noisy_reward
 
     policy, sampling = load_for_sampling(generator, None, "float32")
-    wanted: Any = sampling.model_copy(update=options(steps=steps))
-    print(wanted.shown())
-    report = train_noisy_reward(scorer, policy, train, test, wanted, output, per_prompt, **given)  # type: ignore[arg-type]
+    sampled: Any = sampling.model_copy(update=options(steps=steps))
+    print(sampled.shown())
+    report = train_noisy_reward(scorer, policy, train, test, sampled, output, per_prompt, **settings)  # type: ignore[arg-type]
     for level in report["levels"]:
         print(
             f"noise {level['sigma']:.3f}: {level['before']:.1%} of a prompt's pairs in the order of the finished ones "

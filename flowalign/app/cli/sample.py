@@ -1,4 +1,4 @@
-"""`flowalign sample`: pictures, videos or texts from a model, or from what a run trained."""
+"""`flowalign sample`: pictures, videos or texts from a model or from a trained run."""
 
 import re
 from pathlib import Path
@@ -21,12 +21,12 @@ def sample(
     image: options.Images = None,
     mask: options.Mask = None,
     seed: options.Seed = 0,
-    count: Annotated[int, typer.Option(min=1, help="Pictures a prompt.")] = 1,
+    count: Annotated[int, typer.Option(min=1, help="Pictures per prompt.")] = 1,
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("samples"),
     dtype: options.Dtype = "float32",
     trust: options.Trust = False,
 ) -> None:
-    """Sample pictures, or a text run's texts, from a model or from what a run trained."""
+    """Sample pictures, or texts of a language model's run, from a model or from a trained run."""
     from flowalign.app.loading import load_for_sampling
     from flowalign.policies.diffusion import DiffusersPolicy
     from flowalign.policies.language.policy import LanguagePolicy
@@ -49,16 +49,16 @@ def sample(
     assert isinstance(policy, DiffusersPolicy)
     options.check_pictures(policy, source)
     options.check_frames(policy, asked.get("num_frames"))
-    wanted = sampling.model_copy(update=asked)
-    print(wanted.shown())
+    requested = sampling.model_copy(update=asked)
+    print(requested.shown())
     output.mkdir(parents=True, exist_ok=True)
     first = next_number(output)
-    for i, picture in enumerate(policy.make(texts, seeds, wanted, [source] * len(texts))):
+    for i, picture in enumerate(policy.make(texts, seeds, requested, [source] * len(texts))):
         path = save_picture(picture, output / f"{first + i:05d}-seed{seeds[i]}", "png")
         print(f"{path}  {texts[i]}")
 
 
 def next_number(folder: Path) -> int:
-    """The number after the samples that a folder holds, which stay."""
-    found = [re.match(r"(\d+)-seed", path.name) for path in folder.iterdir()]
-    return max((int(match[1]) + 1 for match in found if match), default=0)
+    """The number after the last sample in a folder, whose samples are not overwritten."""
+    matches = [re.match(r"(\d+)-seed", path.name) for path in folder.iterdir()]
+    return max((int(match[1]) + 1 for match in matches if match), default=0)

@@ -1,4 +1,4 @@
-"""Options of all commands that sample from a model."""
+"""Options that all commands share that sample from a model."""
 
 import functools
 import inspect
@@ -16,9 +16,9 @@ TRUST = "Run the code of others that the run's configuration names, such as a re
 Model = Annotated[str, typer.Argument(help="A run's folder, or a model: folder, hub name, 'tiny_sd3'.")]
 Lora = Annotated[Path | None, typer.Option(help="Folder of LoRA weights to put on the model.")]
 Images = Annotated[
-    list[Path] | None, typer.Option(help="A picture to edit, to fill or to begin a video with; several in turn.")
+    list[Path] | None, typer.Option(help="A picture to edit, to fill or to begin a video with; repeat for several.")
 ]
-Mask = Annotated[Path | None, typer.Option(help="White where the picture is to be filled.")]
+Mask = Annotated[Path | None, typer.Option(help="Mask that is white where the picture must be filled.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**62, help="Seed of each prompt's first picture.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 Trust = Annotated[bool, typer.Option("--trust", help=TRUST)]
@@ -28,16 +28,16 @@ OPTIONS: dict[str, Any] = {
     "steps": Annotated[int | None, typer.Option(min=1, help="Denoising steps.")],
     "guidance": Annotated[float | None, typer.Option(min=1, callback=finite, help="Classifier-free guidance scale.")],
     "guidance_2": Annotated[
-        float | None, typer.Option(min=1, callback=finite, help="That scale for Wan 2.2's second network.")
+        float | None, typer.Option(min=1, callback=finite, help="Guidance scale of Wan 2.2's second network.")
     ],
-    "negative_prompt": Annotated[str | None, typer.Option(help="What guidance leads away from.")],
+    "negative_prompt": Annotated[str | None, typer.Option(help="Prompt that guidance leads away from.")],
     "height": Annotated[int | None, typer.Option(min=8, help="Pixels.")],
     "width": Annotated[int | None, typer.Option(min=8, help="Pixels.")],
     "num_frames": Annotated[int | None, typer.Option(min=1, help="Frames of a video.")],
     "rlg": Annotated[
         list[str] | None,
         typer.Option(
-            help="Weight of what the LoRA learned: 0 the base, 1.6 beyond it; or LORA=WEIGHT, several in turn."
+            help="Weight of what the LoRA learned: 0 the base, 1 the LoRA, 1.6 beyond it; or LORA=WEIGHT, repeatedly."
         ),
     ],
 }
@@ -45,7 +45,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def with_sampling(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with all options of sampling; it is given those that were set, as its first argument."""
+    """Add all options of sampling to a command, which gets those that are set as its first argument."""
     declared = inspect.signature(command)
     _, *others = declared.parameters.values()
     shared = [
@@ -66,20 +66,20 @@ def with_sampling(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The settings of sampling that the command line gave."""
-    known = {name: value for name, value in options.items() if value is not None}
-    # levels of another number of steps do not fit
-    return known | ({"sigmas": None} if "steps" in known else {})
+    """The sampling settings that the command line sets."""
+    settings = {name: value for name, value in options.items() if value is not None}
+    # configured noise levels do not fit another number of steps
+    return settings | ({"sigmas": None} if "steps" in settings else {})
 
 
 def of_pictures(names: Iterable[str]) -> str:
-    """Options of these names, which a run of a language model has no use for."""
+    """Message that these options are only for models of pictures."""
     options = ["--" + name.replace("_", "-") for name in names if name != "sigmas"]
     return f"{', '.join(options)}: of pictures"
 
 
 def check_prompts(prompts: list[str], negative_prompt: str | None) -> None:
-    """Refuse texts that no model can be given."""
+    """Refuse texts that no model can read."""
     from flowalign.data.files import unusable
     from flowalign.errors import ConfigError
 
@@ -89,13 +89,13 @@ def check_prompts(prompts: list[str], negative_prompt: str | None) -> None:
             raise ConfigError(f"the prompt {prompt[:60]!r} {problem}")
 
 
-def rlg(given: list[str] | None) -> float | dict[str, float] | None:
-    """The weights of `--rlg`: of what the model's own LoRA learned, or of several."""
+def rlg(texts: list[str] | None) -> float | dict[str, float] | None:
+    """The weights of `--rlg`: one for the model's own LoRA, or one for each of several."""
     from flowalign.errors import ConfigError
     from flowalign.policies.base import OWN
 
     weights = {}
-    for text in given or []:
+    for text in texts or []:
         path, _, weight = text.rpartition("=")
         try:
             weights[path or OWN] = value = float(weight)
@@ -109,7 +109,7 @@ def rlg(given: list[str] | None) -> float | dict[str, float] | None:
 
 
 def pictures(images: list[Path] | None, mask: Path | None) -> dict[str, Any]:
-    """The files that samples are made from, as a line of a prompt file names them."""
+    """The pictures that samples are made from, with the keys of a line in a prompt file."""
     from flowalign.data import Prompts
     from flowalign.errors import ConfigError
 

@@ -1,4 +1,4 @@
-"""`flowalign search`: better pictures or videos at inference, from a frozen model."""
+"""`flowalign search`: search better pictures or videos of a frozen model."""
 
 import os
 import re
@@ -25,12 +25,12 @@ def search(
         str | None, typer.Option(help="A reward's name, or a YAML file with `rewards`; default the run's own.")
     ] = None,
     budget: Annotated[
-        str, typer.Option(help="Of each prompt: forwards=2000, reward_calls=100, or samples=16 and what they take.")
+        str, typer.Option(help="Budget of each prompt: forwards=2000, reward_calls=100, or samples=16.")
     ] = "samples=16",
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY=VALUE or METHOD.KEY=VALUE, of the methods.")
+        list[str] | None, typer.Option("--set", help="Setting of the methods: KEY=VALUE, or METHOD.KEY=VALUE.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Search so many prompts, spread over the list.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use this many prompts, spread over the list.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="JSON lines of preferences to train on: the best sample over the worst.")
     ] = None,
@@ -40,7 +40,9 @@ def search(
     seed: options.Seed = 0,
     output: Annotated[
         Path | None,
-        typer.Option(help="Folder of the search; an interrupted one goes on. Default searches/ and the prompt."),
+        typer.Option(
+            help="Folder of the search; an interrupted one continues there. Default searches/ and the prompt."
+        ),
     ] = None,
     dtype: options.Dtype = "float32",
     trust: options.Trust = False,
@@ -57,7 +59,7 @@ def search(
     methods = build_methods(method or ["best_of_n"], settings(set_ or []))
     source = options.pictures(image, mask)
     options.check_prompts(prompts, asked.get("negative_prompt"))
-    listed = _prompts(prompts, limit, source)
+    prompt_list = _prompts(prompts, limit, source)
     output = Path("searches") / _named_after(prompts[0]) if output is None else output
     check_output(output, "--output", folder=True)
     if out is not None:
@@ -71,17 +73,17 @@ def search(
         raise ConfigError(f"{model}: a search is of pictures and videos, and this run trained a language model")
     options.check_pictures(policy, source)
     options.check_frames(policy, asked.get("num_frames"))
-    wanted: Any = sampling.model_copy(update=asked)
-    print(wanted.shown())
+    requested: Any = sampling.model_copy(update=asked)
+    print(requested.shown())
     store = SearchStore(output)
-    _print(run_search(policy, listed, methods, judge, wanted, allowed, seed, store), judge.name)
+    _print(run_search(policy, prompt_list, methods, judge, requested, allowed, seed, store), judge.name)
     print(f"pictures: {output / 'pictures'}")
     if out is not None:
         print(f"{store.write_pairs(out, judge.name)} preferences: {out}")
 
 
 def _print(results: Any, reward: str) -> None:
-    """The means of each method, a line each."""
+    """Print the means of each method, in a line for each."""
     from statistics import fmean
 
     for name in dict.fromkeys(result.method for result in results):
@@ -91,23 +93,23 @@ def _print(results: Any, reward: str) -> None:
 
 
 def settings(pairs: list[str]) -> dict[str, Any]:
-    """The settings of methods that 'key=value' pairs give, values read as YAML."""
+    """The settings of methods in 'key=value' pairs, with values read as YAML."""
     from flowalign.runs.reading import parse_yaml
 
-    given = {}
+    values = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
             raise ConfigError(f"--set {pair}: give KEY=VALUE, e.g. --set fk_steering.strength=5")
         try:
-            given[key] = parse_yaml(value)
+            values[key] = parse_yaml(value)
         except ValueError as error:
             raise ConfigError(f"--set {pair}: {error}") from error
-    return given
+    return values
 
 
 def _named_after(prompt: str) -> str:
-    """A folder's name from a prompt, or from the file or list that has prompts."""
+    """A folder's name made from a prompt, or from the name of a file or list of prompts."""
     return re.sub(r"\W+", "-", Path(prompt).stem).strip("-")[:60] or "prompt"
 
 
@@ -117,25 +119,25 @@ def _prompts(prompts: list[str], limit: int | None, source: dict[str, Any]) -> A
 
     [first, *more] = prompts
     if not more and (os.path.isfile(located(first)) or first.endswith(SUFFIXES)):
-        listed = Prompts.read(first).spread(limit)
-        listed.metadata = [record | source for record in listed.metadata]
-        return listed
+        prompt_list = Prompts.read(first).spread(limit)
+        prompt_list.metadata = [record | source for record in prompt_list.metadata]
+        return prompt_list
     return Prompts(prompts, [dict(source) for _ in prompts]).spread(limit)
 
 
-def _reward(wanted: str | None, model: str) -> Any:
-    """The reward that is searched for."""
+def _reward(name: str | None, model: str) -> Any:
+    """The reward of the search."""
     from flowalign.app.cli.reward_file import read
     from flowalign.config import load
     from flowalign.config.rewards import build_reward
     from flowalign.config.sections import Weighted
 
-    if wanted is not None:
-        find_beside(Path(wanted))
-    if wanted is not None and wanted.endswith((".yaml", ".yml")):
-        return build_reward(read(Path(wanted)).rewards)
-    if wanted is not None:
-        return build_reward([Weighted(name=wanted)], "--reward")
+    if name is not None:
+        find_beside(Path(name))
+    if name is not None and name.endswith((".yaml", ".yml")):
+        return build_reward(read(Path(name)).rewards)
+    if name is not None:
+        return build_reward([Weighted(name=name)], "--reward")
     if not Path(model, "config.yaml").is_file():
         raise ConfigError("--reward: name what to search for, e.g. --reward clip_score; only a run has one of its own")
     return build_reward(load(Path(model, "config.yaml")).rewards)
