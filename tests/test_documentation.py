@@ -190,7 +190,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (place / PLACES["runs/one"] / "gallery").mkdir(parents=True)
     votes = Votes(place / PLACES["runs/one"] / "gallery/votes.sqlite")
     for i, text in enumerate(["a red circle", "a blue square", "two green triangles", "a yellow square"] * 3):
-        sides = place / f"right{i}.png", place / f"wrong{i}.png"
+        sides = place / PLACES["runs/one"] / f"right{i}.png", place / PLACES["runs/one"] / f"wrong{i}.png"
         for side, shown in zip(sides, (text, "three purple circles"), strict=True):
             Image.fromarray(draw(parse(shown), rng)).save(side)
         votes.add("Ada", Pair(f"pair{i}", text, str(i), *sides), "first")

@@ -10,11 +10,13 @@ import os
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from flowalign.errors import ConfigError
 
 VERDICTS = ("first", "second", "tie", "skip")
 WORTH = {"first": 0.0, "second": 1.0, "tie": 0.5}
@@ -33,16 +35,31 @@ class Pair:
     second: Path | str
 
 
+JOURNAL = bytes.fromhex("d9d505f920a163d7")
+"""Bytes that a journal of SQLite begins with, and ends with where it names another (sqlite.org/fileformat)."""
+TEXTS = ("rater", "pair", "prompt", "seed", "first", "second", "medium")
+"""Columns that hold texts."""
+
+
 class Votes:
     """A file of votes. Each is on the disk before `add` returns (WAL, synchronous), so a crash loses none.
 
     Args:
         path: path of the SQLite file, made where there is none.
+
+    Raises:
+        ConfigError: the file has other contents than votes, as somebody else's may.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if _names_another(Path(f"{path}-journal")):
+            raise ConfigError(f"{path}-journal is no part of a gallery's votes; remove it")
         with closing(self._open()) as file, file:
+            kinds = file.execute("SELECT DISTINCT type FROM sqlite_master").fetchall()
+            # a view can be without end
+            if not {kind for (kind,) in kinds} <= {"table", "index"}:
+                raise ConfigError(f"{path} is no file of votes: it holds more than tables")
             file.execute("PRAGMA journal_mode=WAL")
             file.execute(
                 "CREATE TABLE IF NOT EXISTS votes (number INTEGER PRIMARY KEY, rater TEXT NOT NULL, pair TEXT NOT NULL,"
@@ -53,6 +70,11 @@ class Votes:
             # files of votes were of pictures alone
             if "medium" not in [column[1] for column in file.execute("PRAGMA table_info(votes)")]:
                 file.execute("ALTER TABLE votes ADD COLUMN medium TEXT NOT NULL DEFAULT 'picture'")
+            odd = " OR ".join(f"typeof({column}) <> 'text'" for column in TEXTS)
+            known = ", ".join(f"'{verdict}'" for verdict in VERDICTS)
+            found = file.execute(f"SELECT number FROM votes WHERE {odd} OR verdict NOT IN ({known})").fetchone()
+            if found is not None:
+                raise ConfigError(f"{path} is no file of votes: number {found[0]} is no vote")
 
     def _open(self) -> sqlite3.Connection:
         file = sqlite3.connect(self.path, timeout=30)
@@ -96,8 +118,16 @@ class Votes:
         chosen = [row for row in rows if row[4] == "picture" and row[3] in WORTH]
         return [(prompt, first, second, WORTH[verdict]) for prompt, first, second, verdict, _ in chosen]
 
-    def preferences(self, beside: Path | None = None) -> list[dict[str, str]]:
-        """The choices as lines of the export; with `beside`, pictures' paths are relative to that folder."""
+    def preferences(self, beside: Path | None = None, within: Sequence[Path] | None = None) -> list[dict[str, str]]:
+        """The choices as lines of the export.
+
+        Args:
+            beside: folder that pictures' paths are made relative to.
+            within: folders of the runs that were shown, with all pictures of the votes in them.
+
+        Raises:
+            ConfigError: a picture is elsewhere.
+        """
         with closing(self._open()) as file:
             rows = file.execute(
                 "SELECT prompt, seed, first, second, verdict, rater, medium FROM votes"
@@ -105,6 +135,8 @@ class Votes:
             ).fetchall()
         lines = []
         for prompt, seed, first, second, verdict, rater, medium in rows:
+            if within is not None and medium == "picture":
+                self._check_within(within, first, second)
             if beside is not None and medium == "picture":
                 first, second = os.path.relpath(first, beside), os.path.relpath(second, beside)
             chosen, rejected = (first, second) if verdict == "first" else (second, first)
@@ -112,12 +144,33 @@ class Votes:
             lines.append(line if medium == "picture" else {**line, "medium": medium})
         return lines
 
-    def export(self, path: Path) -> int:
-        """Write the preferences with paths relative to the file's folder; returns how many there are."""
-        lines = self.preferences(path.parent.resolve())
+    def _check_within(self, folders: Sequence[Path], *pictures: str) -> None:
+        for name in pictures:
+            if "\0" in name or not any(Path(name).resolve().is_relative_to(folder.resolve()) for folder in folders):
+                raise ConfigError(
+                    f"{self.path}: the picture {name[:200]!r} is in none of the runs; name every run that it shows"
+                )
+
+    def export(self, path: Path, within: Sequence[Path] | None = None) -> int:
+        """Write the preferences with paths relative to the file's folder; returns how many there are.
+
+        Args:
+            within: folders of the runs that were shown; see `preferences`.
+        """
+        lines = self.preferences(path.parent.resolve(), within)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json_lines(lines), encoding="utf-8")
         return len(lines)
+
+
+def _names_another(journal: Path) -> bool:
+    """Whether a journal names another file, which SQLite would remove, wherever it is."""
+    try:
+        with open(journal, "rb") as file:
+            file.seek(-len(JOURNAL), os.SEEK_END)
+            return file.read() == JOURNAL
+    except OSError:
+        return False
 
 
 def json_lines(records: Iterable[Mapping[str, Any]]) -> str:

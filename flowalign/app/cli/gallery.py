@@ -47,7 +47,7 @@ def _show(runs: list[Path], folder: Path, serve: bool, host: str, port: int, exp
         # the votes' file may be a link to another program's
         check_folder(folder)
         check_output(export, "--export")
-        print(f"{Votes(folder / 'votes.sqlite').export(export)} preferences: {export}")
+        print(f"{Votes(folder / 'votes.sqlite').export(export, runs)} preferences: {export}")
     elif serve:
         try:
             from flowalign.app.gallery.server import serve as run_server

@@ -153,6 +153,10 @@ class Polls:
         seed = " and ".join(dict.fromkeys([first.sample.seed, second.sample.seed]))
         self.votes.add(rater, Pair(key, first.sample.prompt, seed, *shown), verdict)
 
+    def preferences(self) -> list[dict[str, str]]:
+        """The choices; raises ConfigError where one is on a picture of no run that is shown."""
+        return self.votes.preferences(within=[run.folder for run in self.gallery.runs])
+
     def results(self, a: Any, b: Any) -> dict[str, Any]:
         """The votes on two columns, summed up, and the commands that train on them."""
         contest = self.contest(a, b)
@@ -278,7 +282,10 @@ def application(shown: LiveGallery, host: str = "127.0.0.1") -> ASGIApp:
         return FileResponse(output / "pictures" / name, headers={"Cache-Control": "no-store"})
 
     async def export(request: Request) -> Response:
-        lines = await run_in_threadpool(shown.polls.votes.preferences)
+        try:
+            lines = await run_in_threadpool(shown.polls.preferences)
+        except ConfigError as error:
+            return JSONResponse({"error": str(error)}, 400)
         headers = {"Content-Disposition": 'attachment; filename="preferences.jsonl"'}
         return Response(json_lines(lines), media_type="application/jsonl", headers=headers)
 

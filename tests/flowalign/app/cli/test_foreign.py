@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import sqlite3
+import struct
 import subprocess
 import sys
 from contextlib import closing
@@ -21,6 +22,7 @@ from flowalign.app.cli.main import main
 from flowalign.app.gallery.server import LiveGallery, application
 from flowalign.config import recipe
 from flowalign.data import shipped
+from flowalign.data.votes import Pair, Votes
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.runs.samples import save_samples
 
@@ -263,6 +265,92 @@ def test_votes_are_exported_from_no_link(foreign: Path, capsys: pytest.CaptureFi
     line = refused(capsys, "gallery", foreign, "--export", "votes.jsonl")
     assert f"gallery/{place} is a symbolic link" in line
     assert outside.read_bytes() == before and list(Path.cwd().iterdir()) == []
+
+
+def voted(run: Path, changes: str = "") -> Path:
+    """The gallery's file of votes of a run, with one choice, and changed by SQL."""
+    (run / "gallery").mkdir()
+    votes = run / "gallery" / "votes.sqlite"
+    sides = [sorted((run / "samples" / f"iteration-00000{i}").glob("*.png"))[0] for i in (0, 1)]
+    Votes(votes).add("Ada", Pair("key", "p0", "0", *sides), "second")
+    with closing(sqlite3.connect(votes)) as file, file:
+        file.executescript(changes)
+    return votes
+
+
+def test_votes_name_pictures_of_the_runs_alone(foreign: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What else they named would be read by whoever trains on the export, and shown."""
+    votes = voted(foreign)
+    with pytest.raises(SystemExit, match="0"):
+        main(["gallery", str(foreign), "--export", "votes.jsonl"])
+    [line] = [json.loads(line) for line in Path("votes.jsonl").read_text().splitlines()]
+    assert Path(line["chosen"]).is_file() and "iteration-000001" in line["chosen"]
+    Path("votes.jsonl").unlink()
+    secret = foreign.parents[1] / "passport.png"
+    Image.new("RGB", (8, 8)).save(secret)
+    (foreign / "samples" / "link.png").symlink_to(secret)
+    names = [
+        str(secret),
+        f"{foreign}/../../passport.png",
+        "passport.png",
+        str(foreign / "samples" / "link.png"),
+        "",
+        "\0",
+    ]
+    whole = votes.read_bytes()
+    for column in ("first", "second"):
+        for name in names:
+            votes.write_bytes(whole)
+            with closing(sqlite3.connect(votes)) as file, file:
+                file.execute(f"UPDATE votes SET {column} = ?", [name])
+            assert "is in none of the runs" in refused(capsys, "gallery", foreign, "--export", "votes.jsonl")
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_served_gallery_exports_no_picture_from_elsewhere(foreign: Path) -> None:
+    voted(foreign, "UPDATE votes SET first = '/home/me/passport.png'")
+    answer = TestClient(application(LiveGallery([foreign], foreign / "gallery")), "http://localhost").get("/api/export")
+    assert answer.status_code == 400 and "is in none of the runs" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        "ALTER TABLE votes RENAME TO others; CREATE VIEW votes AS WITH RECURSIVE x(n) AS (SELECT 1 UNION ALL"
+        " SELECT n + 1 FROM x) SELECT n AS number, 'a' AS rater, n AS pair, 'p' AS prompt, '0' AS seed, 'x' AS first,"
+        " 'y' AS second, 'first' AS verdict, 0.0 AS time, 'picture' AS medium FROM x",
+        "CREATE TRIGGER more AFTER INSERT ON votes BEGIN DELETE FROM votes; END",
+        "UPDATE votes SET prompt = x'ff00'",
+        "UPDATE votes SET first = x'2f'",
+        "PRAGMA ignore_check_constraints = ON; UPDATE votes SET verdict = 'both'",
+        "DROP TABLE votes; CREATE TABLE votes (x)",
+        "UPDATE votes SET prompt = CAST(x'ff' AS TEXT)",
+    ],
+)
+def test_what_is_no_votes_is_a_line(foreign: Path, capsys: pytest.CaptureFixture[str], changes: str) -> None:
+    voted(foreign, changes)
+    line = refused(capsys, "gallery", foreign, "--export", "votes.jsonl")
+    assert "votes.sqlite is no file of votes" in line and list(Path.cwd().iterdir()) == []
+
+
+def test_a_journal_beside_votes_removes_no_file(foreign: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SQLite takes a journal for that of a write over several files, and removes the list of them that it names."""
+    outside = foreign.parents[1] / "diary.txt"
+    outside.write_text("private\n")
+    votes = voted(foreign, "PRAGMA journal_mode = DELETE")
+    with closing(sqlite3.connect(votes)) as file:
+        [size], [pages] = file.execute("PRAGMA page_size").fetchone(), file.execute("PRAGMA page_count").fetchone()
+    name, mark = str(outside).encode(), bytes.fromhex("d9d505f920a163d7")
+    head = (mark + struct.pack(">5I", 0, 1, pages, 512, size)).ljust(512, b"\0")
+    end = struct.pack(">I", 2**30 // size + 1) + name + struct.pack(">2I", len(name), sum(name)) + mark
+    (foreign / "gallery" / "votes.sqlite-journal").write_bytes(head + end)
+    for words in (["--export", "votes.jsonl"], ["--serve", "--port", "0"]):
+        assert "votes.sqlite-journal is no part" in refused(capsys, "gallery", foreign, *words)
+    assert outside.read_text() == "private\n"
+    # which it does when nobody looks
+    with closing(sqlite3.connect(votes)) as file:
+        file.execute("SELECT count(*) FROM votes").fetchall()
+    assert not outside.exists()
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
