@@ -259,6 +259,7 @@ def test_the_commands_of_the_shipped_models_run(ran: dict[str, int | None], fold
 SNIPPETS = {
     # a model of the reader, and less of everything
     "iterations=20,": f"iterations=1, settings={dict(setting.split('=') for setting in SETTINGS[1:])},",
+    "iterations=60,": "iterations=1, settings={'training.prompts_per_iteration': 2, 'evaluation.limit': 2},",
     'prompts="shapes_heldout"': 'prompts=["a red circle", "two blue squares"]',
     # weights that are downloaded
     "Aesthetic()": "JPEGSize()",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import torch
 from diffusers import DiffusionPipeline
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flowalign import registry
 from flowalign.app.loading import load_for_sampling
-from flowalign.config import Config, Weighted
+from flowalign.config import Config, TextConfig, Weighted
 from flowalign.config import load as load_config
 from flowalign.config.loader import merge
 from flowalign.config.rewards import build_reward, build_rewards
@@ -22,11 +22,12 @@ from flowalign.errors import ConfigError
 from flowalign.evaluation.comparison import Comparison
 from flowalign.evaluation.scores import evaluate
 from flowalign.evaluation.statistics import Estimate
-from flowalign.policies.base import best_device
+from flowalign.policies.base import Policy, best_device
 from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.settings import Sampling
 from flowalign.runs.result import Result
-from flowalign.runs.show import Grid
+from flowalign.runs.show import Grid, Texts
 from flowalign.search import Budget, Searches
 from flowalign.search.run import build_methods, search
 from flowalign.search.store import SearchStore
@@ -71,38 +72,64 @@ class Generator(DiffusersPolicy):
         return find(self, prompts, reward, method=method, budget=budget, **more)
 
 
+@overload
 def load(
     model: str | Path | DiffusionPipeline,
     lora: Mapping[str, Any] | str | Path | None = None,
     dtype: str = "float32",
     device: torch.device | str | None = None,
+    kind: Literal["pictures"] = "pictures",
     **settings: Any,
-) -> Generator:
-    """A generator to sample from and to train.
+) -> Generator: ...
+@overload
+def load(
+    model: str | Path,
+    lora: Mapping[str, Any] | str | Path | None = None,
+    dtype: str = "float32",
+    device: torch.device | str | None = None,
+    *,
+    kind: Literal["text"],
+    **settings: Any,
+) -> LanguagePolicy: ...
+def load(
+    model: str | Path | DiffusionPipeline,
+    lora: Mapping[str, Any] | str | Path | None = None,
+    dtype: str = "float32",
+    device: torch.device | str | None = None,
+    kind: Literal["pictures", "text"] = "pictures",
+    **settings: Any,
+) -> Generator | LanguagePolicy:
+    """A model to sample from and to train: a generator of pictures, or a language model.
 
     Args:
-        model: a hub name, a folder, a run's folder, a model shipped with flowalign ('tiny_sd3'), or a pipeline.
+        model: a hub name, a folder, a run's folder, a model shipped with flowalign ('tiny_sd3', 'tiny_lm'), or a
+            pipeline.
         lora: {'rank': 16, ...} adds an adapter to train (arguments of `Policy.add_lora`; alpha is twice the rank by
             default), {'path': ...} adds one that starts from a trained one, and a folder has the weights of one.
         dtype: dtype of the frozen weights and the forward pass.
         device: device; default that of a given pipeline, else the best one of this machine.
-        settings: settings of `DiffusersPolicy`; a shipped model's `encode_options` are those of its training.
+        kind: 'text' for a language model.
+        settings: settings of `DiffusersPolicy`, where a shipped model's `encode_options` are those of its training; or
+            of `LanguagePolicy` (chat, system, ...).
 
     Raises:
         ConfigError: there is no such model, or this one is not supported.
     """
     weights = None if lora is None or isinstance(lora, Mapping) else Path(lora)
+    wanted = LanguagePolicy if kind == "text" else Generator
+    policy: Any
     if isinstance(model, DiffusionPipeline):
         policy = Generator(model, device or model.device, **settings)
     elif (Path(model) / "config.yaml").is_file():
-        trained, _ = load_for_sampling(str(model), weights, dtype, kind=Generator)
-        if not isinstance(trained, Generator):
-            raise ConfigError(f"{model}: this run trained a language model; flowalign sample {model} works")
-        return trained
+        policy, _ = load_for_sampling(str(model), weights, dtype, kind=Generator)
+        if not isinstance(policy, wanted):
+            other = "text" if kind == "pictures" else "pictures"
+            raise ConfigError(f"{model}: this run's model is of another kind; fa.load({str(model)!r}, kind={other!r})")
+        return policy
     else:
         if str(model) in ENCODE:
             settings.setdefault("encode_options", ENCODE[str(model)])
-        policy = Generator.from_pretrained(shipped(str(model)), dtype, device or best_device(), **settings)
+        policy = wanted.from_pretrained(shipped(str(model)), dtype, device or best_device(), **settings)
     if weights is not None:
         policy.load(weights)
     elif isinstance(lora, Mapping) and "path" in lora:
@@ -191,15 +218,16 @@ def _sum(source: str | RewardSum | Reward | Function) -> RewardSum:
 
 
 def train(
-    model: str | Path | DiffusionPipeline | DiffusersPolicy,
+    model: str | Path | DiffusionPipeline | DiffusersPolicy | LanguagePolicy,
     reward: str | RewardSum | Reward | Function,
     prompts: str | Path | Sequence[str],
     *,
-    algorithm: str | Mapping[str, Any] = "flow_grpo",
+    algorithm: str | Mapping[str, Any] | None = None,
     iterations: int = 100,
     size: int | None = None,
     steps: int = 10,
     guidance: float = 1.0,
+    max_new_tokens: int = 256,
     learning_rate: float | None = None,
     heldout: str | Path | Sequence[str] | None = None,
     panel: Sequence[str] = (),
@@ -210,14 +238,17 @@ def train(
     settings: Mapping[str, Any] | None = None,
     progress: bool = True,
 ) -> "Run":
-    """Train a generator, by default Flow-GRPO with 8 groups of 8 samples an iteration.
+    """Train a model, with 8 groups of 8 samples an iteration.
 
     Args:
-        model: a model as in `load`, or a loaded policy; one without an adapter gets a LoRA.
+        model: a loaded policy, or a generator as in `load`; one without an adapter gets a LoRA.
         reward: a name, a function (samples, prompts) -> floats, or a result of `reward`.
         prompts: a file or a shipped list, or texts.
-        algorithm: a name, or {'name': ..., its settings}.
+        algorithm: a name, or {'name': ..., its settings}; default 'flow_grpo', of a language model 'grpo'.
         size: height and width in pixels; default the pipeline's own.
+        steps: denoising steps of a picture.
+        guidance: classifier-free guidance of a picture; 1 does without.
+        max_new_tokens: tokens at which a text without an end is cut.
         learning_rate: default the configuration's, which suits models of billions of weights; tiny ones take 2e-3.
         heldout: prompts to evaluate on before and after training.
         panel: names of rewards that are not trained on, to notice reward hacking by.
@@ -228,15 +259,20 @@ def train(
     Raises:
         ConfigError: says what is wrong, and what would work.
     """
-    policy = model if isinstance(model, DiffusersPolicy) else load(model)
+    policy = model if isinstance(model, DiffusersPolicy | LanguagePolicy) else load(model)
+    pictures = isinstance(policy, DiffusersPolicy)
+    algorithm = algorithm or ("flow_grpo" if pictures else "grpo")
     chosen = {"name": algorithm} if isinstance(algorithm, str) else dict(algorithm)
-    name = name or f"{policy.family.__class__.__name__.lower()}-{chosen['name']}-seed{seed}"
+    architecture = policy.family if isinstance(policy, DiffusersPolicy) else policy.network
+    name = name or f"{type(architecture).__name__.lower()}-{chosen['name']}-seed{seed}"
     folder = Path(output) / name
     if exist == "replace" and (folder / "config.yaml").is_file():
         shutil.rmtree(folder)
-    sampling = {"steps": steps, "guidance": guidance, "height": size, "width": size}
+    sampling: dict[str, Any] = {"steps": steps, "guidance": guidance, "height": size, "width": size}
+    if not pictures:
+        sampling = {"max_new_tokens": max_new_tokens}
     values: dict[str, Any] = {
-        "model": {"path": "given"},
+        "model": {"path": "given"} | ({} if pictures else {"kind": "text"}),
         "data": {"prompts": _prompts(prompts, folder, "prompts.txt")},
         "algorithm": chosen,
         "rollout": sampling,
@@ -253,7 +289,8 @@ def train(
         for word in reversed(key.split(".")):
             value = {word: value}
         values = merge(values, value)
-    trainer = Trainer(parse(Config, values), policy, _sum(reward), resume=exist == "resume", progress=progress)
+    config = parse(Config if pictures else TextConfig, values)
+    trainer = Trainer(config, policy, _sum(reward), resume=exist == "resume", progress=progress)
     return Run(trainer.train().folder, policy)
 
 
@@ -314,12 +351,12 @@ def find(
 class Run(Result):
     """A run with its trained generator, curves and pictures."""
 
-    trained: DiffusersPolicy | None = None
+    trained: Policy[Any] | None = None
 
     @cached_property
-    def policy(self) -> DiffusersPolicy:
-        """The trained generator."""
-        return self.trained or load(self.folder)
+    def policy(self) -> Any:
+        """The trained model."""
+        return self.trained or load_for_sampling(str(self.folder), None, "float32", kind=Generator)[0]
 
     def __repr__(self) -> str:
         gain = before_and_after(self.folder, load_config(self.folder / "config.yaml").evaluation.watch)
@@ -346,8 +383,10 @@ class Run(Result):
             axis.set_xlabel("iteration")
         return figure
 
-    def before_after(self, prompts: str | Path | Sequence[str] | None = None, n: int = 4, seed: int = 0) -> Grid:
-        """Pictures of n prompts before training (above) and after, from the same start noises.
+    def before_after(
+        self, prompts: str | Path | Sequence[str] | None = None, n: int = 4, seed: int = 0
+    ) -> "Grid | Texts":
+        """Samples of n prompts before training and after, from the same seeds: pictures above each other, or texts.
 
         Args:
             prompts: a file, a shipped list or texts, of which the first n are taken; default n of the held-out prompts,
@@ -364,6 +403,8 @@ class Run(Result):
         with self.policy.reference():
             before = self.policy.make(texts, seeds, sampling)
         after = self.policy.make(texts, seeds, sampling)
+        if isinstance(self.policy, LanguagePolicy):
+            return Texts(texts, before, after)
         return Grid([before, after], [[f"before: {text}" for text in texts], ["after"] * len(texts)])
 
 

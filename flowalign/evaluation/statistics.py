@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import permutation_test
+from scipy.stats import binomtest, permutation_test
 
 RESAMPLES = 2000
 SEED = 0
@@ -57,6 +57,12 @@ def estimate(values: Sequence[float], prompts: Sequence[str]) -> Estimate | None
     means = [fmean(samples) for samples in grouped]
     error = stdev(means) / len(means) ** 0.5 if len(means) > 1 else None
     return Estimate(fmean(value for samples in grouped for value in samples), error)
+
+
+def share_interval(share: float, count: int) -> tuple[float, float]:
+    """The exact 95% interval of a share of independent trials (Clopper and Pearson)."""
+    interval = binomtest(round(share * count), count).proportion_ci()
+    return float(interval.low), float(interval.high)
 
 
 @dataclass(frozen=True, kw_only=True)

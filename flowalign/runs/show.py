@@ -1,4 +1,4 @@
-"""Pictures in a notebook or a window."""
+"""Samples in a notebook, a window or a terminal."""
 
 import base64
 import builtins
@@ -70,6 +70,25 @@ class Grid:
             for row, texts in zip(self.rows, self.captions, strict=True)
         ]
         return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
+
+
+@dataclass(repr=False)
+class Texts:
+    """Prompts with the texts before training and after. A notebook shows it as a table."""
+
+    prompts: Sequence[str]
+    before: Sequence[str]
+    after: Sequence[str]
+
+    def __repr__(self) -> str:
+        rows = zip(self.prompts, self.before, self.after, strict=True)
+        return "\n".join(f"{prompt}\n  before: {before}\n  after:  {after}" for prompt, before, after in rows)
+
+    def _repr_html_(self) -> str:
+        rows = zip(self.prompts, self.before, self.after, strict=True)
+        cells = ("".join(f"<td>{html.escape(text)}</td>" for text in row) for row in rows)
+        head = "<tr><th>prompt</th><th>before</th><th>after</th></tr>"
+        return f"<table>{head}" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
 
 
 def _small(picture: Picture) -> Image.Image:

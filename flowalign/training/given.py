@@ -9,6 +9,7 @@ from flowalign.config import BaseConfig, Lora, Weighted
 from flowalign.data import ASSETS
 from flowalign.policies.base import Policy
 from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.language.policy import LanguagePolicy
 from rewards import WeightedSum, as_reward
 from rewards.base import FunctionReward
 
@@ -20,6 +21,8 @@ def recorded(config: BaseConfig, policy: Policy | None, reward: Any) -> BaseConf
         model: dict[str, Any] = {"path": policy_name(policy), "dtype": str(policy.dtype).removeprefix("torch.")}
         if isinstance(policy, DiffusersPolicy):
             model["encode"] = policy.encoder.options
+        if isinstance(policy, LanguagePolicy):
+            model |= {"chat": policy.chat, "system": policy.system, "padding": policy.padding}
         if policy.lora_config is not None:
             lora = policy.lora_config
             init = lora.init_lora_weights

@@ -34,11 +34,11 @@ def plan(
     if as_json:
         print(json.dumps(planned.json(), indent=1))
     else:
-        show(planned)
+        show(planned, price)
 
 
-def show(planned: "RunPlan") -> None:
-    """Print the plan as tables."""
+def show(planned: "RunPlan", price: float | None = None) -> None:
+    """Print the plan as tables; `price` is that of an hour of one GPU."""
     console = Console(soft_wrap=True, highlight=False)
     costs = planned.costs
     sizes = ", ".join(f"{name} {count / 1e9:.3g}B" for name, count in costs.parameters.items())
@@ -61,9 +61,9 @@ def show(planned: "RunPlan") -> None:
         table.add_row(phase, _operations(flops), *spent, style="bold" if phase == "together" else None)
     console.print(table)
     for share, hours in planned.gpu_hours.items():
-        price = f", {planned.price[share]:,.0f} in all" if planned.price else ""
-        samples = planned.pictures_per_hour[share]
-        console.print(f"at {share} of the peak: {samples:,.0f} samples an hour, {hours:,.3g} GPU hours the run{price}")
+        cost = "" if price is None else f" = {planned.price[share]:,.0f} at {price:g} an hour"
+        speed = f"{planned.pictures_per_hour[share]:,.0f} samples an hour"
+        console.print(f"at {share} of the peak: {speed}; the run takes {hours:,.3g} GPU hours{cost}")
     fits = planned.peak <= planned.usable
     console.print(
         f"largest batches that fit: training.micro_batch_size {planned.largest_micro_batch}, rollout.batch_size "

@@ -117,6 +117,7 @@ def train_reward(
 ) -> None:
     """Train a reward on votes to prefer the chosen one of each pair: a CLIP, a VLM as a judge, or VideoReward."""
     from flowalign.data import Preferences, Prompts, shipped
+    from flowalign.evaluation.statistics import share_interval
     from flowalign.reward_training.judge import JudgeScorer
     from flowalign.reward_training.scorer import ClipScorer, split
     from flowalign.reward_training.scorer import train_reward as fit
@@ -153,10 +154,17 @@ def train_reward(
     else:
         scorer = ClipScorer(path, processor) if template is None else JudgeScorer(path, template)
     report = fit(scorer, train, test, output, epochs or 3, learning_rate or 3e-6, batch_size, seed)
+    low, high = share_interval(report["heldout_accuracy_after"], report["heldout_pairs"])
     print(
         f"{report['pairs']} pairs; on {report['heldout_pairs']} held-out ones the chosen picture scores higher in "
-        f"{report['heldout_accuracy_before']:.1%} before and {report['heldout_accuracy_after']:.1%} after"
+        f"{report['heldout_accuracy_before']:.1%} before and {report['heldout_accuracy_after']:.1%} after "
+        f"(95% interval {low:.0%} to {high:.0%})"
     )
+    if low <= 0.5:
+        print(
+            f"{report['heldout_pairs']} held-out pairs do not tell this reward from a coin; what helps: more of them "
+            "(--heldout), or more votes to learn from"
+        )
     if isinstance(scorer, JudgeScorer):
         name = "vlm_pairwise" if scorer.template.pairwise else "vlm_judge"
         print(f"{{name: {name}, template: {template}, judge: {{model: {output}}}}}")

@@ -12,6 +12,7 @@ import torch
 import yaml
 
 import flowalign as fa
+from flowalign.config import TextConfig
 from flowalign.config import load as load_config
 from flowalign.config.rewards import build_reward
 from flowalign.data import ASSETS
@@ -88,6 +89,31 @@ def test_a_run_records_what_it_was_given(runs: list[Any]) -> None:
         ConfigError, match=r"rewards\.0: the reward '<lambda>' was handed over in Python .*reward=\.\.\."
     ):
         build_reward(load_config(runs[1].folder / "config.yaml").rewards)
+
+
+def test_a_language_model_is_trained_and_looked_at(tmp_path: Path) -> None:
+    policy = fa.load("tiny_lm", kind="text", lora={"rank": 4})
+    settings = {"training.prompts_per_iteration": 2, "training.group_size": 4, "evaluation.limit": 2}
+    run = fa.train(
+        policy,
+        fa.reward("exact_match"),
+        "sums_train",
+        heldout="sums_heldout",
+        iterations=2,
+        max_new_tokens=5,
+        settings=settings,
+        output=tmp_path,
+        progress=False,
+    )
+    config = load_config(run.folder / "config.yaml")
+    assert isinstance(config, TextConfig) and config.algorithm.name == "grpo" and config.rollout.max_new_tokens == 5
+    assert "2 held-out prompts" in repr(run)
+    shown = run.before_after()
+    assert len(shown.prompts) == 2 and repr(shown).count("before: ") == 2
+    again = fa.load(run.folder, kind="text")
+    assert again.make(shown.prompts, [0, 1], config.evaluation) == shown.after
+    with pytest.raises(ConfigError, match="kind='text'"):
+        fa.load(run.folder)
 
 
 def test_a_model_of_unknown_origin_is_refused_later(runs: list[Any]) -> None:

@@ -10,7 +10,7 @@ from scipy import stats
 
 from flowalign.evaluation.comparison import Comparison
 from flowalign.evaluation.scores import Evaluated
-from flowalign.evaluation.statistics import Estimate, estimate, significance
+from flowalign.evaluation.statistics import Estimate, estimate, share_interval, significance
 
 NAN = float("nan")
 
@@ -80,3 +80,9 @@ def test_significance_counts_prompts_and_agrees_with_scipy() -> None:
     assert found.p == pytest.approx(stats.ttest_1samp(many, 0).pvalue, abs=0.01)
     interval = stats.bootstrap((many,), np.mean, method="percentile", rng=0).confidence_interval
     assert (found.low, found.high) == pytest.approx(interval, abs=0.01)
+
+
+def test_the_interval_of_a_share_is_exact() -> None:
+    """7 of 10 may be a coin's (0.348 to 0.933 in tables of Clopper and Pearson), 70 of 100 not."""
+    assert share_interval(0.7, 10) == pytest.approx((0.3475, 0.9333), abs=1e-4)
+    assert share_interval(0.7, 100)[0] > 0.5

@@ -1,6 +1,7 @@
 """The plan of a run against what is measured on a CPU, and its figures and errors."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -206,7 +207,8 @@ def test_bad_input_is_one_line(config: Any) -> None:
 def test_the_command_prints_tables_or_json(
     config: Any, made: RunPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("flowalign.planning.plan.plan", lambda *_: made)
+    priced = replace(made, price={share: 2.5 * hours for share, hours in made.gpu_hours.items()})
+    monkeypatch.setattr("flowalign.planning.plan.plan", lambda *_: priced)
     for more in ([], ["--json"]):
         with pytest.raises(SystemExit) as left:
             main(["plan", "tiny_sd3/flow_grpo", "--price", "2.5", *more])
@@ -216,6 +218,7 @@ def test_the_command_prints_tables_or_json(
             assert json.loads(said)["peak"] == made.peak
         else:
             assert "GiB on each h100" in said and "it fits as it is" in said
+            assert re.search(r"the run takes \S+ GPU hours = \S+ at 2.5 an hour", said)
 
 
 @pytest.mark.slow

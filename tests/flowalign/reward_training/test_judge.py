@@ -137,6 +137,7 @@ def test_training_on_votes_helps_and_the_result_is_a_judge_of_pref_grpo(
     report = json.loads((out / "reward.json").read_text())
     assert report["heldout_accuracy_after"] >= max(0.95, report["heldout_accuracy_before"])
     assert f"{{name: {reward}, template: {template}, judge: {{model: {out}}}}}" in done.output
+    assert re.search(r"\(95% interval \d+% to 100%\)", done.output) and "from a coin" not in done.output
 
     line = judged_by(f"{{name: {reward}, template: {template}, judge: {{model: {out}}}}}", tmp_path)
     assert line["reward/win_rate"] == pytest.approx(0.5, abs=1e-6) and line["reward/judge/unparsed"] == 0
