@@ -4,6 +4,7 @@ All reads and writes in such a folder go through this module. It refuses links, 
 block, a device has no end) and files that are larger than their kind can be.
 """
 
+import errno
 import json
 import os
 import stat
@@ -88,11 +89,15 @@ def opened(path: Path, most: int = LARGEST_TEXT) -> BinaryIO:
     # without O_NONBLOCK this blocks at a pipe that nobody writes to
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
-        file = os.fdopen(os.open(path, flags), "rb")
+        number = os.open(path, flags)
     except OSError as error:
         if (problem := unfit(os.lstat(path).st_mode)) is not None:
             raise ForeignError(f"{path} is {problem}") from error
         raise
+    if stat.S_ISDIR(os.fstat(number).st_mode):
+        os.close(number)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    file = os.fdopen(number, "rb")
     state = os.fstat(file.fileno())
     problem = unfit(state.st_mode)
     if problem is None and state.st_size <= most:

@@ -95,6 +95,10 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, caplog: p
             assert found.newest() == older and found.newest(until=1) == found.all()[0]
             [message] = {record.getMessage() for record in caplog.records}
             assert message.startswith(f"{newest} is damaged ({name}") and "going on from checkpoint-000002" in message
+        (newest / name).unlink()
+        (newest / name).mkdir()
+        assert Checkpoints(tmp_path, keep=3).newest() == older and f"({name}: " in caplog.text
+        (newest / name).rmdir()
         (newest / name).write_bytes(whole)
     assert Checkpoints(tmp_path, keep=3).newest() == newest
 
