@@ -23,6 +23,11 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _MODES = {Resampling.BICUBIC: "bicubic", Resampling.BILINEAR: "bilinear"}
 
 
+def allow_tf32(allowed: bool) -> None:
+    """Whether this process's float32 products and convolutions on NVIDIA GPUs are made with factors in TF32."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+
+
 @dataclass(frozen=True)
 class Preprocess:
     """Picture settings of a model."""

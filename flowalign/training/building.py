@@ -30,8 +30,9 @@ from flowalign.rollouts.pictures import DiffusionSampler
 from flowalign.rollouts.processes import Processes
 from flowalign.rollouts.sampler import Sampler
 from flowalign.training.distributed.heartbeat import ending_with_launcher
-from flowalign.training.memory import allow_tf32, check_precision
+from flowalign.training.memory import check_precision
 from rewards import Reward, Spec, WeightedSum, spec_of
+from rewards.vision import allow_tf32
 
 
 def build_policy(

@@ -27,11 +27,6 @@ def check_precision(dtype: str, device: torch.device) -> None:
         )
 
 
-def allow_tf32(allowed: bool) -> None:
-    """Whether this process's float32 products and convolutions on NVIDIA GPUs are made with factors in TF32."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
-
-
 class HostAdamW(torch.optim.AdamW):
     """AdamW whose moments are in the host's memory; each parameter's visit the device for its step.
 

@@ -56,6 +56,14 @@ def test_answers_without_a_model_load_no_torch(arguments: list[str]) -> None:
     assert last_line(COMMAND + HEAVY, *arguments) == ""
 
 
+def test_a_reward_server_loads_torch_alone(tmp_path: Path) -> None:
+    """Beside what its rewards load: other libraries would take half as much memory again."""
+    (tmp_path / "rewards.yaml").write_text("rewards: [{name: shapes}]\n")
+    # refused without a token, once everything is imported
+    words = ["reward-server", str(tmp_path / "rewards.yaml"), "--host", "0.0.0.0"]
+    assert last_line(COMMAND + HEAVY, *words) == "torch"
+
+
 @pytest.mark.parametrize("option", ["--help", "--version"])
 def test_what_needs_no_configuration_loads_no_library_for_it(option: str) -> None:
     assert last_line(COMMAND + LIGHT, option) == ""

@@ -20,10 +20,10 @@ def reward_server(
     """Serve rewards over HTTP, for the reward 'remote' of training runs elsewhere."""
     from flowalign.app.cli.reward_file import read
     from flowalign.config.rewards import build_reward
-    from flowalign.training.memory import allow_tf32
     from rewards.connections import loopback
     from rewards.http import token_in
     from rewards.server import serve
+    from rewards.vision import allow_tf32
 
     find_beside(config)
     settings = read(config)
