@@ -4,7 +4,7 @@ A recipe that differs says why in the comment that opens it, under `Not as publi
 `#   training.group_size: why`, several settings with commas between them; what it `extends` speaks for it too.
 
     python scripts/compare_recipes.py sd3/dance_grpo   # one recipe, or several
-    python scripts/compare_recipes.py --write          # all, into docs/recipes.md
+    python scripts/compare_recipes.py --write          # all, into docs/recipes.md and a page of each family
 """
 
 import argparse
@@ -150,6 +150,25 @@ def table(name: str, entry: Mapping[str, Any], code: Mapping[str, Any], rows: Se
     return "\n".join(lines) + "\n"
 
 
+def pages(known: Mapping[str, Any], compared: Mapping[str, Sequence[Row]]) -> dict[Path, str]:
+    """The text of each family's page, and of the page that lists them."""
+    families: dict[str, list[str]] = {}
+    for name in compared:
+        families.setdefault(name.partition("/")[0], []).append(name)
+    texts, lines = {}, ["| folder | recipes, each with its settings that are as published |", "|---|---|"]
+    for family, names in families.items():
+        tables = (table(name, known["recipes"][name], known["code"], compared[name]) for name in names)
+        head = f"# configs/{family}\n\nHow to read the tables: [recipes](../recipes.md).\n"
+        texts[PAGE.with_suffix("") / f"{family}.md"] = "\n".join([head, *tables])
+        links = [
+            f"[{name.partition('/')[2]}](recipes/{family}.md#{name.replace('/', '')}) "
+            f"{sum(row.equal for row in compared[name])} of {len(compared[name])}"
+            for name in names
+        ]
+        lines.append(f"| [{family}](recipes/{family}.md) | {', '.join(links)} |")
+    return texts | {PAGE: PAGE.read_text().partition(START)[0] + START + "\n" + "\n".join(lines) + "\n"}
+
+
 def _setting(row: Row) -> str:
     if row.setting == "model.lora" and isinstance(row.ours, dict):
         return f"rank {row.ours['rank']}"
@@ -159,16 +178,16 @@ def _setting(row: Row) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", metavar="FOLDER/NAME", help="default: all")
-    parser.add_argument("--write", action="store_true", help="put the tables of all recipes into docs/recipes.md")
+    parser.add_argument("--write", action="store_true", help="put the tables of all recipes into docs/recipes")
     given = parser.parse_args()
     known = published()
     names = sorted(known["recipes"]) if given.write or not given.recipes else given.recipes
     compared = {name: compare(name, known["recipes"][name]["settings"]) for name in names}
-    text = "\n".join(table(name, known["recipes"][name], known["code"], rows) for name, rows in compared.items())
     if given.write:
-        write_atomically(PAGE, PAGE.read_text().partition(START)[0] + START + "\n" + text)
+        for page, text in pages(known, compared).items():
+            write_atomically(page, text)
     else:
-        print(text)
+        print("\n".join(table(name, known["recipes"][name], known["code"], rows) for name, rows in compared.items()))
     faults = [fault for name, rows in compared.items() for fault in unexplained(name, rows)]
     if faults:
         sys.exit("\n".join(faults))

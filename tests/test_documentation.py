@@ -30,7 +30,7 @@ from rewards.shapes import draw, parse
 ROOT = Path(__file__).parents[1]
 FIRST = [ROOT / "README.md", ROOT / "docs/commands.md"]
 """Other pages look at runs that these train."""
-PAGES = [*FIRST, *(page for page in sorted((ROOT / "docs").glob("*.md")) if page not in FIRST)]
+PAGES = [*FIRST, *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page not in FIRST)]
 NAMES = [page.name for page in PAGES]
 PROGRAMS = ("flowalign", "python", "accelerate", "torchrun", "make")
 RECORD = """

@@ -21,7 +21,7 @@ def pages(entries: Any) -> Iterator[str]:
 
 def test_every_page_stands_in_the_navigation_once() -> None:
     named = list(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
-    assert sorted(named) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+    assert sorted(named) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
 
 
 def test_the_page_of_the_command_line_has_every_command_with_its_options() -> None:

@@ -15,6 +15,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The text of a page, before it becomes HTML."""
     if page.file.src_path == "cli.md":
         markdown += described("", typer.main.get_command(app))
+    if "/" in page.file.src_path:
+        # of the pages in folders, which link to other pages alone
+        return markdown
     return OUTSIDE.sub(lambda link: link[1] if link[1].startswith("`") else f"{link[1]} (`{link[2]}`)", markdown)
 
 

@@ -43,9 +43,11 @@ def test_the_length_of_texts_of_every_recipe_is_compared() -> None:
     assert silent == ["sd3/reinflow"]
 
 
-def test_the_page_has_the_tables(compared: dict[str, list]) -> None:
-    text = [script.table(name, TABLE["recipes"][name], TABLE["code"], compared[name]) for name in sorted(compared)]
-    assert script.PAGE.read_text().partition(script.START)[2] == "\n" + "\n".join(text)
+def test_the_pages_have_the_tables(compared: dict[str, list]) -> None:
+    pages = script.pages(TABLE, {name: compared[name] for name in sorted(compared)})
+    assert {page for page in pages if page != script.PAGE} == set(script.PAGE.with_suffix("").iterdir())
+    assert [page.name for page, text in pages.items() if page.read_text() != text] == []
+    assert all(f"## {name}\n" in pages[script.PAGE.with_suffix("") / f"{name.split('/')[0]}.md"] for name in compared)
 
 
 def test_a_difference_without_a_reason_and_a_reason_without_a_difference_are_named() -> None:
