@@ -143,7 +143,7 @@ def dry_run(config: BaseConfig, full: bool = False) -> Report | None:
         small = small_config(config, folder, full)
         policy: Policy
         if isinstance(small, TextConfig):
-            policy = _language_model(small, full, device)
+            policy = small_language_model(small, full, device)
             model, length = type(policy.network).__name__, f"at most {small.most_tokens} tokens"
         else:
             assert isinstance(small, Config)
@@ -272,7 +272,7 @@ def small_policy(small: Config, full: bool, device: torch.device) -> DiffusersPo
     return policy
 
 
-def _language_model(small: TextConfig, full: bool, device: torch.device) -> LanguagePolicy:
+def small_language_model(small: TextConfig, full: bool, device: torch.device) -> LanguagePolicy:
     """Build the configuration's model, or a tiny one; in that case its settings are changed to fit."""
     small.rollout.engine = "transformers"
     kind, settings = language_policy(small)

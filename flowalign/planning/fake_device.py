@@ -295,7 +295,7 @@ class Autocast(TorchFunctionMode):
     def _lowered(self, value: Tensor) -> Tensor:
         if not value.is_floating_point() or value.dtype in (self.dtype, torch.float64) or not _is_there(value):
             return value
-        if not (value.is_leaf and value.requires_grad and torch.is_grad_enabled()):
+        if not (value.is_leaf and value.requires_grad):
             return value.to(self.dtype)
         if id(value) not in self._weights:
             self._weights[id(value)] = value.to(self.dtype)

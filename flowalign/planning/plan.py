@@ -6,15 +6,12 @@ without hardware (`FakeDevice`), tells what one pass costs in operations and mem
 """
 
 import contextlib
-import gc
 import json
-import logging
 import math
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +22,31 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
-from flowalign.config import Config, Named
+from flowalign.config import Config, Named, TextConfig
 from flowalign.config.sections import BaseConfig
 from flowalign.data import PromptList, Source
 from flowalign.errors import ConfigError, nearest
 from flowalign.planning.dry_run import small_config, small_policy
-from flowalign.planning.fake_device import DEVICE, Autocast, FakeDevice
+from flowalign.planning.fake_device import DEVICE, FakeDevice
 from flowalign.planning.published_pipelines import REWARDS, build, network, published
 from flowalign.planning.random_models import tiny_name
+from flowalign.planning.resources import (
+    FRACTIONS,
+    GIB,
+    GPUS,
+    Meter,
+    NetworkCosts,
+    RunPlan,
+    Way,
+    autocast,
+    fewest,
+    kept_weights,
+    run_totals,
+    setter,
+    size_of,
+    without_warnings,
+)
+from flowalign.planning.text_plan import plan_text
 from flowalign.planning.tiny_pipelines import PIPELINES
 from flowalign.policies.base import best_device, torch_dtype
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
@@ -43,46 +57,8 @@ from flowalign.policies.settings import ContextParallel
 from flowalign.training import Trainer
 from flowalign.training.building import make_trainable
 
-GIB = 2**30
-RESERVED = 2.0
-"""GiB of a GPU that the driver's context, libraries and fragments of the allocator take: an assumption."""
-FRACTIONS = (0.15, 0.25)
-"""Shares of a GPU's peak for which times are given; published runs reached such shares (docs/plan.md)."""
 SHARED = "model.context_parallel"
 PROMPT = "a photo of three red circles on a wooden table"
-
-
-@dataclass(frozen=True)
-class GPU:
-    """A GPU by its maker's data sheet."""
-
-    memory: float
-    """Memory in GB, of 10^9 bytes."""
-    half: float
-    """TFLOP/s of dense matrix products in bfloat16 and float16, with float32 sums"""
-    single: float
-    """TFLOP/s in float32, without TF32"""
-
-    def rate(self, dtype: str, tf32: bool) -> float:
-        """FLOP/s of matrix products in a dtype; all these cards make half as many in TF32 as in 16 bits."""
-        single = self.half / 2 if tf32 else self.single
-        return 1e12 * (single if dtype == "float32" else self.half)
-
-
-GPUS = {
-    "b200": GPU(180, 2250, 75),
-    "h200": GPU(141, 989, 67),
-    "h100": GPU(80, 989, 67),
-    "h100-pcie": GPU(80, 756, 51),
-    "a100": GPU(80, 312, 19.5),
-    "a100-40gb": GPU(40, 312, 19.5),
-    "l40s": GPU(48, 362, 91.6),
-    "a6000": GPU(48, 155, 38.7),
-    "l4": GPU(24, 121, 30.3),
-    "rtx5090": GPU(32, 209, 104.8),
-    "rtx4090": GPU(24, 165, 82.6),
-    "rtx3090": GPU(24, 71, 35.6),
-}
 
 
 @dataclass(kw_only=True)
@@ -101,14 +77,9 @@ class Passes:
 
 
 @dataclass(kw_only=True)
-class Costs:
+class Costs(NetworkCosts):
     """Costs of one pass through the real networks. Operations are FLOP, memory is bytes."""
 
-    parameters: dict[str, int]
-    """Parameters of each component of the pipeline."""
-    trained: int
-    weights: int
-    """Bytes of the denoiser as it is loaded, LoRA included."""
     text_encoders: int
     vae: int
     conditioning: int
@@ -145,45 +116,6 @@ class Costs:
     """Activations of VAE and rewards for the reward's gradient of a sample."""
 
 
-@dataclass(kw_only=True)
-class RunPlan:
-    """Memory, operations, time and cost of a run, for people and as JSON."""
-
-    model: str
-    gpu: str
-    gpus: int
-    costs: Costs
-    passes: Passes
-    memory: dict[str, dict[str, float]]
-    """GiB on each GPU, by phase and component."""
-    flops: dict[str, float]
-    """FLOP of an iteration on all GPUs, by phase."""
-    seconds: dict[str, float]
-    """Seconds of an iteration, at a fraction of the peak."""
-    phases: dict[str, dict[str, float]]
-    """The same by phase."""
-    pictures_per_hour: dict[str, float]
-    gpu_hours: dict[str, float]
-    """GPU-hours of the whole run without evaluations."""
-    usable: float
-    """Usable GiB of a GPU."""
-    largest_micro_batch: int
-    largest_rollout_batch: int
-    advice: list[str]
-    notes: list[str] = field(default_factory=list)
-    price: dict[str, float] = field(default_factory=dict)
-    """Price of the whole run, where an hour's was given."""
-
-    @property
-    def peak(self) -> float:
-        """GiB on a GPU."""
-        return max(sum(components.values()) for components in self.memory.values())
-
-    def json(self) -> dict[str, Any]:
-        """Everything, for programs."""
-        return asdict(self) | {"peak": self.peak}
-
-
 def plan(config: BaseConfig, gpu: str = "h100", gpus: int = 1, price: float | None = None) -> RunPlan:
     """Plan a run of a recipe on this number of GPUs.
 
@@ -196,17 +128,16 @@ def plan(config: BaseConfig, gpu: str = "h100", gpus: int = 1, price: float | No
     """
     if gpu not in GPUS:
         raise ConfigError(f"--gpu: there is no '{gpu}'; {nearest(gpu, GPUS)}")
-    if not isinstance(config, Config):
-        raise ConfigError(
-            "plan is of models that make pictures or videos; flowalign train CONFIG --dry-run tries texts"
-        )
     groups, rows = config.training.prompts_per_iteration, config.rows(gpus)
     if rows > groups:
-        most = groups * config.model.context_parallel.degree
+        most = groups * gpus // rows
         raise ConfigError(
             f"--gpus: {gpus} are more than the {groups} groups of an iteration, which stay whole, take; at most {most} "
             f"work, or training.prompts_per_iteration={rows}"
         )
+    if isinstance(config, TextConfig):
+        return plan_text(config, gpu, gpus, price)
+    assert isinstance(config, Config)
     published(config.model.path)
     with _with_pictures(config) as config:
         config.check(gpus)
@@ -240,20 +171,9 @@ def _pictures(family: Family, folder: str) -> dict[str, Any]:
     return images | ({"mask": name} if family.takes_mask else {})
 
 
-@contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Context without warnings about the tiny pipeline's limits, such as its short tokenizer."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
 def count(config: Config) -> Passes:
     """Passes of a trajectory, by one small iteration of the recipe with a tiny pipeline of its class."""
-    with tempfile.TemporaryDirectory() as folder, _without_warnings():
+    with tempfile.TemporaryDirectory() as folder, without_warnings():
         small = small_config(config, folder, full=False)
         assert isinstance(small, Config)
         small.training.prompts_per_iteration, small.training.micro_batch_size = 1, 64
@@ -329,12 +249,8 @@ class PlannedPolicy(DiffusersPolicy):
 
     def _checkpointed(self, module: nn.Module, *args: Any) -> Any:
         # the recomputation does not see the modes around the backward pass
-        again = partial(_autocast, self.compute_dtype)
+        again = partial(autocast, self.compute_dtype)
         return checkpoint(module, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), again()))
-
-
-def _autocast(dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext() if dtype == torch.float32 else Autocast(dtype)
 
 
 def measure(config: Config, differentiated: float = 0) -> tuple[Costs, list[str]]:
@@ -405,11 +321,11 @@ def measure(config: Config, differentiated: float = 0) -> tuple[Costs, list[str]
     costs = Costs(
         parameters=parameters,
         trained=sum(p.numel() for p in policy.trainable().values()),
-        weights=sum(_size(module) for module in policy.networks.values()),
-        text_encoders=sum(_size(module) for name, module in modules.items() if name.startswith("text_encoder")),
-        vae=_size(modules["vae"]),
-        conditioning=sum(_size(module) for name, module in modules.items() if name in ("image_encoder", "connectors")),
-        rewards=sum(_size(scorer.model) for scorer in scorers),
+        weights=sum(size_of(module) for module in policy.networks.values()),
+        text_encoders=sum(size_of(module) for name, module in modules.items() if name.startswith("text_encoder")),
+        vae=size_of(modules["vae"]),
+        conditioning=sum(size_of(modules[name]) for name in ("image_encoder", "connectors") if name in modules),
+        rewards=sum(size_of(scorer.model) for scorer in scorers),
         trajectory=trajectory,
         forward=forward.flops / branches,
         backward=(update_passes[0].flops - forward.flops) / branches,
@@ -441,32 +357,6 @@ def _first_of_many(shared: ContextParallel) -> Iterator[DeviceMesh | None]:
         yield init_device_mesh("cpu", (shared.ring, shared.ulysses), mesh_dim_names=("ring", "ulysses"))
     finally:
         torch.distributed.destroy_process_group()
-
-
-@dataclass
-class PassCost:
-    flops: float
-    peak: int
-    """Bytes above those that were there before."""
-
-
-class Meter:
-    """Operations and memory of a piece of work on the fake device."""
-
-    def __init__(self, device: FakeDevice, dtype: torch.dtype) -> None:
-        self.device, self.dtype = device, dtype
-
-    def __call__(self, work: Callable[[], object], grad: bool = True) -> PassCost:
-        gc.collect()
-        before = self.device.peak = self.device.live
-        operations = self.device.operations
-        with torch.set_grad_enabled(grad), _autocast(self.dtype):
-            work()
-        return PassCost(self.device.operations - operations, self.device.peak - before)
-
-
-def _size(module: nn.Module) -> int:
-    return sum(t.numel() * t.element_size() for t in [*module.parameters(), *module.buffers()])
 
 
 @torch.no_grad()
@@ -581,9 +471,7 @@ def _plan(
     scored = sum(work / card.rate(dtype, model.tf32) for dtype, work in costs.score.items())
     at_peak["rewards"] = scored * flops["rewards"] / (gpus * (sum(costs.score.values()) or 1))
     phases = {f"{share:.0%}": {phase: value / share for phase, value in at_peak.items()} for share in FRACTIONS}
-    seconds = {share: sum(times.values()) for share, times in phases.items()}
-    hours = {share: value * training.iterations * gpus / 3600 for share, value in seconds.items()}
-    usable = card.memory * 1e9 / GIB - RESERVED
+    usable = card.usable
     memory = memory_of(config, costs, gpus)
     fixed = {phase: sum(v for name, v in sizes.items() if name != "activations") for phase, sizes in memory.items()}
     per_pair = max(costs.checkpointed if model.gradient_checkpointing else costs.activations, costs.differentiating)
@@ -595,16 +483,12 @@ def _plan(
         passes=passes,
         memory=memory,
         flops=flops,
-        seconds=seconds,
-        phases=phases,
-        pictures_per_hour={share: 3600 * samples / value for share, value in seconds.items()},
-        gpu_hours=hours,
         usable=usable,
         largest_micro_batch=max(0, math.floor((usable - fixed["update"]) * GIB / per_pair)),
         largest_rollout_batch=_largest_rollout(costs, (usable - fixed["rollout"]) * GIB),
         advice=advise(config, costs, gpus, usable),
         notes=notes,
-        price={} if price is None else {share: value * price for share, value in hours.items()},
+        **run_totals(config, phases, gpus, price),
     )
 
 
@@ -630,21 +514,11 @@ def memory_of(config: Config, costs: Costs, gpus: int, shards: int = 1) -> dict[
         shards: GPUs that the denoiser's weights, trained and frozen, are divided over (FSDP).
     """
     training, model = config.training, config.model
-    full = model.lora is None
-    algorithm = config.build_algorithm()
-    trained = 4 * costs.trained / shards
-    frozen: float = 0 if full else costs.weights - 4 * costs.trained
+    frozen: float = 0 if model.lora is None else costs.weights - 4 * costs.trained
     if model.base_bits is not None:
         bits = 8 if model.base_bits == "fp8" else model.base_bits
         frozen *= bits / (8 * torch_dtype(model.dtype).itemsize)
-    copies = len(algorithm.snapshots) + len(training.snapshots) + (training.ema_decay is not None)
-    reference = costs.weights * (torch_dtype(model.dtype).itemsize / 4) if full and algorithm.uses_reference else 0
-    always = {
-        "weights": frozen / shards + trained,
-        "reference": reference / shards,
-        "gradients": trained,
-        "moments": 0 if training.optimizer.offload else trained * 2 * training.optimizer.bits / 32,
-        "snapshots": 0 if training.offload_copies else copies * trained,
+    always = kept_weights(config, costs, frozen, shards) | {
         "rewards": costs.rewards,
         "conditioning": costs.conditioning,
     }
@@ -672,74 +546,37 @@ def memory_of(config: Config, costs: Costs, gpus: int, shards: int = 1) -> dict[
     return {phase: {name: size / GIB for name, size in sizes.items() if size} for phase, sizes in phases.items()}
 
 
-Way = tuple[str, Callable[[Config], object]]
-"""A setting as people write it, and the function that sets it."""
-
-
 def advise(config: Config, costs: Costs, gpus: int, usable: float) -> list[str]:
-    """Settings that make the run fit, those that save most memory first; [] where it fits already.
+    """Settings that make the run fit; see `fewest`."""
 
-    Settings that cost nothing are tried first, then those that cost time, and last those that change the run's numbers.
-    A setting that turns out not to be needed is left out again.
-    """
-
-    def peak(chosen: list[Way]) -> float:
-        changed = config.model_copy(deep=True)
-        for _, switch in chosen:
-            switch(changed)
-        shards = gpus if any(name.startswith("shards") for name, _ in chosen) else 1
+    def peak(changed: Config, in_shards: bool) -> float:
+        shards = gpus if in_shards else 1
         return max(sum(sizes.values()) for sizes in memory_of(changed, costs, gpus, shards).values())
 
-    def without(chosen: list[Way], way: Way) -> list[Way]:
-        return [other for other in chosen if other is not way]
-
-    def with_it(chosen: list[Way], way: Way) -> list[Way]:
-        # a setting that is there already gets the new value
-        setting = way[0].split(":")[0]
-        return [*(other for other in chosen if other[0].split(":")[0] != setting), way]
-
-    chosen: list[Way] = []
-    fits = peak(chosen) <= usable
-    ways = [] if fits else list(_ways(config, costs, gpus))
-    # one at a time, the first that helps: after each, another phase may have the largest peak
-    while not fits and (more := next((way for way in ways if peak(with_it(chosen, way)) < peak(chosen)), None)):
-        chosen = with_it(chosen, more)
-        fits = peak(chosen) <= usable
-    # of two settings that save as much, the one that costs more is left out
-    for way in sorted(reversed(chosen), key=lambda way: peak(without(chosen, way))):
-        if fits and peak(without(chosen, way)) <= usable:
-            chosen = without(chosen, way)
-    names = [name for name, _ in sorted(chosen, key=lambda way: -peak(without(chosen, way)))]
-    if fits:
-        return names
-    return [*names, f"and still {peak(chosen) - usable:.1f} GiB too much: more or larger GPUs, smaller pictures"]
+    last = "more or larger GPUs, smaller pictures"
+    return fewest(config, lambda: _ways(config, costs, gpus), peak, usable, last)
 
 
 def _ways(config: Config, costs: Costs, gpus: int) -> Iterator[Way]:
     """Settings that take less memory, the cheapest first."""
-    yield "model.offload_vae: true", _setter("model", "offload_vae", True)
-    yield "model.offload_text: true", _setter("model", "offload_text", True)
-    yield "training.offload_copies: true", _setter("training", "offload_copies", True)
-    yield "model.slice_vae: true", _setter("model", "slice_vae", True)
-    yield "training.micro_batch_size: 1", _setter("training", "micro_batch_size", 1)
-    yield "rollout.batch_size: 1", _setter("rollout", "batch_size", 1)
-    yield "model.gradient_checkpointing: true", _setter("model", "gradient_checkpointing", True)
-    yield "training.optimizer.offload: true", _setter("training.optimizer", "offload", True)
-    yield "training.optimizer.bits: 8", _setter("training.optimizer", "bits", 8)
+    yield "model.offload_vae: true", setter("model", "offload_vae", True)
+    yield "model.offload_text: true", setter("model", "offload_text", True)
+    yield "training.offload_copies: true", setter("training", "offload_copies", True)
+    yield "model.slice_vae: true", setter("model", "slice_vae", True)
+    yield "training.micro_batch_size: 1", setter("training", "micro_batch_size", 1)
+    yield "rollout.batch_size: 1", setter("rollout", "batch_size", 1)
+    yield "model.gradient_checkpointing: true", setter("model", "gradient_checkpointing", True)
+    yield "training.optimizer.offload: true", setter("training.optimizer", "offload", True)
+    yield "training.optimizer.bits: 8", setter("training.optimizer", "bits", 8)
     if gpus > 1:
         yield f"shards over the {gpus} GPUs (configs/accelerate/fsdp2.yaml)", lambda _: None
     for n in (n for n in costs.divides if n > config.model.context_parallel.degree and gpus % n == 0):
         divided = ContextParallel(ulysses=n)
-        yield f"{SHARED}: {{ulysses: {n}}}", _setter("model", "context_parallel", divided)
+        yield f"{SHARED}: {{ulysses: {n}}}", setter("model", "context_parallel", divided)
     if config.model.lora is not None:
-        yield "model.base_bits: 4", _setter("model", "base_bits", 4)
+        yield "model.base_bits: 4", setter("model", "base_bits", 4)
     for prompts in _fewer_prompts(config, gpus):
-        yield f"training.prompts_per_iteration: {prompts}", _setter("training", "prompts_per_iteration", prompts)
-
-
-def _setter(section: str, key: str, value: object) -> Callable[[Config], None]:
-    """Function that sets a key of a configuration's section to a value."""
-    return lambda config: setattr(attrgetter(section)(config), key, value)
+        yield f"training.prompts_per_iteration: {prompts}", setter("training", "prompts_per_iteration", prompts)
 
 
 def _fewer_prompts(config: Config, gpus: int) -> Iterator[int]:

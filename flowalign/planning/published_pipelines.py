@@ -5,6 +5,7 @@ Nothing is invented there: a model whose configuration could not be traced to a 
 
 import contextlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ PARTS: dict[str, Any] = DATA["parts"]
 PIPELINES = pipelines_of(DATA)
 NAMES: dict[str, str] = DATA["hub_names"]
 """Hub names in lower case, and the pipelines of that size."""
+TEXTS: dict[str, str] = DATA["texts"]
+"""Hub names of language models in lower case, and the part of that size."""
 REWARDS: dict[str, str] = DATA["rewards"]
 """Names of rewards, and the network of each."""
 
@@ -33,15 +36,25 @@ def published(path: str) -> Tiny | None:
     Raises:
         ConfigError: names the nearest one that is known.
     """
+    name = _known(path, NAMES)
+    return None if name is None else PIPELINES[name]
+
+
+def published_text(path: str) -> str | None:
+    """The part that is a language model of this name; as `published`."""
+    return _known(path, TEXTS)
+
+
+def _known(path: str, names: Mapping[str, str]) -> str | None:
     if Path(shipped(path)).is_dir():
         return None
     path, _ = split_revision(path)
-    if path.lower() not in NAMES:
+    if path.lower() not in names:
         raise ConfigError(
-            f"model.path: no configuration of '{path}' comes with flowalign; {nearest(path.lower(), NAMES)} "
+            f"model.path: no configuration of '{path}' comes with flowalign; {nearest(path.lower(), names)} "
             "A folder with its configuration files works too"
         )
-    return PIPELINES[NAMES[path.lower()]]
+    return names[path.lower()]
 
 
 def build(path: str, dtype: torch.dtype) -> DiffusionPipeline:

@@ -13,7 +13,7 @@ from flowalign.app.cli.modules import find_beside, quiet_libraries
 from flowalign.app.cli.numbers import finite
 
 if TYPE_CHECKING:
-    from flowalign.planning.plan import RunPlan
+    from flowalign.planning.resources import RunPlan
 
 
 def plan(

@@ -1,17 +1,22 @@
-"""Plans of a direct, a matching and a video recipe beside arithmetic by hand, from sizes that papers and pages give.
+"""Plans of a direct, a matching, a video and a text recipe beside arithmetic by hand, from published sizes.
 
 A multiplication with its addition counts as two operations. A matrix product of n rows by [a, b] is 2 n a b; attention
 of n queries to m keys of width d in all heads is 4 n m d, for scores and for their sum over values. Left out: norms,
 activations, time embeddings and modulation, which are one row a sample, and LoRA's own, 1% at rank 32.
 """
 
+from unittest import mock
+
+import numpy as np
 import pytest
 import torch
 
 from flowalign.config import load, recipe
 from flowalign.planning.fake_device import DEVICE, FakeDevice
-from flowalign.planning.plan import Meter, Passes, count
-from flowalign.planning.published_pipelines import network
+from flowalign.planning.plan import Passes, count
+from flowalign.planning.published_pipelines import PARTS, network
+from flowalign.planning.resources import Meter
+from flowalign.planning.text_plan import PROMPT_TOKENS, measure
 
 
 def unet() -> float:
@@ -73,6 +78,22 @@ def wan() -> float:
     return linear + 4 * d * blocks * n * (n + m)
 
 
+def qwen2(tokens: int, keys: int, drawn: int, layers: int = 28) -> tuple[float, float, float, float]:
+    """Qwen2 7B: layers of width 3584, 28 heads, 4 of keys and values, gated MLPs of 18944 (arXiv 2407.10671, table 1).
+
+    Args:
+        tokens: that go through the layers, each attending to `keys`.
+        drawn: that go through the head.
+
+    Returns:
+        operations of the layers' products, of those the MLPs' last, of attention and of the head.
+    """
+    d, mlp, vocabulary = 3584, 18944, 152064
+    # queries and output 2 d^2, keys and values of 4 x 128
+    layer = 2 * tokens * (2 * d * d + 2 * d * 512 + 3 * d * mlp)
+    return layers * layer, layers * 2 * tokens * d * mlp, layers * 4 * tokens * keys * d, 2 * drawn * d * vocabulary
+
+
 def kept_by_the_decoder() -> float:
     """Bytes that the decoder keeps for the gradient to its latents, in 16 bits: 3 (before + after) s^2 numbers a block.
 
@@ -116,6 +137,26 @@ def test_the_decoders_pass_and_its_gradient_are_what_its_sizes_say() -> None:
     # its weights are frozen, so that backwards is as much as forwards
     assert found.flops == pytest.approx(2 * vae_decoder(), rel=0.03)
     assert found.peak == pytest.approx(kept_by_the_decoder(), rel=0.05)
+
+
+def test_a_text_takes_what_its_sizes_say() -> None:
+    prompt, drawn = PROMPT_TOKENS, 1024
+    length, layers = prompt + drawn, 2
+    with mock.patch.dict(PARTS["qwen2_7b"], num_hidden_layers=layers):
+        costs = measure(load(recipe("qwen/grpo")))
+    products, down, attention, head = qwen2(length, length, drawn, layers)
+    assert costs.forward == pytest.approx(products + attention + head, rel=1e-3)
+    # every weight is trained: twice as much backwards; recomputed is all but what nothing needs again, the last product
+    backward = 2 * (products + head) + 2.5 * attention
+    assert costs.learned == pytest.approx(2 * costs.forward + backward - down, rel=5e-3)
+    assert costs.prompt == pytest.approx(sum(np.delete(qwen2(prompt, prompt, 1, layers), 1)), rel=1e-3)
+    for keys, found in zip((prompt + 1, length), costs.decoded, strict=True):
+        assert found == pytest.approx(sum(np.delete(qwen2(1, keys, 1, layers), 1)), rel=1e-3)
+    # transformers turns keys in float32 where the weights are, and its cache keeps values as it keeps keys
+    assert costs.cache == layers * length * 2 * 4 * 128 * 4
+    # in autocast every product's weights are there in 16 bits too, from the first step to the last
+    assert costs.read == 2 * (layers * (2 * 3584**2 + 2 * 3584 * 512 + 3 * 3584 * 18944) + 3584 * 152064)
+    assert costs.decoding[0] == pytest.approx(costs.read, rel=0.01)
 
 
 @pytest.mark.parametrize(
