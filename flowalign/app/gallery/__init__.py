@@ -1,4 +1,4 @@
-"""The gallery: a page, opened from disk or served, where people look at what alignment did and vote on it."""
+"""The gallery: a page, opened from disk or served, where people see how alignment changed samples, and vote."""
 
 from flowalign.app.gallery.build import build
 from flowalign.runs.previews import Film, Group, Limits, save_previews

@@ -21,18 +21,18 @@ from flowalign.runs.samples import THUMBNAIL, save_thumbnail, thumbnail_of
 CLIPS = {".mp4", ".webm"}
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".avif"}
 POINTS = 1000
-"""Points of a curve on the page; longer ones keep the extremes of equal stretches."""
+"""Most points of a curve on the page; of longer ones the extremes of equal intervals are shown."""
 PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
-"""Part of a picture's name in the gallery, which needs no quoting in addresses and leads nowhere else."""
+"""Word of a picture's path in the gallery that needs no quoting in addresses, and leads to no other folder."""
 NOTES = 50
-"""Notes of a run that are shown, at most."""
+"""Most notes of a run that are shown."""
 SCRIPTS = ("core", "grid", "compare", "previews", "tokens", "chart", "curves", "search", "vote", "start")
 ASSETS = ("gallery.css", *(f"{name}.js" for name in SCRIPTS))
 
 
 @dataclass
 class Placed:
-    """A sample in the gallery: its row and column of the grid and its files there."""
+    """A sample in the gallery, with its row and column of the grid, and its file there."""
 
     sample: SavedSample
     row: int
@@ -44,7 +44,7 @@ class Placed:
 
 @dataclass(kw_only=True)
 class Gallery:
-    """Everything the page shows. A row is one prompt and seed, a column one moment of one run, base first."""
+    """Content of the page. A row is one prompt and seed, a column one moment of one run, base first."""
 
     runs: list[SavedRun]
     columns: list[tuple[int, int]]
@@ -56,38 +56,38 @@ class Gallery:
 
     @property
     def trained(self) -> bool:
-        """Whether it shows more than searches."""
+        """True if it shows more than searches."""
         return any(run.moments or run.previews or run.series or not run.searches for run in self.runs)
 
     @property
     def texts(self) -> bool:
-        """Whether it shows a language model's texts."""
+        """True if it shows a language model's texts."""
         members = (m for moment in self.previews for group in moment["groups"] for m in group["members"])
         return any(p.sample.text is not None for p in self.placed) or any(m["text"] is not None for m in members)
 
 
 def build(runs: Sequence[Path | str], output: Path | str) -> Path:
-    """Write the gallery of one or more run folders, or bring it up to date.
+    """Write the gallery of one or more run folders, or update it.
 
     Args:
         runs: run folders; they are only read.
         output: the gallery's folder. Pictures are hard links into the runs where the file system allows it.
 
     Returns:
-        the page, output/index.html.
+        path of the page, output/index.html.
 
     Raises:
-        ConfigError: a run folder that is missing or is none.
+        ConfigError: a run folder is missing, or is none.
     """
     lay_out(runs, output)
     return Path(output) / "index.html"
 
 
 def lay_out(runs: Sequence[Path | str], output: Path | str) -> Gallery:
-    """`build`, returning what the page shows."""
+    """Do the work of `build`, and return the content of the page."""
     read, output = read_runs([Path(run) for run in runs]), Path(output)
     output.mkdir(parents=True, exist_ok=True)
-    # which may stand in the run's folder, and came with it
+    # the gallery's folder may be in a run's, which somebody else may have made
     check_folder(output)
     gallery = _arrange(read, output)
     assets = output / "assets"
@@ -110,8 +110,8 @@ def _arrange(runs: list[SavedRun], output: Path) -> Gallery:
     columns = [(i, moment.iteration) for i, run in enumerate(runs) for moment in run.moments]
     column_of = {column: n for n, column in enumerate(columns)}
     samples = [(i, m.iteration, s) for i, run in enumerate(runs) for m in run.moments for s in m.samples]
-    wanted = [(i, sample.path) for i, _, sample in samples if sample.text is None]
-    files = iter(store.place(runs, wanted))
+    pictures = [(i, sample.path) for i, _, sample in samples if sample.text is None]
+    files = iter(store.place(runs, pictures))
     sizes = [next(files) if sample.text is None else ("", (0, 0)) for _, _, sample in samples]
 
     rows: dict[tuple[str, str, int], int] = {}
@@ -122,7 +122,7 @@ def _arrange(runs: list[SavedRun], output: Path) -> Gallery:
         if entry is None:
             continue
         column = column_of[i, iteration]
-        # a prompt may be sampled twice from one seed; the n-th goes with the n-th of other moments
+        # a prompt may be sampled twice with one seed; its n-th sample is in one row with the n-th of other moments
         key = (column, sample.prompt, sample.seed)
         count = seen[key] = seen.get(key, -1) + 1
         row = rows.setdefault((sample.prompt, sample.seed, count), len(rows))
@@ -142,9 +142,9 @@ def _place_previews(store: "PictureStore", runs: list[SavedRun], i: int, moment:
     paths = [p for film in moment.films for p in film["pictures"]] + [
         m["picture"] for g in moment.groups for m in g["members"]
     ]
-    wanted = [path for path in paths if path is not None]
-    entries = store.place(runs, [(i, path) for path in wanted])
-    name = {path: entry[0] for path, entry in zip(wanted, entries) if entry is not None}
+    pictures = [path for path in paths if path is not None]
+    entries = store.place(runs, [(i, path) for path in pictures])
+    name = {path: entry[0] for path, entry in zip(pictures, entries) if entry is not None}
     return {
         "run": i,
         "iteration": moment.iteration,
@@ -157,15 +157,18 @@ def _place_previews(store: "PictureStore", runs: list[SavedRun], i: int, moment:
 
 
 def _place_searches(store: "PictureStore", runs: list[SavedRun], i: int) -> list[dict[str, Any]]:
-    wanted = [
-        path for found in runs[i].searches for path in (*found["pictures"].values(), found["sheet"]) if path is not None
+    pictures = [
+        path
+        for record in runs[i].searches
+        for path in (*record["pictures"].values(), record["sheet"])
+        if path is not None
     ]
-    entries = store.place(runs, [(i, path) for path in wanted])
-    name = {path: entry[0] for path, entry in zip(wanted, entries) if entry is not None}
+    entries = store.place(runs, [(i, path) for path in pictures])
+    name = {path: entry[0] for path, entry in zip(pictures, entries) if entry is not None}
     return [
-        {**found, "run": i, "sheet": name.get(found["sheet"])}
-        | {"pictures": {end: name.get(path) for end, path in found["pictures"].items()}}
-        for found in runs[i].searches
+        {**record, "run": i, "sheet": name.get(record["sheet"])}
+        | {"pictures": {end: name.get(path) for end, path in record["pictures"].items()}}
+        for record in runs[i].searches
     ]
 
 
@@ -175,7 +178,7 @@ def _facts(metadata: dict[str, Any]) -> dict[str, str]:
 
 
 class PictureStore:
-    """The pictures of a gallery's folder: each is linked and given a thumbnail once, and again when it changes."""
+    """The pictures in a gallery's folder: each is linked and gets a thumbnail once, and again when it changes."""
 
     def __init__(self, output: Path) -> None:
         self.output = output
@@ -190,10 +193,10 @@ class PictureStore:
     def place(
         self, runs: list[SavedRun], pictures: Iterable[tuple[int, Path]]
     ) -> list[tuple[str, tuple[int, int]] | None]:
-        """Name in the gallery and size in pixels of (run, path) pictures; unreadable ones are noted and None."""
+        """Names in the gallery and sizes in pixels of (run, path) pictures; None, with a note, for unreadable ones."""
         folders = [f"{_safe(run.folder.name)}-{_digest(str(run.folder))[:8]}" for run in runs]
         todo = [(f"{folders[i]}/{_name(path.relative_to(runs[i].folder))}", path) for i, path in pictures]
-        # Pillow lets go of the interpreter while it decodes, scales and encodes
+        # Pillow releases the interpreter's lock while it decodes, scales and encodes
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             entries = list(pool.map(lambda job: self._one(*job), todo))
         placed: list[tuple[str, tuple[int, int]] | None] = []
@@ -208,7 +211,7 @@ class PictureStore:
         return placed
 
     def _one(self, name: str, source: Path) -> tuple[int, ...] | None:
-        """(mtime, bytes, width, height) of a picture that is in place; width 0 for clips."""
+        """Put a picture into the gallery; return its (mtime, bytes, width, height), with width 0 for clips."""
         target, thumbnail = self.output / "pictures" / name, self.output / "thumbnails" / f"{name}.jpg"
         try:
             state = source.stat()
@@ -228,24 +231,24 @@ class PictureStore:
 
     @staticmethod
     def _thumbnail(source: Path, thumbnail: Path) -> tuple[int, int]:
-        # which loads torch, and a gallery that shows nothing new needs none
+        # imported here since it loads torch, which a gallery without new pictures does not need
         from rewards.pictures import opened
 
-        given = thumbnail_of(source)
+        saved = thumbnail_of(source)
         with opened(source) as picture:
             size = picture.size
             if max(size) <= THUMBNAIL:
                 picture.load()
-            elif _newer(given, source) and given.resolve().is_relative_to(source.parent):
-                _link(given, thumbnail)
+            elif _newer(saved, source) and saved.resolve().is_relative_to(source.parent):
+                _link(saved, thumbnail)
             else:
-                # which may be a link to the run's own
+                # it may be a link to the run's own thumbnail
                 thumbnail.unlink(missing_ok=True)
                 save_thumbnail(picture, thumbnail)
         return size
 
     def finish(self) -> None:
-        """Remove what no run shows any more and remember the rest."""
+        """Remove pictures that no run shows any more, and write the list of the others."""
         for name in set(self.known) - set(self.used):
             (self.output / "pictures" / name).unlink(missing_ok=True)
             (self.output / "thumbnails" / f"{name}.jpg").unlink(missing_ok=True)
@@ -257,7 +260,7 @@ def _newer(file: Path, other: Path) -> bool:
 
 
 def _link(source: Path, target: Path) -> None:
-    """A hard link in the place of what is there, a copy where the file system has no links."""
+    """Replace a file by a hard link, or by a copy if the file system has no links."""
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     try:
@@ -267,9 +270,9 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _ours(name: str, entry: Any) -> bool:
-    """Whether a line of the list of pictures is one that `finish` writes: it decides what is removed."""
-    parts = name.split("/")
-    plain = len(parts) > 1 and all(PLAIN.fullmatch(part) for part in parts)
+    """True if `finish` may have written this entry of the list of pictures, by which files are removed."""
+    words = name.split("/")
+    plain = len(words) > 1 and all(PLAIN.fullmatch(word) for word in words)
     return plain and isinstance(entry, list) and len(entry) == 4 and all(type(number) is int for number in entry)
 
 
@@ -282,29 +285,29 @@ def _safe(name: str) -> str:
 
 
 def _name(relative: Path) -> str:
-    """A path that needs no quoting in addresses: odd file names become a digest."""
-    parts = [part if PLAIN.fullmatch(part) else _digest(part)[:24] for part in relative.parts]
+    """A path that needs no quoting in addresses: unusual file names become a digest."""
+    words = [word if PLAIN.fullmatch(word) else _digest(word)[:24] for word in relative.parts]
     suffix = relative.suffix.lower()
-    return "/".join(parts) + (
-        "" if parts[-1].lower().endswith(suffix) else suffix if suffix in PICTURES | CLIPS else ""
+    return "/".join(words) + (
+        "" if words[-1].lower().endswith(suffix) else suffix if suffix in PICTURES | CLIPS else ""
     )
 
 
 def thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most `POINTS` points: the lowest and highest of equal stretches, and both ends."""
+    """At most `POINTS` points: the lowest and the highest one of equal intervals, and both ends."""
     if len(points) <= POINTS:
         return points
     points = sorted(points)
     bins = POINTS // 2 - 1
-    kept = {0, len(points) - 1}
+    shown = {0, len(points) - 1}
     for b in range(bins):
         stretch = range(b * len(points) // bins, (b + 1) * len(points) // bins)
-        kept |= {min(stretch, key=lambda i: points[i][1]), max(stretch, key=lambda i: points[i][1])}
-    return [points[i] for i in sorted(kept)]
+        shown |= {min(stretch, key=lambda i: points[i][1]), max(stretch, key=lambda i: points[i][1])}
+    return [points[i] for i in sorted(shown)]
 
 
 def _page_data(gallery: Gallery) -> dict[str, Any]:
-    """What the page's scripts read; texts and score names are listed once and pictures are short rows."""
+    """Data for the page's scripts; texts and names of scores are listed once, and pictures are short rows."""
     prompts: dict[str, int] = {}
     rewritten: dict[str, int] = {}
     scores: dict[str, int] = {}
@@ -342,5 +345,5 @@ def _page_data(gallery: Gallery) -> dict[str, Any]:
 
 
 def _short(value: float | None) -> float | None:
-    """Six digits are plenty to look at."""
+    """A value with six digits, which are enough for the page."""
     return None if value is None else float(f"{value:.6g}")

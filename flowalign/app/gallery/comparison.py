@@ -1,4 +1,4 @@
-"""One page that compares runs: the scores with what is significant, settings, curves, and pictures side by side."""
+"""One page that compares runs: scores with their significance, settings, curves, and pictures side by side."""
 
 import re
 import shutil
@@ -20,16 +20,16 @@ from flowalign.runs.reading import read_yaml
 from rewards.pictures import PictureError, opened
 
 SHOWN = 24
-"""Samples on the page: those that differ most."""
+"""Number of samples on the page: those that differ most."""
 FIRST = re.compile(r"reward/mean$|held-out all/(?!statistics|pictures)|policy/kl")
-"""Curves that are shown; the others are on demand."""
+"""Curves that are shown at once; the others on demand."""
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 190, 52, 10, 10, 26
 """Pixels of a chart, and of its margins."""
 
 
 @dataclass(kw_only=True)
 class Chart:
-    """A metric of all runs, drawn."""
+    """The curves of a metric of all runs."""
 
     name: str
     ticks: list[tuple[float, str]]
@@ -50,7 +50,7 @@ class Side:
     """Name of the file in the page's folder."""
     clip: bool = False
     small: bool = False
-    """Whether it is shown with its pixels."""
+    """Whether its single pixels are shown."""
 
 
 @dataclass(kw_only=True)
@@ -67,15 +67,15 @@ class ComparedSample:
 def build_comparison(
     runs: Sequence[Path], comparison: Comparison, moments: Sequence[tuple[Path, int]], output: Path
 ) -> Path:
-    """Write the page and what it shows into a folder.
+    """Write the page and its pictures into a folder.
 
     Args:
-        runs: their folders, the first is compared with.
-        comparison: of their scores, in their order.
-        moments: of each the folder that holds samples to show, and their iteration.
+        runs: folders of the runs; the others are compared with the first.
+        comparison: comparison of their scores, in the same order.
+        moments: for each run, the folder with the samples to show, and their iteration.
 
     Returns:
-        the page.
+        path of the page.
     """
     read = read_runs(list(runs))
     labels = list(comparison.results)
@@ -85,7 +85,13 @@ def build_comparison(
     for name in ("gallery.css", "comparison.css"):
         write_new(output / "assets" / name, (Path(__file__).parent / "static" / name).read_bytes())
     rows = [
-        (row, [None if gain is None else significance(own, row.of) for own, gain in zip(row.gains, row.differences)])
+        (
+            row,
+            [
+                None if gain is None else significance(values, row.of)
+                for values, gain in zip(row.gains, row.differences)
+            ],
+        )
         for row in comparison.rows()
     ]
     charts = list(_charts(read))
@@ -94,7 +100,7 @@ def build_comparison(
     text = page.render(
         labels=labels,
         rows=rows,
-        verdicts=[_verdict(labels[0], *own) for own in zip(labels[1:], rows[0][0].differences, rows[0][1])],
+        verdicts=[_verdict(labels[0], *columns) for columns in zip(labels[1:], rows[0][0].differences, rows[0][1])],
         prompts=len(set(first.prompts)),
         samples=len(first.prompts),
         tests=sum(sign is not None for _, signs in rows for sign in signs),
@@ -109,7 +115,7 @@ def build_comparison(
 
 
 def _verdict(first: str, other: str, difference: Any, sign: Significance | None) -> str:
-    """What the reward's difference says, in a sentence."""
+    """A sentence about the difference of the rewards."""
     if difference is None or sign is None:
         return f"{other} and {first}: too few prompts to say which is better."
     figures = f"{difference.mean:+.3f} [{sign.low:+.3f}, {sign.high:+.3f}], p = {sign.p:.2g}"
@@ -120,9 +126,11 @@ def _verdict(first: str, other: str, difference: Any, sign: Significance | None)
 
 def _settings(runs: Sequence[Path]) -> list[tuple[str, list[str]]]:
     """The settings in which runs differ."""
-    found = [flat(read_yaml(run / "config.yaml")) for run in runs]
-    names = dict.fromkeys(name for own in found for name in own)
-    rows = [(name, [str(own.get(name, "")) for own in found]) for name in names if name not in ("name", "output")]
+    configs = [flat(read_yaml(run / "config.yaml")) for run in runs]
+    names = dict.fromkeys(name for config in configs for name in config)
+    rows = [
+        (name, [str(config.get(name, "")) for config in configs]) for name in names if name not in ("name", "output")
+    ]
     return [(name, values) for name, values in rows if len(set(values)) > 1]
 
 
@@ -130,7 +138,7 @@ def _charts(runs: Sequence[SavedRun]) -> Iterator[Chart]:
     """Every metric that changes in one of the runs."""
     for name in dict.fromkeys(name for run in runs for name in run.series):
         lines = [(number, thinned(run.series.get(name, []))) for number, run in enumerate(runs)]
-        points = [point for _, own in lines for point in own]
+        points = [point for _, line in lines for point in line]
         (start, end), (low, high) = ((min(of), max(of)) for of in zip(*points, strict=True))
         if low == high or start == end:
             continue
@@ -145,36 +153,36 @@ def _charts(runs: Sequence[SavedRun]) -> Iterator[Chart]:
             name=name,
             ticks=[(y(value), f"{value:.3g}") for value in (low, (low + high) / 2, high)],
             ends=[(x(iteration), str(iteration)) for iteration in (start, end)],
-            lines=[(number, " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in own)) for number, own in lines if own],
+            lines=[(number, " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in line)) for number, line in lines if line],
         )
 
 
 def _shown(moments: Sequence[tuple[Path, int]], output: Path) -> list[ComparedSample]:
-    """The samples of one prompt and seed that all runs have, those that differ most first."""
+    """Samples of one prompt and seed that all runs have, those that differ most first."""
     shutil.rmtree(output / "pictures", ignore_errors=True)
-    found = [_samples(folder, iteration) for folder, iteration in moments]
+    by_run = [_samples(folder, iteration) for folder, iteration in moments]
     rows = []
-    for key in found[0]:
-        own = [samples[key] for samples in found if key in samples]
-        if len(own) == len(found):
-            rewards = [sample.scores.get("reward") for sample in own]
+    for key in by_run[0]:
+        same = [samples[key] for samples in by_run if key in samples]
+        if len(same) == len(by_run):
+            rewards = [sample.scores.get("reward") for sample in same]
             known = [reward for reward in rewards if reward is not None]
-            gain = max((b - known[0] for b in known[1:]), key=abs) if len(known) == len(own) else 0.0
-            rows.append((gain, own))
+            gain = max((b - known[0] for b in known[1:]), key=abs) if len(known) == len(same) else 0.0
+            rows.append((gain, same))
     rows.sort(key=lambda row: -abs(row[0]))
     return [
         ComparedSample(
-            prompt=own[0].prompt,
-            seed=own[0].seed,
-            sides=[_placed(sample, number, run, output) for run, sample in enumerate(own)],
+            prompt=same[0].prompt,
+            seed=same[0].seed,
+            sides=[_placed(sample, number, run, output) for run, sample in enumerate(same)],
             gain=gain,
         )
-        for number, (gain, own) in enumerate(rows[:SHOWN])
+        for number, (gain, same) in enumerate(rows[:SHOWN])
     ]
 
 
 def _placed(sample: SavedSample, number: int, run: int, output: Path) -> Side:
-    """A sample of the page, its picture in the page's folder."""
+    """A sample of the page; its picture is copied to the page's folder."""
     reward = sample.scores.get("reward")
     if sample.text is not None:
         return Side(reward=reward, text=sample.text)
@@ -192,7 +200,7 @@ def _placed(sample: SavedSample, number: int, run: int, output: Path) -> Side:
 
 
 def _samples(folder: Path, iteration: int) -> dict[tuple[str, str, int], SavedSample]:
-    """By prompt, seed and how often they came before, the samples saved at an iteration."""
+    """Samples of an iteration by prompt, seed, and a number from 0 for samples that share both."""
     (run,) = read_runs([folder])
     samples: dict[tuple[str, str, int], SavedSample] = {}
     for moment in run.moments:

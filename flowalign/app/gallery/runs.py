@@ -1,4 +1,4 @@
-"""Reading run folders to look at them: what is broken or half-written is left out and noted, never an error."""
+"""Reading run folders for the gallery: broken and half-written data are left out with a note, without an error."""
 
 import json
 import math
@@ -30,19 +30,19 @@ class SavedSample:
     """Path of the picture or clip; for a text the file of lines that it is in."""
     prompt: str
     rewritten: str | None
-    """Rewritten prompt, which the generator was given."""
+    """Rewritten prompt, which the generator got."""
     seed: str
     metadata: dict[str, Any]
     scores: dict[str, float]
     text: str | None = None
     """Text of a language model."""
     replies: dict[str, str] = field(default_factory=dict)
-    """Texts of judges about it."""
+    """Judges' texts about the sample."""
 
 
 @dataclass(kw_only=True)
 class Moment:
-    """What a run saved at one iteration."""
+    """Samples and previews that a run saved at one iteration."""
 
     iteration: int
     samples: list[SavedSample] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Moment:
 
 @dataclass(kw_only=True)
 class SavedRun:
-    """A run's folder, read."""
+    """Content of a run's folder."""
 
     folder: Path
     name: str
@@ -65,18 +65,18 @@ class SavedRun:
     series: dict[str, list[tuple[int, float]]]
     """Points (iteration, value) by name."""
     warnings: list[tuple[int, str, str]]
-    """(iteration, "suspect", "hacked" or "", text), from the keys `verdict` and `warnings` of a line"""
+    """Warnings as (iteration, "suspect", "hacked" or "", text), from the keys `verdict` and `warnings` of a line."""
     notes: list[str]
-    """Notes on what was left out, and why."""
+    """Notes on data that were left out, with the reason."""
     searches: list[dict[str, Any]] = field(default_factory=list)
     """Lines of a search folder's tried.jsonl, pictures as paths."""
 
 
 def read_runs(folders: list[Path]) -> list[SavedRun]:
-    """Read run folders, named as shortly as tells them apart.
+    """Read run folders, each with the shortest name that no other one has.
 
     Raises:
-        ConfigError: a folder that is missing or is not a run's.
+        ConfigError: a folder is missing, or is not a run's.
     """
     folders = list(dict.fromkeys(folder.resolve() for folder in folders))
     names = Counter(folder.name for folder in folders)
@@ -86,10 +86,10 @@ def read_runs(folders: list[Path]) -> list[SavedRun]:
 
 
 def read_run(folder: Path, name: str) -> SavedRun:
-    """Read one run's folder; raises ConfigError where there is none."""
+    """Read one run's folder; raises ConfigError if it is none."""
     if not folder.is_dir():
         raise ConfigError(f"no run's folder at {folder}")
-    if not any((folder / part).exists() for part in ("config.yaml", "metrics.jsonl", SAMPLES, PREVIEWS, TRIED)):
+    if not any((folder / file).exists() for file in ("config.yaml", "metrics.jsonl", SAMPLES, PREVIEWS, TRIED)):
         raise ConfigError(
             f"{folder} is not a run's folder: it has no config.yaml, metrics.jsonl or samples/, nor a search's {TRIED}"
         )
@@ -108,15 +108,15 @@ def read_run(folder: Path, name: str) -> SavedRun:
         groups = [g for record in _lines(run, path / "groups.jsonl") if (g := _group(run, path, record))]
         if films or groups:
             run.previews.append(Moment(iteration=iteration, samples=[], films=films, groups=groups))
-    run.searches = [found for record in _lines(run, folder / TRIED) if (found := _search(run, record))]
+    run.searches = [s for record in _lines(run, folder / TRIED) if (s := _search(run, record))]
     if not run.moments and not run.searches:
         run.notes.append("no pictures yet")
     return run
 
 
 def _moments(parent: Path) -> list[tuple[int, Path]]:
-    found = [(MOMENT.fullmatch(p.name), p) for p in parent.iterdir()] if parent.is_dir() else []
-    return sorted((int(match[1]), path) for match, path in found if match)
+    matches = [(MOMENT.fullmatch(p.name), p) for p in parent.iterdir()] if parent.is_dir() else []
+    return sorted((int(match[1]), path) for match, path in matches if match)
 
 
 def _lines(run: SavedRun, path: Path) -> Iterator[dict[str, Any]]:
@@ -126,8 +126,8 @@ def _lines(run: SavedRun, path: Path) -> Iterator[dict[str, Any]]:
     except (FileNotFoundError, NotADirectoryError):
         return
     except (OSError, ForeignError) as error:
-        said = error.strerror if isinstance(error, OSError) else str(error).partition(" ")[2]
-        run.notes.append(f"{_relative(run, path)}: {said}, left out")
+        reason = error.strerror if isinstance(error, OSError) else str(error).partition(" ")[2]
+        run.notes.append(f"{_relative(run, path)}: {reason}, left out")
         return
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -135,7 +135,7 @@ def _lines(run: SavedRun, path: Path) -> Iterator[dict[str, Any]]:
         try:
             record = json.loads(line)
             if b"\xed" in line or b"\\u" in line:
-                # half of a surrogate pair, which no page and no file can hold, is shown as a question mark
+                # half of a surrogate pair, which UTF-8 does not allow, is shown as a question mark
                 record = json.loads(json.dumps(record, ensure_ascii=False).encode(errors="replace"))
         except (ValueError, RecursionError):
             record = None
@@ -181,7 +181,7 @@ def _text(value: Any) -> str:
 
 
 def _file(run: SavedRun, folder: Path, name: Any) -> Path | None:
-    """The file of this name within the run's folder; a note where there is none."""
+    """The file of this name in the run's folder; None, with a note, if there is none."""
     try:
         path = inside(run.folder, os.path.normpath(folder.relative_to(run.folder) / name))
         if path.is_file():
@@ -218,17 +218,17 @@ def _sample(run: SavedRun, folder: Path, record: dict[str, Any]) -> SavedSample 
         metadata=_metadata(record.get("metadata")),
         scores=scores,
         text=text,
-        replies={name: _text(own) for name, own in _metadata(record.get("replies")).items()},
+        replies={name: _text(reply) for name, reply in _metadata(record.get("replies")).items()},
     )
 
 
 def _row(values: Any, length: int) -> list[float | None] | None:
-    """A list of this length with None for what is no number, or None for anything else."""
+    """A list of this length, with None for entries that are no numbers; None for anything else."""
     return [_number(v) for v in values] if isinstance(values, list) and len(values) == length else None
 
 
 def _tokens(values: Any) -> list[list[Any]]:
-    """[piece of the text, log-probability, entropy, advantage] of each token; none where the list is not of these."""
+    """[piece of the text, log-probability, entropy, advantage] of each token; [] if an entry is not of this form."""
     if not isinstance(values, list):
         return []
     rows = [[_text(v[0]), *(_number(n) for n in v[1:])] for v in values if isinstance(v, list) and len(v) == 4]
@@ -259,15 +259,15 @@ def _film(run: SavedRun, folder: Path, record: dict[str, Any]) -> dict[str, Any]
 
 
 def _group(run: SavedRun, folder: Path, record: dict[str, Any]) -> dict[str, Any] | None:
-    given = record.get("members")
-    given = given if isinstance(given, list) else []
-    members = [member for member in given if isinstance(member, dict)]
+    listed = record.get("members")
+    listed = listed if isinstance(listed, list) else []
+    members = [member for member in listed if isinstance(member, dict)]
     if not members:
         run.notes.append(f"{_relative(run, folder)}: a group without members, left out")
         return None
     wins = record.get("wins")
     rows: list[list[float | None] | None] = []
-    if isinstance(wins, list) and len(wins) == len(members) == len(given):
+    if isinstance(wins, list) and len(wins) == len(members) == len(listed):
         rows = [_row(row, len(members)) for row in wins]
     return {
         "prompt": _text(record.get("prompt", "")),
@@ -289,17 +289,17 @@ def _group(run: SavedRun, folder: Path, record: dict[str, Any]) -> dict[str, Any
 
 
 def _search(run: SavedRun, record: dict[str, Any]) -> dict[str, Any] | None:
-    given = record.get("nodes")
-    nodes = [_node(node, number) for number, node in enumerate(given if isinstance(given, list) else [])]
+    listed = record.get("nodes")
+    nodes = [_node(node, number) for number, node in enumerate(listed if isinstance(listed, list) else [])]
     whole = [node for node in nodes if node is not None]
     best = _metadata(record.get("best")).get("node")
     if not whole or len(whole) < len(nodes) or type(best) is not int or not 0 <= best < len(whole):
         run.notes.append(f"{TRIED}: a search whose nodes cannot be read, left out")
         return None
     pictures, sheet = _metadata(record.get("pictures")), _metadata(record.get("tried"))
-    places = sheet.get("nodes")
+    numbers = sheet.get("nodes")
     shape = [sheet.get("width"), sheet.get("height")]
-    fits = isinstance(places, list) and all(type(n) is int for n in places) and all(type(n) is int for n in shape)
+    fits = isinstance(numbers, list) and all(type(n) is int for n in numbers) and all(type(n) is int for n in shape)
     return {
         "number": record["number"] if type(record.get("number")) is int else 0,
         "prompt": _text(record.get("prompt", "")),
@@ -311,7 +311,7 @@ def _search(run: SavedRun, record: dict[str, Any]) -> dict[str, Any] | None:
         "nodes": whole,
         "pictures": {name: _file(run, run.folder, pictures[name]) for name in ("first", "best") if name in pictures},
         "sheet": _file(run, run.folder, sheet.get("picture")) if fits else None,
-        "places": places if fits else [],
+        "places": numbers if fits else [],
         "tile": shape if fits else [],
     }
 

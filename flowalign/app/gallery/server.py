@@ -1,8 +1,8 @@
-"""Serving a gallery with voting, to this machine unless told otherwise.
+"""Serving a gallery with voting, by default only to this machine.
 
-What is served: the page, its assets, the pictures and thumbnails of the gallery's folder, and the votes' interface
-under api/. Requests whose Host is a foreign name are refused (a page elsewhere could point its name here), and so
-are posts from other sites.
+It serves the page, its assets, the pictures and thumbnails of the gallery's folder, and the interface for votes under
+api/. It refuses requests whose Host is a foreign name (the name of another site could point here), and posts from
+other sites.
 """
 
 import hashlib
@@ -34,11 +34,11 @@ from flowalign.runs.samples import FOLDER as SAMPLES
 from rewards.connections import Punctual, is_own_host
 
 BODY = 65536
-"""Bytes of a post, at most."""
+"""Most bytes of a post."""
 
 
 class Refused(Exception):
-    """A request that asks for something that is not there; the text goes to the person."""
+    """A request for something that is not there; the person gets the text."""
 
 
 class Guard:
@@ -80,10 +80,10 @@ class Guard:
 
 
 class Polls:
-    """The votes on a gallery: which pairs two of its columns have in common, and who judged what.
+    """The votes on a gallery: the pairs of two columns, and the raters' verdicts on them.
 
     Args:
-        folder: the gallery's, with the file of votes.
+        folder: the gallery's folder, with the file of votes.
     """
 
     def __init__(self, gallery: Gallery, folder: Path) -> None:
@@ -92,10 +92,10 @@ class Polls:
         self.pairs: dict[tuple[int, int], dict[str, tuple[Placed, Placed]]] = {}
 
     def contest(self, a: Any, b: Any) -> dict[str, tuple[Placed, Placed]]:
-        """{key: (sample of column a, sample of column b)}; raises Refused for columns that are not there.
+        """Pairs {key: (sample of column a, sample of column b)}; raises Refused for columns that are not there.
 
-        They are two pictures, or two texts that are not the same, of one prompt and seed; of one column against itself,
-        every two of one prompt.
+        A pair is two pictures, or two different texts, of one prompt and seed; if both columns are the same, any two
+        samples of one prompt.
         """
         columns = range(len(self.gallery.columns))
         if type(a) is not int or type(b) is not int or a not in columns or b not in columns:
@@ -117,7 +117,7 @@ class Polls:
         return [pair for samples in by_prompt.values() for pair in itertools.combinations(samples, 2)]
 
     def next(self, rater: str, a: Any, b: Any) -> dict[str, Any]:
-        """The first pair, in the rater's own random order, that the rater has not judged."""
+        """The first pair that the rater has not judged, in the rater's own random order."""
         contest = self.contest(a, b)
         done = self.votes.verdicts(contest).get(rater, {})
         left = [key for key in contest if key not in done]
@@ -135,7 +135,7 @@ class Polls:
         return ballot
 
     def picture(self, a: int, b: int, key: str, side: str, token: str) -> str:
-        """Name in the gallery of a ballot's picture, whose address does not tell which it is."""
+        """Name in the gallery of a ballot's picture; the picture's address does not reveal its column."""
         contest = self.contest(a, b)
         if key not in contest or side not in ("left", "right") or contest[key][0].sample.text is not None:
             raise Refused("there is no such pair of pictures")
@@ -149,7 +149,7 @@ class Polls:
         if verdict in ("left", "right"):
             verdict = ("first", "second")[_index(verdict, _draw(rater, key, "side"))]
         shown = [p.sample.path if p.sample.text is None else p.sample.text for p in (first, second)]
-        # of two seeds both
+        # both, if the seeds differ
         seed = " and ".join(dict.fromkeys([first.sample.seed, second.sample.seed]))
         self.votes.add(rater, Pair(key, first.sample.prompt, seed, *shown), verdict)
 
@@ -158,7 +158,7 @@ class Polls:
         return self.votes.preferences(within=[run.folder for run in self.gallery.runs])
 
     def results(self, a: Any, b: Any) -> dict[str, Any]:
-        """The votes on two columns, summed up, and the commands that train on them."""
+        """Summary of the votes on two columns, with the commands that train on them."""
         contest = self.contest(a, b)
         scores = {key: (x.sample.scores, y.sample.scores) for key, (x, y) in contest.items()}
         next_steps = commands([run.folder for run in self.gallery.runs], self.folder, self.gallery.texts)
@@ -168,7 +168,7 @@ class Polls:
 
 
 def _key(first: Placed, second: Placed) -> str:
-    """Of a pair, the same after a restart; the texts of a moment share their file."""
+    """Key of a pair, the same after a restart; texts add prompt and seed, since those of a moment share a file."""
     named = [str(p.sample.path) for p in (first, second)]
     if first.sample.text is not None:
         named += [first.sample.prompt, first.sample.seed]
@@ -176,7 +176,7 @@ def _key(first: Placed, second: Placed) -> str:
 
 
 def _differ(first: Placed, second: Placed) -> bool:
-    """Whether there is something to choose: two pictures, or two texts that are not the same."""
+    """True if there is a choice: two pictures, or two different texts."""
     one, other = first.sample.text, second.sample.text
     return (one is None and other is None) or (one is not None and other is not None and one != other)
 
@@ -187,13 +187,13 @@ def _draw(rater: str, key: str, purpose: str) -> str:
 
 
 def _index(side: str, token: str) -> int:
-    """Which of the pair is on this side."""
+    """Index in the pair of the sample on this side."""
     flipped = int(token[0], 16) % 2
     return flipped if side == "left" else 1 - flipped
 
 
 class LiveGallery:
-    """A gallery of runs that may still go on: laid out again, for whoever opens the page, where they have more to show.
+    """A gallery of runs that may still train: when the page is opened, it is laid out again if they have written more.
 
     Args:
         output: the gallery's folder; votes go to its votes.sqlite.
@@ -206,17 +206,19 @@ class LiveGallery:
         self.polls = Polls(lay_out(runs, output), output)
 
     def now(self) -> list[tuple[str, int]]:
-        """What the runs have written so far."""
-        folders = [own for run in self.runs for name in (SAMPLES, PREVIEWS) for own in (run / name).glob("iteration-*")]
+        """Files and folders that the runs have written so far, with their times."""
+        folders = [
+            path for run in self.runs for name in (SAMPLES, PREVIEWS) for path in (run / name).glob("iteration-*")
+        ]
         files = [run / name for run in self.runs for name in ("metrics.jsonl", "evaluations.jsonl")]
-        return sorted((str(own), own.stat().st_mtime_ns) for own in (*folders, *files) if own.exists())
+        return sorted((str(path), path.stat().st_mtime_ns) for path in (*folders, *files) if path.exists())
 
     def moments(self) -> int:
-        """How many moments with samples there are by now."""
+        """Number of moments with samples so far."""
         return sum(len(list((run / SAMPLES).glob("iteration-*/samples.jsonl"))) for run in self.runs)
 
     def refresh(self) -> None:
-        """Lay the gallery out again where the runs have written more."""
+        """Lay the gallery out again if the runs have written more."""
         with self.lock:
             state = self.now()
             if state != self.state:
@@ -227,7 +229,7 @@ def application(shown: LiveGallery, host: str = "127.0.0.1") -> ASGIApp:
     """The gallery in a folder as a web application.
 
     Args:
-        host: a name besides localhost and plain addresses that the server goes by.
+        host: name of the server, besides localhost and plain addresses.
     """
     output = shown.output
 
@@ -259,17 +261,17 @@ def application(shown: LiveGallery, host: str = "127.0.0.1") -> ASGIApp:
 
         def work() -> dict[str, Any]:
             try:
-                given = json.loads(body)
+                values = json.loads(body)
             except (ValueError, RecursionError) as error:
                 raise Refused("the post is not JSON") from error
-            if not isinstance(given, dict):
+            if not isinstance(values, dict):
                 raise Refused("the post is not a JSON object")
-            rater, a, b = _rater(given.get("rater")), given.get("a"), given.get("b")
+            rater, a, b = _rater(values.get("rater")), values.get("a"), values.get("b")
             polls = shown.polls
             if request.url.path == "/api/undo":
                 polls.votes.undo(rater, polls.contest(a, b))
             else:
-                polls.vote(rater, a, b, given.get("pair"), given.get("verdict"))
+                polls.vote(rater, a, b, values.get("pair"), values.get("verdict"))
             return polls.next(rater, a, b)
 
         return await answer(work)
@@ -309,7 +311,7 @@ def application(shown: LiveGallery, host: str = "127.0.0.1") -> ASGIApp:
 
 
 def _columns(request: Request) -> tuple[int | None, int | None]:
-    """The columns a and b of a question, None for what is no number."""
+    """The columns a and b of a request; None for a value that is no number."""
     a, b = (request.query_params.get(name, "") for name in ("a", "b"))
     return _integer(a), _integer(b)
 
@@ -328,12 +330,12 @@ def _rater(name: Any) -> str:
 
 
 def serve(runs: list[Path], output: Path, host: str = "127.0.0.1", port: int = 8765) -> None:
-    """Build the gallery and serve it until interrupted, printing its address; runs may go on meanwhile.
+    """Build the gallery, print its address, and serve it until it is interrupted; the runs may still train.
 
     Args:
         runs: run folders.
         output: the gallery's folder.
-        host: address to listen on, empty is loopback; others let everyone who reaches them look and vote.
+        host: address to listen on, empty for loopback; on others everybody who reaches it can look and vote.
         port: 0 takes a free one.
     """
     host = host or "127.0.0.1"

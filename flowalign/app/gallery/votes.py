@@ -1,4 +1,4 @@
-"""Blind votes summed up: win rates, agreement, and the commands that train on them."""
+"""Summary of blind votes: win rates, agreement, and the commands that train on them."""
 
 import math
 import shlex
@@ -14,11 +14,11 @@ from flowalign.errors import ConfigError
 from flowalign.runs.reading import read_yaml
 
 DPO = "dpo.yaml"
-"""Configuration that trains on the votes, beside the pictures that `flowalign pairs` made."""
+"""Name of the configuration that trains on the votes, in the folder that `flowalign pairs` made."""
 
 
 def enough(choices: int) -> str:
-    """A word on how much so many choices can carry; docs/gallery.md has what it was measured on."""
+    """A sentence on what this number of choices is good for; docs/gallery.md has the measurements behind it."""
     margin = f"a win rate is known to {98 / math.sqrt(choices):.0f} points, and " if choices else ""
     return (
         f"{choices} choices so far: {margin}training wants hundreds at least. On a tiny model 50 made it worse, 100 "
@@ -41,7 +41,7 @@ def commands(runs: Sequence[Path], gallery: Path, texts: bool) -> list[str]:
     """The command lines that export a gallery's votes and train on them.
 
     Args:
-        runs: the folders that it shows; one that `flowalign pairs` made has a configuration for its votes.
+        runs: folders that the gallery shows; one that `flowalign pairs` made has a configuration for its votes.
         gallery: the gallery's folder.
         texts: the votes are on texts.
     """
@@ -56,7 +56,7 @@ def commands(runs: Sequence[Path], gallery: Path, texts: bool) -> list[str]:
 
 
 def _recipe(run: Path) -> list[Path | str]:
-    """The configuration that trains a run's model by DPO, and what to set in it."""
+    """The configuration that trains a run's model by DPO, with the settings that it needs."""
     if (run / DPO).is_file():
         return [run / DPO]
     try:
@@ -67,36 +67,36 @@ def _recipe(run: Path) -> list[Path | str]:
 
 
 BETWEEN = 200
-"""Pairs of raters in the results, those who judged most in common."""
+"""Most pairs of raters in the results: those who judged most pictures in common."""
 
 
 def agreement(verdicts: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
-    """Every two raters' agreement on what both judged: its share, and Cohen's kappa.
+    """Agreement of every two raters on the pairs that both judged: its share, and Cohen's kappa.
 
     Kappa is None where chance alone would always agree.
     """
     raters = sorted(verdicts)
     pairs = {pair: i for i, pair in enumerate(sorted({pair for votes in verdicts.values() for pair in votes}))}
-    given = np.zeros((len(WORTH), len(raters), len(pairs)))
+    one_hot = np.zeros((len(WORTH), len(raters), len(pairs)))
     kinds = {verdict: i for i, verdict in enumerate(WORTH)}
     for row, rater in enumerate(raters):
         for pair, verdict in verdicts[rater].items():
             if verdict in kinds:
-                given[kinds[verdict], row, pairs[pair]] = 1
-    judged = given.sum(0)
+                one_hot[kinds[verdict], row, pairs[pair]] = 1
+    judged = one_hot.sum(0)
     # [raters, raters]
     both = judged @ judged.T
-    same = (given @ given.transpose(0, 2, 1)).sum(0)
-    # how often the row's rater gave each verdict among the pairs that the column's judged too
-    often = given @ judged.T
+    same = (one_hot @ one_hot.transpose(0, 2, 1)).sum(0)
+    # how often the row's rater gave each verdict on pairs that the column's rater judged too
+    often = one_hot @ judged.T
     chance = (often * often.transpose(0, 2, 1)).sum(0)
-    found = []
+    agreements = []
     for a, b in zip(*np.triu_indices(len(raters), 1)):
         if count := int(both[a, b]):
             share, luck = float(same[a, b]) / count, float(chance[a, b]) / count**2
             kappa = None if luck == 1 else (share - luck) / (1 - luck)
-            found.append({"raters": [raters[a], raters[b]], "pairs": count, "same": share, "kappa": kappa})
-    return found
+            agreements.append({"raters": [raters[a], raters[b]], "pairs": count, "same": share, "kappa": kappa})
+    return agreements
 
 
 def results(
@@ -104,8 +104,8 @@ def results(
 ) -> dict[str, Any]:
     """Win rates of the second pictures, agreement between raters, and agreement of the choices with each reward.
 
-    Where several raters judged a pair it counts once, with their mean verdict, so that the interval is not made
-    narrower by repetition.
+    A pair that several raters judged counts once, with their mean verdict, so that repetition does not make the
+    interval narrower.
 
     Args:
         verdicts: {rater: {pair: verdict}}.
@@ -120,8 +120,8 @@ def results(
     everything = [verdict for votes in verdicts.values() for verdict in votes.values()]
     raters = []
     for rater, votes in sorted(verdicts.items()):
-        own = [WORTH[v] for v in votes.values() if v != "skip"]
-        raters.append({"rater": rater, **_rate(sum(own), len(own)), **_counts(list(votes.values()))})
+        worths = [WORTH[v] for v in votes.values() if v != "skip"]
+        raters.append({"rater": rater, **_rate(sum(worths), len(worths)), **_counts(list(votes.values()))})
     between = agreement(verdicts)
     shown = sorted(sorted(range(len(between)), key=lambda i: -between[i]["pairs"])[:BETWEEN])
     names = sorted({name for first, second in scores.values() for name in first.keys() & second.keys()})
