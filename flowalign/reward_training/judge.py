@@ -33,7 +33,7 @@ class JudgeScorer(PreferenceModel):
         self.template = judging_template(template)
         self.question = self.template.questions[0]
         super().__init__(model, AutoModelForImageTextToText, [(AutoProcessor, model)], device)
-        self.judge = LocalJudge(self.network, *self.parts)
+        self.judge = LocalJudge(self.network, *self.processors)
 
     def margins(self, pairs: Preferences, rows: Sequence[int]) -> Tensor:
         sides = [[read_picture(pairs.metadata[i][key]) for i in rows] for key in ("chosen", "rejected")]

@@ -26,13 +26,13 @@ class PreferenceModel:
     Args:
         model: folder or hub name.
         network: transformers' class of the model.
-        parts: tokenizers and processors that are saved with it: each a class, and its folder or hub name.
+        processors: tokenizers and processors that are saved with it: each a class, and its folder or hub name.
     """
 
-    def __init__(self, model: str, network: Any, parts: Sequence[tuple[Any, str]], device: str) -> None:
+    def __init__(self, model: str, network: Any, processors: Sequence[tuple[Any, str]], device: str) -> None:
         try:
             self.network = network.from_pretrained(**hub(model), dtype=torch.float32).to(pick_device(device)).eval()
-            self.parts = [kind.from_pretrained(**hub(path)) for kind, path in parts]
+            self.processors = [kind.from_pretrained(**hub(path)) for kind, path in processors]
         except (OSError, ValueError) as error:
             raise ConfigError(f"no model to train at '{model}': {' '.join(str(error).split())[:300]}") from error
 
@@ -55,7 +55,7 @@ class PreferenceModel:
 
     def save(self, folder: Path) -> None:
         """Write the files that the reward loads."""
-        for component in (self.network, *self.parts):
+        for component in (self.network, *self.processors):
             component.save_pretrained(folder)
 
 
@@ -71,7 +71,7 @@ class ClipScorer(PreferenceModel):
         super().__init__(model, AutoModel, [(AutoTokenizer, source), (AutoImageProcessor, source)], device)
         if not hasattr(self.network, "get_image_features") or not hasattr(self.network, "logit_scale"):
             raise ConfigError(f"'{model}' is a {type(self.network).__name__}; a CLIP-like dual encoder can be trained")
-        self.tokenizer, pictures = self.parts
+        self.tokenizer, pictures = self.processors
         self.preprocess = picture_settings(pictures)
 
     def scores(self, files: Sequence[str | Path], texts: Sequence[str]) -> Tensor:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @options.with_sampling
 def bench(
-    asked: dict[str, Any],
+    requested: dict[str, Any],
     model: options.Model,
     suite: Annotated[str, typer.Option(help="One or more suites with commas between: `flowalign list suites`.")],
     lora: Annotated[
@@ -58,13 +58,13 @@ def bench(
     trained = (Path(model) / "config.yaml").is_file()
     if base and not trained and lora is None:
         raise ConfigError(f"--base: {model} has nothing to take off; a run's folder or --lora has")
-    if base and "rlg" in asked:
+    if base and "rlg" in requested:
         raise ConfigError("--rlg weighs what was trained, which --base takes off; measure one at a time")
-    asked |= options.given(batch_size=batch_size)
+    requested |= options.given(batch_size=batch_size)
     # suites say what is wrong with their prompts and judges before a model loads
     for benchmark in suites:
         benchmark.prompts()
-    figures = _measure(model, lora, dtype, trust, base, suites, asked, folder, limit, seed)
+    figures = _measure(model, lora, dtype, trust, base, suites, requested, folder, limit, seed)
     if figures is None:
         return
     from flowalign.app.gallery import build
@@ -109,7 +109,7 @@ def _measure(
     trust: bool,
     base: bool,
     suites: "list[Suite]",
-    asked: dict[str, Any],
+    requested: dict[str, Any],
     folder: Path,
     limit: int | None,
     seed: int | None,
@@ -126,8 +126,8 @@ def _measure(
     for label in [*([run.BASE] if base or not tuned else []), *([run.TUNED] if tuned else [])]:
         with opened(model, trust):
             trained = label == run.TUNED
-            policy, sampling = _load(model, lora if trained else None, dtype, trained, asked)
-        options.check_frames(policy, asked.get("num_frames"))
+            policy, sampling = _load(model, lora if trained else None, dtype, trained, requested)
+        options.check_frames(policy, requested.get("num_frames"))
         for suite in suites:
             if not protocols.get(suite.name):
                 protocols[suite.name] = protocol(suite, model, lora, dtype, sampling, limit, noise)
@@ -149,7 +149,7 @@ def _measure(
 
 
 def _load(
-    model: str, lora: Path | None, dtype: str, trained: bool, asked: dict[str, Any]
+    model: str, lora: Path | None, dtype: str, trained: bool, requested: dict[str, Any]
 ) -> "tuple[DiffusersPolicy, Sampling]":
     """The model to measure, and its sampling settings: those of a run's evaluations, else the pipeline's defaults."""
     from flowalign.app.loading import load_for_sampling
@@ -162,7 +162,7 @@ def _load(
         raise ConfigError(f"{model}: this run trained a language model; suites are of pictures and videos")
     assert isinstance(as_evaluated, Sampling)
     sampling = as_evaluated if (Path(model) / "config.yaml").is_file() else own_sampling(policy)
-    return policy, sampling.model_copy(update=asked)
+    return policy, sampling.model_copy(update=requested)
 
 
 def protocol(

@@ -31,7 +31,7 @@ Trust = Annotated[bool, typer.Option("--trust", help=TRUST)]
 
 @with_sampling
 def evaluate_runs(
-    asked: dict[str, Any],
+    requested: dict[str, Any],
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; the others are compared with the first.")
     ],
@@ -51,15 +51,15 @@ def evaluate_runs(
 
     Sampling options that are not given are each run's own.
     """
-    if base and "rlg" in asked:
+    if base and "rlg" in requested:
         raise ConfigError("--rlg weighs what was trained, which --base takes off; measure one at a time")
     if json_path is not None:
         check_output(json_path, "--json")
     judge = _judge(runs[0], rewards, panel, trust)
     settings = _heldout(runs[0], {"prompts": prompts, "samples_per_prompt": pictures, "seed": seed}, trust)
-    results = {"base": _evaluate(runs[0], judge, settings, trust, asked, trained=False)} if base else {}
+    results = {"base": _evaluate(runs[0], judge, settings, trust, requested, trained=False)} if base else {}
     for name, run in zip(labels_of(runs), runs, strict=True):
-        results[name] = _evaluate(run, judge, settings, trust, asked)
+        results[name] = _evaluate(run, judge, settings, trust, requested)
     _show(results, json_path, {})
 
 
@@ -171,7 +171,7 @@ def _heldout(run: Path, changes: dict[str, Any], trust: bool) -> Any:
 
 
 def _evaluate(
-    run: Path, judge: "Reward", heldout: Any, trust: bool, asked: dict[str, Any] | None = None, trained: bool = True
+    run: Path, judge: "Reward", heldout: Any, trust: bool, requested: dict[str, Any] | None = None, trained: bool = True
 ) -> "Evaluated":
     """Sample the held-out prompts with a run, with its own settings, and score the samples."""
     from flowalign.app.loading import load_for_sampling
@@ -182,14 +182,14 @@ def _evaluate(
     with opened(run, trust):
         config = _config(run)
     check_media(judge, config.model.kind)
-    if asked and config.model.kind != "pictures":
-        raise ConfigError(f"{of_pictures(asked)}, and {run} trained a language model")
+    if requested and config.model.kind != "pictures":
+        raise ConfigError(f"{of_pictures(requested)}, and {run} trained a language model")
     prompts = Prompts.of(heldout)
     with opened(run, trust):
         policy, sampling = load_for_sampling(str(run), None, config.model.dtype, trained)
-    if asked:
-        check_frames(policy, asked.get("num_frames"))
-        sampling = sampling.model_copy(update=asked)
+    if requested:
+        check_frames(policy, requested.get("num_frames"))
+        sampling = sampling.model_copy(update=requested)
     policy.bind(judge)
     print(f"{run}{'' if trained else ' before training'}: {sampling.shown()}")
     return evaluate(policy, judge, prompts, sampling, heldout.samples_per_prompt, heldout.seed)

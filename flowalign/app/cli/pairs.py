@@ -47,7 +47,7 @@ training:
 
 @options.with_sampling
 def pairs(
-    asked: dict[str, Any],
+    requested: dict[str, Any],
     model: options.Model,
     prompts: Annotated[str, typer.Argument(help="A file of prompts, a shipped list, or a data set of the hub.")],
     per_prompt: Annotated[int, typer.Option(min=2, help="Samples per prompt; n of them make n (n - 1) / 2 pairs.")] = 4,
@@ -76,10 +76,10 @@ def pairs(
         policy, sampling = load_for_sampling(model, lora, dtype)
     pictures = isinstance(policy, DiffusersPolicy)
     if pictures:
-        options.check_frames(policy, asked.get("num_frames"))
-    elif asked:
-        raise ConfigError(f"{options.of_pictures(asked)}, and this run trained a language model")
-    sampling = sampling.model_copy(update=asked | options.given(batch_size=batch_size))
+        options.check_frames(policy, requested.get("num_frames"))
+    elif requested:
+        raise ConfigError(f"{options.of_pictures(requested)}, and this run trained a language model")
+    sampling = sampling.model_copy(update=requested | options.given(batch_size=batch_size))
     print(sampling.shown())
     save_samples(output, 0, sampled(policy, sampling, prompt_list, per_prompt, seed))
     if pictures:

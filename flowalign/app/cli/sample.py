@@ -14,7 +14,7 @@ from flowalign.runs.files import check_output
 
 @options.with_sampling
 def sample(
-    asked: dict[str, Any],
+    requested: dict[str, Any],
     model: options.Model,
     prompts: Annotated[list[str], typer.Argument(help="One or more prompts.")],
     lora: options.Lora = None,
@@ -33,7 +33,7 @@ def sample(
     from flowalign.runs.samples import save_picture
 
     source = options.pictures(image, mask)
-    options.check_prompts(prompts, asked.get("negative_prompt"))
+    options.check_prompts(prompts, requested.get("negative_prompt"))
     check_output(output, "--output", folder=True)
     with opened(model, trust):
         policy, sampling = load_for_sampling(model, lora, dtype)
@@ -41,19 +41,19 @@ def sample(
     # the same for every prompt, so that they can be compared
     seeds = [seed + number for _ in prompts for number in range(count)]
     if isinstance(policy, LanguagePolicy):
-        if asked or source:
-            raise ConfigError(f"{options.of_pictures([*asked, *source])}, and this run trained a language model")
+        if requested or source:
+            raise ConfigError(f"{options.of_pictures([*requested, *source])}, and this run trained a language model")
         for prompt, completion in zip(texts, policy.make(texts, seeds, sampling), strict=True):
             print(f"{prompt!r} -> {completion!r}")
         return
     assert isinstance(policy, DiffusersPolicy)
     options.check_pictures(policy, source)
-    options.check_frames(policy, asked.get("num_frames"))
-    requested = sampling.model_copy(update=asked)
-    print(requested.shown())
+    options.check_frames(policy, requested.get("num_frames"))
+    settings = sampling.model_copy(update=requested)
+    print(settings.shown())
     output.mkdir(parents=True, exist_ok=True)
     first = next_number(output)
-    for i, picture in enumerate(policy.make(texts, seeds, requested, [source] * len(texts))):
+    for i, picture in enumerate(policy.make(texts, seeds, settings, [source] * len(texts))):
         path = save_picture(picture, output / f"{first + i:05d}-seed{seeds[i]}", "png")
         print(f"{path}  {texts[i]}")
 

@@ -15,7 +15,7 @@ from flowalign.runs.files import check_output
 
 @options.with_sampling
 def search(
-    asked: dict[str, Any],
+    requested: dict[str, Any],
     model: options.Model,
     prompts: Annotated[list[str], typer.Argument(help="Prompts, or a file or a shipped list of prompts.")],
     method: Annotated[
@@ -58,7 +58,7 @@ def search(
     allowed = Budget.parse(budget)
     methods = build_methods(method or ["best_of_n"], settings(set_ or []))
     source = options.pictures(image, mask)
-    options.check_prompts(prompts, asked.get("negative_prompt"))
+    options.check_prompts(prompts, requested.get("negative_prompt"))
     prompt_list = _prompts(prompts, limit, source)
     output = Path("searches") / _named_after(prompts[0]) if output is None else output
     check_output(output, "--output", folder=True)
@@ -72,11 +72,11 @@ def search(
     if not isinstance(policy, DiffusersPolicy):
         raise ConfigError(f"{model}: a search is of pictures and videos, and this run trained a language model")
     options.check_pictures(policy, source)
-    options.check_frames(policy, asked.get("num_frames"))
-    requested: Any = sampling.model_copy(update=asked)
-    print(requested.shown())
+    options.check_frames(policy, requested.get("num_frames"))
+    sampling_settings: Any = sampling.model_copy(update=requested)
+    print(sampling_settings.shown())
     store = SearchStore(output)
-    _print(run_search(policy, prompt_list, methods, judge, requested, allowed, seed, store), judge.name)
+    _print(run_search(policy, prompt_list, methods, judge, sampling_settings, allowed, seed, store), judge.name)
     print(f"pictures: {output / 'pictures'}")
     if out is not None:
         print(f"{store.write_pairs(out, judge.name)} preferences: {out}")

@@ -32,11 +32,11 @@ class DPGBench(Suite):
     headline = ("dpg",)
 
     def __init__(self, data: str | None = None, judge: Local | Served | None = None) -> None:
-        self.data, self.asked = data, judge or Local(QWEN, dtype="bfloat16")
+        self.data, self.judge = data, judge or Local(QWEN, dtype="bfloat16")
 
     @cached_property
     def _judge(self) -> Judge:
-        return self.asked.build(self.name)
+        return self.judge.build(self.name)
 
     def prompts(self) -> Prompts:
         with open(located(DATA, self.data, "dpg.data"), encoding="utf-8-sig", newline="") as file:
@@ -50,7 +50,7 @@ class DPGBench(Suite):
         return [graded([next(yes) for _ in graph["questions"]], graph) for graph in metadata]
 
     def settings(self) -> Mapping[str, Any]:
-        return described(self.asked)
+        return described(self.judge)
 
 
 def graphs(rows: Sequence[Mapping[str, str]]) -> Prompts:

@@ -60,11 +60,11 @@ class UniGenBench(Suite):
             raise ConfigError(
                 "unigenbench needs a judge: --set unigenbench.judge='{url: http://127.0.0.1:8000/v1, model: NAME}'"
             )
-        self.asked, self.data, self.wording, self.max_tokens = judge, data, wording, max_tokens
+        self.judge, self.data, self.wording, self.max_tokens = judge, data, wording, max_tokens
 
     @cached_property
     def _judge(self) -> Judge:
-        return self.asked.build(self.name)
+        return self.judge.build(self.name)
 
     @cached_property
     def _texts(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class UniGenBench(Suite):
         return [graded(reply, record["Testpoints"]) for reply, record in zip(replies, metadata, strict=True)]
 
     def settings(self) -> Mapping[str, Any]:
-        return described(self.asked) | {"max_tokens": self.max_tokens}
+        return described(self.judge) | {"max_tokens": self.max_tokens}
 
 
 def constants(path: Path) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class RolloutWorker:
         """Iteration of the loaded weights."""
 
     @cached_property
-    def parts(self) -> tuple[Any, Sampler]:
+    def algorithm_and_sampler(self) -> tuple[Any, Sampler]:
         """The algorithm and its sampler; built at the first use, so that the caller gets the error if this fails."""
         accelerator = build_accelerator()
         algorithm = self.config.build_algorithm()
@@ -99,7 +99,7 @@ class RolloutWorker:
 
     def load(self, weights: SamplingWeights) -> None:
         """Load weights to sample with from now on."""
-        algorithm, sampler = self.parts
+        algorithm, sampler = self.algorithm_and_sampler
         restore(self.parameters, weights.tensors)
         algorithm.progress(weights.rest["progress"])
         algorithm.updates = weights.rest["updates"]
@@ -113,7 +113,7 @@ class RolloutWorker:
             iteration: iteration of the weights that must be loaded.
         """
         begin = time.perf_counter()
-        algorithm, sampler = self.parts
+        algorithm, sampler = self.algorithm_and_sampler
         assert self.iteration == iteration, "weights are loaded before samples of theirs are asked for"
         sampler.policy.forwards = 0
 
