@@ -108,7 +108,7 @@ def read_run(folder: Path, name: str) -> SavedRun:
         groups = [g for record in _lines(run, path / "groups.jsonl") if (g := _group(run, path, record))]
         if films or groups:
             run.previews.append(Moment(iteration=iteration, samples=[], films=films, groups=groups))
-    run.searches = [s for record in _lines(run, folder / TRIED) if (s := _search(run, record))]
+    run.searches = [tree for record in _lines(run, folder / TRIED) if (tree := _search(run, record))]
     if not run.moments and not run.searches:
         run.notes.append("no pictures yet")
     return run
