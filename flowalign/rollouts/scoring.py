@@ -1,4 +1,4 @@
-"""The reward as a run asks it: scores of samples, their number, and what people look at of them."""
+"""Scoring of a run's samples: scores by a reward, their number, and extreme samples for people."""
 
 import math
 import time
@@ -18,15 +18,15 @@ from rewards import Reward, Scores, WeightedSum, score, seen, usage
 
 
 class Scored:
-    """Scores to come."""
+    """Scores that may still be computed."""
 
     def __init__(self, future: "Future[Scores]") -> None:
         self.done, self._future = future.done, future
         self.waited = 0.0
-        """Seconds that they were waited for."""
+        """Seconds spent waiting for them."""
 
     def result(self) -> Scores:
-        """The scores, once they are there; raises what scoring raised."""
+        """Wait for the scores; raises the error of scoring."""
         begin = time.perf_counter()
         try:
             return self._future.result()
@@ -38,33 +38,33 @@ class Scorer:
     """Scores one process's samples by a reward.
 
     Args:
-        reward: scores samples.
-        processes: this process among those that share its samples, which ask a judge once.
+        reward: the reward.
+        processes: this process, among those that share its samples, which query a judge only once.
     """
 
     def __init__(self, reward: Reward, processes: Processes) -> None:
         self.reward, self.processes = reward, processes
         self.calls = 0
-        """Samples that this process had scored."""
+        """Number of samples that this process has had scored."""
         self.extremes: Extremes | None = None
-        """The best and the worst samples of an iteration that people look at, else None."""
-        # judges were asked before by somebody else in this process
+        """The best and the worst samples of an iteration that people look at; None in other iterations."""
+        # drop the counts of earlier work in this process
         usage.take()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Within it samples are scored to be looked at: nothing is exchanged or counted."""
+        """Context in which samples are scored only for people: nothing is exchanged or counted."""
         calls = self.calls
         with self.processes.alone():
             yield
         self.calls = calls
 
     def look(self, closely: bool) -> None:
-        """Keep the best and the worst samples from now on, for people; or no more."""
+        """Begin or stop to keep the best and the worst samples for people."""
         self.extremes = Extremes() if closely else None
 
     def metadata(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """What rewards are told of samples of these rows: the prompt's metadata, the group, the start noise's seed."""
+        """Metadata for rewards of samples of these rows: the prompt's, the group, and the start noise's seed."""
         return [batch.metadata[i] | {"group": batch.group[i], "seed": batch.seeds[i]} for i in rows]
 
     def score(
@@ -74,10 +74,10 @@ class Scorer:
         rows: Sequence[int] | None = None,
         steps: Sequence[int] | None = None,
     ) -> Scores:
-        """Checked scores of one sample a row of the batch, or of samples of these rows.
+        """Score one sample for each row of the batch, or samples of these rows, and check the scores.
 
-        Rewards that look at groups see the batch's; pictures finished from the states of different `steps` are
-        not in one group.
+        Rewards that compare a group see the batch's groups; pictures that were finished from states at different
+        `steps` are in different groups.
         """
         rows = range(len(batch)) if rows is None else rows
         metadata = self.metadata(batch, rows)
@@ -92,7 +92,7 @@ class Scorer:
         return scores
 
     def separate(self, scores: Scores) -> tuple[Tensor, Tensor]:
-        """The rewards that a weighted sum adds up, [L, B] of all processes, and their weights [L]."""
+        """The terms of a weighted sum of rewards, [L, B] over all processes, and their weights [L]."""
         if isinstance(self.reward, WeightedSum):
             rewards = torch.stack([scores.parts[r.name] for r in self.reward.rewards])
             weights = torch.tensor(self.reward.weights, device=self.processes.device)
@@ -101,7 +101,7 @@ class Scorer:
         return self.processes.gather(rewards.T.to(self.processes.device)).T, weights
 
     def judged(self) -> dict[str, float]:
-        """What judges were asked since the last time, and what it took, of all processes, which call this together."""
+        """Metrics of judges' calls since the last time, over all processes, which call this together."""
         if not usage.judges:
             return {}
         counts = usage.take()
@@ -110,7 +110,7 @@ class Scorer:
 
 
 def score_metrics(scores: Scores, group: Tensor, processes: Processes) -> dict[str, float]:
-    """What the metrics say of the scores of all processes.
+    """Metrics of the scores of all processes.
 
     Args:
         group: [B] numbers of the groups of all processes.
@@ -121,8 +121,8 @@ def score_metrics(scores: Scores, group: Tensor, processes: Processes) -> dict[s
         "reward/std": value.std(correction=0).item(),
         "reward/zero_spread": zero_spread(value, group).item(),
     }
-    for name, part in scores.parts.items():
-        mean = processes.gather(part.to(processes.device)).nanmean().item()
+    for name, values in scores.parts.items():
+        mean = processes.gather(values.to(processes.device)).nanmean().item()
         # NaN marks samples that a part does not apply to
         if not math.isnan(mean):
             metrics[f"reward/{name}"] = mean

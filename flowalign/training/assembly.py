@@ -1,4 +1,4 @@
-"""The parts of a run, checked and put together."""
+"""The components of a run, checked and put together."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -49,8 +49,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class Parts:
-    """All parts of a run that a trainer works with."""
+class Components:
+    """All components of a run that a trainer works with."""
 
     config: BaseConfig
     folder: Path
@@ -77,8 +77,8 @@ def assemble(
     policy: Policy | None,
     reward: Reward | Callable[..., Sequence[float]] | None,
     resume: bool,
-) -> Parts:
-    """Check a configuration and build its parts; the arguments are those of `Trainer`."""
+) -> Components:
+    """Check a configuration and build its components; the arguments are those of `Trainer`."""
     config = parse(kind_of(config), config) if isinstance(config, dict) else config
     config = recorded(config, policy, reward)
     folder = Path(config.output) / (config.name or "run")
@@ -107,7 +107,7 @@ def assemble(
     groups = _groups(config, algorithm, sampler, scorer, processes)
     policy.expect(groups.coming)
     learner = Learner(config, algorithm, policy, processes, sharding, without_context_parallel)
-    return Parts(
+    return Components(
         config=config,
         folder=folder,
         accelerator=accelerator,

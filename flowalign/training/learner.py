@@ -1,4 +1,4 @@
-"""The updates of an iteration: an experience in parts, gradients among processes, and what is kept of the weights."""
+"""The updates of an iteration: chunks of an experience, gradients over processes, and copies of the weights."""
 
 import contextlib
 import logging
@@ -28,9 +28,9 @@ from samplers import derive_seed
 logger = logging.getLogger(__name__)
 
 NO_ADVANTAGE = 0.01
-"""Mean size of a sample's advantages that rounding alone may reach."""
+"""Largest mean size of a sample's advantages that rounding alone may cause."""
 NO_MOVE = 1e-12
-"""Norm of a gradient that is too small, beside the epsilon of AdamW, to move anything."""
+"""Norm below which a gradient is too small, compared with AdamW's epsilon, to move any weight."""
 ALIKE = (
     "the rewards of every group are all alike (reward/zero_spread is 1); what helps: harder or easier prompts, a "
     "larger training.group_size"
@@ -47,20 +47,20 @@ IDLE = {
 
 
 def parameter_groups(policy: Policy, modules: Mapping[str, nn.Module]) -> list[dict[str, nn.Parameter]]:
-    """What is trained, by name: the policy's, and what modules beside it have."""
+    """Trained parameters by name: the policy's, and those of further modules."""
     named = [(f"{name}.{key}", p) for name, module in modules.items() for key, p in module.named_parameters()]
     return [policy.trainable(), {name: parameter for name, parameter in named if parameter.requires_grad}]
 
 
 class Learner(Optimization):
-    """Moves a policy's weights by its experience, as a run's configuration says, among the other processes.
+    """Updates a policy's weights by its experience, by a configuration's settings, together with other processes.
 
     Args:
-        algorithm: whose losses; it may have networks of its own, which train beside the policy.
-        policy: that is trained.
+        algorithm: gives the losses; it may have networks of its own, which train together with the policy.
+        policy: the policy in training.
         processes: this process, among the others.
-        sharding: how the policy's network is divided into shards, None where every process has it whole.
-        without_context_parallel: within it a process can use the networks without those that share its samples.
+        sharding: sharding of the policy's network; None if every process has it whole.
+        without_context_parallel: context in which a process uses the networks without those that share its samples.
     """
 
     def __init__(
@@ -84,29 +84,29 @@ class Learner(Optimization):
         host = training.offload_copies
         super().__init__(groups, training.optimizer, updates, self.accelerator.device, *average, half, host)
         self.replicated = sharding is None
-        """Every process has the whole network, and can use it by itself."""
+        """True if every process has the whole network, and can use it by itself."""
         self._warned: set[str] = set()
-        """Metrics that a warning has named."""
+        """Metrics that a warning has named already."""
         self.shown_weights: str = self.config.evaluation.weights or ("policy" if self.ema is None else "ema")
         """Name of the weights that are evaluated and saved."""
         self._keep_snapshots()
         self.role_optimizers = {name: self._role_optimizer(role, groups) for name, role in algorithm.roles.items()}
         self.head_start = max((role.alone for role in algorithm.roles.values()), default=0)
-        """Updates at the start that move only the other sets of weights."""
+        """Number of updates at the start that move only the other sets of weights."""
 
     def _role_optimizer(self, role: Role, groups: Sequence[dict[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        """Of another set of weights, which are put into the parameters to be moved."""
-        own = {"learning_rate": role.learning_rate, "betas": role.betas}
-        settings = self.settings.model_copy(update={key: value for key, value in own.items() if value is not None})
+        """Optimizer of another set of weights, which are put into the same parameters for their updates."""
+        changes = {"learning_rate": role.learning_rate, "betas": role.betas}
+        settings = self.settings.model_copy(update={key: value for key, value in changes.items() if value is not None})
         return make_optimizer([list(group.values()) for group in groups if group], settings, self.accelerator.device)
 
     @property
     def sampling_weights(self) -> str:
-        """That draw the next samples to learn from."""
+        """Name of the weights that draw the next samples to learn from."""
         return self.config.rollout.weights or self.algorithm.sampling_weights
 
     def _keep_snapshots(self) -> None:
-        """Begin the named copies of the weights, the algorithm's and those that the configuration adds."""
+        """Make the named copies of the weights: the algorithm's, and those of the configuration."""
         roles = dict.fromkeys(self.algorithm.roles, Snapshot(decay=1.0))
         settings = {**self.algorithm.snapshots, **roles, **self.config.training.snapshots}
         host = self.config.training.offload_copies
@@ -115,18 +115,18 @@ class Learner(Optimization):
         self.policy.snapshots = self.snapshots
 
     def _refresh(self) -> None:
-        """Told that the parameters' values were replaced."""
+        """React to new values of the parameters: drop gathered copies of shards."""
         if self.sharding is not None:
             self.sharding.reshard(self.policy.network)
 
     def learn(self, experience: Experience, iteration: int, progress: float) -> dict[str, float]:
-        """All updates of an iteration.
+        """Do all updates of an iteration.
 
         Args:
-            progress: share of the training that came before, for the learning rate's schedule.
+            progress: share of the training so far, for the learning rate's schedule.
 
         Returns:
-            the means of what the updates measured, over all processes, without the updates that were skipped.
+            means of the updates' metrics, over all processes, without the updates that were skipped.
         """
         sums: dict[str, list[Tensor]] = defaultdict(list)
         skipped = 0
@@ -154,10 +154,10 @@ class Learner(Optimization):
         return metrics | mismatch | {"learning_rate": rate}
 
     def mismatch(self, experience: Experience, chunks: Sequence[Tensor]) -> dict[str, float]:
-        """How far the log-probabilities of a replay before any update are from what sampling recorded.
+        """Difference of log-probabilities between a replay before any update and the sampling.
 
-        With `training.old_log_prob: replayed` the replay is of all items in the batches of the updates, and ratios
-        refer to it from then on; otherwise it is of a few, and costs little.
+        With `training.old_log_prob: replayed` all items are replayed, in the batches of the updates, and ratios
+        refer to this replay from then on; otherwise only a few items are, which costs little.
 
         Args:
             chunks: the items of each update.
@@ -165,48 +165,48 @@ class Learner(Optimization):
         Returns:
             the mean size of the log-ratios over all processes, of all actions and of each step.
         """
-        algorithm, wanted = self.algorithm, self.config.training.old_log_prob
+        algorithm, setting = self.algorithm, self.config.training.old_log_prob
         if not isinstance(algorithm, PolicyGradient) or not isinstance(experience, policy_gradient.ActionExperience):
             return {}
-        kept = wanted == "replayed" or (wanted is None and algorithm.replays_old(self.config))
-        if not kept and self.sampling_weights != "policy":
-            # other weights sampled: the difference is not one of numerics
+        keep = setting == "replayed" or (setting is None and algorithm.replays_old(self.config))
+        if not keep and self.sampling_weights != "policy":
+            # other weights sampled, so that the difference is not due to rounding
             return {}
-        chunks = [self._with_gradient(experience, items) for items in chunks] if kept else [algorithm.few(experience)]
+        chunks = [self._with_gradient(experience, items) for items in chunks] if keep else [algorithm.few(experience)]
         forwards = self.policy.forwards
 
         def replay() -> list[Tensor]:
-            made = []
-            for part in (part for items in chunks for part in items.split(self.config.training.micro_batch_size)):
-                # with gradients, as in an update: a network may compute otherwise without
+            ratios = []
+            for chunk in (chunk for items in chunks for chunk in items.split(self.config.training.micro_batch_size)):
+                # with gradients, as in an update: without them a network may round differently
                 with self._accumulated(last=False):
-                    made.append(algorithm.replay(self.policy, experience, part, kept))
-            return made
+                    ratios.append(algorithm.replay(self.policy, experience, chunk, keep))
+            return ratios
 
         alone = self.accelerator.num_processes == 1
         size = torch.cat(while_it_fits(self.config, "training", "micro_batch_size", replay, lambda: alone)).abs()
-        if not kept:
-            # a measurement is no part of training's cost
+        if not keep:
+            # a measurement is not counted as training
             self.policy.forwards = forwards
         sums = torch.stack([size.nansum(0), (~size.isnan()).sum(0)])[None]
         totals, counts = self.processes.gather(sums).sum(0).tolist()
         means = {k: total / count for k, (total, count) in enumerate(zip(totals, counts, strict=True)) if count}
         if not means:
             return {}
-        if not kept:
+        if not keep:
             self._warn_if_coarse(means)
         steps = {f"policy/mismatch/{k}": mean for k, mean in means.items()} if len(totals) > 1 else {}
         return {"policy/mismatch": sum(totals) / sum(counts)} | steps
 
     def _warn_if_coarse(self, means: Mapping[int, float]) -> None:
-        """Say once that the numerics alone take ratios towards the clip."""
+        """Warn once if rounding alone brings ratios near the clip range."""
         assert isinstance(self.algorithm, PolicyGradient)
         clip_range, worst = self.algorithm.clip_range, max(means.values())
         if clip_range is None or worst <= clip_range / 2 or "policy/mismatch" in self._warned:
             return
         workers = self.config.rollout.workers
         if workers is not None and workers.staleness:
-            # earlier weights sampled: it is what the ratios are for
+            # earlier weights sampled, which the ratios correct
             return
         self._warned.add("policy/mismatch")
         if self.accelerator.is_main_process:
@@ -219,10 +219,10 @@ class Learner(Optimization):
             )
 
     def _warn_if_idle(self, experience: Experience, metrics: Mapping[str, float], iteration: int) -> None:
-        """Say why an iteration taught nothing, and what would help: once for each reason."""
+        """Warn once for each reason why an iteration taught nothing, and say what would help."""
         outcome, name = experience.outcome(), ""
         if metrics.get("reward/zero_spread") == 1 and outcome is not None:
-            # NGRPO's advantages, for one, are not 0 in a group of equal rewards
+            # in some methods, such as NGRPO, groups of equal rewards have advantages
             name = "" if self.processes.maximum(bool((outcome[1] > NO_ADVANTAGE).any())) else "reward/zero_spread"
         norm = metrics.get("policy/gradient_norm", 1.0)
         if not name and norm < NO_MOVE:
@@ -235,7 +235,7 @@ class Learner(Optimization):
         self._warned.add(name)
 
     def chunks(self, experience: Experience, iteration: int) -> Iterator[Tensor]:
-        """The items of each update: every group gives an equal, random share of its own to each."""
+        """Yield the items of each update: an equal, random share of every group's items."""
         training = self.config.training
         groups = list(dict.fromkeys(experience.batch.group))
         items = experience.items.unflatten(0, (len(groups), -1))
@@ -249,12 +249,12 @@ class Learner(Optimization):
             yield chunk.flatten(0, 1)
 
     def _update_roles(self, experience: Experience, items: Tensor) -> dict[str, Tensor]:
-        """The updates of the algorithm's other sets of weights, by these items."""
+        """Update the algorithm's other sets of weights on these items."""
         measured: dict[str, Tensor] = {}
-        own, average = self.optimizer, self.ema
+        optimizer, average = self.optimizer, self.ema
         for name, role in self.algorithm.roles.items():
             self.optimizer, self.ema = self.role_optimizers[name], None
-            factor = own.param_groups[0]["lr"] / self.settings.learning_rate
+            factor = optimizer.param_groups[0]["lr"] / self.settings.learning_rate
             for group in self.optimizer.param_groups:
                 group["lr"] = factor * (role.learning_rate or self.settings.learning_rate)
             with self.snapshots.trained(name):
@@ -262,17 +262,17 @@ class Learner(Optimization):
                     redrawn = self.algorithm.redrawn(experience, number)
                     values = self.update(redrawn, items, partial(self.algorithm.role_losses, name))
             measured |= {key.replace("policy/", f"{name}/"): value for key, value in values.items()}
-        self.optimizer, self.ema = own, average
+        self.optimizer, self.ema = optimizer, average
         return measured
 
     def update(
         self, experience: Experience, items: Tensor, losses: Callable[..., Any] | None = None, seed: int | None = None
     ) -> dict[str, Tensor]:
-        """One optimizer step on the mean loss of these items over all processes; means of what the loss measured.
+        """Do one optimizer step on the mean loss of these items over all processes; return means of its metrics.
 
         Args:
-            losses: default the algorithm's.
-            seed: of the random share of the items that `training.subsample` leaves; None takes all.
+            losses: function of the losses; default the algorithm's.
+            seed: seed of the random share of the items with `training.subsample`; None takes all.
         """
         total = self._total(experience, items)
         items, weights = self._with_gradient(experience, items), None
@@ -288,33 +288,33 @@ class Learner(Optimization):
         sums["policy/loss"] = sums.pop("loss")
         self._share_own_gradients()
         self.policy.drop_unused()
-        # a process may have none of its own
+        # a process may have no items with a weight
         count = len(items) if weights is None else weights.sum().clamp(min=1)
         means = {name: value / count for name, value in sums.items()}
         return means | {"policy/gradient_norm": self.step().to(self.accelerator.device)}
 
     def _clip(self) -> Tensor:
-        # which adds up the norms of sharded and of whole parameters
+        # accelerate's function adds up the norms of sharded and of whole parameters
         return self.accelerator.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm)
 
     def _accumulated(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Within it gradients are added up on each process, and with the last micro-batch's over processes."""
+        """Context in which gradients are added up on each process, and with the last micro-batch over processes."""
         if last:
             return contextlib.nullcontext()
         return self.accelerator.no_sync(self.policy.model) if self.replicated else unsynced(self.policy.model)
 
     def _share_own_gradients(self) -> None:
-        """Average over processes the gradients of networks beside the policy's, which no wrapper does."""
+        """Average the gradients of further networks over processes, which no wrapper does for them."""
         for module in self.modules.values() if self.accelerator.num_processes > 1 else ():
             for parameter in module.parameters():
                 if parameter.grad is not None:
-                    # of processes that share samples each has all of it, as many times as they are
+                    # each of the processes that share samples has the whole gradient, so that it counts repeatedly
                     parameter.grad = self.accelerator.reduce(parameter.grad, "mean") / self.processes.columns
 
     def _total(self, experience: Experience, items: Tensor) -> float:
-        """What the sum of the items' losses is divided by; a process's share where not all items count.
+        """Divisor of the sum of the items' losses: the number of items, or the mean over processes of those that count.
 
-        Processes that share samples each have a part of the gradient, of which the mean over processes is taken.
+        Each of the processes that share samples has a part of the gradient, and the mean over processes is taken.
         """
         counted, columns = experience.counted(items), self.processes.columns
         if counted is None:
@@ -332,13 +332,13 @@ class Learner(Optimization):
         if useful is None:
             return items
         keep = max(1, self.processes.maximum(int(useful.sum())))
-        # stable: the useful ones first, each part in its random order
+        # stable: useful items come first, and both kinds stay in their random order
         return items[torch.argsort(~useful, stable=True)[:keep]]
 
     def _subsampled(
         self, experience: Experience, items: Tensor, settings: Subsample, seed: int
     ) -> tuple[Tensor, Tensor]:
-        """Some of the items, as many on every process, and what each counts for."""
+        """Draw some of the items, the same number on every process, with their weights."""
         size = experience.size(items) if settings.by == "advantage" else torch.ones(len(items), device=items.device)
         probability = inclusion(size, settings.share, 0.5 if settings.by == "advantage" else 0.0)
         weights = subsample(probability, torch.Generator().manual_seed(seed))
@@ -347,7 +347,7 @@ class Learner(Optimization):
         return items[first], weights[first]
 
     def weights(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Within it the policy has the weights of this name: policy, reference, ema, or a snapshot's."""
+        """Context in which the policy has the weights of this name: policy, reference, ema, or a snapshot's."""
         if name == "policy":
             return contextlib.nullcontext()
         if name == "reference":
@@ -355,7 +355,7 @@ class Learner(Optimization):
         return self._ema_weights() if name == "ema" else self.policy.snapshot(name)
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
-        """Within it the policy has the weights to show and to save: the average, where there is one."""
+        """Context in which the policy has the weights to show and to save: by default the average, if there is one."""
         return self.weights(self.shown_weights)
 
     @contextlib.contextmanager
@@ -370,30 +370,30 @@ class Learner(Optimization):
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Within it a process can use the network without the others, with averaged weights where there is an EMA."""
+        """Context in which a process can use the network without the others, with the weights to show."""
         with self.averaged(), self._gathered(), self.without_context_parallel():
             yield
             self.accelerator.wait_for_everyone()
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
-        """Within it the policy can sample, with the weights that samples are drawn from to learn."""
+        """Context in which the policy can sample, with the weights that draw samples to learn from."""
         with self.weights(self.sampling_weights), self.usable():
             yield
 
     def usable(self) -> contextlib.AbstractContextManager[None]:
-        """Within it the policy can sample; all processes enter and leave together.
+        """Context in which the policy can sample; all processes enter and leave together.
 
-        A language model has its weights whole: how often it is called for a text depends on the text.
+        A language model has whole weights there, since the number of its calls depends on the text.
         """
         return self._gathered() if self.config.model.kind == "text" else contextlib.nullcontext()
 
     def _gathered(self) -> contextlib.AbstractContextManager[None]:
-        """Within it every process has all weights of the policy's network."""
+        """Context in which every process has all weights of the policy's network."""
         return self.sharding.gathered(self.policy.network) if self.sharding else contextlib.nullcontext()
 
     def full_state_dict(self) -> dict[str, Tensor] | None:
-        """The weights to show of a network in shards, whole, to save; None where the network has them itself."""
+        """Gather the weights to show of a sharded network, for saving; None if the network is not sharded."""
         if self.sharding is None:
             return None
         with self.averaged():
@@ -403,10 +403,10 @@ class Learner(Optimization):
             return whole(weights, keep=self.accelerator.is_main_process)
 
     def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-        """Whole tensors and JSON of what is trained, on the main process; all call it together."""
-        moments, rest = optimizer_tensors(self.optimizer.state_dict())
+        """Whole tensors and JSON of the trained state, on the main process; all processes call this together."""
+        moments, extra = optimizer_tensors(self.optimizer.state_dict())
         tensors: dict[str, dict[str, Tensor]] = {"trainable": {**self.parameters}, "optimizer": moments}
-        state = {"optimizer": rest}
+        state = {"optimizer": extra}
         if self.ema is not None:
             tensors["ema"] = dict(zip(self.parameters, self.ema.shadow_params, strict=True))
             state["ema_steps"] = self.ema.optimization_step
@@ -434,7 +434,7 @@ class Learner(Optimization):
             vars(self.scale).update(state["loss_scale"])
 
     def load_weights(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
-        """The trained weights of a checkpoint, their average and their snapshots."""
+        """Load the trained weights of a checkpoint, their average and their snapshots."""
         restore(self.parameters, tensors["trainable"])
         if self.ema is not None:
             self.ema.optimization_step = state["ema_steps"]

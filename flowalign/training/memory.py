@@ -1,4 +1,4 @@
-"""What a device can hold: its precisions, optimizers of few bits, and what to lower when its memory runs out."""
+"""Limits of a device: its precisions, optimizers that save memory, and settings to lower when its memory runs out."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ def check_precision(dtype: str, device: torch.device) -> None:
     """Refuse a dtype that the device only emulates.
 
     Raises:
-        ConfigError: names the device, and what it has.
+        ConfigError: names the device, and the dtypes that work.
     """
     if dtype == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise ConfigError(
@@ -28,14 +28,14 @@ def check_precision(dtype: str, device: torch.device) -> None:
 
 
 class HostAdamW(torch.optim.AdamW):
-    """AdamW whose moments are in the host's memory; each parameter's visit the device for its step.
+    """AdamW with its moments in the host's memory; those of each parameter are moved to the device for its step.
 
-    Nothing is computed elsewhere, so the weights are AdamW's bit for bit. A step moves 16 bytes a parameter.
+    All arithmetic stays on the device, so the weights are AdamW's bit for bit. A step moves 16 bytes per parameter.
     """
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """A step of every parameter that has a gradient."""
+        """Do a step of every parameter that has a gradient."""
         groups = self.param_groups
         for group in groups:
             for parameter in (p for p in group["params"] if p.grad is not None):
@@ -46,16 +46,16 @@ class HostAdamW(torch.optim.AdamW):
         self.param_groups = groups
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """The moments of another AdamW, or of this class."""
+        """Load the moments of another AdamW, or of this class."""
         super().load_state_dict(state_dict)
         for parameter in self.state:
             self._move(parameter, torch.device("cpu"))
 
     def _move(self, parameter: Tensor, device: torch.device) -> None:
         for name, value in self.state[parameter].items():
-            # the count of steps stays where AdamW has it
+            # the count of steps, a scalar, is not moved
             if value.dim() and value.device != device:
-                # memory that the device reads by itself
+                # the GPU copies to and from pinned memory faster
                 pinned = device.type == "cpu" and value.is_cuda
                 moved = torch.empty_like(value, device=device, pin_memory=pinned)
                 self.state[parameter][name] = moved.copy_(value)
@@ -64,7 +64,7 @@ class HostAdamW(torch.optim.AdamW):
 def make_optimizer(
     groups: Iterable[list[nn.Parameter]], settings: Optimizer, device: torch.device
 ) -> torch.optim.Optimizer:
-    """AdamW over groups of parameters, fused on a GPU; with `settings.bits` 8 its moments are quantised (bitsandbytes).
+    """Make AdamW for groups of parameters, fused on a GPU; with `settings.bits` 8, quantised moments (bitsandbytes).
 
     Raises:
         ConfigError: bitsandbytes is not installed.
@@ -91,8 +91,8 @@ def while_it_fits(
     """Do the work; while the device's memory runs out, halve the batch size at `section.key` and begin again.
 
     Args:
-        by_itself: asked when memory ran out: whether no other process waits in the middle of this work. Otherwise
-            the error goes on.
+        by_itself: called when memory ran out; True if no other process waits in the middle of this work. If it is
+            False, the error is raised.
     """
     settings = getattr(config, section)
     while True:
@@ -104,12 +104,12 @@ def while_it_fits(
                 raise
             setattr(settings, key, size // 2)
             logger.warning("out of memory with %s.%s %d; going on with %d", section, key, size, size // 2)
-        # outside: the exception held what the failed attempt had allocated
+        # outside of the except block, where the exception still holds the failed attempt's tensors
         torch.cuda.empty_cache()
 
 
 def out_of_memory(config: BaseConfig, processes: int) -> str:
-    """What to lower, in order: first what costs nothing but time, last what changes the run."""
+    """Message with the settings to lower, in order: first those that only cost time, last those that change the run."""
     model, training, rollout = config.model, config.training, config.rollout
     shared = processes // config.rows(processes)
     copies = training.ema_decay is not None or training.snapshots or config.build_algorithm().snapshots
@@ -129,6 +129,6 @@ def out_of_memory(config: BaseConfig, processes: int) -> str:
         "model.base_bits: 4": model.lora is not None and getattr(model, "base_bits", 4) != 4,
         "smaller pictures (rollout.height, rollout.width)": config.model.kind == "pictures",
     }
-    listed = "; ".join(way for way, open_ in ways.items() if open_)
+    settings = "; ".join(way for way, open_ in ways.items() if open_)
     together = "" if processes == 1 else " (several processes: batches of updates, and of shards, are not halved)"
-    return f"the device's memory ran out{together}; lower, in this order: {listed}"
+    return f"the device's memory ran out{together}; lower, in this order: {settings}"

@@ -1,4 +1,4 @@
-"""What moves weights, by reinforcement and by examples: gradients in micro-batches, AdamW, its rate, and an average."""
+"""Updates of weights: gradients in micro-batches, AdamW with its learning rate, and an average of the weights."""
 
 import contextlib
 import logging
@@ -18,13 +18,14 @@ from flowalign.training.memory import make_optimizer
 logger = logging.getLogger(__name__)
 
 MOST_SKIPPED = 5
-"""Updates in a row that may be skipped before the training ends."""
+"""Skipped updates in a row after which the training ends with an error."""
 
 
 class LossScale:
-    """What losses are multiplied by before the backward pass, since small gradients would be 0 in float16.
+    """Factor of losses in the backward pass, since small gradients would be 0 in float16.
 
-    By the rule of torch.amp.GradScaler: halved by gradients that are not finite, doubled after `patience` that were.
+    The rule is torch.amp.GradScaler's: it is halved when gradients are not finite, and doubled after `patience` updates
+    whose gradients are.
     """
 
     patience = 2000
@@ -33,7 +34,7 @@ class LossScale:
         self.value, self.finite = 2.0**16, 0
 
     def learn(self, finite: bool) -> None:
-        """Told of every update whether its gradients were finite."""
+        """Adapt the factor after an update, by whether its gradients were finite."""
         self.finite = self.finite + 1 if finite else 0
         if not finite:
             self.value /= 2
@@ -42,16 +43,16 @@ class LossScale:
 
 
 class Optimization:
-    """Parameters and how they are moved; on one process.
+    """Parameters with their optimizer, on one process.
 
     Args:
         groups: parameters by name. An optimizer's step does not mix two groups: sharded parameters and whole ones.
-        settings: of AdamW and its learning rate.
-        updates: optimizer steps of the whole training, for the learning rate's schedule.
-        ema_decay: of the average of the weights; None: there is none.
+        settings: settings of AdamW and its learning rate.
+        updates: number of optimizer steps of the whole training, for the learning rate's schedule.
+        ema_decay: decay of the average of the weights; None: there is no average.
         ema_every: updates from one averaging to the next.
-        half: the backward pass is in float16.
-        host: the average stays in the host's memory, and visits the device to move.
+        half: True if the backward pass is in float16.
+        host: keep the average in the host's memory, and move it to the device only for its updates.
     """
 
     def __init__(
@@ -78,17 +79,17 @@ class Optimization:
         if self.ema is not None and host:
             self.ema.to("cpu")
         self._visits = device if host else None
-        """Device that the average visits to be moved."""
+        """Device where an average in the host's memory is updated."""
         self.scale = LossScale() if half else None
         self.skipped = 0
-        """Updates in a row, up to the last one, that moved nothing because of gradients that were not finite."""
+        """Number of updates in a row, up to the last one, that were skipped since gradients were not finite."""
         self.moved = 0
-        """Updates since the start of this process that moved the weights."""
+        """Number of updates since the start of this process that changed the weights."""
         self._loss = torch.zeros(())
         """Loss of the last update."""
 
     def set_learning_rate(self, update: int) -> float:
-        """The schedule's, for the step of this number."""
+        """Set the learning rate of this optimizer step by the schedule, and return it."""
         rate = self.settings.learning_rate * self._factor(update)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -102,24 +103,24 @@ class Optimization:
         micro_batch_size: int,
         weights: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Gradients of the sum of the items' losses over `total`, in micro-batches.
+        """Compute the gradients of the sum of the items' losses, divided by `total`, in micro-batches.
 
         Args:
-            weights: [N] of the items in every sum; default 1.
+            weights: [N] weights of the items in every sum; default 1.
 
         Returns:
             the sums of the named values that `losses` returns, and of the losses themselves as `loss`.
         """
         self.optimizer.zero_grad()
-        parts = items.split(micro_batch_size)
-        shares = [None] * len(parts) if weights is None else weights.split(micro_batch_size)
+        chunks = items.split(micro_batch_size)
+        chunk_weights = [None] * len(chunks) if weights is None else weights.split(micro_batch_size)
         sums: dict[str, Any] = {}
-        for i, (part, share) in enumerate(zip(parts, shares, strict=True)):
-            with self._accumulated(last=i == len(parts) - 1):
-                loss, values = losses(part)
-                if share is not None:
-                    loss = loss * share
-                    values = {name: value * share for name, value in values.items()}
+        for i, (chunk, weight) in enumerate(zip(chunks, chunk_weights, strict=True)):
+            with self._accumulated(last=i == len(chunks) - 1):
+                loss, values = losses(chunk)
+                if weight is not None:
+                    loss = loss * weight
+                    values = {name: value * weight for name, value in values.items()}
                 self._backpropagate(loss.sum() / total * (self.scale.value if self.scale else 1))
             for name, value in {**values, "loss": loss}.items():
                 sums[name] = sums.get(name, 0) + value.detach().sum()
@@ -127,15 +128,15 @@ class Optimization:
         return sums
 
     def step(self) -> Tensor:
-        """Clip the gradients, step, forget them, and move the average; returns the gradients' norm before clipping.
+        """Clip the gradients, step, clear them, and update the average; return the gradients' norm before clipping.
 
-        Nothing moves where the norm is not finite: one such gradient would make every weight NaN.
+        The update is skipped if the norm is not finite: one such gradient would make every weight NaN.
 
         Raises:
-            FlowalignError: that happened `MOST_SKIPPED` times in a row.
+            FlowalignError: `MOST_SKIPPED` updates in a row were skipped.
         """
         norm = self._step()
-        # waits for the device, once an update
+        # waits for the device, once per update
         finite = bool(torch.isfinite(norm))
         if self.scale:
             self.scale.learn(finite)
@@ -149,7 +150,7 @@ class Optimization:
         return norm
 
     def check_moved(self) -> None:
-        """Raises FlowalignError where all updates of this process were skipped."""
+        """Raise FlowalignError if all updates of this process were skipped."""
         if self.skipped and not self.moved:
             raise FlowalignError(
                 f"nothing was learned: all {self.skipped} updates were skipped, since losses or gradients are not "
@@ -158,7 +159,7 @@ class Optimization:
             )
 
     def _average(self, ema: EMAModel) -> None:
-        """Count an update, by which the decay rises to its value, and average the weights at every `ema_every`-th."""
+        """Count an update, since the decay grows with them, and average the weights at every `ema_every`-th."""
         if (ema.optimization_step + 1) % self.ema_every:
             ema.optimization_step += 1
             return
@@ -187,7 +188,7 @@ class Optimization:
         self.skipped += 1
         what = "the losses" if not torch.isfinite(self._loss) else "the gradients of finite losses"
         if self.scale and self.scale.value >= 1 and torch.isfinite(self._loss):
-            # too large for float16 as they were multiplied, not by themselves
+            # only the factor made them too large for float16
             return
         if self.skipped >= MOST_SKIPPED:
             raise FlowalignError(
@@ -198,7 +199,7 @@ class Optimization:
             logger.warning("an update was skipped: %s are not finite (their norm is %s)", what, norm.item())
 
     def _accumulated(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Within it gradients are added to the earlier micro-batches'; `last` is an update's last micro-batch."""
+        """Context in which gradients are added to earlier micro-batches'; `last`: this is an update's last one."""
         return contextlib.nullcontext()
 
     def _backpropagate(self, loss: Tensor) -> None:

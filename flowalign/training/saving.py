@@ -13,7 +13,7 @@ from flowalign.evaluation.watch import WatchVerdict
 from flowalign.runs import previews, samples
 from flowalign.runs.checkpoint import fitting, seal
 from flowalign.runs.files import write_folder
-from flowalign.training.assembly import Parts
+from flowalign.training.assembly import Components
 from flowalign.training.resuming import changed
 from flowalign.training.spent import Spent
 
@@ -24,17 +24,17 @@ class Saving:
     """Writes a run's result and its checkpoints, from which it resumes, bit for bit on the same number of processes.
 
     Args:
-        parts: all parts of the run.
+        components: all components of the run.
         spent: seconds, forwards and reward calls of the run so far.
     """
 
-    def __init__(self, parts: Parts, spent: Spent) -> None:
-        self.parts, self.spent = parts, spent
+    def __init__(self, components: Components, spent: Spent) -> None:
+        self.components, self.spent = components, spent
         self.policy, self.learner, self.folder, self.main = (
-            parts.policy,
-            parts.learner,
-            parts.folder,
-            parts.accelerator.is_main_process,
+            components.policy,
+            components.learner,
+            components.folder,
+            components.accelerator.is_main_process,
         )
         self.newest: int | None = None
         """Iteration of the newest checkpoint."""
@@ -45,42 +45,42 @@ class Saving:
         Args:
             good: iteration of the last good evaluation, whose checkpoint is kept.
         """
-        parts = self.parts
+        components = self.components
         tensors, learned = self.learner.state()
-        adapted, algorithm_state = parts.algorithm.state()
-        replayed, groups = parts.groups.state()
+        adapted, algorithm_state = components.algorithm.state()
+        replayed, groups = components.groups.state()
         tensors |= adapted | replayed
         state: dict[str, Any] = {"iteration": iteration, "seconds": self.spent.seconds, "groups": groups} | learned
-        state["actor"] = self.spent.counts() | parts.sampler.state() | algorithm_state
-        if parts.ahead is not None:
-            sampling, state["ahead"] = parts.ahead.state()
+        state["actor"] = self.spent.counts() | components.sampler.state() | algorithm_state
+        if components.ahead is not None:
+            sampling, state["ahead"] = components.ahead.state()
             tensors |= sampling
-        state["config"] = parts.config.model_dump(mode="json")
+        state["config"] = components.config.model_dump(mode="json")
         weights = self.learner.full_state_dict() if self.policy.lora else None
         if self.main:
             # a resumed run's exported model is out of date; all weights are written once, at the end
             shutil.rmtree(self.folder / "model", ignore_errors=True)
             export = partial(self._export, weights) if self.policy.lora else None
-            parts.checkpoints.save(iteration, tensors, state, export, good)
+            components.checkpoints.save(iteration, tensors, state, export, good)
             if export is not None:
                 write_folder(self.folder / "lora", partial(self._sealed, weights))
         self.newest = iteration
-        parts.accelerator.wait_for_everyone()
+        components.accelerator.wait_for_everyone()
 
     def load(self, checkpoint: Path) -> int:
         """Continue from a whole checkpoint; return its iteration."""
-        parts = self.parts
+        components = self.components
         with fitting(checkpoint):
-            tensors, state = parts.checkpoints.load(checkpoint)
+            tensors, state = components.checkpoints.load(checkpoint)
             self.learner.load_state(tensors, state)
             self.spent.seconds = state["seconds"]
             self.spent.load_counts(state["actor"])
-            parts.sampler.load_state(state["actor"])
-            parts.algorithm.load_state(tensors, state["actor"], parts.processes.device)
-            parts.groups.load_state(tensors, state["groups"])
-            if parts.ahead is not None:
-                parts.ahead.load_state(tensors, state.get("ahead", []))
-        changes = changed(state["config"], parts.config)
+            components.sampler.load_state(state["actor"])
+            components.algorithm.load_state(tensors, state["actor"], components.processes.device)
+            components.groups.load_state(tensors, state["groups"])
+            if components.ahead is not None:
+                components.ahead.load_state(tensors, state.get("ahead", []))
+        changes = changed(state["config"], components.config)
         if changes and self.main:
             logger.warning("%s goes on with other settings: %s", checkpoint, "; ".join(changes))
         self.newest = int(state["iteration"])
@@ -88,9 +88,9 @@ class Saving:
 
     def return_to_good(self, verdict: WatchVerdict, iteration: int) -> None:
         """Load the weights of the last good evaluation, when a run ends at this iteration."""
-        good = self.parts.checkpoints.newest(until=self.parts.processes.maximum(verdict.last_good))
+        good = self.components.checkpoints.newest(until=self.components.processes.maximum(verdict.last_good))
         assert good is not None, "a checkpoint is saved with every evaluation that is watched"
-        self.learner.load_weights(*self.parts.checkpoints.load(good))
+        self.learner.load_weights(*self.components.checkpoints.load(good))
         if self.main:
             logger.warning(
                 "ended at iteration %d: %s; the run's result has the weights of %s. To train on from those, delete "
@@ -112,7 +112,7 @@ class Saving:
         if self.main:
             name = "lora" if self.policy.lora else "model"
             write_folder(self.folder / name, partial(self._sealed, weights))
-        self.parts.accelerator.wait_for_everyone()
+        self.components.accelerator.wait_for_everyone()
 
     def _export(self, weights: dict[str, Tensor] | None, folder: Path) -> None:
         with self.learner.averaged():

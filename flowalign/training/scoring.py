@@ -16,12 +16,12 @@ P = ParamSpec("P")
 
 
 class Scoring:
-    """An executor, as in concurrent.futures, that scores one part after the other: at once, or in a thread of its own.
+    """An executor, as in concurrent.futures, that scores one part after the other, at once or in a separate thread.
 
-    In a thread, of k parts whose scoring takes as long as their sampling, a share 1 - 1/k of the scoring is hidden. The
-    numbers do not change: all parts are sampled from the same weights, one after the other, in the calling thread. It
-    pays where scoring leaves this process free: a served reward, or one on another device. What is submitted must draw
-    no global random numbers. Once a part fails nothing more is scored: a server that stays away is waited for once.
+    With a thread and k parts whose scoring takes as long as their sampling, a share 1 - 1/k of the scoring is hidden.
+    The numbers do not change: all parts are sampled from the same weights, one after the other, in the calling thread.
+    A thread pays off if scoring leaves this process free: a served reward, or one on another device. Scoring must not
+    draw global random numbers. If a part fails, no further one is scored: a lost server is waited for only once.
 
     Args:
         threaded: score in a thread.
@@ -30,7 +30,7 @@ class Scoring:
     def __init__(self, threaded: bool) -> None:
         self._threaded = threaded
         self.seconds: dict[str, float] = {}
-        """Seconds by metric, after leaving: of the rollout, of waiting for scores, and in a thread of other scoring."""
+        """Seconds by metric, known at the end: rollout, waiting for scores, and, with a thread, hidden scoring."""
 
     def __enter__(self) -> Self:
         self._scored = 0.0
@@ -41,7 +41,7 @@ class Scoring:
             device = torch.cuda.current_device() if torch.cuda.is_available() else None
 
             def start() -> None:
-                # a new thread begins on the first GPU, whichever is this process's
+                # a new thread begins with the first GPU, even if this process has another one
                 if device is not None:
                     torch.cuda.set_device(device)
 
@@ -61,7 +61,7 @@ class Scoring:
         self.seconds["seconds/rollout"] = time.perf_counter() - self._begin - waited
 
     def submit(self, score: Callable[P, Scores], *args: P.args, **kwargs: P.kwargs) -> Scored:
-        """The scores to come of `score(*args, **kwargs)`."""
+        """Start `score(*args, **kwargs)`; return the scores to come."""
 
         def timed() -> Scores:
             if self._failed.is_set():

@@ -1,4 +1,4 @@
-"""What watches over a run while it trains: its lock, signals, other processes, and errors that end it for people."""
+"""Supervision of a run while it trains: its lock, signals, other processes, and errors for people."""
 
 import re
 import traceback
@@ -11,81 +11,81 @@ import torch
 
 from flowalign.errors import FlowalignError
 from flowalign.runs.lock import locked
-from flowalign.training.assembly import Parts
+from flowalign.training.assembly import Components
 from flowalign.training.distributed.heartbeat import Heartbeat
 from flowalign.training.memory import out_of_memory, while_it_fits
 from flowalign.training.signals import Signals, Stopped, no_silent_exit
 
 T = TypeVar("T")
 LOST = re.compile("gloo|nccl|connection|timed? ?out", re.IGNORECASE)
-"""Words in the communication libraries' errors when a process is gone or late."""
+"""Words in errors of the communication libraries when a process is gone or late."""
 
 
 class Supervision:
-    """Within it a run trains; an error of the world around it leaves it as one line.
+    """Supervises a run, and turns errors of its surroundings into one line for people.
 
     Args:
-        parts: of the run.
+        components: all components of the run.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
-        self.signals = Signals(announce=parts.accelerator.is_main_process)
+    def __init__(self, components: Components) -> None:
+        self.components = components
+        self.signals = Signals(announce=components.accelerator.is_main_process)
         self.heartbeat: Heartbeat | None = None
-        """Sign of life to the other processes, where there are some."""
+        """Signs of life to the other processes, if there are any."""
         self.iteration = 0
         self._folder: tuple[int, int] | None = None
-        """Device and number of the run's folder, while this process writes into it."""
+        """Device and inode of the run's folder, while this process writes into it."""
 
-    def at(self, iteration: int, place: str) -> None:
-        """Told where the run is."""
+    def at(self, iteration: int, phase: str) -> None:
+        """Note the iteration and phase of the run, and check that its folder is still there."""
         self.iteration = iteration
         if self.heartbeat is not None:
-            self.heartbeat.place = f"iteration {iteration}, {place}"
-        if self._folder is not None and self._folder != _identity(self.parts.folder):
+            self.heartbeat.phase = f"iteration {iteration}, {phase}"
+        if self._folder is not None and self._folder != _identity(self.components.folder):
             raise FlowalignError(
-                f"{self.parts.folder} was moved or removed while it was trained; moved back, --resume goes on from its "
-                "last checkpoint"
+                f"{self.components.folder} was moved or removed while it was trained; moved back, --resume goes on "
+                "from its last checkpoint"
             )
 
     def leave_if_asked(self, iteration: int, save: Callable[[], None]) -> None:
-        """Save and leave where a signal came to any process.
+        """Save and end the run if any process has received a signal.
 
         Raises:
-            Stopped: one came.
+            Stopped: a process has received one.
         """
-        if not self.parts.processes.maximum(self.signals.received is not None):
+        if not self.components.processes.maximum(self.signals.received is not None):
             return
         save()
         received = self.signals.received or "a signal to another process"
         raise Stopped(
-            f"{received}: left after {iteration} of {self.parts.config.training.iterations} iterations; "
-            f"--resume goes on from {self.parts.folder}"
+            f"{received}: left after {iteration} of {self.components.config.training.iterations} iterations; "
+            f"--resume goes on from {self.components.folder}"
         )
 
     def while_it_fits(self, sample: Callable[[], T]) -> T:
-        """The result of sampling, again with smaller network calls where memory runs out and nobody waits for it."""
-        processes, replicated = self.parts.processes, self.parts.learner.replicated
+        """Sample; if memory runs out and no other process waits, repeat it with smaller network calls."""
+        processes, replicated = self.components.processes, self.components.learner.replicated
         begun = processes.exchanges
 
         def by_itself() -> bool:
             copied = replicated and processes.columns == 1
             return processes.accelerator.num_processes == 1 or (copied and processes.exchanges == begun)
 
-        return while_it_fits(self.parts.config, "rollout", "batch_size", sample, by_itself)
+        return while_it_fits(self.components.config, "rollout", "batch_size", sample, by_itself)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Within it the run has its folder for itself, and its errors name what would help.
+        """Context in which the run has its folder for itself, and its errors say what would help.
 
         Raises:
-            FlowalignError: another process is gone, or did not come in time; says where each was.
+            FlowalignError: another process is gone, or too late; says where each was.
         """
-        accelerator, config = self.parts.accelerator, self.parts.config
-        lock = locked(self.parts.folder) if accelerator.is_main_process else nullcontext()
+        accelerator, config = self.components.accelerator, self.components.config
+        lock = locked(self.components.folder) if accelerator.is_main_process else nullcontext()
         try:
             with lock, self.signals, no_silent_exit(), self._among_others():
-                self._folder = _identity(self.parts.folder) if accelerator.is_main_process else None
+                self._folder = _identity(self.components.folder) if accelerator.is_main_process else None
                 yield
         except torch.OutOfMemoryError as error:
             raise FlowalignError(out_of_memory(config, accelerator.num_processes)) from error
@@ -97,19 +97,19 @@ class Supervision:
             ) from error
         finally:
             self._folder = None
-            if self.parts.fleet is not None:
-                self.parts.fleet.close()
+            if self.components.fleet is not None:
+                self.components.fleet.close()
 
     @contextmanager
     def _among_others(self) -> Iterator[None]:
-        """Within it the other processes hear of this one, and are named where they are gone."""
-        accelerator = self.parts.accelerator
+        """Context with signs of life between the processes; an error names those that are gone."""
+        accelerator = self.components.accelerator
         if accelerator.num_processes == 1:
             yield
             return
         store = torch.distributed.distributed_c10d._get_default_store()
         world = accelerator.process_index, accelerator.num_processes
-        self.heartbeat = Heartbeat(store, *world, self.parts.config.training.patience)
+        self.heartbeat = Heartbeat(store, *world, self.components.config.training.patience)
         try:
             yield
         except RuntimeError as error:
@@ -125,9 +125,9 @@ class Supervision:
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """Device and number of a folder, which it keeps when it is moved; None where there is none."""
+    """Device and inode of a folder, which stay the same when it is moved; None if it is not there."""
     try:
-        found = folder.stat()
+        status = folder.stat()
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

@@ -31,13 +31,13 @@ class Trainer:
 
     Args:
         config: a `Config` or `TextConfig`, or its keys and values as a dictionary.
-        policy: default the configuration's model.
+        policy: policy to train; default the configuration's model.
         reward: a reward or any function (samples, prompts) -> list of floats; default the configuration's.
-        resume: go on from the newest whole checkpoint of the run's folder.
+        resume: continue from the newest whole checkpoint of the run's folder.
         progress: show a progress bar.
 
     Raises:
-        ConfigError: what is wrong with the configuration, or in it with a run that is to go on.
+        ConfigError: says what is wrong with the configuration, or does not fit the run that is resumed.
     """
 
     def __init__(
@@ -48,39 +48,40 @@ class Trainer:
         resume: bool = False,
         progress: bool = True,
     ) -> None:
-        parts = assemble(config, policy, reward, resume)
-        self.config, self.folder, self.checkpoints = parts.config, parts.folder, parts.checkpoints
-        self.accelerator, self.processes = parts.accelerator, parts.processes
-        self.algorithm, self.policy, self.learner = parts.algorithm, parts.policy, parts.learner
-        self.groups, self.prompts, self.selection = parts.groups, parts.groups.prompts, parts.groups.selection
-        self.sampler, self.scorer = parts.sampler, parts.scorer
-        self.fleet, self.ahead = parts.fleet, parts.ahead
+        components = assemble(config, policy, reward, resume)
+        self.config, self.folder, self.checkpoints = components.config, components.folder, components.checkpoints
+        self.accelerator, self.processes = components.accelerator, components.processes
+        self.algorithm, self.policy, self.learner = components.algorithm, components.policy, components.learner
+        self.groups = components.groups
+        self.prompts, self.selection = self.groups.prompts, self.groups.selection
+        self.sampler, self.scorer = components.sampler, components.scorer
+        self.fleet, self.ahead = components.fleet, components.ahead
         self.main = self.accelerator.is_main_process
         self.show_progress = progress and self.main
         self.evaluator = Evaluator(self.algorithm, self.sampler, self.scorer, self.learner, self.folder)
         self.metrics = MetricsFile(self.folder / "metrics.jsonl")
         self.health = Health(self.config.training, silent=not self.main)
-        """Warnings of this process; a resumed run begins to look anew."""
-        self.supervision = Supervision(parts)
+        """Warnings of this process; a resumed run starts without earlier rewards."""
+        self.supervision = Supervision(components)
         self.spent = Spent(self.config, self.policy, self.scorer)
-        self.saving = Saving(parts, self.spent)
+        self.saving = Saving(components, self.spent)
         self.iteration = 0
-        self.resumed = parts.checkpoint is not None
-        """A checkpoint was found to go on from."""
-        if parts.checkpoint is not None:
-            self.iteration = self.saving.load(parts.checkpoint)
+        self.resumed = components.checkpoint is not None
+        """True if the run continues from a checkpoint."""
+        if components.checkpoint is not None:
+            self.iteration = self.saving.load(components.checkpoint)
             if self.main:
                 self._forget()
 
     def train(self) -> Result:
-        """Run the remaining iterations; evaluates before, in between as configured, and after.
+        """Run the remaining iterations; evaluate before, in between as configured, and after.
 
         Returns:
-            the run's folder: its metrics, evaluations and adapter.
+            the run's folder with its metrics, evaluations and adapter.
 
         Raises:
-            FlowalignError: another process is gone, or did not come in time; says where each was. `Stopped`: a signal
-                asked the run to leave, with a checkpoint.
+            FlowalignError: another process is gone, or too late; says where each was.
+            Stopped: a signal ended the run, with a checkpoint.
         """
         with self.supervision.watching():
             self._begin_run()
@@ -102,7 +103,7 @@ class Trainer:
         budgeted = any(limit is not None for limit in training.budget.model_dump().values())
         bar = tqdm(
             initial=self.iteration,
-            # how many iterations a budget lasts is not known
+            # with a budget the number of iterations is not known
             total=None if budgeted else training.iterations,
             disable=not self.show_progress,
             desc=self.config.name,
@@ -119,7 +120,7 @@ class Trainer:
             self._log(metrics)
             self.health.see(self.iteration, metrics)
             headline = self.algorithm.headline
-            # an iteration whose updates were all skipped measured nothing
+            # an iteration whose updates were all skipped has no metrics of updates
             shown = {headline: f"{metrics[headline]:.3f}" if headline in metrics else "skipped"}
             bar.set_postfix(shown | ({"budget": f"{progress:.0%}"} if budgeted else {}))
             bar.update()
@@ -127,7 +128,7 @@ class Trainer:
             if evaluates:
                 self.evaluate()
             due = training.checkpoint_every and self.iteration % training.checkpoint_every == 0
-            # where the watch may call an evaluation the last good one, its weights must be there
+            # the watch may return to an evaluation as the last good one, so its weights must be saved
             if last or due or (evaluates and evaluation.watching):
                 self.save()
         bar.close()
@@ -141,11 +142,11 @@ class Trainer:
             self.accelerator.end_training()
 
     def iterate(self) -> dict[str, float]:
-        """One iteration, and what the metrics say of it: sample and score groups, record, learn."""
+        """Do one iteration: sample and score groups, record, learn; return its metrics."""
         progress = self._begin()
         with self.learner.sampling():
             groups = self._groups(progress)
-            # from the start again, where an attempt ran out of memory
+            # repeated from the start if an attempt ran out of memory
             experience: Experience = self.supervision.while_it_fits(lambda: self.collect(groups))
         if self.iteration == 0:
             self.algorithm.verify(self.policy, experience)
@@ -161,7 +162,7 @@ class Trainer:
         return metrics | self.spent.counts() | self.scorer.judged()
 
     def collect(self, groups: Draw) -> Experience:
-        """What these groups teach: each part is sampled, and scored while the next one is; then all are recorded."""
+        """Experience of these groups: each part is sampled, and scored during the next one; then all are recorded."""
         algorithm, sampler, scorer = self.algorithm, self.sampler, self.scorer
         sampler.metrics, sampler.shown = {}, self._looking()
         scorer.look(sampler.shown)
@@ -182,9 +183,9 @@ class Trainer:
         return experience
 
     def _begin(self) -> float:
-        """Tell all parts that an iteration begins; how far training is."""
+        """Prepare all parts for an iteration; return the progress of training."""
         training = self.config.training
-        # Stateless randomness: a resumed iteration draws what the uninterrupted one would have drawn.
+        # stateless randomness: a resumed iteration draws the same numbers as without the interruption
         torch.manual_seed(derive_seed(training.seed, self.iteration, self.processes.row))
         progress = self.progress()
         self.algorithm.progress(progress)
@@ -194,14 +195,14 @@ class Trainer:
         return progress
 
     def _groups(self, progress: float) -> Draw:
-        """The groups of this iteration, which workers have begun with where there are some."""
+        """The groups of this iteration; if there are workers, they have begun to sample them."""
         if self.ahead is None:
             return self.groups.draw(self.iteration)
-        told = {"progress": progress, "updates": self.algorithm.updates} | self.sampler.state()
-        return self.ahead.next(self.iteration, self.learner.parameters, told)
+        state = {"progress": progress, "updates": self.algorithm.updates} | self.sampler.state()
+        return self.ahead.next(self.iteration, self.learner.parameters, state)
 
     def progress(self) -> float:
-        """How far training is, in [0, 1]: the share of the iterations or of the budget, whichever is larger."""
+        """Progress of training in [0, 1]: the share of the iterations or of the budget, whichever is larger."""
         return self.spent.progress(self.iteration)
 
     def evaluate(self) -> Evaluated | None:
@@ -213,7 +214,7 @@ class Trainer:
         return result
 
     def save(self) -> None:
-        """Write a checkpoint that a resumed run continues from, bit for bit on as many processes, and a LoRA."""
+        """Write a checkpoint, from which a run resumes bit for bit on the same number of processes, and a LoRA."""
         self.supervision.at(self.iteration, "checkpoint")
         good = self.evaluator.verdict.last_good if self.config.evaluation.watching else None
         self.saving.save(self.iteration, good)
@@ -227,7 +228,7 @@ class Trainer:
         self.saving.export()
 
     def _forget(self) -> None:
-        """Remove what the folder holds of iterations that are still to come: of a run that was killed in them."""
+        """Remove metrics and evaluations of iterations that come again, since the run was killed in them."""
         self.metrics.keep_before(self.iteration)
         # the evaluation at a checkpoint's own iteration came before the checkpoint
         self.evaluator.keep_before(self.iteration + self.resumed)
@@ -245,6 +246,6 @@ class Trainer:
             self.sampler.shown = False
 
     def _looking(self) -> bool:
-        """Whether the trackers show samples of the coming iteration."""
+        """True if the trackers show samples of the next iteration."""
         every = self.config.show_every
         return bool(self.config.trackers and every and self.iteration % every == 0)

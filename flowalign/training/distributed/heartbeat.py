@@ -69,8 +69,8 @@ class Heartbeat:
         self.store: Store = PrefixStore("heartbeat", store.clone())
         self.store.set_timeout(timedelta(seconds=patience))
         self.rank, self.processes, self.patience = rank, processes, patience
-        self.place = "starting"
-        """Place in the program where this process is, for the message when it is missed."""
+        self.phase = "starting"
+        """Iteration and phase of this process, for the message when it is missed."""
         self._waits_since: float | None = None
         """Time since which the main thread has waited for other processes at every beat."""
         self._named = False
@@ -86,7 +86,7 @@ class Heartbeat:
         """End the watch on this process."""
         self._over.set()
         self._thread.join()
-        self.place = "done"
+        self.phase = "done"
         # the store may be gone already
         with contextlib.suppress(torch.distributed.DistError):
             self._beat()
@@ -107,9 +107,9 @@ class Heartbeat:
         report = {
             "beats": self._beats,
             "host": f"{socket.gethostname()}, pid {os.getpid()}",
-            "place": f"{self.place}, {doing}",
+            "place": f"{self.phase}, {doing}",
             "waits": now - self._waits_since if self._waits_since is not None else 0.0,
-            "done": self.place == "done",
+            "done": self.phase == "done",
         }
         self.store.set(str(self.rank), json.dumps(report))
 
