@@ -1,1 +1,1 @@
-"""What people use: the Python API, the command line, the gallery, the export."""
+"""Interfaces for people: the Python API, the command line, the gallery, the export."""

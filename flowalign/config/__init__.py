@@ -1,4 +1,4 @@
-"""Configurations: what can be set, and how it is read."""
+"""Configurations: their sections and settings, and reading them."""
 
 from flowalign.config.diffusion import Config, Evaluation, RolloutSampling
 from flowalign.config.language import TextConfig

@@ -50,7 +50,7 @@ def _reached(values: Any, key_path: str, allowed: Sequence[Path]) -> Iterator[st
     """Each setting that is an address, the name of an environment variable, or a path outside."""
     if isinstance(values, Mapping):
         for key, value in values.items():
-            # weights of LoRAs stand beside their folders
+            # a key may be a path too: LoRAs by folder, with their weights as values
             if isinstance(key, str) and _outside(key, allowed):
                 yield f"{key_path} the path {key}"
             yield from _reached(value, f"{key_path}.{key}" if key_path else str(key), allowed)

@@ -259,8 +259,8 @@ class BaseConfig(Section):
     trackers: list[str] = []
     """Trackers of accelerate: tensorboard, wandb, ..."""
     show_every: int = Field(10, ge=0)
-    """Iterations between those whose best and worst samples tensorboard and wandb show, beside what evaluations save;
-    0: numbers alone."""
+    """Iterations from one to the next whose best and worst samples tensorboard and wandb show, besides the samples of
+    evaluations; 0: only numbers."""
 
     def build_algorithm(self) -> Any:
         """The algorithm with its settings checked."""

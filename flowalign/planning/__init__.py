@@ -1,1 +1,1 @@
-"""Before and beside training: how large, how long, whether it runs at all, what must be downloaded."""
+"""Planning of runs: their memory and time, dry runs, and downloads."""

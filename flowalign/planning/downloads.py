@@ -1,4 +1,4 @@
-"""What a configuration takes from the Hugging Face hub, whether it is on this machine, and getting it."""
+"""Files that a configuration needs from the Hugging Face hub: listing, finding and downloading them."""
 
 import inspect
 import json
@@ -84,7 +84,7 @@ def downloads(config: BaseConfig) -> list[Download]:
 
 
 def _repository(where: str, name: str | None, part: str) -> Download | None:
-    """The repository of a hub name; None for what is on this machine."""
+    """The repository of a hub name; None for a file or folder on this machine."""
     if name is None or Path(name).exists() or not HUB_NAME.fullmatch(name):
         return None
     return Download(where, name, part)

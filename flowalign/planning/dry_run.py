@@ -41,7 +41,7 @@ MEMBERS = 8
 """Samples of a group by a tiny model, at most."""
 STAND_IN = "flowalign.planning.dry_run:StandIn"
 PROMPTS = {"pictures": "objects_train", "text": "sums_train"}
-"""Shipped prompts, in the place of a hub's data set that is not on this machine."""
+"""Shipped prompts, which replace a hub's data set that is not on this machine."""
 
 
 @dataclass(kw_only=True)

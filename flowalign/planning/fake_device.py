@@ -69,7 +69,7 @@ class Wait:
 
 
 class FakeDevice(TorchDispatchMode):
-    """Within it `DEVICE` is an accelerator; tensors on it are fake, and memory on it is counted."""
+    """Context in which `DEVICE` is an accelerator; tensors on it are fake, and memory on it is counted."""
 
     def __init__(self) -> None:
         super().__init__()

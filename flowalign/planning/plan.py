@@ -1,8 +1,8 @@
 """`flowalign plan CONFIG`: memory, operations, time and cost of a run, without weights, a GPU or a network.
 
 Two things are measured and multiplied. A tiny pipeline of the same class runs one small iteration of the recipe and
-tells how often a sample goes through the network, forward and backward. The network of the real size, on a device
-without hardware (`FakeDevice`), tells what one pass costs in operations and memory.
+counts how often a sample goes through the network, forward and backward. The network of the real size, on a device
+without hardware (`FakeDevice`), gives the operations and memory of one pass.
 """
 
 import contextlib

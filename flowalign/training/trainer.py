@@ -37,7 +37,7 @@ class Trainer:
         progress: show a progress bar.
 
     Raises:
-        ConfigError: says what is wrong with the configuration, or does not fit the run that is resumed.
+        ConfigError: says what is wrong in the configuration, or what does not fit the resumed run.
     """
 
     def __init__(

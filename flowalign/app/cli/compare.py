@@ -27,7 +27,7 @@ def compare(
     json_path: Json = None,
     trust: Trust = False,
 ) -> None:
-    """Write one page that compares runs: scores and what is significant, settings, curves, samples side by side."""
+    """Write one page that compares runs: scores with their significance, settings, curves, samples side by side."""
     from flowalign.app.gallery.comparison import build_comparison
     from flowalign.evaluation.comparison import Comparison
     from flowalign.runs.samples import save_samples

@@ -1,4 +1,4 @@
-"""`flowalign env`: what a report of a problem needs."""
+"""`flowalign env`: versions and settings for the report of a problem."""
 
 import platform
 from importlib import metadata

@@ -80,7 +80,7 @@ def open_folder(folder: Path, protocol: Mapping[str, Any]) -> None:
 def measure(
     suite: Suite, policy: DiffusersPolicy, sampling: Sampling, folder: Path, limit: int | None = None, seed: int = SEED
 ) -> Measured | None:
-    """Sample and score what is missing in a model's folder; the main process reads all of it back.
+    """Sample and score the prompts that are missing in a model's folder; the main process reads the scores of all.
 
     Args:
         folder: folder of this model and suite.
