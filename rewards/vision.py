@@ -24,7 +24,7 @@ _MODES = {Resampling.BICUBIC: "bicubic", Resampling.BILINEAR: "bilinear"}
 
 
 def allow_tf32(allowed: bool) -> None:
-    """Whether this process's float32 products and convolutions on NVIDIA GPUs are made with factors in TF32."""
+    """Allow or forbid TF32 for this process's float32 products and convolutions on NVIDIA GPUs."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
 
 
