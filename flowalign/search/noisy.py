@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from flowalign.errors import ConfigError
+from flowalign.runs.foreign import inside
 from rewards import Reward
 from rewards.clip import PickScore
 
@@ -29,7 +30,7 @@ class NoisyReward:
                 f"{folder} is no reward of noisy states; flowalign train-reward PROMPTS --noisy MODEL --out {folder} "
                 "makes one"
             ) from error
-        self.levels = {level["sigma"]: self.folder / level["folder"] for level in levels}
+        self.levels = {level["sigma"]: inside(self.folder, level["folder"]) for level in levels}
 
     def at(self, sigma: float) -> Reward:
         """The reward of the trained level that is nearest."""

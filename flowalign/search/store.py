@@ -8,13 +8,16 @@ pictures/         the first, the best and the worst sample of each, and a sheet 
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from flowalign.errors import ConfigError
+from flowalign.errors import ConfigError, FlowalignError
 from flowalign.runs.files import write_atomically
+from flowalign.runs.foreign import inside
 from flowalign.runs.samples import Picture, save_picture
 from flowalign.search.found import SearchResult
 from rewards.pictures import read_frames
@@ -56,12 +59,26 @@ class SearchStore:
         whole, _, rest = text.rpartition("\n")
         if rest:
             write_atomically(self.lines, f"{whole}\n" if whole else "")
-        for line in whole.splitlines():
-            record = json.loads(line)
-            number, files, _ = record.pop("number"), record.pop("pictures"), record.pop("tried", None)
-            samples = {name: _opened(self.folder / file) for name, file in files.items()}
-            done[number, record["method"]] = SearchResult.of(record, samples)
+        for place, line in enumerate(whole.splitlines(), 1):
+            with self._reading(place):
+                record = json.loads(line)
+                number, files, _ = record.pop("number"), record.pop("pictures"), record.pop("tried", None)
+                samples = {name: _opened(inside(self.folder, file)) for name, file in files.items()}
+                done[number, record["method"]] = SearchResult.of(record, samples)
         return done
+
+    @contextmanager
+    def _reading(self, place: int) -> Iterator[None]:
+        """Refuse a line that `add` did not write, by its number in the file; its pictures are in the folder."""
+        try:
+            yield
+        except FlowalignError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{self.lines}, line {place}: no search as flowalign keeps it ({type(error).__name__}); "
+                "another output folder works"
+            ) from error
 
     def add(self, number: int, found: SearchResult) -> None:
         """Keep what was found for a prompt."""
@@ -86,12 +103,14 @@ class SearchStore:
             how many; searches whose samples all scored the same have none.
         """
         lines = []
-        for line in self.lines.read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            best, worst = record["best"]["score"], record["worst"]["score"]
-            if best > worst:
+        for place, line in enumerate(self.lines.read_text(encoding="utf-8").splitlines(), 1):
+            with self._reading(place):
+                record = json.loads(line)
+                best, worst = record["best"]["score"], record["worst"]["score"]
                 files = {"chosen": record["pictures"]["best"], "rejected": record["pictures"]["worst"]}
-                sides = {side: os.path.relpath(self.folder / file, path.parent) for side, file in files.items()}
+                paths = {side: inside(self.folder, file) for side, file in files.items()}
+            if best > worst:
+                sides = {side: os.path.relpath(file, path.parent) for side, file in paths.items()}
                 scores = {"chosen_score": best, "rejected_score": worst}
                 lines.append({"prompt": record["prompt"], **sides, "rater": rater, "method": record["method"]} | scores)
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))

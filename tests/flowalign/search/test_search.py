@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch.autograd import grad
 
 import flowalign as fa
@@ -261,7 +262,21 @@ def test_the_command_compares_methods_and_writes_preferences(
     # a second time there is nothing left to do
     assert run("tiny_sd3", str(tmp_path / "prompts.txt"), *methods, *given) == 0
     assert len((tmp_path / "found" / "tried.jsonl").read_text().splitlines()) == 4
-    assert SearchStore(tmp_path / "found").write_pairs(pairs, "shapes") == len(read)
+    store = SearchStore(tmp_path / "found")
+    assert store.write_pairs(pairs, "shapes") == len(read)
+    # a folder that somebody else made may name pictures elsewhere
+    settings, line = json.loads((store.folder / "search.json").read_text()), tried[1]
+    Image.new("RGB", (8, 8)).save(tmp_path / "private.png")
+    for wrong, said in (
+        ({"pictures": line["pictures"] | {"best": "../private.png"}}, "leads out of the folder"),
+        ({"pictures": line["pictures"] | {"worst": str(tmp_path / "private.png")}}, "leads out of the folder"),
+        ({"pictures": None}, "line 1: no search as flowalign keeps it"),
+        ({"best": "x"}, "line 1: no search as flowalign keeps it"),
+    ):
+        store.lines.write_text(json.dumps(line | wrong) + "\n")
+        for work in (lambda: store.open(settings), lambda: store.write_pairs(pairs, "shapes")):
+            with pytest.raises(ConfigError, match=said):
+                work()
 
 
 @pytest.mark.parametrize(
