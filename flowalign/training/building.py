@@ -159,7 +159,7 @@ def check_sound(config: BaseConfig, policy: Any = None) -> None:
 
 
 def _within(named: Named) -> list[Any]:
-    """The classes of a reward and of those inside it; none for a reward handed over in Python, which are not known."""
+    """The classes of a reward and of those inside it; none for a reward from Python, whose class is unknown."""
     return [] if named.name.startswith(registry.GIVEN) else registry.rewards_within(named.name, named.settings)
 
 
