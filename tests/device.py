@@ -8,23 +8,30 @@ are written down with their places. Unlike on `flowalign.planning.fake_device` t
 replay check, gradients, export. Its name is not 'cuda', which torch keeps for itself, and DDP cannot read its memory.
 """
 
+import contextlib
+import json
 import sys
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 from unittest import mock
 
 import torch
 from accelerate import Accelerator
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-from flowalign.config import load, recipe
+from flowalign.config import BaseConfig, Config, load, recipe
 from flowalign.planning import dry_run
 from flowalign.planning.dry_run import Report
 from flowalign.planning.fake_device import ANSWERED_BY_VALUES, FLOAT32, INDEXING, LOWER, OWN
+from flowalign.planning.random_models import tiny_name
+from flowalign.planning.tiny_pipelines import PIPELINES
 
 NAME = "board"
 
@@ -221,14 +228,35 @@ def _place() -> str:
     return "elsewhere"
 
 
+@contextlib.contextmanager
+def files_of(config: BaseConfig) -> Iterator[None]:
+    """Context in a folder that has the files of prompts, votes, questions and pictures which a recipe names."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for name, colour in (("red.png", (200, 0, 0)), ("black.png", (0, 0, 0)), ("mask.png", (255, 255, 255))):
+            Image.new("RGB", (64, 64), colour).save(name)
+        tiny = PIPELINES[tiny_name(config.model.path)] if isinstance(config, Config) else None
+        line: dict[str, Any] = {"prompt": "two red circles", "tag": "counting", "answer": "first"}
+        line |= {"chosen": "red.png", "rejected": "black.png", "target": "red.png"}
+        if tiny is None or tiny.images:
+            line["image"] = ["red.png", "black.png"][: tiny.images if tiny else 2]
+        if tiny is not None and tiny.masked:
+            line["mask"] = "mask.png"
+        lines = [json.dumps(line)] * 8
+        for one in (config.data, *config.data.also, config.evaluation, *config.evaluation.also):
+            if str(one.prompts).endswith(".jsonl"):
+                Path(str(one.prompts)).write_text("\n".join(lines) + "\n")
+        yield
+
+
 def on_device(name: str) -> tuple[Report, Device]:
     """One iteration of a recipe with a tiny model on the device, as `flowalign train --dry-run` does it."""
     patches = (
         mock.patch.object(dry_run, "best_device", lambda: DEVICE),
         mock.patch.object(Accelerator, "device", DEVICE),
     )
-    with Device() as device, patches[0], patches[1]:
-        report = dry_run.dry_run(load(recipe(name)))
+    config = load(recipe(name))
+    with files_of(config), Device() as device, patches[0], patches[1]:
+        report = dry_run.dry_run(config)
     assert report is not None
     return report, device
 

@@ -108,5 +108,7 @@ def test_a_recipe_with_further_networks_runs_on_it() -> None:
         from tests.device import main
 
         assert main(["tiny_sd3/dmd2", "tiny_lm/grpo"]) == 0
+        # whose prompts, pictures and votes are files that a user has
+        assert main(["flux/flow_grpo_kontext", "sd15/kto", "qwen_vl/judge"]) == 0
 
     forked(work)
