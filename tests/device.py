@@ -20,6 +20,7 @@ from unittest import mock
 
 import torch
 from accelerate import Accelerator
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -250,12 +251,18 @@ def files_of(config: BaseConfig) -> Iterator[None]:
 
 def on_device(name: str) -> tuple[Report, Device]:
     """One iteration of a recipe with a tiny model on the device, as `flowalign train --dry-run` does it."""
+    of_area = pipeline_qwenimage_edit.calculate_dimensions
     patches = (
         mock.patch.object(dry_run, "best_device", lambda: DEVICE),
         mock.patch.object(Accelerator, "device", DEVICE),
+        # Qwen-Image's edits bring every picture to a million pixels, whatever the network's size
+        mock.patch.object(pipeline_qwenimage_edit, "calculate_dimensions", lambda _, ratio: of_area(32 * 32, ratio)),
+        mock.patch.object(pipeline_qwenimage_edit_plus, "VAE_IMAGE_SIZE", 32 * 32),
     )
     config = load(recipe(name))
-    with files_of(config), Device() as device, patches[0], patches[1]:
+    with files_of(config), Device() as device, contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
         report = dry_run.dry_run(config)
     assert report is not None
     return report, device
