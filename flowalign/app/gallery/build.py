@@ -60,6 +60,11 @@ class Gallery:
         return any(run.moments or run.previews or run.series or not run.searches for run in self.runs)
 
     @property
+    def curves(self) -> bool:
+        """Whether a run has metrics."""
+        return any(run.series for run in self.runs)
+
+    @property
     def texts(self) -> bool:
         """True if it shows a language model's texts."""
         members = (m for moment in self.previews for group in moment["groups"] for m in group["members"])
@@ -99,10 +104,34 @@ def lay_out(runs: Sequence[Path | str], output: Path | str) -> Gallery:
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     title = ", ".join(run.name for run in read)
     page = environment.get_template("gallery.html").render(
-        title=title, data=_page_data(gallery), scripts=ASSETS[1:], gallery=gallery
+        title=title,
+        headlines=[line for run in read if (line := headline(run, alone=len(read) == 1))],
+        data=_page_data(gallery),
+        scripts=ASSETS[1:],
+        gallery=gallery,
     )
     write_atomically(output / "index.html", page)
     return gallery
+
+
+def headline(run: SavedRun, alone: bool) -> str:
+    """A run in a line: model, method, reward, and its held-out score before and after; empty where nothing is known.
+
+    Args:
+        alone: the page shows no other run, and has its name in the title.
+    """
+    rewards = run.settings.get("rewards")
+    entries = [(run.settings.get("model"), "path"), (run.settings.get("algorithm"), "name")]
+    entries += [(reward, "name") for reward in rewards] if isinstance(rewards, list) else []
+    named = [str(section[key])[:80] for section, key in entries if isinstance(section, dict) and section.get(key)]
+    words = ([] if alone else [run.name]) + named
+    for score in ("strict", "reward"):
+        points = run.series.get(f"held-out all/{score}", [])
+        if len(points) > 1:
+            (_, before), (iteration, after) = points[0], points[-1]
+            words.append(f"held-out {score} {before:.3g} → {after:.3g} after {iteration} iterations")
+            break
+    return " · ".join(words)
 
 
 def _arrange(runs: list[SavedRun], output: Path) -> Gallery:

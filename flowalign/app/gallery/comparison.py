@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from jinja2 import Environment, PackageLoader
 
 from flowalign.app.gallery.build import CLIPS, PICTURES, thinned
@@ -125,13 +126,24 @@ def _verdict(first: str, other: str, difference: Any, sign: Significance | None)
 
 
 def _settings(runs: Sequence[Path]) -> list[tuple[str, list[str]]]:
-    """The settings in which runs differ."""
-    configs = [flat(read_yaml(run / "config.yaml")) for run in runs]
-    names = dict.fromkeys(name for config in configs for name in config)
+    """The settings in which runs differ, as YAML."""
+    configured = [flat(read_yaml(run / "config.yaml")) for run in runs]
+    names = dict.fromkeys(name for settings in configured for name in settings)
     rows = [
-        (name, [str(config.get(name, "")) for config in configs]) for name in names if name not in ("name", "output")
+        (name, [as_yaml(settings[name]) if name in settings else "" for settings in configured])
+        for name in names
+        if name not in ("name", "output")
     ]
     return [(name, values) for name, values in rows if len(set(values)) > 1]
+
+
+def as_yaml(value: Any) -> str:
+    """A value as a configuration has it, in a line."""
+    return (
+        yaml.safe_dump(value, default_flow_style=True, width=1_000_000, allow_unicode=True)
+        .removesuffix("...\n")
+        .strip()
+    )
 
 
 def _charts(runs: Sequence[SavedRun]) -> Iterator[Chart]:

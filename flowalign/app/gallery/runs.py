@@ -13,6 +13,7 @@ from typing import Any
 from flowalign.errors import ConfigError
 from flowalign.runs.foreign import ForeignError, inside, read_bytes
 from flowalign.runs.previews import FOLDER as PREVIEWS
+from flowalign.runs.reading import read_yaml
 from flowalign.runs.samples import FOLDER as SAMPLES
 
 MOMENT = re.compile(r"iteration-(\d{1,12})")
@@ -68,6 +69,8 @@ class SavedRun:
     """Warnings as (iteration, "suspect", "hacked" or "", text), from the keys `verdict` and `warnings` of a line."""
     notes: list[str]
     """Notes on data that were left out, with the reason."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Sections of the configuration; empty where it cannot be read."""
     searches: list[dict[str, Any]] = field(default_factory=list)
     """Lines of a search folder's tried.jsonl, pictures as paths."""
 
@@ -94,6 +97,7 @@ def read_run(folder: Path, name: str) -> SavedRun:
             f"{folder} is not a run's folder: it has no config.yaml, metrics.jsonl or samples/, nor a search's {TRIED}"
         )
     run = SavedRun(folder=folder.resolve(), name=name, moments=[], previews=[], series={}, warnings=[], notes=[])
+    run.settings = _settings(run)
     for file, prefix in (("metrics.jsonl", ""), ("evaluations.jsonl", "held-out ")):
         for record in _lines(run, folder / file):
             _add_points(run, record, prefix)
@@ -112,6 +116,14 @@ def read_run(folder: Path, name: str) -> SavedRun:
     if not run.moments and not run.searches:
         run.notes.append("no pictures yet")
     return run
+
+
+def _settings(run: SavedRun) -> dict[str, Any]:
+    """The sections of the run's configuration; none where it cannot be read."""
+    try:
+        return read_yaml(inside(run.folder, "config.yaml"))
+    except (OSError, ConfigError, ForeignError):
+        return {}
 
 
 def _moments(parent: Path) -> list[tuple[int, Path]]:

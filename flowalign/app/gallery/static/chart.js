@@ -18,16 +18,28 @@
     }
   }
 
+  // the exponential mean of about a thirtieth of the points
+  function smoothed(points) {
+    const keep = 1 - 30 / points.length;
+    let sum = 0, weight = 0;
+    return points.map(([i, v]) => {
+      sum = keep * sum + v; weight = keep * weight + 1;
+      return [i, sum / weight];
+    });
+  }
+
   // lines: [{index, name, points: [[over, value], ...]}]; over: what the points are over; alarms: where the chart is marked;
   // open(point): what a click or Enter does with {over, value, line}, and says if it can do nothing
-  gallery.chart = ({ name, same = [], lines, over = "iteration", alarms = [], open = () => "" }) => {
+  gallery.chart = ({ name, label = name, same = [], lines, over = "iteration", alarms = [], open = () => "" }) => {
     lines = lines.filter((line) => line.points.length);
     const points = lines.flatMap((line) => line.points.map(([over, value]) => ({ over, value, line })));
     points.sort((a, b) => a.over - b.over || a.line.index - b.line.index);
     const range = (of) => points.reduce(([low, high], p) => [Math.min(low, of(p)), Math.max(high, of(p))], [Infinity, -Infinity]);
     const [start, end] = range((p) => p.over), [low, high] = range((p) => p.value);
     const x = (i) => LEFT + ((i - start) / (end - start || 1)) * (WIDTH - LEFT - RIGHT);
-    const spread = high - low || Math.abs(high) || 1, bottom = high === low ? low - spread / 2 : low;
+    // what hardly moves stays flat
+    const least = 0.02 * Math.max(Math.abs(low), Math.abs(high)) || 1, spread = Math.max(high - low, least);
+    const bottom = spread > high - low ? (low + high - spread) / 2 : low;
     const y = (v) => TOP + (1 - (v - bottom) / spread) * (HEIGHT - TOP - BOTTOM);
     const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, tabindex: "0", role: "slider", "aria-label": name,
       "aria-valuemin": start, "aria-valuemax": end, "aria-valuenow": end });
@@ -46,7 +58,10 @@
       }
     }
     for (const line of lines) {
-      picture.append(svg("polyline", { class: `line ${look(line.index)}`, points: line.points.map(([i, v]) => `${x(i)},${y(v)}`).join(" ") }));
+      const drawn = (points, more = "") => picture.append(svg("polyline", { class: `line ${look(line.index)}${more}`, points: points.map(([i, v]) => `${x(i)},${y(v)}`).join(" ") }));
+      // many points: their running mean, and they themselves behind it
+      drawn(line.points, line.points.length > 60 ? " raw" : "");
+      if (line.points.length > 60) drawn(smoothed(line.points));
       if (line.points.length <= 60) {
         for (const [i, v] of line.points) picture.append(svg("circle", { class: `dot line-${line.index % 6}`, cx: x(i), cy: y(v), r: 2.5 }));
       }
@@ -84,6 +99,6 @@
       if (event.key in steps) { event.preventDefault(); choose(at + steps[event.key]); }
       else if (event.key === "Enter") opened();
     });
-    return element("figure", { class: "chart" }, element("figcaption", {}, element("span", {}, text(name, { class: "metric" }), same.length ? element("span", { class: "same" }, "the same: ", text(same.join(", "))) : null), readout), picture);
+    return element("figure", { class: "chart" }, element("figcaption", {}, element("span", {}, text(label, { class: "metric", title: name }), same.length ? element("span", { class: "same" }, "the same: ", text(same.join(", "))) : null), readout), picture);
   };
 })();

@@ -4,10 +4,18 @@
 gallery.views.curves = (main, settings) => {
   const { data, element } = gallery;
   const first = [
-    [/^reward\/mean$/, "trained reward"], [/^held-out (all\/(?!pictures)|preference)/, "held-out"], [/panel/, "panel"], [/kl/, "KL"],
+    [/^held-out all\/(strict|reward)$/, "held-out score"], [/^reward\/mean$/, "trained reward"],
+    [/^held-out (all\/(?!pictures|samples|statistics)|preference)/, "held-out"], [/panel/, "panel"], [/kl/, "KL"],
     [/diversity|duplicate/, "diversity"], [/^preference\//, "preference"], [/clip_fraction/, "clip fraction"], [/ratio/, "ratio"], [/gradient_norm/, "gradient norm"],
-    [/^reward\//, "reward"], [/^held-out /, "held-out"],
+    [/^reward\//, "reward"], [/^held-out (?!all\/)/, "held-out by category"], [/^held-out /, "statistics"],
   ];
+  const known = { "reward/mean": "reward of the training samples", "policy/kl": "KL from the start weights" };
+  function label(name) {
+    const [, group, score] = name.match(/^held-out ([^/]+)\/(.+)$/) ?? [];
+    if (score) return `held-out ${score.replace("statistics/", "").replaceAll("_", " ")}${group === "all" ? "" : ", " + group}`;
+    return known[name] ?? name;
+  }
+  const moves = (name) => data.runs.some((run) => (run.series[name] ?? []).some(([, value]) => value !== run.series[name][0][1]));
   const names = [...new Set(data.runs.flatMap((run) => Object.keys(run.series)))].filter((name) => !/\/pictures$/.test(name));
   const place = (name) => { const i = first.findIndex(([pattern]) => pattern.test(name)); return i < 0 ? first.length : i; };
   names.sort((a, b) => place(a) - place(b) || a.localeCompare(b));
@@ -34,7 +42,7 @@ gallery.views.curves = (main, settings) => {
 
   function chart([name, ...same]) {
     const lines = data.runs.map((run, index) => ({ index, name: data.runs.length > 1 ? run.name : "", points: run.series[name] ?? [] }));
-    return gallery.chart({ name, same, lines, alarms: gallery.warned.map(({ iteration }) => iteration), open });
+    return gallery.chart({ name, label: label(name), same: same.map(label), lines, alarms: gallery.warned.map(({ iteration }) => iteration), open });
   }
 
   // metrics whose curves are the same and move, which one chart shows
@@ -42,8 +50,7 @@ gallery.views.curves = (main, settings) => {
     const curves = new Map();
     for (const name of names) {
       const series = data.runs.map((run) => run.series[name] ?? []);
-      const moves = series.some((points) => points.some(([, value]) => value !== points[0][1]));
-      const key = moves ? JSON.stringify(series) : name;
+      const key = moves(name) ? JSON.stringify(series) : name;
       curves.set(key, [...(curves.get(key) ?? []), name]);
     }
     return [...curves.values()];
@@ -51,8 +58,8 @@ gallery.views.curves = (main, settings) => {
 
   function draw() {
     const wanted = input.value.trim().toLowerCase();
-    const some = names.filter((name) => place(name) < 9);
-    const kept = (wanted || all.checked || !some.length ? names : some).filter((name) => name.toLowerCase().includes(wanted));
+    const some = names.filter((name) => place(name) < 10 && moves(name));
+    const kept = (wanted || all.checked || !some.length ? names : some).filter((name) => `${name}\n${label(name)}`.toLowerCase().includes(wanted));
     gallery.remember("curves", { ...(input.value ? { text: input.value } : {}), ...(all.checked ? { all: "1" } : {}) });
     charts.replaceChildren(...together(kept).map(chart));
     if (!kept.length) charts.append(element("p", { class: "empty" }, "No metric has this in its name."));

@@ -10,10 +10,12 @@ gallery.views.grid = (main, settings) => {
   const CAPTION = 40, CELL_TEXT = 24, GAP = 8, MARGIN = 2;
   // set by measure(): pixels of the room, a picture, a column, a row and a lane; rows with few columns stand in several lanes
   let room, side, width, height, lane, lanes;
+  // whether the base's column stays in sight while the others scroll
+  let pinned = false;
   const number_of = Object.fromEntries(data.scores.map((name, i) => [name, i]));
   const chosen = {
     text: "", category: "", score: data.scores.includes("reward") ? "reward" : data.scores[0] ?? "",
-    at: String(columns.length - 1), sort: "prompts", low: "", high: "", gain: "", ...settings,
+    at: String(columns.length - 1), sort: columns.at(-1).base === columns.length - 1 ? "prompts" : "improved", low: "", high: "", gain: "", ...settings,
   };
   if (!columns[chosen.at]) chosen.at = String(columns.length - 1);
   let shown = [], focus = { row: 0, column: 0 };
@@ -51,6 +53,7 @@ gallery.views.grid = (main, settings) => {
     width = side + GAP;
     height = CAPTION + side + CELL_TEXT + GAP * 2;
     lane = columns.length * width + GAP;
+    pinned = data.runs.length === 1 && lanes === 1 && columns.length * width > room;
     body.style.width = (lanes > 1 ? room : columns.length * width) + "px";
     body.style.height = Math.ceil(shown.length / lanes) * height + "px";
     head.replaceChildren(...Array.from({ length: Math.min(lanes, shown.length) }, (_, i) => columns.map((column) => {
@@ -59,6 +62,7 @@ gallery.views.grid = (main, settings) => {
         alarm.length ? "⚠ " : null, text(column.label));
       name.style.left = i * lane + column.index * width + "px";
       name.style.width = side + "px";
+      name.classList.toggle("pinned", pinned && column.index === 0);
       return name;
     })).flat());
   }
@@ -107,11 +111,12 @@ gallery.views.grid = (main, settings) => {
   // asks the page for its measures once, before it changes anything: each question after a change is a layout of its own
   const drawn = new Map();
   function draw(passing = false) {
-    head.style.transform = `translateX(${-scroller.scrollLeft}px)`;
+    const left = scroller.scrollLeft;
+    head.style.transform = `translateX(${-left}px)`;
+    if (pinned) head.firstChild.style.transform = `translateX(${left}px)`;
     const top = Math.max(0, -body.getBoundingClientRect().top), view = innerHeight;
     const first = lanes * Math.max(0, Math.floor(top / height) - MARGIN);
     const last = Math.min(shown.length, lanes * (Math.ceil((top + view) / height) + MARGIN + 1)) - 1;
-    const left = scroller.scrollLeft;
     const from = Math.max(0, Math.floor(left / width) - MARGIN), to = Math.min(columns.length - 1, Math.ceil((left + room) / width) + MARGIN);
     for (const [position, line] of drawn) {
       if (position < first || position > last) { line.node.remove(); drawn.delete(position); }
@@ -136,14 +141,18 @@ gallery.views.grid = (main, settings) => {
       }
       if (passing) continue;
       for (const [column, node] of line.cells) {
-        if (column < from || column > to) { node.remove(); line.cells.delete(column); }
+        if ((column < from || column > to) && !(pinned && column === 0)) { node.remove(); line.cells.delete(column); }
       }
-      for (let column = from; column <= to; column++) {
+      for (let column = pinned ? 0 : from; column <= to; column = Math.max(from, column + 1)) {
         if (!line.cells.has(column)) {
           const node = cell(row, column, position);
           line.node.append(node);
           line.cells.set(column, node);
         }
+      }
+      if (pinned) {
+        line.cells.get(0).classList.add("pinned");
+        line.cells.get(0).style.transform = `translateX(${left}px)`;
       }
     }
   }
@@ -179,8 +188,8 @@ gallery.views.grid = (main, settings) => {
     const top = body.getBoundingClientRect().top + Math.floor(focus.row / lanes) * height, sticky = head.offsetHeight;
     if (top < sticky) scrollBy(0, top - sticky - GAP);
     else if (top + height > innerHeight) scrollBy(0, top + height - innerHeight);
-    const left = (focus.row % lanes) * lane + focus.column * width;
-    if (left < scroller.scrollLeft) scroller.scrollLeft = left;
+    const left = (focus.row % lanes) * lane + focus.column * width, covered = pinned && focus.column ? width : 0;
+    if (left - covered < scroller.scrollLeft) scroller.scrollLeft = left - covered;
     else if (left + width > scroller.scrollLeft + scroller.clientWidth) scroller.scrollLeft = left + width - scroller.clientWidth;
     draw();
     for (const node of body.querySelectorAll("[tabindex='0']")) node.setAttribute("tabindex", "-1");

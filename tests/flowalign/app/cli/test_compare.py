@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from flowalign.app.cli.main import main
+from flowalign.app.gallery.comparison import as_yaml
 from flowalign.runs.samples import save_samples
 
 
@@ -89,3 +90,11 @@ def test_figures_by_different_rewards_are_not_compared(
     assert command(str(one), str(other)) == 2
     error = capsys.readouterr().err
     assert re.search(r"one is judged by .*, other by .*; --again judges all by the rewards of one", error)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "null"), (True, "true"), (0.03, "0.03"), ("a b", "a b"), ([{"name": "shapes"}], "[{name: shapes}]")],
+)
+def test_settings_are_shown_as_they_are_written(value: object, text: str) -> None:
+    assert as_yaml(value) == text

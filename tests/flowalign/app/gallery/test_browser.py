@@ -130,7 +130,8 @@ def test_every_view_opens_from_disk(open_page, page_file, tmp_path, view, width,
 def test_grid_sorts_filters_and_opens_compare(open_page, page_file):
     page = open_page(f"file://{page_file}")
     status = page.get_by_role("status")
-    assert "40 of 40" in status.inner_text()
+    assert "40 of 40" in status.inner_text() and page.get_by_label("Order").input_value() == "improved"
+    page.get_by_label("Order").select_option("prompts")
     page.get_by_role("searchbox").fill("RED circle")
     assert "3 of 40" in status.inner_text()
     assert page.locator(".caption .prompt").first.inner_text() == "a red circle number 0"
@@ -248,7 +249,7 @@ def test_a_warning_stands_on_top_of_every_view_and_leads_to_its_pictures(open_pa
 def test_a_point_of_a_curve_opens_its_samples(open_page, page_file):
     page = open_page(f"file://{page_file}#curves")
     assert page.locator(".chart").first.locator("line.alarm").count() == 1
-    chart = page.locator(".chart", has_text="reward/mean").first.locator("svg")
+    chart = page.locator(".chart", has_text="reward of the training samples").first.locator("svg")
     box = chart.bounding_box()
     page.mouse.click(box["x"] + box["width"] * (52 + 358 * 11 / 29) / 420, box["y"] + box["height"] / 2)
     page.wait_for_selector("main.grid")
@@ -429,10 +430,62 @@ def test_ticks_are_distinct_and_equal_curves_are_drawn_once(open_page, tmp_path)
             record = {"reward/mean": value, "reward/shapes": value, "reward/shapes/soft": value, "policy/kl": 0.0}
             lines.write(json.dumps({"iteration": i, **record, "policy/clip_fraction": 0.0}) + "\n")
     page = open_page(f"file://{build([run], tmp_path / 'out')}#curves?all=1")
-    assert page.locator(".metric").all_inner_texts() == ["reward/mean", "policy/kl", "policy/clip_fraction"]
+    names = ["reward of the training samples", "KL from the start weights", "policy/clip_fraction"]
+    assert page.locator(".metric").all_inner_texts() == names
     assert page.locator(".same").all_inner_texts() == ["the same: reward/shapes, reward/shapes/soft"]
     ticks = page.locator(".chart").first.locator(".tick[text-anchor=end]").all_text_contents()[:3]
     assert len(set(ticks)) == 3, ticks
+    # what hardly moves is no climb, and what stands still is not shown unasked
+    heights = page.locator(".chart").first.locator("polyline").get_attribute("points").split()
+    ys = [float(point.split(",")[1]) for point in heights]
+    assert max(ys) - min(ys) < 5
+    page.get_by_label("all metrics").uncheck()
+    assert page.locator(".metric").all_inner_texts() == names[:1]
+
+
+def test_many_points_have_their_running_mean(open_page, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    lines = (json.dumps({"iteration": i, "reward/mean": i % 2}) for i in range(300))
+    (run / "metrics.jsonl").write_text("\n".join(lines))
+    page = open_page(f"file://{build([run], tmp_path / 'out')}#curves")
+    raw, mean = (line.get_attribute("points").split() for line in page.locator(".chart polyline").all())
+    ys = [[float(point.split(",")[1]) for point in points] for points in (raw, mean)]
+    assert len(raw) == len(mean) == 300
+    # half, where the points are 0 and 1
+    middle = (max(ys[0]) + min(ys[0])) / 2
+    assert all(abs(y - middle) < 0.06 * (max(ys[0]) - min(ys[0])) for y in ys[1][-100:])
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_base_stays_in_sight_beside_the_newest_moment(open_page, maker, tmp_path, width):
+    run = maker.make_run(tmp_path / "run", prompts=3, moments=14)
+    (run / "config.yaml").write_text(
+        "model: {path: tiny}\nalgorithm: {name: flow_grpo}\nrewards: [{name: shapes}, {name: <b>}]\n"
+    )
+    page = open_page(f"file://{build([run], tmp_path / 'out')}", width)
+    head = page.locator(".headline").inner_text()
+    assert head.startswith("tiny \u00b7 flow_grpo \u00b7 shapes \u00b7 <b> \u00b7 held-out ") and " \u2192 " in head
+    left, right = (
+        page.locator(".scroller").evaluate(f"(n) => n.getBoundingClientRect().{side}") for side in ("left", "right")
+    )
+    for column, edge in ((0, left), (13, None)):
+        box = page.locator(f".cell[data-row='0'][data-column='{column}']").bounding_box()
+        assert box["x"] >= left - 1 and box["x"] + box["width"] <= right + 1
+        assert edge is None or abs(box["x"] - edge) < 1
+    assert page.locator(".head .pinned").inner_text() == "base"
+    assert page.locator(".head .pinned").bounding_box()["x"] == pytest.approx(left, abs=1)
+    page.locator(".scroller").evaluate("(node) => { node.scrollLeft = 300; }")
+    page.wait_for_timeout(100)
+    assert page.locator(".cell[data-row='0'][data-column='0']").bounding_box()["x"] == pytest.approx(left, abs=1)
+
+
+def test_views_without_content_have_no_tab(open_page, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"iteration": 0, "reward/mean": 1}\n')
+    page = open_page(f"file://{build([run], tmp_path / 'out')}#curves")
+    assert page.locator("nav a").all_inner_texts() == ["Grid", "Curves"]
 
 
 def test_forced_colours_show_the_current_tab(browser, page_file):
