@@ -225,7 +225,11 @@ def build(table: str, name: str, arguments: Mapping[str, Any], where: str) -> An
     except FlowalignError:
         raise
     except (TypeError, ValueError, OSError, ImportError) as error:
-        raise ConfigError(f"{where}: {_reason(error)}") from error
+        from rewards.hub import failure
+
+        of_hub = failure(error)
+        said = _reason(error) if of_hub is None else f"the weights of '{name}': {of_hub}"
+        raise ConfigError(f"{where}: {said}") from error
     except (Exception, SystemExit) as error:  # its author's code
         raise ConfigError(f"{where}: '{name}' cannot be made: {_reason(error)}") from error
 

@@ -20,3 +20,27 @@ def hub(source: str | Path) -> dict[str, Any]:
     """The arguments of `from_pretrained` and `load_config` that say what to load: folder or name, and its revision."""
     name, revision = split_revision(source)
     return {"pretrained_model_name_or_path": name} | ({} if revision is None else {"revision": revision})
+
+
+def failure(error: BaseException) -> str | None:
+    """The hub's part in an error of a library, which puts it vaguely; None of other errors."""
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, GatedRepoError):
+            return "it is gated: accept its licence on its page of the hub, then `hf auth login` with that account"
+        if isinstance(cause, RepositoryNotFoundError):
+            return "the hub has no such repository, or it is private (`hf auth login`)"
+        if isinstance(cause, LocalEntryNotFoundError):
+            return (
+                "it is not on this machine, and the hub did not answer; `flowalign fetch CONFIG` gets it where there "
+                "is a network"
+            )
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def reason(error: BaseException) -> str:
+    """Why weights cannot be loaded, in a line."""
+    return failure(error) or " ".join(str(error).split())[:300]

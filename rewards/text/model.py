@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rewards.base import RewardError
-from rewards.hub import hub
+from rewards.hub import hub, reason
 from rewards.vision import pick_device
 
 
@@ -47,7 +47,7 @@ class CausalModel:
             )
             tokenizer = AutoTokenizer.from_pretrained(**hub(path))
         except (OSError, ValueError) as error:
-            raise ValueError(f"no language model at '{path}': {' '.join(str(error).split())[:300]}") from error
+            raise ValueError(f"no language model at '{path}': {reason(error)}") from error
         return cls(network.to(target).requires_grad_(False).eval(), tokenizer)
 
     def tokens(self, text: str) -> list[int]:

@@ -2,16 +2,22 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import httpx2
 import pytest
 import torch
 from huggingface_hub import constants
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
+from flowalign.config import Weighted
+from flowalign.config.rewards import build_rewards
 from flowalign.data import ASSETS
+from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.language.policy import LanguagePolicy
-from rewards.hub import hub, split_revision
+from rewards.hub import failure, hub, reason, split_revision
 
 
 @pytest.mark.parametrize(
@@ -67,3 +73,34 @@ def test_a_language_model_is_loaded_at_its_revision(cached: Path) -> None:
     keep(cached, "tiny_lm", {"config.json": 7})
     old, new = (LanguagePolicy.from_pretrained(name) for name in ("me/tiny_lm@v1", "me/tiny_lm"))
     assert old.network.config._told_apart == 7 and not hasattr(new.network.config, "_told_apart")
+
+
+@pytest.mark.parametrize(
+    ("load", "named"),
+    [
+        (lambda: DiffusersPolicy.from_pretrained("no/such"), "no pipeline at 'no/such': "),
+        (lambda: LanguagePolicy.from_pretrained("no/such"), "no language model at 'no/such': "),
+        (
+            lambda: build_rewards([Weighted(name="pick_score", model="no/such")]),
+            "rewards.0: the weights of 'pick_score': ",
+        ),
+    ],
+)
+def test_weights_that_are_not_here_say_what_gets_them(
+    load: Callable[[], object], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        ConfigError, match=named + "it is not on this machine, and the hub did not answer; `flowalign fetch"
+    ):
+        load()
+
+
+def test_what_the_hub_refuses_is_told_apart() -> None:
+    """As libraries pass it on: in an error of their own."""
+    answers = {GatedRepoError: "accept its licence", RepositoryNotFoundError: "no such repository"}
+    for kind, words in answers.items():
+        outer = OSError("You are trying to access something")
+        outer.__cause__ = kind("403", response=httpx2.Response(403, request=httpx2.Request("GET", "https://hub")))
+        assert words in reason(outer)
+    assert failure(OSError("a\nb")) is None and reason(OSError("a\nb")) == "a b"

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from flowalign.errors import ConfigError, FlowalignError, nearest
 from flowalign.policies.diffusion.families import family_of
 from flowalign.runs.foreign import check_waits
-from rewards.hub import hub
+from rewards.hub import hub, reason
 
 ENCODING = {
     "clean_caption",
@@ -106,7 +106,7 @@ def load_config(path: str | Path) -> dict[str, Any]:
     try:
         saved: dict[str, Any] = DiffusionPipeline.load_config(**hub(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"no pipeline at '{path}': {' '.join(str(error).split())}") from error
+        raise ConfigError(f"no pipeline at '{path}': {reason(error)}") from error
     check_index(path, saved)
     return saved
 

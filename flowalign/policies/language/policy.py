@@ -22,7 +22,7 @@ from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.token_sampler import SeededSampler
 from flowalign.runs.checkpoint import check_weights
 from rewards import bind
-from rewards.hub import hub
+from rewards.hub import hub, reason
 from rewards.text.model import CausalModel
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class LanguagePolicy(Policy[TextRollout]):
             reader = cls.readers.from_pretrained(**hub(path))
             network = cls.networks.from_pretrained(**hub(path), dtype=torch_dtype(dtype))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"no {cls.noun} at '{path}': {' '.join(str(error).split())[:300]}") from error
+            raise ConfigError(f"no {cls.noun} at '{path}': {reason(error)}") from error
         return cls(network, reader, device, **settings)
 
     @property
