@@ -61,7 +61,7 @@ class Gallery:
 
     @property
     def curves(self) -> bool:
-        """Whether a run has metrics."""
+        """True if a run has metrics."""
         return any(run.series for run in self.runs)
 
     @property
