@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
 # One run over the nodes of a SLURM allocation; any further arguments go to `flowalign train`.
-#   sbatch --nodes 3 --gpus-per-node 8 scripts/slurm.sh configs/sd3/flow_grpo.yaml training.iterations=500
+#   source .venv/bin/activate
+#   export HF_HOME=/shared/huggingface
+#   sbatch --partition gpu --nodes 3 --gpus-per-node 8 scripts/slurm.sh configs/sd3/flow_grpo.yaml training.iterations=500
+# The job gets the environment of the shell that calls sbatch. Every node must see the virtual environment and HF_HOME (the
+# hub's cache). Where nodes have no internet, `flowalign fetch CONFIG` fills HF_HOME first. `sinfo` lists the partitions.
 # Five minutes before its time is up, and where it is preempted, the run saves a checkpoint and leaves with code 75; the
 # job then goes back into the queue, and on from that checkpoint. An iteration that takes longer than that wants an
 # earlier signal: sbatch --signal USR1@1200. FLOWALIGN_SHARD=1 shards the weights (FSDP2).
