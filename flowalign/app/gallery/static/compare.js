@@ -103,6 +103,9 @@ gallery.views.compare = (main, settings) => {
   function describe(row, a, b) {
     const known = data.scores.map((name, i) => [name, gallery.score(a, i), gallery.score(b, i)]).filter(([, x, y]) => x !== null || y !== null);
     const change = (x, y) => (x === null || y === null ? null : y - x);
+    // of a statistic neither more nor less is better
+    const statistic = (name) => name.startsWith("statistics/"), title = (name) => (statistic(name) ? name.slice(11).replaceAll("_", " ") : name);
+    const sign = (name, x, y) => (statistic(name) || !change(x, y) ? "" : change(x, y) > 0 ? "up" : "down");
     const facts = Object.entries(row.metadata);
     const written = [["A", a], ["B", b]].flatMap(([side, picture]) => Object.entries(picture?.replies ?? {}).map((reply) => [side, ...reply]));
     const became = [["A", a], ["B", b]].filter(([, picture]) => picture?.rewritten);
@@ -112,8 +115,8 @@ gallery.views.compare = (main, settings) => {
       element("p", { class: "seed" }, "seed ", text(row.seed), facts.map(([key, value]) => [" · ", text(key), ": ", text(value)]).flat()),
       element("div", { class: "wide" }, element("table", {},
         element("thead", {}, element("tr", {}, ["score", "A", "B", "B − A"].map((name) => element("th", { scope: "col" }, name)))),
-        element("tbody", {}, known.map(([name, x, y]) => element("tr", {}, element("th", { scope: "row" }, text(name)), element("td", {}, number(x)),
-          element("td", {}, number(y)), element("td", { class: change(x, y) > 0 ? "up" : change(x, y) < 0 ? "down" : "" }, signed(change(x, y)))))))),
+        element("tbody", {}, known.map(([name, x, y]) => element("tr", {}, element("th", { scope: "row" }, text(title(name))), element("td", {}, number(x)),
+          element("td", {}, number(y)), element("td", { class: sign(name, x, y) }, signed(change(x, y)))))))),
       ...written.flatMap(([side, name, reply]) => [element("h2", {}, `What the judge wrote about ${side}: `, text(name)), text(reply, { class: "reply" })]));
   }
 

@@ -83,6 +83,16 @@ const gallery = (() => {
     return image(address(picture), alt, clip(picture) ? { controls: true } : {});
   }
 
+  // a command line with a button that copies it, or selects it where the browser lends no clipboard (a page from disk)
+  function command(words) {
+    const line = element("code", {}, words);
+    const button = element("button", { type: "button", onclick: async () => {
+      getSelection().selectAllChildren(line);
+      if (navigator.clipboard) await navigator.clipboard.writeText(words).then(() => { button.textContent = "Copied"; }, () => {});
+    } }, "Copy");
+    return element("div", { class: "command" }, line, button);
+  }
+
   function select(label, options, value, change, attributes = {}) {
     const list = element("select", { onchange: () => change(list.value), ...attributes },
       options.map(([key, name]) => element("option", { value: key, selected: String(key) === String(value) }, name)));
@@ -157,5 +167,5 @@ const gallery = (() => {
     }
   }
 
-  return { data, element, svg, text, number, signed, rows, columns, score, gain, clip, thumbnail, shortened, small, image, written, full, select, views, go, link, remember, show, keys, nearest, warned, warnings, notes };
+  return { data, element, svg, text, number, signed, rows, columns, score, gain, clip, thumbnail, shortened, small, image, written, full, select, command, views, go, link, remember, show, keys, nearest, warned, warnings, notes };
 })();

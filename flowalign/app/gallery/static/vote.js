@@ -5,7 +5,8 @@
 gallery.views.vote = (main, settings) => {
   const { element, text, columns } = gallery;
   if (!location.protocol.startsWith("http")) {
-    main.append(element("p", { class: "empty" }, "Voting needs a place to keep the votes: run ", element("kbd", {}, "flowalign gallery RUN --serve"), " and open the address it prints."));
+    main.append(element("p", {}, "Voting needs a place to keep the votes. Run this where the runs are, and open the address it prints:"),
+      gallery.command(`flowalign gallery ${gallery.data.runs.map((run) => run.name).join(" ")} --serve`));
     return;
   }
   if (!columns.length) {
@@ -122,7 +123,7 @@ gallery.views.vote = (main, settings) => {
       table.rewards.length ? grid(["reward", "agrees with the choice", "choices"], table.rewards.map((r) => [text(r.name), rate(r), r.pairs])) : element("p", {}, "No choice yet between samples that a reward tells apart."),
       element("h2", {}, "Train on the votes"),
       element("p", { class: "hint" }, table.enough),
-      element("pre", { class: "wide" }, table.commands.join("\n")),
+      ...table.commands.map(gallery.command),
       element("p", {}, element("a", { href: "api/export", download: "preferences.jsonl" }, "Download all votes as preference JSON lines")));
   }
 

@@ -584,7 +584,8 @@ def test_votes_by_keys_are_exported_and_read_back(open_page, maker, tmp_path):
         page.wait_for_selector(".results table")
         assert "Ada" in page.locator(".results").inner_text()
         assert "win rate" in page.locator(".results").inner_text()
-        assert f"data.prompts={tmp_path / 'out' / 'votes.jsonl'}" in page.locator(".results pre").inner_text()
+        lines = page.locator(".results .command code").all_inner_texts()
+        assert any(f"data.prompts={tmp_path / 'out' / 'votes.jsonl'}" in line for line in lines)
         with page.expect_download() as download:
             page.get_by_role("link", name="Download").click()
         download.value.save_as(tmp_path / "preferences.jsonl")
@@ -653,3 +654,10 @@ def test_ten_thousand_pictures(open_page, maker, tmp_path):
     rows, cells = page.evaluate(JUMP, 50_000)
     assert rows and not cells, "rows that fly past load no pictures"
     wait(page, "document.querySelectorAll('.cell img').length > 20")
+
+
+def test_a_page_from_disk_says_the_command_that_serves_it(open_page, page_file):
+    page = open_page(f"file://{page_file}#vote")
+    assert page.locator(".command code").inner_text() == "flowalign gallery run --serve"
+    page.get_by_role("button", name="Copy").click()
+    assert page.evaluate("getSelection().toString()").strip() == "flowalign gallery run --serve"
