@@ -280,6 +280,7 @@ def test_half_a_surrogate_in_a_run_jams_nothing(maker, tmp_path):
         for _ in range(2):
             ballot = server.next()
             assert "\ud83d" not in ballot["prompt"]
+            assert server.vote(ballot["pair"], "left", "Ada\ud83d")[0] == 400
             assert server.vote(ballot["pair"], "left")[0] == 200
         assert server.ask("GET", "/")[0] == server.ask("GET", "/api/results?a=0&b=3")[0] == 200
         assert "number ?" in server.ask("GET", "/api/export")[1].decode()
