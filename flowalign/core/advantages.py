@@ -143,6 +143,18 @@ def rloo(record: Record) -> Tensor:
     return _rows(others > 0, reward) * (reward - mean) * _rows((others + 1) / others.clamp(min=1), reward)
 
 
+def opo(record: Record) -> Tensor:
+    """OPO (arXiv 2505.23585): r minus the group's mean reward, each weighed by its number of actions.
+
+    The baseline of least variance, where a row's gradient grows with its length. 0 in a group of one, to which verl
+    leaves its reward.
+    """
+    length = record.mask.sum(1).to(record.reward.dtype)
+    weighed, _ = group_mean_std(record.reward * length, record.group)
+    mean_length, _ = group_mean_std(length, record.group)
+    return record.reward - weighed / mean_length.clamp(min=1e-8)
+
+
 @declares(dense=True)
 def reinforce_pp(
     record: Record, *, baseline: bool = False, gamma: Discount = 1.0, eps: Positive = 1e-8, unbiased: bool = True
@@ -219,9 +231,18 @@ def gdpo(
     clip: Positive | None = None,
     eps: Positive = 1e-4,
     unbiased: bool = False,
+    over: Literal["rows", "actions"] = "rows",
 ) -> Tensor:
-    """GDPO (arXiv 2601.05242): `per_reward`, brought to mean 0 and standard deviation 1 over the batch."""
+    """GDPO (arXiv 2601.05242): `per_reward`, brought to mean 0 and standard deviation 1 over the batch.
+
+    Args:
+        over: over the batch's rows, as in TRL, or over its actions, so that a long row counts more, as in verl.
+    """
     total = per_reward(record, scale=scale, eps=eps, unbiased=unbiased)
+    if over == "actions":
+        each = total[:, None].expand(record.mask.shape)[record.mask]
+        whitened = (total - each.mean()) * (each.var() + 1e-8).rsqrt()
+        return whitened if clip is None else whitened.clamp(-clip, clip)
     return group_advantage(total, torch.zeros_like(record.group), clip=clip, eps=eps, unbiased=unbiased)
 
 
@@ -455,6 +476,7 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "rloo": rloo,
+    "opo": opo,
     "reinforce_pp": reinforce_pp,
     "remax": remax,
     "per_reward": per_reward,

@@ -39,7 +39,8 @@ def standard_normal_kl(mean: Tensor, std: Tensor) -> Tensor:
     return ((mean**2 + std**2 - 1) / 2 - std.log()).flatten(1).mean(1)
 
 
-KLEstimate = Literal["k1", "k2", "k3"]
+KLEstimate = Literal["k1", "k2", "k3", "low_var_kl"]
+LARGEST_LOW_VAR_KL = 10.0
 
 
 def sampled_kl(log_prob: Tensor, log_prob_reference: Tensor, estimate: KLEstimate = "k3") -> Tensor:
@@ -48,7 +49,8 @@ def sampled_kl(log_prob: Tensor, log_prob_reference: Tensor, estimate: KLEstimat
     With d = log pi_ref - log pi: k1 = -d is unbiased but of zero expected gradient as a loss; k2 = d^2 / 2 has the KL's
     expected gradient; k3 = exp(d) - d - 1 is unbiased and never negative, and is GRPO's (arXiv 2402.03300, eq. 4). Its
     expected gradient is not the KL's; times the ratio of pi to what the actions were drawn from, it is (DeepSeek-V3.2,
-    arXiv 2512.02556).
+    arXiv 2512.02556). low_var_kl is k3 up to 10, as under this name in verl, so that a token which the reference finds
+    e^20 times as probable does not outweigh all others; beyond it has no gradient. TRL's is k3 without a bound.
 
     Args:
         log_prob, log_prob_reference: of one shape.
@@ -59,4 +61,5 @@ def sampled_kl(log_prob: Tensor, log_prob_reference: Tensor, estimate: KLEstimat
     if estimate == "k2":
         return 0.5 * difference**2
     difference = difference.clamp(max=LARGEST_LOG_RATIO)
-    return difference.exp() - difference - 1
+    k3 = difference.exp() - difference - 1
+    return k3.clamp(max=LARGEST_LOW_VAR_KL) if estimate == "low_var_kl" else k3

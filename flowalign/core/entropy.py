@@ -43,12 +43,12 @@ def entropy_modulated(
 
 
 def uncertain(entropy: Tensor, mask: Tensor, share: float) -> Tensor:
-    """The `share` of the batch's actions that were drawn with most entropy: [B, T] bool.
+    """The `share` of the batch's actions that were drawn with most entropy: [B, T] bool, all False without actions.
 
     Only they learn (the top fifth in arXiv 2506.01939; EARL, 2511.12033; TRL's top_entropy_quantile). EARL's own rule
     was not at hand beyond its abstract, which gates by entropy too.
     """
-    if share >= 1:
+    if share >= 1 or not mask.any():
         return mask
     return mask & (entropy >= torch.quantile(entropy[mask].float(), 1 - share))
 

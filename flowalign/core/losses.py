@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flowalign.core.advantages import group_mean_std
+from flowalign.core.aggregation import Aggregation
 from flowalign.core.divergences import gaussian_kl
-from flowalign.core.record import Actions, masked_mean, masked_sum, ratio_of
+from flowalign.core.record import LARGEST_LOG_RATIO, Actions, masked_mean, masked_sum, ratio_of
 
 Positive = Annotated[float, Field(gt=0)]
 Losses = tuple[Tensor, dict[str, Tensor]]
@@ -203,17 +204,17 @@ LOOKS_AT: tuple[LooksAt, ...] = get_args(LooksAt)
 N = TypeVar("N", bound=Callable[..., Losses])
 
 
-def declares(looks_at: LooksAt) -> Callable[[N], N]:
+def declares(looks_at: LooksAt, ratio_of_rows: bool = False, aggregation: Aggregation = "sequence") -> Callable[[N], N]:
     """Decorator: what a loss looks at in one piece; without it, one action.
-
-    A loss of rows is one number a row, so that its aggregation is 'sequence' unless another is set: the mean over rows.
 
     Args:
         looks_at: 'row', all actions of a row; 'group', all rows of a group too.
+        ratio_of_rows: its ratio is the geometric mean of a row's, which then corrects the KL's gradient too, as in TRL.
+        aggregation: its published one, where no other is set; of a loss that is one number a row the mean over rows.
     """
 
     def declare(loss: N) -> N:
-        vars(loss).update(looks_at=looks_at, aggregation="sequence")
+        vars(loss).update(looks_at=looks_at, aggregation=aggregation, ratio_of_rows=ratio_of_rows)
         return loss
 
     return declare
@@ -243,7 +244,7 @@ def reinforce(actions: Actions) -> Losses:
     return -actions.advantage * actions.log_prob, {}
 
 
-@declares("row")
+@declares("row", ratio_of_rows=True)
 def gspo(actions: Actions, *, clip_range: Positive = 3e-4, clip_range_high: Positive | None = 4e-4) -> Losses:
     """GSPO (arXiv 2507.18071): PPO's clip with the geometric mean of a row's ratios in the place of each one.
 
@@ -308,11 +309,164 @@ def pacs(actions: Actions, *, beta: Positive = 1.0, weighting: Literal["none", "
     return loss[:, None].expand_as(actions.log_prob), {}
 
 
+@declares("action")
+def sapo(actions: Actions, *, temperature: Positive = 1.0, temperature_negative: Positive = 1.05) -> Losses:
+    """SAPO (arXiv 2511.20347): -A 4 sigmoid(tau (r - 1)) / tau: the weight falls off smoothly on both sides of r = 1.
+
+    Args:
+        temperature: tau of actions with a positive advantage; `temperature_negative` of all others.
+    """
+    tau = torch.where(actions.advantage > 0, temperature, temperature_negative)
+    return -actions.advantage * (tau * (actions.ratio - 1)).sigmoid() * 4 / tau, {}
+
+
+@declares("row")
+def gmpo(actions: Actions, *, clip_range: Positive = 0.4, clip_range_high: Positive | None = None) -> Losses:
+    """GMPO (arXiv 2507.20673): -A times the geometric mean of a row's ratios, each clipped before, as PPO clips.
+
+    One loss a row, on each of its actions; the clip is of log-ratios, exp(+-0.4) in the paper.
+
+    Args:
+        clip_range_high: upper clip; default clip_range.
+    """
+    high = clip_range_high or clip_range
+    log_ratio = (actions.log_prob - actions.old_log_prob).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    near = log_ratio.clamp(-clip_range, high)
+    worse = torch.where(actions.advantage > 0, torch.minimum(log_ratio, near), torch.maximum(log_ratio, near))
+    advantage = masked_mean(actions.advantage, actions.mask)
+    loss = -advantage * masked_mean(worse, actions.mask).exp()
+    return loss[:, None].expand_as(log_ratio), {"policy/clip_fraction": (worse != log_ratio).float()}
+
+
+@declares("row", ratio_of_rows=True, aggregation="sum")
+def luspo(actions: Actions, *, clip_range: Positive = 3e-4, clip_range_high: Positive | None = 4e-4) -> Losses:
+    """LUSPO (arXiv 2602.05261): `gspo` whose rows are summed up, so that a long one does not count less an action."""
+    return gspo(actions, clip_range=clip_range, clip_range_high=clip_range_high)
+
+
+@declares("row", aggregation="token")
+def vespo(
+    actions: Actions,
+    *,
+    power: Positive = 2.0,
+    decay: Positive = 3.0,
+    power_negative: Positive = 3.0,
+    decay_negative: Positive = 2.0,
+) -> Losses:
+    """VESPO (arXiv 2602.10693): -sg(phi(w)) A log pi with w the product of a row's ratios.
+
+    phi(w) = w^k exp(lambda (1 - w)) is 1 at w = 1 and falls to 0 on both sides. TRL multiplies w by what `off_policy`
+    corrects; here that weighs the loss.
+
+    Args:
+        power: k of positive advantages, and of 0; `power_negative` of negative ones.
+        decay: lambda, likewise.
+    """
+    log_ratio = (actions.log_prob - actions.old_log_prob).detach().clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    log_w = masked_sum(log_ratio, actions.mask)[:, None].clamp(math.log(1e-8), LARGEST_LOG_RATIO)
+    good = actions.advantage >= 0
+    k, rate = torch.where(good, power, power_negative), torch.where(good, decay, decay_negative)
+    weight = (rate + k * log_w - rate * log_w.exp()).exp()
+    return -weight * actions.advantage * actions.log_prob, {}
+
+
+# a denoising step, which has a density and no chance, is never shown in whole rows
+@declares("row", aggregation="token")
+def dppo(
+    actions: Actions,
+    *,
+    divergence: Literal["tv", "kl"] = "tv",
+    threshold: Positive = 0.15,
+    threshold_high: Positive | None = None,
+    largest: Positive = 20.0,
+) -> Losses:
+    """DPPO's binary forms (arXiv 2602.04879, and verl's dppo_tv and dppo_kl): -sg(min(r, largest)) A log pi.
+
+    0 where an action moves away in its advantage's direction and the divergence of "this action or another" is above
+    the threshold: of the ratio only as much is forbidden as changes the distribution.
+
+    Args:
+        divergence: 'tv', |p - p_old|; 'kl', that of the two-way distribution, old to new.
+        threshold: largest divergence of actions with a negative advantage; verl takes its clip_ratio. For 'kl' others
+            have 0.05.
+        threshold_high: of positive ones; default threshold.
+    """
+    chance, old = actions.log_prob.detach().exp(), actions.old_log_prob.exp()
+    if divergence == "tv":
+        moved = (chance - old).abs()
+    else:
+        others = ((1 - old + 1e-8) / (1 - chance + 1e-8)).log()
+        moved = old * (actions.old_log_prob - actions.log_prob.detach()) + (1 - old) * others
+    up, high = actions.advantage > 0, threshold_high or threshold
+    away = torch.where(up, chance > old, chance < old)
+    cut = away & (moved > torch.where(up, high, threshold))
+    ratio = actions.ratio.detach().clamp(max=largest)
+    return -ratio * actions.advantage * actions.log_prob * ~cut, {"policy/clip_fraction": cut.float()}
+
+
+def covariance(actions: Actions) -> Tensor:
+    """[N, T] each action's part of the covariance of log-probability and advantage, -inf where none was drawn.
+
+    It drives the entropy down (arXiv 2505.22617). Means are over the micro-batch's actions, as in verl.
+    """
+    log_prob, mask = actions.log_prob.detach(), actions.mask
+    apart = (actions.advantage - actions.advantage[mask].mean()) * (log_prob - log_prob[mask].mean())
+    return apart.where(mask, -math.inf)
+
+
+@declares("row", aggregation="token")
+def clip_cov(
+    actions: Actions,
+    *,
+    clip_range: Positive = 0.2,
+    clip_range_high: Positive | None = None,
+    share: Positive = 2e-4,
+    lowest: float = 1.0,
+    highest: float = 5.0,
+) -> Losses:
+    """Clip-Cov (arXiv 2505.22617): PPO's clip, and a few actions of a high covariance do not learn.
+
+    Args:
+        share: share of the actions, at least one, chosen at random among those whose covariance is between `lowest` and
+            `highest`.
+    """
+    losses, values = ppo(actions, clip_range=clip_range, clip_range_high=clip_range_high)
+    apart = covariance(actions)
+    found = ((apart > lowest) & (apart < highest) & (values["policy/clip_fraction"] == 0)).nonzero()
+    # alike in a resumed run: the choice follows from the numbers alone
+    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(len(found)))
+    chosen = found[order[: max(1, int(share * actions.mask.sum()))].to(found.device)]
+    kept = torch.ones_like(losses)
+    kept[chosen[:, 0], chosen[:, 1]] = 0
+    return losses * kept, {"policy/clip_fraction": 1 - kept}
+
+
+@declares("row", aggregation="token")
+def kl_cov(actions: Actions, *, share: Positive = 2e-4, coefficient: Positive = 1.0) -> Losses:
+    """KL-Cov (arXiv 2505.22617): -A r without a clip, plus coefficient |log r| where the covariance is highest.
+
+    Args:
+        share: share of the actions that are held, at least one.
+    """
+    highest = max(1, int(share * actions.mask.sum()))
+    apart = covariance(actions).flatten()
+    held = torch.zeros_like(apart).index_fill(0, apart.topk(highest).indices, 1).view_as(actions.log_prob)
+    gap = (actions.log_prob - actions.old_log_prob).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).abs()
+    return -actions.advantage * actions.ratio + coefficient * held * gap, {"policy/clip_fraction": held}
+
+
 LOSSES: dict[str, Callable[..., Losses]] = {
     "ppo": ppo,
     "reinforce": reinforce,
     "gspo": gspo,
     "cispo": cispo,
+    "sapo": sapo,
+    "gmpo": gmpo,
+    "luspo": luspo,
+    "vespo": vespo,
+    "dppo": dppo,
+    "clip_cov": clip_cov,
+    "kl_cov": kl_cov,
     "reg_grpo": reg_grpo,
     "pacs": pacs,
 }

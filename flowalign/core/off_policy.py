@@ -37,3 +37,13 @@ def correction(
     if rule == "truncate":
         return ratio.clamp(smallest, largest)
     return ratio.where((ratio >= smallest) & (ratio <= largest), 0)
+
+
+def kept(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, mask: Tensor, threshold: float) -> Tensor:
+    """The off-policy sequence mask (DeepSeek-V3.2, arXiv 2512.02556): [N, T] bool, without gradient.
+
+    A row that became less probable by more than the threshold, in nats an action, does not learn from a negative
+    advantage, which would push it further. TRL's off_policy_mask_threshold.
+    """
+    fallen = masked_sum(old_log_prob - log_prob.detach(), mask) / mask.sum(1).clamp(min=1)
+    return (advantage >= 0) | (fallen <= threshold)[:, None]

@@ -74,6 +74,12 @@ class Actions:
         """Ratio of an action's probability under the current weights to the old one."""
         return ratio_of(self.log_prob, self.old_log_prob)
 
+    @property
+    def row_ratio(self) -> Tensor:
+        """[N, 1] geometric mean of the ratios of each row's actions, of log-probabilities [N, T]."""
+        mean = masked_mean(self.log_prob - self.old_log_prob, self.mask)[:, None]
+        return ratio_of(mean, torch.zeros_like(mean))
+
 
 LARGEST_LOG_RATIO = 20.0
 """Bound of log-ratios: from 88 on a ratio is infinite in float32, and infinity times 0 is not a number."""

@@ -1,7 +1,7 @@
 """Judges as rewards: one value a sample, or the winner of a pair."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -9,7 +9,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from rewards.base import UNPARSED, Kind, Metadata, RewardError, Scores, Spec, groups, reference_images
+from rewards.base import UNPARSED, Kind, Metadata, RewardError, Scores, Spec, groups, reference_images, source_images
 from rewards.judges.base import Judge, Question
 from rewards.judges.local import Local, LocalJudge
 from rewards.judges.served import Served
@@ -146,13 +146,18 @@ class Asking:
         turned = question.compares and self.both_orders
         return [
             Question(
-                tuple(frame for name in order for frame in self._frames(parts[name])),
+                tuple(frame for name in order for frame in self._pictures(name, parts, record)),
                 self.template.text(question, prompt, record),
                 question.system,
             )
             for order in ([question.pictures, question.pictures[::-1]] if turned else [question.pictures])
             for parts, prompt, record in zip(shown, prompts, metadata, strict=True)
         ]
+
+    def _pictures(self, name: str, parts: dict[str, Any], record: Mapping[str, Any]) -> Sequence[Any]:
+        if name == "prompt":
+            return source_images([record])[0] if "image" in record else []
+        return self._frames(parts[name])
 
     def _frames(self, picture: Any) -> Sequence[Any]:
         """A picture, or frames spread evenly over a video; as tensors [3, H, W], or [3, F, H, W] of a video."""

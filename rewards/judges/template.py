@@ -5,12 +5,14 @@ A template is a YAML file in templates/ or anywhere else:
     source:     paper and model that answer in this format
     answer:     probability (of the first label), echo (of the prompt), score (numbers in the reply), or winner
     fields:     names in braces besides {prompt}, with their defaults; a sample's metadata of that name comes first. A
-                template that shows no pictures judges texts: {text}, or {first} and {second} of a pair
+                template that shows no pictures, or the prompt's alone, judges texts: {text}, or {first} and {second} of
+                a pair
     combine:    of the questions' values: mean, min, product or geometric_mean
     video:      true where the samples are videos, of which the judge sees frames
     questions:
       - name:       shown as a part of the scores
-        pictures:   of sample, reference (metadata["reference"]), first and second (the two samples of a pair)
+        pictures:   of sample, reference (metadata["reference"]), first and second (the two samples of a pair), and
+                    prompt: those that the metadata has under image, where it has any
         ask:        the text; system: a system message
         compares:   true where two pictures compete: it is asked in both orders, and the two answers averaged
         labels:     probability: [the good answer, the bad one]; winner: how a reply names the first, and the second,
@@ -131,7 +133,7 @@ class Template:
     @property
     def texts(self) -> bool:
         """Whether it judges texts, which stand in its fields, and not pictures."""
-        return not any(question.pictures for question in self.questions)
+        return not any(set(question.pictures) - {"prompt"} for question in self.questions)
 
     @property
     def pairwise(self) -> bool:
@@ -161,8 +163,10 @@ class Template:
             unknown = set(re.findall(r"\{(\w+)\}", question.ask)) - known
             if unknown:
                 raise ValueError(f"{where}: {{{min(unknown)}}} is neither {{prompt}} nor one of its fields")
-            if wrong := set(question.pictures) - {"sample", "reference", "first", "second"}:
-                raise ValueError(f"{where}: pictures are sample, reference, first or second, not '{min(wrong)}'")
+            if wrong := set(question.pictures) - {"sample", "reference", "first", "second", "prompt"}:
+                raise ValueError(
+                    f"{where}: pictures are sample, reference, first, second or prompt, not '{min(wrong)}'"
+                )
             if self.answer == "score" and not question.scores:
                 raise ValueError(f"{where}: a score needs `scores`, a regular expression for each part")
             if question.totals and question.totals.keys() != {"first", "second"}:

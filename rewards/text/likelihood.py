@@ -46,7 +46,7 @@ class RLPR(AsksModel):
         before = [self._before(text) for text in samples]
         model = self.model
         tokens = [model.tokens(answer) for answer in right]
-        begun = [model.begin(prompt) for prompt in prompts]
+        begun = [model.begin(prompt, record) for prompt, record in zip(prompts, metadata, strict=True)]
         log_probs, mask = model.log_probs(
             [start + model.tokens(text or "") for start, text in zip(begun, before, strict=True)], tokens
         )
@@ -84,7 +84,8 @@ class SelfAligned(AsksModel):
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         model = self.model
         texts = [model.tokens(text) for text in samples]
-        conditioned, mask = model.log_probs([model.begin(prompt) for prompt in prompts], texts)
+        begun = [model.begin(prompt, record) for prompt, record in zip(prompts, metadata, strict=True)]
+        conditioned, mask = model.log_probs(begun, texts)
         alone, _ = model.log_probs([model.nothing] * len(texts), texts)
         return Scores(self_aligned(conditioned, alone, mask))
 
@@ -106,7 +107,8 @@ class SelfCertainty(AsksModel):
 
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         model = self.model
-        contexts, texts = [model.begin(prompt) for prompt in prompts], [model.tokens(text) for text in samples]
+        contexts = [model.begin(prompt, record) for prompt, record in zip(prompts, metadata, strict=True)]
+        texts = [model.tokens(text) for text in samples]
         values = [
             self_certainty(log_probs[None], torch.ones(1, len(log_probs), dtype=torch.bool))
             for log_probs, _ in model.distributions(contexts, texts)

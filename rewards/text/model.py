@@ -1,14 +1,32 @@
 """A causal language model that rewards ask how probable a text is."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from PIL.Image import Image
 from torch import Tensor
 
 from rewards.base import RewardError
 from rewards.hub import hub, reason
 from rewards.vision import pick_device
+
+
+@dataclass(frozen=True)
+class Pictured:
+    """A prompt that shows pictures, and the token ids after it."""
+
+    prompt: str
+    pictures: list[Image]
+    after: list[int] = field(default_factory=list)
+
+    def __add__(self, tokens: list[int]) -> "Pictured":
+        return replace(self, after=self.after + tokens)
+
+
+Context = list[int] | Pictured
+"""Beginning of a text: token ids, or a prompt with pictures."""
 
 
 class CausalModel:
@@ -21,6 +39,8 @@ class CausalModel:
         batch_size: texts a call.
     """
 
+    sees_pictures = False
+
     def __init__(
         self,
         network: Any,
@@ -29,7 +49,7 @@ class CausalModel:
         batch_size: int = 32,
     ) -> None:
         self.network, self.tokenizer, self.batch_size = network, tokenizer, batch_size
-        self.begin = begin or (lambda prompt: tokenizer(prompt).input_ids)
+        self._begin = begin or (lambda prompt: tokenizer(prompt).input_ids)
 
     @classmethod
     def load(cls, path: str, device: str = "auto") -> "CausalModel":
@@ -50,6 +70,10 @@ class CausalModel:
             raise ValueError(f"no language model at '{path}': {reason(error)}") from error
         return cls(network.to(target).requires_grad_(False).eval(), tokenizer)
 
+    def begin(self, prompt: str, record: Mapping[str, Any]) -> Context:
+        """A prompt as the model gets it, `record` being its metadata."""
+        return self._begin(prompt)
+
     def tokens(self, text: str) -> list[int]:
         """Tokens of a text that continues another."""
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
@@ -65,37 +89,48 @@ class CausalModel:
         first = self.tokenizer.bos_token_id
         return [self.tokenizer.eos_token_id if first is None else first]
 
-    def distributions(
-        self, contexts: Sequence[list[int]], texts: Sequence[list[int]]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def distributions(self, contexts: Sequence[Context], texts: Sequence[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
         """([A, V] float32 log-probabilities that the tokens [A] of a text were drawn from, those tokens), each in turn.
 
         Args:
-            contexts: token ids before each text, at least one.
+            contexts: what comes before each text, at least one token.
             texts: token ids; one without any has A = 0.
         """
-        device, padding = self.network.device, self.tokenizer.pad_token_id or 0
         for start in range(0, len(texts), self.batch_size):
             chunk = slice(start, start + self.batch_size)
-            rows = [context + text for context, text in zip(contexts[chunk], texts[chunk], strict=True)]
-            width = max(map(len, rows))
-            ids = torch.tensor([row + [padding] * (width - len(row)) for row in rows], device=device)
-            mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)
+            inputs, begins = self.inputs(contexts[chunk], texts[chunk])
             with torch.no_grad():
-                logits = self.network(input_ids=ids, attention_mask=mask, use_cache=False).logits
-            for row, (context, text) in enumerate(zip(contexts[chunk], texts[chunk], strict=True)):
-                first = len(context) - 1
+                logits = self.network(**inputs, use_cache=False).logits
+            for row, (begin, text) in enumerate(zip(begins, texts[chunk], strict=True)):
                 yield (
-                    logits[row, first : first + len(text)].float().log_softmax(-1).cpu(),
+                    logits[row, begin - 1 : begin - 1 + len(text)].float().log_softmax(-1).cpu(),
                     torch.tensor(text, dtype=torch.long),
                 )
 
-    def log_probs(self, contexts: Sequence[list[int]], texts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+    def inputs(self, contexts: Sequence[Any], texts: Sequence[list[int]]) -> tuple[dict[str, Any], list[int]]:
+        """The network's arguments, and the place of each text's first token among its row's."""
+        device, padding = self.network.device, self.tokenizer.pad_token_id or 0
+        rows = [context + text for context, text in zip(contexts, texts, strict=True)]
+        width = max(map(len, rows))
+        ids = torch.tensor([row + [padding] * (width - len(row)) for row in rows], device=device)
+        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)
+        return {"input_ids": ids, "attention_mask": mask}, [len(context) for context in contexts]
+
+    def log_probs(self, contexts: Sequence[Context], texts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
         """[N, A] log-probabilities of the texts' tokens after their contexts, padded on the right, and their mask."""
         rows = [log_probs.gather(-1, text[:, None])[:, 0] for log_probs, text in self.distributions(contexts, texts)]
         width = max(map(len, rows))
         values = torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for row in rows])
         return values, torch.arange(width) < torch.tensor([len(row) for row in rows])[:, None]
+
+
+def refuse_pictures(name: str, model: CausalModel) -> None:
+    """Raise RewardError where the model in training sees pictures, as a frozen model that reads texts would not."""
+    if model.sees_pictures:
+        raise RewardError(
+            f"reward '{name}': its frozen model reads texts alone, and model.images shows pictures; "
+            "rewards that ask the model in training see them"
+        )
 
 
 class AsksModel:
@@ -112,8 +147,14 @@ class AsksModel:
         self._model = None if model is None else CausalModel.load(model)
 
     def bind(self, model: CausalModel) -> None:
-        """Take the model that is trained, where no frozen one was named."""
-        if not self.frozen:
+        """Take the model that is trained, where no frozen one was named.
+
+        Raises:
+            RewardError: prompts show pictures, which a frozen model would not see.
+        """
+        if self.frozen:
+            refuse_pictures(self.name, model)
+        else:
             self._model = model
 
     @property

@@ -79,7 +79,8 @@ class LengthSwitch(Around):
     while texts get shorter. Above it a right text gets 1 - weight * its length's place between the group's shortest
     and longest right text.
 
-    Departure: the paper chooses the best groups of a batch; here a fixed share of right texts is the switch.
+    Lengths are in tokens of the model that is trained; of characters where there is none. Departure: the paper chooses
+    the best groups of a batch; here a fixed share of right texts is the switch.
 
     Args:
         reward: the verifier; above 1/2 is right.
@@ -90,6 +91,7 @@ class LengthSwitch(Around):
     def __init__(self, reward: Reward, threshold: float = 0.75, weight: float = 0.5) -> None:
         self.reward: Reward = as_reward(reward)
         self.threshold, self.weight = threshold, weight
+        self.tokenizer: Any = None
         self.name = f"length_switch({self.reward.name})"
         self.spec = Spec(spec_of(self.reward).needs, "group")
 
@@ -99,11 +101,19 @@ class LengthSwitch(Around):
         value = verdict.clone()
         for members in groups(prompts, metadata):
             right = [i for i in members if verdict[i] > 0.5]
-            lengths = [len(samples[i]) for i in right]
+            lengths = [self._length(samples[i]) for i in right]
             if right and len(right) / len(members) >= self.threshold and max(lengths) > min(lengths):
                 for i, length in zip(right, lengths, strict=True):
                     value[i] -= self.weight * (length - min(lengths)) / (max(lengths) - min(lengths))
         return Scores(value, {self.reward.name: verdict}, weight=scores.weight)
+
+    def bind(self, model: CausalModel) -> None:
+        """Take the tokenizer of the model that is trained."""
+        super().bind(model)
+        self.tokenizer = model.tokenizer
+
+    def _length(self, text: str) -> int:
+        return len(text if self.tokenizer is None else self.tokenizer(text, add_special_tokens=False).input_ids)
 
 
 class Majority:

@@ -1,7 +1,7 @@
 """Rewards of a text's steps: tokens, lines, turns. `algorithm.advantage: {name: process}` learns from each."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rewards.base import Metadata, Reward, RewardError, Scores, Spec, Steps, groups, score
 from rewards.compose import Composition
-from rewards.text.model import AsksModel, CausalModel
+from rewards.text.model import AsksModel, CausalModel, Context, refuse_pictures
 from rewards.text.process import clip_bound, delta_bound, gated, implicit_reward, information_gain, trust_weight
 from rewards.text.turns import Transcript
 from rewards.text.verifiers import answers
@@ -56,10 +56,15 @@ class ImplicitPRM:
         self.beta = beta
         self.model, self.reference = CausalModel.load(model), CausalModel.load(reference)
 
+    def bind(self, model: CausalModel) -> None:
+        """Refuse a model in training that sees pictures."""
+        refuse_pictures(self.name, model)
+
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         log_probs = []
         for model in (self.model, self.reference):
-            begun, texts = [model.begin(prompt) for prompt in prompts], [model.tokens(text) for text in samples]
+            begun = [model.begin(prompt, record) for prompt, record in zip(prompts, metadata, strict=True)]
+            texts = [model.tokens(text) for text in samples]
             values, mask = model.log_probs(begun, texts)
             log_probs.append(values)
         if log_probs[0].shape != log_probs[1].shape:
@@ -98,7 +103,7 @@ class InformationGain(AsksModel):
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         outcome = score(self.reward, samples, prompts, metadata)
         right = [self.model.tokens(answer) for answer in answers(self.name, prompts, metadata, self.key)]
-        turns = [self._turns(text, prompt) for text, prompt in zip(samples, prompts, strict=True)]
+        turns = [self._turns(*row) for row in zip(samples, prompts, metadata, strict=True)]
         contexts = [context for _, befores in turns for context in befores]
         targets = [tokens for (_, befores), tokens in zip(turns, right, strict=True) for _ in befores]
         values, mask = self.model.log_probs(contexts, targets)
@@ -110,15 +115,16 @@ class InformationGain(AsksModel):
         value = step_values(steps)[0].sum(1)
         return Scores(value, outcome.parts | {self.reward.name: outcome.value}, steps, outcome.weight)
 
-    def _turns(self, text: str, prompt: str) -> tuple[list[int], list[list[int]]]:
-        """Each turn's end, and the token ids before the answer at its begin; a frozen model has its own ids."""
+    def _turns(self, text: str, prompt: str, record: Mapping[str, Any]) -> tuple[list[int], list[Context]]:
+        """Each turn's end, and what comes before the answer at its begin; a frozen model has its own token ids."""
         model = self.model
+        begun = model.begin(prompt, record)
         if not isinstance(text, Transcript):
             ends = step_ends(text, self.separator)
-            return ends, [model.begin(prompt) + model.tokens(text[:end] + self.lead) for end in [0, *ends[:-1]]]
+            return ends, [begun + model.tokens(text[:end] + self.lead) for end in [0, *ends[:-1]]]
         ends = [turn.end for turn in text.turns]
         if self.frozen:
-            return ends, [model.begin(prompt) + model.tokens(text[: turn.begin] + self.lead) for turn in text.turns]
+            return ends, [begun + model.tokens(text[: turn.begin] + self.lead) for turn in text.turns]
         return ends, [text.tokens[: turn.context] + model.tokens(self.lead) for turn in text.turns]
 
 
@@ -146,13 +152,14 @@ class PathFaithfulness(AsksModel):
         model = self.model
         ends = [step_ends(text, self.separator) for text in samples]
         contexts, rest = [], []
-        for text, row_ends, prompt, right in zip(
-            samples, ends, prompts, answers(self.name, prompts, metadata, self.key), strict=True
+        begun = [model.begin(prompt, record) for prompt, record in zip(prompts, metadata, strict=True)]
+        for text, row_ends, before, right in zip(
+            samples, ends, begun, answers(self.name, prompts, metadata, self.key), strict=True
         ):
             # beyond its last step the right reasoning has nothing left but that step
             starts = [0, *step_ends(right, self.separator)[:-1]]
             for k, end in enumerate(row_ends):
-                contexts.append(model.begin(prompt) + model.tokens(text[:end]))
+                contexts.append(before + model.tokens(text[:end]))
                 rest.append(model.tokens(right[starts[min(k + 1, len(starts) - 1)] :]))
         values, mask = model.log_probs(contexts, rest)
         each = (values.where(mask, 0).sum(1) / mask.sum(1).clamp(min=1)).exp().tolist()

@@ -5,16 +5,18 @@ import multiprocessing
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from queue import SimpleQueue
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from rewards.base import Metadata, RewardError, Scores, Spec
+from rewards.text.mathematics import Answer, equal, stated
 
 logger = logging.getLogger(__name__)
 _NEEDS = frozenset({"text", "prompt", "metadata"})
@@ -90,7 +92,11 @@ class ExactMatch:
 
 
 class MultipleChoice:
-    """1 where the last option named in the text is the right one: 'B', '(B)', 'B.', also after 'answer'.
+    r"""1 where the option that a text decides for is the right one: 'B', '(b)', 'B. A dog', '**B**'.
+
+    The decision is the last \boxed{} or <answer> where there is one; else what the last 'the answer is', 'I choose' or
+    'option ... is right' names; else an option that the text begins with, unless the text takes it back; else the last
+    one named. A decision for two options is none. What stands before `</think>` is not looked at.
 
     Args:
         key: key of the right option's letter in the metadata.
@@ -102,15 +108,53 @@ class MultipleChoice:
 
     def __init__(self, key: str = "answer", options: str = "ABCD") -> None:
         self.key = key
-        self.named = re.compile(rf"(?<![A-Za-z])\(?([{re.escape(options)}])\)?(?![A-Za-z'])")
+        capital = f"[{re.escape(options.upper())}]"
+        either = f"[{re.escape(options.upper() + options.lower())}]"
+        mark = r"[\s(\[*_`'\"$:]*"
+        article = r"(?:(?<!A)|(?! +(?!(?:is|was|or|and|because|since|as)\b)[a-z]))"
+        self.boxed = re.compile(r"\\boxed\s*\{(.*)|<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+        self.inside = re.compile(rf"\W*(?:text\w*|mathrm|mathbf)?\W*({either})(?![A-Za-z])", re.ASCII)
+        self.refused = re.compile(
+            rf"\b(?i:not)(?: (?i:option))?[ (*]+{capital}(?![A-Za-z])"
+            rf"|(?<![A-Za-z'])(?:(?i:option) )?\(?{capital}\)? (?i:is|was|are)(?: (?:not|wrong|incorrect|false)\b|n't)"
+        )
+        self.stated = re.compile(
+            rf"(?:(?i:\banswer|\bchoice)\b[^.\n]{{0,40}}?(?:\b(?i:is|be)\b(?! not)|:)(?:\s+(?i:option|choice))?"
+            r"|\b(?i:choose|pick|select|go (?:with|for))(?:\s+(?i:option|choice))?)"
+            rf"{mark}({either})(?![A-Za-z]){article}"
+            rf"|(?<![A-Za-z'])({capital})\W+(?i:is (?:the )?(?:right|correct|true|best))"
+        )
+        self.first = re.compile(
+            rf"{mark}(?:(?i:option) )?(?:({either})(?=[)\]*`'\".,:;]|\s*$)|({capital})(?=[\s-]){article})", re.MULTILINE
+        )
+        self.named = re.compile(rf"(?<![A-Za-z'])({capital})(?![A-Za-z]|'[a-rt-z]){article}|\(({either})\)")
+        self.another = re.compile(rf"[\s)*]*(?:or|and|/|,)\s*\(?{capital}(?![A-Za-z'])")
+        self.takes_back = re.compile(r"\b(?:rather|wait|actually|correction|no|sorry|instead|I mean)\b", re.IGNORECASE)
 
     def __call__(self, samples: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         right = answers(self.name, prompts, metadata, self.key)
-        value = []
-        for text, answer in zip(samples, right, strict=True):
-            letters = self.named.findall(text)
-            value.append(float(bool(letters) and letters[-1] == answer.strip()))
+        value = [
+            float(self.decided(text) == answer.strip().upper()) for text, answer in zip(samples, right, strict=True)
+        ]
         return Scores(torch.tensor(value))
+
+    def decided(self, text: str) -> str | None:
+        """The option that a text decides for, a capital letter."""
+        text = text.rpartition("</think>")[2].strip()
+        boxes = list(self.boxed.finditer(text))
+        if boxes:
+            inside = self.inside.match(next(filter(None, boxes[-1].groups()), ""))
+            return inside[1].upper() if inside else None
+        text = self.refused.sub("", text)
+        statements, first = list(self.stated.finditer(text)), self.first.match(text)
+        if statements:
+            decision = statements[-1]
+        elif first and not self.takes_back.search(text, first.end()):
+            decision = first
+        else:
+            named = list(self.named.finditer(text))
+            return next(filter(None, named[-1].groups())).upper() if named else None
+        return None if self.another.match(text, decision.end()) else next(filter(None, decision.groups())).upper()
 
 
 Verdict = Literal["right", "wrong", "slow", "unreadable"]
@@ -120,7 +164,8 @@ Verdict = Literal["right", "wrong", "slow", "unreadable"]
 class Maths:
     """1 where the text's last mathematical answer equals the right one, by the math-verify library (extra `maths`).
 
-    '1/2', '0.5' and '\\boxed{\\frac{1}{2}}' are equal; an expression that cannot be read is wrong. The right answer is
+    '1/2', '0.5' and '\\boxed{\\frac{1}{2}}' are equal; an expression that cannot be read is wrong.
+    `rewards.text.mathematics` says what a text's answer is (`stated`) and what is equal (`equal`). The right answer is
     read whole, as verl does: 2\\sqrt{3}, (1, 2) and \\text{Evelyn} need no dollars. Where it cannot be read as
     mathematics the text teaches nothing: it gets 0 with weight 0, the part `maths_unreadable` is 1, and a warning names
     the prompt. Texts are checked in processes of their own: one that takes too long is stopped and counts as wrong, and
@@ -196,8 +241,10 @@ class _Checker:
             self.pipe.recv()
         self.pipe.send((text, answer))
         if self.pipe.poll(timeout):
-            verdict: Verdict = self.pipe.recv()
-            return verdict
+            # a check that takes all memory may end its process
+            with suppress(EOFError):
+                verdict: Verdict = self.pipe.recv()
+                return verdict
         self.process.kill()
         self.process.join()
         self.process = None
@@ -205,11 +252,7 @@ class _Checker:
 
 
 def _answer_checks(pipe: Connection) -> None:
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-
-    def read(text: str, *ways: ExprExtractionConfig | LatexExtractionConfig) -> list[Any]:
-        # its own time limits need a main thread's signals
-        return parse(text, ways, parsing_timeout=None)
+    import math_verify  # noqa: F401  (it loads before the clock starts)
 
     pipe.send(True)
     while True:
@@ -217,9 +260,16 @@ def _answer_checks(pipe: Connection) -> None:
             text, answer = pipe.recv()
         except EOFError:
             return
-        right = read(f"\\boxed{{{answer}}}", LatexExtractionConfig())
-        given = read(text, ExprExtractionConfig(), LatexExtractionConfig())
-        if not right:
-            pipe.send("unreadable")
-        else:
-            pipe.send("right" if verify(right, given, timeout_seconds=None) else "wrong")
+        try:
+            verdict = _verdict(text, answer)
+        # sympy meets whatever a model writes: numbers of too many digits, brackets too deep
+        except Exception:
+            verdict = "wrong"
+        pipe.send(verdict)
+
+
+def _verdict(text: str, answer: str) -> Verdict:
+    right = Answer.of(stated(answer) or answer)
+    if not right.words and not right.read():
+        return "unreadable"
+    return "right" if equal(right, text) else "wrong"

@@ -21,6 +21,7 @@ from flowalign.core.aggregation import Aggregation, action_weights
 from flowalign.core.divergences import KLEstimate, sampled_kl
 from flowalign.core.entropy import entropy_modulated, uncertain, unlikeliness
 from flowalign.core.losses import LooksAt
+from flowalign.core.off_policy import kept
 from flowalign.core.record import Actions, Record, masked_mean, masked_sum
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch
@@ -48,13 +49,18 @@ class LanguageSettings(PolicyGradientSettings):
     ('constant'); default 'token', or 'sequence' with a loss of whole texts (gspo, pacs, reg_grpo), as published"""
     kl_estimate: KLEstimate = "k3"
     kl_correction: bool = False
-    """the divergence times the token's ratio, so that its gradient is the KL's own (arXiv 2512.02556; TRL's default)"""
+    """the divergence times the loss's ratio (with `gspo` the text's), so that its gradient is the KL's own (arXiv
+    2512.02556; TRL's default)"""
     mask_truncated: bool = False
     """texts that were cut at max_new_tokens teach nothing (DAPO's overlong filtering)"""
     unlikeliness: float = Field(0.0, ge=0, le=1)
     """Share of its reward that the likeliest of a group's right texts loses (arXiv 2506.02355)."""
     entropy_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """learn from this share of the tokens, the most uncertain ones"""
+    """learn from this share of the tokens, the most uncertain ones when they were sampled; TRL takes the most uncertain
+    ones of a micro-batch under the current weights"""
+    sequence_mask: Annotated[float, Field(gt=0)] | None = None
+    """Largest fall of a text's log-probability, in nats a token, beyond which a negative advantage teaches nothing
+    (DeepSeek-V3.2, arXiv 2512.02556; TRL's off_policy_mask_threshold)."""
     empg: Modulation | None = None
     """modulate advantages by entropy (arXiv 2509.09265)"""
 
@@ -188,6 +194,10 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
             reward=experience.reward[rows],
         )
         losses, values = self.token_losses(experience, rows, tokens)
+        if self.settings.sequence_mask is not None:
+            keep = kept(log_prob, tokens.old_log_prob, tokens.advantage, mask, self.settings.sequence_mask)
+            losses = losses * keep
+            values["policy/sequence_mask"] = 1 - keep.float()
         values |= {"policy/ratio": tokens.ratio, "policy/entropy": entropy}
         total = masked_sum(losses * experience.loss_weight[rows], mask)
         for name, (coefficient, divergence) in self.penalties(policy, experience, rows, tokens).items():
@@ -233,5 +243,6 @@ class LanguageAlgorithm(PolicyGradient[TextConfig, LanguageSampler, LanguagePoli
             reference, _ = policy.log_probs(experience.rollout, rows)
         divergence = sampled_kl(tokens.log_prob, reference, self.settings.kl_estimate)
         if self.settings.kl_correction:
-            divergence = divergence * tokens.ratio
+            of_rows = getattr(self.loss_of, "ratio_of_rows", False)
+            divergence = divergence * (tokens.row_ratio if of_rows else tokens.ratio)
         return {"policy/kl": (self.settings.kl_weight, divergence)}

@@ -58,8 +58,7 @@ class CHORD(Imitating):
         share = imitation_share(batch.iteration, s.warmup, s.decay, s.peak, s.valley)
         texts = demonstrations(batch, rows, s.demonstration)
         sampler, sampling = sampled.sampler, sampled.sampler.config.rollout
-        rollout = scored(
-            sampler.policy, [batch.prompts[row] for row in rows], texts, Decoding.of(sampling), sampling.batch_size
-        )
+        there, rule = batch[rows], Decoding.of(sampling)
+        rollout = scored(sampler.policy, there.prompts, texts, rule, sampling.batch_size, there.metadata)
         learned = torch.ones(len(rows), dtype=torch.bool, device=sampler.device)
         return Examples(rollout=rollout, counts=learned, own=1 - share, imitated=share)

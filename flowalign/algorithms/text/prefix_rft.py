@@ -65,7 +65,10 @@ class PrefixRFT(language.LanguageAlgorithm):
 
     def sampled(self, sampler: LanguageSampler, batch: Batch) -> TextRollout:
         arguments = sampler.config.rollout.arguments()
-        return continued(sampler.policy, batch.prompts, self.prefixes(sampler, batch), batch.noise_seeds, **arguments)
+        prefixes = self.prefixes(sampler, batch)
+        return continued(
+            sampler.policy, batch.prompts, prefixes, batch.noise_seeds, metadata=batch.metadata, **arguments
+        )
 
     def experience(self, sampled: SampledTexts, record: Record, processes: Processes) -> ActionExperience:
         experience = super().experience(sampled, record, processes)

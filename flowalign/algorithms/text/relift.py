@@ -39,7 +39,6 @@ class ReLIFT(Imitating):
         hard = needs_demonstration(experience.reward, experience.group, s.threshold)[rows]
         texts = demonstrations(batch, rows, s.demonstration)
         sampler, sampling = sampled.sampler, sampled.sampler.config.rollout
-        rollout = scored(
-            sampler.policy, [batch.prompts[row] for row in rows], texts, Decoding.of(sampling), sampling.batch_size
-        )
+        there, rule = batch[rows], Decoding.of(sampling)
+        rollout = scored(sampler.policy, there.prompts, texts, rule, sampling.batch_size, there.metadata)
         return Examples(rollout=rollout, counts=hard, own=1.0, imitated=s.coefficient)

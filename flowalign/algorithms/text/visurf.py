@@ -39,10 +39,10 @@ class ViSurf(language.LanguageAlgorithm):
         shown = [row for row in range(len(batch)) if last[row]]
         sampling = sampler.config.rollout
         texts = demonstrations(batch, shown, self.settings.demonstration)
-        prompts = [batch.prompts[row] for row in shown]
+        there, rule = batch[shown], Decoding.of(sampling)
         rollouts = [
             sampler.rollout(batch[others]),
-            scored(sampler.policy, prompts, texts, Decoding.of(sampling), sampling.batch_size),
+            scored(sampler.policy, there.prompts, texts, rule, sampling.batch_size, there.metadata),
         ]
         joined = TextRollout.cat(rollouts)
         position = {row: i for i, row in enumerate([*others, *shown])}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
+from jinja2 import TemplateError
 from peft.tuners.tuners_utils import BaseTunerLayer
 from PIL.Image import Image
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from flowalign.policies.language.head import RECOMPUTED, Head, gives_logits, ins
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.token_sampler import SeededSampler
 from flowalign.runs.checkpoint import check_weights
+from flowalign.runs.progress import report
 from rewards import bind
 from rewards.hub import hub, reason
 from rewards.text.model import CausalModel
@@ -129,9 +131,12 @@ class LanguagePolicy(Policy[TextRollout]):
         return self.padded(rows, prompts, room)
 
     def begin(self, prompt: str) -> list[int]:
-        """Token ids of a prompt as the model gets it."""
+        """Token ids of a prompt as the model gets it; of an empty one what begins a text, or else what ends one."""
         text = self._templated(prompt) if self.chat else prompt
-        return list(self.tokenizer(text, add_special_tokens=not self.chat).input_ids)
+        tokenizer = self.tokenizer
+        ids = list(tokenizer(text, add_special_tokens=not self.chat).input_ids)
+        first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        return ids or [first]
 
     def padded(self, rows: Sequence[list[int]], prompts: Sequence[str], room: int) -> tuple[Tensor, Tensor]:
         """Rows of token ids as one tensor, padded on the left, and their mask; raises as `encode`."""
@@ -161,10 +166,32 @@ class LanguagePolicy(Policy[TextRollout]):
         ids, mask = self.encode(prompts, room)
         return {"input_ids": ids, "attention_mask": mask.long()}
 
+    def continued_inputs(
+        self,
+        prompts: Sequence[str],
+        pictures: Sequence[Sequence[Image]],
+        continuations: Sequence[list[int]],
+        room: int,
+    ) -> dict[str, Any]:
+        """As `prompt_inputs`, of prompts that go on with given token ids."""
+        rows = [self.begin(prompt) + tokens for prompt, tokens in zip(prompts, continuations, strict=True)]
+        ids, mask = self.padded(rows, prompts, room)
+        return {"input_ids": ids, "attention_mask": mask.long()}
+
     def _templated(self, prompt: str) -> str:
         turns = [{"role": "system", "content": self.system}] if self.system is not None else []
         turns.append({"role": "user", "content": prompt})
-        return self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        with self._asking_template():
+            return self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+
+    @contextlib.contextmanager
+    def _asking_template(self) -> Iterator[None]:
+        """What a chat template complains of becomes one line; Gemma's takes no system's turn."""
+        try:
+            yield
+        except TemplateError as error:
+            system = "; model.system=null works, with its words in the prompts" if self.system is not None else ""
+            raise ConfigError(f"model: the chat template says '{' '.join(str(error).split())}'{system}") from error
 
     @torch.no_grad()
     def sample(
@@ -188,6 +215,7 @@ class LanguagePolicy(Policy[TextRollout]):
         rule = Decoding(**decoding)
         rollouts, pictures = [], self.pictures(metadata)
         for i in range(0, len(prompts), batch_size):
+            report(i, len(prompts))
             chunk = slice(i, i + batch_size)
             inputs = self.prompt_inputs(prompts[chunk], pictures[chunk], max_new_tokens)
             rollouts.append(self.generate(prompts[chunk], inputs, seeds[chunk], max_new_tokens, rule, pictures[chunk]))

@@ -7,6 +7,7 @@ from flowalign.data import shipped
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
+from flowalign.policies.language.vision_language import VisionLanguagePolicy
 
 
 class Teacher:
@@ -21,9 +22,14 @@ class Teacher:
     """
 
     def __init__(self, path: str, student: LanguagePolicy) -> None:
-        self.policy = LanguagePolicy.from_pretrained(
-            shipped(path), student.dtype, student.device, padding=student.padding
-        )
+        if isinstance(student, VisionLanguagePolicy):
+            self.policy: LanguagePolicy = VisionLanguagePolicy.from_pretrained(
+                shipped(path), student.dtype, student.device, system=student.system
+            )
+        else:
+            self.policy = LanguagePolicy.from_pretrained(
+                shipped(path), student.dtype, student.device, padding=student.padding
+            )
         if self.policy.tokenizer.get_vocab() != student.tokenizer.get_vocab():
             raise ConfigError(
                 f"algorithm.teacher: the tokens of '{path}' are not the model's; a larger model of its family works"

@@ -38,9 +38,10 @@ def scored(
     texts: Sequence[str],
     decoding: Decoding = PLAIN,
     batch_size: int = 64,
+    metadata: Sequence[Mapping[str, Any]] = (),
 ) -> TextRollout:
-    """Texts as if the policy had sampled them, each with an end token; raises as `demonstrated`."""
-    return rescored(policy, demonstrated(policy, prompts, texts, decoding=decoding), batch_size)
+    """Texts as if the policy had sampled them, each with an end token; arguments and errors of `demonstrated`."""
+    return rescored(policy, demonstrated(policy, prompts, texts, metadata, decoding), batch_size)
 
 
 def demonstrated(
@@ -75,30 +76,32 @@ def continued(
     *,
     max_new_tokens: int,
     batch_size: int,
+    metadata: Sequence[Mapping[str, Any]] = (),
     **decoding: Any,
 ) -> TextRollout:
     """Completions that begin with given token ids and are the policy's from there on; both are in the completion.
 
     Args:
         max_new_tokens: largest length of the policy's part.
+        metadata: metadata of the prompts, for models that see pictures.
         decoding: fields of `Decoding`.
     """
     rule = Decoding(**decoding)
-    begun = [policy.begin(prompt) + prefix for prompt, prefix in zip(prompts, prefixes, strict=True)]
-    rollouts = []
+    rollouts, pictures = [], policy.pictures(metadata)
     for i in range(0, len(prompts), batch_size):
         chunk = slice(i, i + batch_size)
-        ids, mask = policy.padded(begun[chunk], prompts[chunk], max_new_tokens)
-        inputs = {"input_ids": ids, "attention_mask": mask.long()}
-        rollouts.append(policy.generate(prompts[chunk], inputs, seeds[chunk], max_new_tokens, rule, []))
+        shown = pictures[chunk]
+        inputs = policy.continued_inputs(prompts[chunk], shown, prefixes[chunk], max_new_tokens)
+        rollouts.append(policy.generate(prompts[chunk], inputs, seeds[chunk], max_new_tokens, rule, shown))
     sampled = TextRollout.cat(rollouts)
     rows = [
         prefix + row[on].tolist()
         for prefix, row, on in zip(prefixes, sampled.completion_ids, sampled.mask, strict=True)
     ]
-    ids, prompt_mask = policy.encode(prompts, max(map(len, rows)))
+    inputs = policy.prompt_inputs(prompts, pictures, max(map(len, rows)))
+    ids, prompt_mask = inputs["input_ids"], inputs["attention_mask"].bool()
     rollout = _rollout_of(policy, prompts, ids, prompt_mask, rows, sampled.ended, rule)
-    return rescored(policy, rollout, batch_size)
+    return rescored(policy, replace(rollout, pictures=pictures), batch_size)
 
 
 def _rollout_of(

@@ -15,6 +15,7 @@ from flowalign.policies.language.decoding import Decoding
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout, TurnTaken, right_padded
 from flowalign.policies.language.teacher_forcing import characters
+from flowalign.runs.progress import report
 from rewards.base import one_line
 from rewards.text.turns import Transcript, Turn
 from samplers import derive_seed
@@ -101,7 +102,8 @@ class AgentPolicy(LanguagePolicy):
         records = metadata or [{} for _ in prompts]
         episodes = [self._begin(*each) for each in zip(prompts, records, seeds, strict=True)]
         self._check_room([len(each.begun) for each in episodes], prompts, max_new_tokens)
-        for _ in range(self.turns):
+        for turn in range(self.turns):
+            report(turn, self.turns)
             playing = [each for each in episodes if not each.done and self._fits(each, max_new_tokens)]
             for i in range(0, len(playing), batch_size):
                 self._take_turns(playing[i : i + batch_size], max_new_tokens, rule)

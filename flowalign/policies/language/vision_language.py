@@ -12,7 +12,9 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import ATTENTION_PROJECTIONS, LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
+from rewards import bind
 from rewards.pictures import read_picture
+from rewards.text.model import CausalModel, Context, Pictured
 
 
 class VisionLanguagePolicy(LanguagePolicy):
@@ -73,6 +75,34 @@ class VisionLanguagePolicy(LanguagePolicy):
         self._check_room(inputs["attention_mask"].sum(1).tolist(), prompts, room)
         return dict(inputs.to(self.device, self.dtype))
 
+    def continued_inputs(
+        self,
+        prompts: Sequence[str],
+        pictures: Sequence[Sequence[Image]],
+        continuations: Sequence[list[int]],
+        room: int,
+    ) -> dict[str, Any]:
+        inputs = self.prompt_inputs(prompts, pictures, 0)
+        kept = inputs["attention_mask"].bool()
+        lengths = [int(row.sum()) + len(tokens) for row, tokens in zip(kept, continuations, strict=True)]
+        self._check_room(lengths, prompts, room)
+        width = max(lengths)
+        for name, values in inputs.items():
+            if name not in ("input_ids", "attention_mask") and not name.endswith("token_type_ids"):
+                continue
+            padding = self.tokenizer.pad_token_id if name == "input_ids" else 0
+            rows = []
+            for row, mask, tokens in zip(values, kept, continuations, strict=True):
+                # the continuation is attended to, and of type 0: text
+                more = tokens if name == "input_ids" else [int(name == "attention_mask")] * len(tokens)
+                whole = row[mask].tolist() + more
+                rows.append([padding] * (width - len(whole)) + whole)
+            inputs[name] = torch.tensor(rows, device=self.device)
+        return inputs
+
+    def bind(self, reward: Any) -> None:
+        bind(reward, PicturedModel(self))
+
     def replay_inputs(self, rollout: TextRollout, rows: Tensor, attention: Tensor) -> dict[str, Any]:
         """The processor's output for the pictures; the model counts positions itself, as some do so in 3D."""
         numbers = rows.tolist()
@@ -91,12 +121,36 @@ class VisionLanguagePolicy(LanguagePolicy):
         messages: list[dict[str, Any]] = [{"role": "user", "content": [*content, {"type": "text", "text": prompt}]}]
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": [{"type": "text", "text": self.system}]})
-        return self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        with self._asking_template():
+            return self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
     def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write what `from_pretrained`, a judge of `vlm_judge` and peft load."""
         self.network.save_pretrained(str(folder), state_dict=weights)
         self.processor.save_pretrained(str(folder))
+
+
+class PicturedModel(CausalModel):
+    """The policy as rewards ask it: with the pictures of each prompt, by its chat template."""
+
+    sees_pictures = True
+
+    def __init__(self, policy: VisionLanguagePolicy) -> None:
+        super().__init__(policy.network, policy.tokenizer)
+        self.policy = policy
+
+    def begin(self, prompt: str, record: Mapping[str, Any]) -> Context:
+        return Pictured(prompt, self.policy.pictures([record])[0])
+
+    def inputs(self, contexts: Sequence[Any], texts: Sequence[list[int]]) -> tuple[dict[str, Any], list[int]]:
+        if not isinstance(contexts[0], Pictured):
+            return super().inputs(contexts, texts)
+        continuations = [context.after + text for context, text in zip(contexts, texts, strict=True)]
+        prompts, pictures = [context.prompt for context in contexts], [context.pictures for context in contexts]
+        inputs = self.policy.continued_inputs(prompts, pictures, continuations, 0)
+        # rows end together
+        width = inputs["input_ids"].shape[1]
+        return inputs, [width - len(text) for text in texts]
 
 
 def _opened(image: Image | str | Path) -> Image:

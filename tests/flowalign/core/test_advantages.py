@@ -154,6 +154,12 @@ def test_each_reward_is_normalised_and_the_sum_too_by_gdpo() -> None:
     normal = (expected - expected.mean()) / (expected.std(correction=0) + 1e-4)
     torch.testing.assert_close(advantages.gdpo(given), normal, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(advantages.gdpo(given, clip=0.5), normal.clamp(-0.5, 0.5), atol=1e-5, rtol=1e-5)
+    # verl whitens over tokens, with the unbiased variance: long rows count more
+    given.mask = torch.arange(5) < torch.randint(1, 6, (12, 1))
+    tokens = [value for value, row in zip(expected.tolist(), given.mask) for _ in range(int(row.sum()))]
+    mean, variance = statistics.mean(tokens), statistics.variance(tokens)
+    white = (expected - mean) / (variance + 1e-8) ** 0.5
+    torch.testing.assert_close(advantages.gdpo(given, over="actions"), white, atol=1e-5, rtol=1e-5)
 
 
 def test_ngrpo_is_grpo_with_a_virtual_winner() -> None:

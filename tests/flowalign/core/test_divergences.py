@@ -52,3 +52,15 @@ def test_kl_estimates_have_the_expected_values_and_gradients() -> None:
     corrected = (log_p.exp().detach() * sampled_kl(log_p, log_q, "k3") * ratio).sum()
     torch.testing.assert_close(torch.autograd.grad(corrected, logits, retain_graph=True)[0], expected)
     assert sampled_kl(log_p - 200, log_q, "k3").isfinite().all()
+
+
+def test_verls_low_var_kl_is_k3_up_to_10() -> None:
+    log_prob = torch.tensor([-25.0, -3.0, -1.0, -0.5], requires_grad=True)
+    reference = torch.tensor([-1.0, -1.0, -2.0, -0.5])
+    difference = (reference - log_prob).detach().double().clamp(-20, 20)
+    expected = (difference.exp() - difference - 1).clamp(-10, 10)
+    made = sampled_kl(log_prob, reference, "low_var_kl")
+    torch.testing.assert_close(made.detach().double(), expected)
+    made.sum().backward()
+    assert log_prob.grad is not None and (log_prob.grad == 0).tolist() == [True, False, False, True]
+    assert sampled_kl(log_prob, reference, "k3")[0] > 1e8

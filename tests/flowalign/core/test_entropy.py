@@ -73,3 +73,7 @@ def test_only_the_most_uncertain_actions_are_kept() -> None:
 
 def test_the_temperature_pushes_the_entropy_to_its_target() -> None:
     assert regulating_temperature(0.2, 0.5) > 1 > regulating_temperature(0.8, 0.5)
+
+
+def test_of_no_actions_none_are_uncertain() -> None:
+    assert not uncertain(torch.rand(2, 3), torch.zeros(2, 3, dtype=torch.bool), 0.2).any()

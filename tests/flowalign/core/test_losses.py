@@ -183,7 +183,7 @@ def scored(on_policy: bool = False) -> Actions:
     )
 
 
-@pytest.mark.parametrize("name", ["ppo", "gspo", "cispo", "reinforce"])
+@pytest.mark.parametrize("name", ["ppo", "gspo", "cispo", "reinforce", "sapo", "gmpo", "luspo", "vespo", "dppo"])
 def test_on_the_weights_that_sampled_all_have_one_gradient(name: str) -> None:
     actions = scored(on_policy=True)
     aggregated(getattr(losses, name)(actions)[0], MASK, "sequence").backward()
@@ -248,7 +248,32 @@ def test_without_a_clip_nothing_is_clipped() -> None:
     assert losses.ppo(actions, clip_range=0.01)[1]["policy/clip_fraction"].any()
 
 
-@pytest.mark.parametrize("name", ["ppo", "gspo", "cispo", "reg_grpo", "pacs", "reinforce"])
+@pytest.mark.parametrize("divergence", ["tv", "kl"])
+def test_dppo_cuts_what_moves_the_distribution_too_far(divergence: str) -> None:
+    """verl's dppo_tv and dppo_kl, one action at a time; the KL as torch.distributions has it."""
+    actions = scored()
+    actions.log_prob, actions.old_log_prob = actions.log_prob - 1, actions.old_log_prob - 1
+    made, metrics = losses.dppo(actions, divergence=divergence, threshold=0.02, threshold_high=0.01, largest=1.2)
+    for b in range(6):
+        for t in range(4):
+            now, old = actions.log_prob[b, t].exp().item(), actions.old_log_prob[b, t].exp().item()
+            gap = abs(now - old)
+            if divergence == "kl":
+                before, after = (torch.distributions.Bernoulli(torch.tensor(p)) for p in (old, now))
+                gap = torch.distributions.kl_divergence(before, after).item()
+            a = actions.advantage[b, t].item()
+            cut = (a > 0 and now > old and gap > 0.01) or (a < 0 and now < old and gap > 0.02)
+            expected = 0.0 if cut else -min(now / old, 1.2) * a * actions.log_prob[b, t].item()
+            assert metrics["policy/clip_fraction"][b, t] == cut
+            assert made[b, t].item() == pytest.approx(expected, abs=1e-6)
+    assert 0 < metrics["policy/clip_fraction"].mean() < 1
+
+
+NAMES = ["ppo", "gspo", "cispo", "reg_grpo", "pacs", "reinforce"]
+NEWER = ["sapo", "gmpo", "luspo", "vespo", "dppo", "clip_cov", "kl_cov"]
+
+
+@pytest.mark.parametrize("name", NAMES + NEWER)
 @pytest.mark.parametrize("gap", [-200.0, 200.0])
 def test_no_ratio_is_infinite(name: str, gap: float) -> None:
     """exp(89) is, and times an advantage of 0 it is no number."""
@@ -271,11 +296,8 @@ def test_no_ratio_is_infinite(name: str, gap: float) -> None:
 
 def test_losses_of_rows_are_averaged_over_rows() -> None:
     """PACS' loss is the mean of the rows' cross-entropies, however long they are, as in the authors' code."""
-    assert {name for name, loss in losses.LOSSES.items() if hasattr(loss, "aggregation")} == {
-        "gspo",
-        "pacs",
-        "reg_grpo",
-    }
+    of_rows = {name for name, loss in losses.LOSSES.items() if getattr(loss, "aggregation", "") == "sequence"}
+    assert of_rows == {"gspo", "pacs", "reg_grpo", "sapo", "gmpo"}
     log_prob, old, reward = torch.randn(4, 3), torch.randn(4, 3), torch.tensor([1.0, 0, 0, 1])
     mask, group = torch.arange(3) < torch.tensor([3, 1, 2, 3])[:, None], torch.tensor([0, 0, 1, 1])
     actions = Actions(

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowalign.core import advantages
+from flowalign.core import advantages, losses
 from flowalign.core.aggregation import Aggregation, action_weights
 from flowalign.core.divergences import sampled_kl
-from flowalign.core.losses import cispo, gspo, ppo
+from flowalign.core.losses import Losses, cispo, gspo, ppo
+from flowalign.core.off_policy import kept
 from flowalign.core.record import Actions, Record
 
 NUMBERS = json.loads((Path(__file__).parent / "originals" / "numbers.json").read_text())
@@ -128,3 +129,45 @@ def test_losses_and_gradients_are_trls(case: str) -> None:
     expected = NUMBERS["trl"]["losses"][case]
     assert loss.item() == pytest.approx(expected["loss"], abs=1e-6)
     close(actions.log_prob.grad, expected["gradient"])
+
+
+NEWER = json.loads((Path(__file__).parent / "originals" / "losses.json").read_text())
+
+
+def masked(actions: Actions) -> Losses:
+    losses, values = ppo(actions, clip_range=0.2, clip_range_high=0.3)
+    return losses * kept(actions.log_prob, actions.old_log_prob, actions.advantage, actions.mask, 0.05), values
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "loss_of", "aggregation"),
+    [
+        ("verl", "sapo", losses.sapo, None),
+        ("verl", "geo_mean", lambda s: losses.gmpo(s, clip_range=0.2, clip_range_high=0.3), "sequence"),
+        (
+            "verl",
+            "clip_cov",
+            lambda s: losses.clip_cov(s, clip_range_high=0.3, share=1.0, lowest=0.1, highest=1.0),
+            "token",
+        ),
+        ("verl", "kl_cov", lambda s: losses.kl_cov(s, share=0.2), "token"),
+        ("trl", "sapo", losses.sapo, None),
+        ("trl", "gmpo", lambda s: losses.gmpo(s, clip_range=0.2, clip_range_high=0.3), "sequence"),
+        ("trl", "luspo", lambda s: losses.luspo(s, clip_range=0.2, clip_range_high=0.3), "sum"),
+        ("trl", "vespo", losses.vespo, None),
+        ("trl", "masked", masked, "sequence"),
+    ],
+)
+def test_newer_losses_and_gradients_are_theirs(source: str, name: str, loss_of: Any, aggregation: Any) -> None:
+    actions = scored()
+    loss = aggregated(loss_of(actions)[0], aggregation or loss_of.aggregation)
+    loss.backward()
+    expected = NEWER[source]["losses"][name] if source == "verl" else NEWER[source][name]
+    assert loss.item() == pytest.approx(expected["loss"], abs=1e-6)
+    close(actions.log_prob.grad, expected["gradient"])
+
+
+def test_opo_and_low_var_kl_are_verls() -> None:
+    close(advantages.opo(record())[:, None] * MASK, NEWER["verl"]["opo"])
+    far = GIVEN["log_prob"] - 10 * GIVEN["entropy"]
+    close(sampled_kl(far, GIVEN["reference"], "low_var_kl"), NEWER["verl"]["low_var_kl"])

@@ -26,7 +26,7 @@ def one_by_one(model: CausalModel, context: str, text: str, begin: bool = True) 
 
 
 def test_texts_of_several_lengths_are_scored_together_as_alone(model: CausalModel) -> None:
-    contexts = [model.begin(prompt) for prompt in PROMPTS]
+    contexts = [model.begin(prompt, {}) for prompt in PROMPTS]
     made, mask = model.log_probs(contexts, [model.tokens(text) for text in TEXTS])
     assert mask.sum(1).tolist() == [2, 0, 4]
     for row, (prompt, text) in enumerate(zip(PROMPTS, TEXTS, strict=True)):
@@ -72,7 +72,7 @@ def test_self_certainty_is_the_divergence_from_uniform(model: CausalModel, tiny_
     made = SelfCertainty(tiny_lm)(TEXTS, PROMPTS, [{}] * 3).value.tolist()
     size = model.network.config.vocab_size
     for value, prompt, text in zip(made, PROMPTS, TEXTS, strict=True):
-        ids, own = model.begin(prompt), []
+        ids, own = model.begin(prompt, {}), []
         for token in model.tokens(text):
             with torch.no_grad():
                 chances = model.network(torch.tensor([ids])).logits[0, -1].double().softmax(-1)

@@ -1,5 +1,8 @@
 """Form, length and agreement of texts."""
 
+import re
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer
@@ -42,6 +45,10 @@ def test_length_counts_only_where_a_group_is_mostly_right() -> None:
     scores = score(LengthSwitch(verify, 0.75, 0.5), texts, prompts, [{"answer": "4"}] * 8)
     assert scores.value.tolist() == [1, 0.75, 0.5, 0, 1, 0, 0, 1]
     assert scores.parts["exact_match"].tolist() == [1, 1, 1, 0, 1, 0, 0, 1]
+    # in tokens of the model that is trained, here of up to four characters: 1, 1, 2; and 1, 1
+    switch = LengthSwitch(verify, 0.75, 0.5)
+    bind(switch, SimpleNamespace(tokenizer=lambda text, **_: SimpleNamespace(input_ids=re.findall(".{1,4}", text))))
+    assert score(switch, texts, prompts, [{"answer": "4"}] * 8).value.tolist() == [1, 1, 0.5, 0, 1, 0, 0, 1]
     # all right and equally long: nothing to prefer
     same = score(LengthSwitch(verify), ["4", "4"], ["?"] * 2, [{"answer": "4"}] * 2)
     assert same.value.tolist() == [1, 1]

@@ -1,14 +1,27 @@
 """Verifiers: right, wrong, empty and slow answers."""
 
+from pathlib import Path
+
 import pytest
 
 from rewards import RewardError, score
 from rewards.text.verifiers import ExactMatch, Maths, MultipleChoice
+from tests.rewards.text import odd_answers
 
 
 def values(reward, texts, right):  # type: ignore[no-untyped-def]
     scores = score(reward, texts, ["?"] * len(texts), [{"answer": answer} for answer in right])
     return scores.value.tolist()
+
+
+def pairs(rows: list[tuple[str, str, bool]]) -> set[tuple[str, str]]:
+    return {(right, text) for right, text, _ in rows}
+
+
+def mistaken(reward: Maths | MultipleChoice, rows: list[tuple[str, str, bool]]) -> set[tuple[str, str]]:
+    right, texts, verdicts = zip(*rows, strict=True)
+    given = values(reward, texts, right)
+    return {row[:2] for row, value, verdict in zip(rows, given, verdicts, strict=True) if bool(value) != verdict}
 
 
 def test_exact_match_of_the_whole_text_or_of_a_pattern() -> None:
@@ -48,9 +61,10 @@ def test_pictures_and_texts_are_not_mixed_up() -> None:
         score(ShapesReward(), ["a red circle"], ["a red circle"], [{}])
 
 
-def test_multiple_choice_reads_the_last_option_named() -> None:
-    texts = ["B", "(B)", "The answer is B.", "A, or rather B", "B, or rather A", "Because", "", "b"]
-    assert values(MultipleChoice(), texts, ["B"] * 8) == [1, 1, 1, 1, 0, 0, 0, 0]
+def test_multiple_choice_decides_as_a_reader_would() -> None:
+    texts = ["A, C, or rather E", "B, wait: E", "no letter of theirs"]
+    assert values(MultipleChoice(options="ABCDE"), texts, ["E"] * 3) == [1, 1, 0]
+    assert mistaken(MultipleChoice(), odd_answers.CHOICES) == odd_answers.KNOWN & pairs(odd_answers.CHOICES)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +77,27 @@ def test_maths_knows_equal_expressions(maths: Maths) -> None:
     texts = ["$\\frac{1}{2}$", "so it is 0.5", "\\boxed{\\frac{2}{4}}", "0.51", "", "nonsense ((", "$x^2+2x+1$"]
     right = ["1/2"] * 6 + ["$(x+1)^2$"]
     assert values(maths, texts, right) == [1, 1, 1, 0, 0, 0, 1]
+
+
+def test_maths_judges_odd_answers_as_a_reader_would(maths: Maths) -> None:
+    assert mistaken(maths, odd_answers.MATHS) == odd_answers.KNOWN & pairs(odd_answers.MATHS)
+
+
+def test_what_a_model_writes_runs_nothing_and_ends(maths: Maths, tmp_path: Path) -> None:
+    touch = f"__import__('pathlib').Path('{tmp_path / 'here'}').touch()"
+    hostile = [
+        touch,
+        f"\\boxed{{{touch}}}",
+        "\\boxed{" * 3000,
+        f"\\boxed{{{'9' * 5000}.5}}",
+        f"0.\\overline{{{'3' * 5000}}}",
+    ]
+    assert values(maths, hostile, ["2"] * len(hostile)) == [0] * len(hostile)
+    assert not list(tmp_path.iterdir())
+    maths.timeout = 0.5
+    scores = score(maths, ["\\boxed{9^{9^{9^9}}}"], ["?"], [{"answer": "2"}])
+    maths.timeout = 60
+    assert scores.value.tolist() == [0] and scores.parts["maths_timeout"].tolist() == [1]
 
 
 def test_the_right_answer_of_maths_is_read_whole(maths: Maths) -> None:

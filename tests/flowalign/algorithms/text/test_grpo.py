@@ -301,6 +301,48 @@ def test_divergences_count_whole_whatever_weighs_the_policys_loss(world: Path, t
     torch.testing.assert_close((losses[0.5] - losses[0.0]).mean(), expected)
 
 
+@pytest.mark.parametrize("name", ["grpo", "gspo"])
+def test_the_kls_gradient_is_corrected_by_the_ratio_of_the_loss(name: str, world: Path, tmp_path: Path) -> None:
+    """TRL's: the token's ratio, or the text's geometric mean with importance_sampling_level 'sequence'."""
+    settings = "algorithm.kl_weight=0.5", "algorithm.kl_correction=true", "model.lora={rank: 4}"
+    run = trainer(world, tmp_path, *settings, name=name)
+    experience = run.collect(Draw(run.sampler, run.scorer, draw_batch(run.prompts, 0, 4, 8, 0, False)))
+    rollout, rows = experience.rollout, torch.arange(32)
+    with torch.no_grad():
+        for parameter in run.policy.trainable().values():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+        _, metrics = run.algorithm.losses(run.policy, experience, experience.items)
+        log_prob, _ = run.policy.log_probs(rollout, rows)
+        with run.policy.reference():
+            reference, _ = run.policy.log_probs(rollout, rows)
+    for row in range(32):
+        count = int(rollout.mask[row].sum())
+        log_ratio = [float(log_prob[row, t] - rollout.log_prob[row, t]) for t in range(count)]
+        kl = 0.0
+        for t, each in enumerate(log_ratio):
+            gap = float(reference[row, t] - log_prob[row, t])
+            ratio = math.exp(sum(log_ratio) / count if name == "gspo" else each)
+            kl += (math.exp(gap) - gap - 1) * ratio / count
+        assert metrics["policy/kl"][row].item() == pytest.approx(kl, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sapo", "gmpo", "luspo", "vespo", "dppo", "clip_cov", "kl_cov"])
+def test_every_newer_loss_trains_by_name(name: str, world: Path, tmp_path: Path) -> None:
+    chosen = f"algorithm.loss={{name: {name}}}", "algorithm.sequence_mask=0.1", "algorithm.advantage={name: opo}"
+    run = trainer(world, tmp_path, *chosen, "training.updates_per_iteration=2")
+    run.train()
+    (metrics,) = run.metrics.read()
+    assert metrics["policy/gradient_norm"] > 0 and 0 <= metrics["policy/sequence_mask"] < 1
+
+
+def test_an_iteration_of_cut_texts_alone_learns_nothing(world: Path, tmp_path: Path) -> None:
+    cut = "algorithm.mask_truncated=true", "algorithm.entropy_share=0.2", "rollout.max_new_tokens=1"
+    run = trainer(world, tmp_path, *cut)
+    experience = run.collect(Draw(run.sampler, run.scorer, draw_batch(run.prompts, 0, 4, 8, 0, False)))
+    kept = experience.rollout.ended
+    assert not kept.all() and not experience.loss_weight[~kept].any()
+
+
 @pytest.mark.parametrize("selection", ["mopps", "sec"])
 def test_a_selection_learns_and_goes_on_where_it_was(selection: str, world: Path, tmp_path: Path) -> None:
     settings = (f"data.selection={{name: {selection}}}", "training.iterations=3", "training.checkpoint_every=3")

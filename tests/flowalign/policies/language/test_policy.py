@@ -176,6 +176,21 @@ def test_a_chat_gets_its_template() -> None:
     assert policy.tokenizer.decode(ids[0][mask[0]]) == "<a><bc>+"
     with pytest.raises(ConfigError, match="no chat template"):
         LanguagePolicy(llama(), tokenizer(), chat=True)
+    # as Gemma's template does
+    strict = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    gemma = LanguagePolicy(llama(), tokenizer(chat_template=strict + template), chat=True, system="a")
+    with pytest.raises(ConfigError, match="'System role not supported'; model.system=null works, with its words in"):
+        gemma.encode(["bc"], 3)
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_an_empty_prompt_is_the_beginning_of_a_text(padding: Any) -> None:
+    policy = LanguagePolicy(llama(), tokenizer(), padding=padding)
+    rollout = policy.sample(["", "abcd", ""], [0, 1, 0], **SAMPLING)
+    assert policy.verify(rollout) < 1e-5 and policy.decode(rollout)[0] == policy.decode(rollout)[2]
+    alone = policy.sample([""], [0], **SAMPLING)
+    assert alone.prompt_ids.tolist() == [[policy.tokenizer.eos_token_id]]
+    torch.testing.assert_close(alone.log_prob[0], rollout.log_prob[0][: alone.mask.shape[1]], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])
