@@ -51,10 +51,10 @@ class DualEncoder:
     def texts(self, texts: Sequence[str]) -> Tensor:
         """[B, D] unit vectors; a text that comes more than once is encoded once."""
         distinct = list(dict.fromkeys(texts))
-        tokens = {name: values.to(self.device) for name, values in self.tokenize(distinct).items()}
+        tokens = {name: values.to(self.device, non_blocking=True) for name, values in self.tokenize(distinct).items()}
         with torch.no_grad():
             vectors = self.tokens(**tokens)
-        return vectors[[distinct.index(text) for text in texts]]
+        return vectors[torch.tensor([distinct.index(text) for text in texts]).to(self.device, non_blocking=True)]
 
 
 @cache

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
-from rewards.base import Latents, Metadata, RewardError, Scores, asking, checked
+from rewards.base import Latents, Metadata, RewardError, Scores, asking, checked, spec_of
 
 
 def score_with_gradient(reward: Any, made: Tensor | Latents, prompts: Sequence[str], metadata: Metadata) -> Scores:
@@ -26,6 +26,11 @@ def score_with_gradient(reward: Any, made: Tensor | Latents, prompts: Sequence[s
     method, values = ("score_latents", made.values) if isinstance(made, Latents) else ("score_pixels", made)
     if not hasattr(reward, method):
         raise RewardError(f"reward '{name}' is not differentiable: it has no `{method}`")
+    needs = spec_of(reward).needs
+    if not latents and values.dim() == 5 and "image" in needs and "frames" not in needs:
+        raise RewardError(
+            f"reward '{name}' scores pictures, but got videos; 'per_frame' applies it to the frames of a video"
+        )
     with asking(reward, prompts):
         scores: Scores = getattr(reward, method)(made, prompts, metadata)
     value = checked(name, scores, len(prompts), prompts[0]).value

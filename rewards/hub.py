@@ -34,8 +34,8 @@ def failure(error: BaseException) -> str | None:
             return "the hub has no such repository, or it is private (`hf auth login`)"
         if isinstance(cause, LocalEntryNotFoundError):
             return (
-                "it is not on this machine, and the hub did not answer; `flowalign fetch CONFIG` gets it where there "
-                "is a network"
+                "it is not on this machine, and the hub did not answer; where there is a network, "
+                "huggingface_hub.snapshot_download gets it, and so does `flowalign fetch CONFIG`"
             )
         cause = cause.__cause__ or cause.__context__
     return None

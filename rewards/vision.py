@@ -104,7 +104,7 @@ class Preprocess:
         return round(excess / 2) if self.round_centre else excess // 2
 
     def _normalized(self, pixels: Tensor) -> Tensor:
-        mean, std = (torch.tensor(rgb).to(pixels)[:, None, None] for rgb in (self.mean, self.std))
+        mean, std = (torch.tensor(rgb).to(pixels, non_blocking=True)[:, None, None] for rgb in (self.mean, self.std))
         return (pixels - mean) / std
 
 

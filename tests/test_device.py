@@ -5,22 +5,38 @@ Torch has one accelerator a process, for good; so all of it happens in forks.
 
 import os
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flowalign.config import load, recipe
 from flowalign.data import ASSETS
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.training import Trainer
+from flowalign.training.learner import Learner
+from samplers import generators, normal
+from tests.flowalign.training.processes import run_together
 
 SMALL = ["training.iterations=1", "training.prompts_per_iteration=2", "training.group_size=4"]
 SMALL += ["training.updates_per_iteration=1", "training.previews=0", "evaluation.prompts=null"]
+SMALL += ["training.micro_batch_size=4"]
+BETWEEN_MICRO_BATCHES = {
+    "flowalign/algorithms/matching/base.py:noised": "which samples' seeds draw the noise of a micro-batch",
+    "flowalign/algorithms/direct/base.py:score": "which samples' prompts the reward is asked about",
+    "samplers/trajectory.py:distinct": "how many states of a micro-batch are different, where groups share their start",
+    "rewards/vision.py:score_pixels": "a reward on the host fetches its pixels",
+    "flowalign/training/optimization.py:_backpropagate": "and sends their gradient back",
+    "rewards/base.py:column": "values that are not finite are refused before their gradient is taken",
+}
+"""Places where an update may wait."""
 
 
 def forked(work: Callable[[], None]) -> None:
@@ -55,6 +71,9 @@ def the_rules_of_a_gpu_hold() -> None:
         assert sum(device.waits.values()) == 3 and device.bytes["to the host"] == 8
         here.to(DEVICE, non_blocking=True)
         assert sum(device.waits.values()) == 3 and device.bytes["to the device"] == 12
+        assert not here.is_pinned() and here.pin_memory().is_pinned() and device.bytes["from pinned memory"] == 0
+        normal((3,), generators([1]), DEVICE)
+        assert device.bytes["from pinned memory"] == 12 and device.bytes["to the device"] == 24
 
 
 def autocast_computes_as_on_cuda() -> None:
@@ -76,30 +95,71 @@ def test_it_is_a_device(work: Callable[[], None]) -> None:
 
 
 def trained(device: torch.device, folder: Path, name: str) -> dict[str, Tensor]:
-    """The weights after an iteration of a recipe."""
-    config = load(recipe(name), [*SMALL, f"output={folder}", "name=run"])
+    """How an iteration of a recipe changes the weights."""
+    config = load(recipe(f"tiny_sd3/{name}"), [*SMALL, f"output={folder}", "name=run"])
     policy = DiffusersPolicy.from_pretrained(ASSETS / "tiny_sd3", device=device)
     with mock.patch.object(Accelerator, "device", device):
         trainer = Trainer(config, policy, progress=False)
+        start = {key: value.detach().cpu().clone() for key, value in trainer.learner.parameters.items()}
         trainer.train()
-    return {key: value.detach().cpu() for key, value in trainer.learner.parameters.items()}
+    return {key: value.detach().cpu() - start[key] for key, value in trainer.learner.parameters.items()}
 
 
-@pytest.mark.parametrize("name", ["tiny_sd3/flow_grpo", "tiny_sd3/draft"])
-def test_a_run_ends_with_the_weights_of_one_on_the_cpu(name: str, tmp_path: Path) -> None:
+def check_alike(there: dict[str, Tensor], here: dict[str, Tensor]) -> None:
+    assert there.keys() == here.keys()
+    # its attention is computed by another kernel, and Adam's first step has the sign of gradients near 0
+    distance = sum((there[key] - value).square().sum() for key, value in here.items())
+    assert distance < 1e-5 * sum(value.square().sum() for value in here.values())
+
+
+@pytest.mark.parametrize("name", ["flow_grpo", "nft", "draft"])
+def test_a_run_ends_with_the_weights_of_one_on_the_cpu_and_waits_where_it_may(name: str, tmp_path: Path) -> None:
     wanted = trained(torch.device("cpu"), tmp_path / "here", name)
 
     def compare() -> None:
         from tests.device import DEVICE, Device
 
-        with Device() as device:
+        backward, waits = Learner.backward, Counter[str]()
+
+        def counted(learner: Any, *args: Any) -> Any:
+            before = Counter(device.waits)
+            try:
+                return backward(learner, *args)
+            finally:
+                waits.update(device.waits - before)
+
+        with Device() as device, mock.patch.object(Learner, "backward", counted):
             weights = trained(DEVICE, tmp_path / "there", name)
-        assert device.bytes["to the device"] > 1e6 and weights.keys() == wanted.keys()
-        # its attention is computed by another kernel, and Adam's first step has the sign of gradients near 0
-        distance = sum((weights[key] - value).square().sum() for key, value in wanted.items())
-        assert distance < 1e-6 * sum(value.square().sum() for value in wanted.values())
+        assert waits.keys() <= BETWEEN_MICRO_BATCHES.keys()
+        assert device.bytes["to the device"] > 1e6
+        check_alike(weights, wanted)
 
     forked(compare)
+
+
+def train_in_group(rank: int, folder: Path, name: str) -> None:
+    """Be one of the processes of a run, on the CPU or, in a folder of this name, on the device."""
+    weights = trained_on_device(folder, name) if folder.name == "there" else trained(torch.device("cpu"), folder, name)
+    save_file(weights, folder / f"{rank}.safetensors")
+
+
+def trained_on_device(folder: Path, name: str) -> dict[str, Tensor]:
+    from tests.device import DEVICE, Device
+
+    with Device():
+        return trained(DEVICE, folder, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["flow_grpo", "nft"])
+def test_two_processes_end_with_the_weights_of_two_on_the_cpu(name: str, tmp_path: Path) -> None:
+    for where in ("here", "there"):
+        (tmp_path / where).mkdir()
+        run_together(2, train_in_group, tmp_path / where, name)
+    here, there, other = (load_file(tmp_path / f"{one}.safetensors") for one in ("here/0", "there/0", "there/1"))
+    check_alike(there, here)
+    # what is copied stays the same on both: gradients were averaged
+    assert all(torch.equal(there[key], value) for key, value in other.items())
 
 
 @pytest.mark.slow

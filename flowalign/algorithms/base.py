@@ -101,7 +101,7 @@ class Algorithm(ABC, Generic[ConfigT, SamplerT, PolicyT, RolloutT, RecordT, Expe
     Settings: ClassVar[type[AlgorithmSettings]] = AlgorithmSettings
     kind: ClassVar[Literal["pictures", "text"]] = "pictures"
     """Kind of samples that it learns from."""
-    combines: frozenset[str] = frozenset({"text_lora", "shards", "overlap"})
+    combines: frozenset[str] = frozenset({"text_lora", "shards", "overlap", "whole"})
     """Features that a run may combine it with, of these names:
 
     - text_lora: text encoders can be trained, since its losses ask for velocities of a rollout's states
@@ -112,6 +112,7 @@ class Algorithm(ABC, Generic[ConfigT, SamplerT, PolicyT, RolloutT, RecordT, Expe
     - search: it learns from finished samples alone, so that a search may have found them
     - workers: its `rollout` is all that it needs of sampling, so that other processes can do it
     - ratios: it compares the policy with the one that sampled, action by action
+    - whole: each state of its trajectories was drawn from the one before, so that a file can describe them
     - advantages: items have advantages, whose size tells how much they teach
     """
     headline: ClassVar[str]

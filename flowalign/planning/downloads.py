@@ -175,7 +175,7 @@ def here(download: Download) -> Path | None:
 def components(index: Path) -> dict[str, str]:
     """The parts of a pipeline by their folders, each with its class."""
     saved = json.loads(index.read_text(encoding="utf-8"))
-    return {name: entry[1] for name, entry in saved.items() if isinstance(entry, list) and entry[0] is not None}
+    return {name: entry[1] for name, entry in saved.items() if isinstance(entry, list) and isinstance(entry[0], str)}
 
 
 def _pipeline_is_whole(folder: Path) -> bool:

@@ -46,6 +46,13 @@ SHAPED = frozenset({aten.new_zeros, aten.new_ones, aten.new_full, aten.zeros_lik
 """Operations that take a tensor for its shape."""
 OWN = ("samplers", "rewards", "flowalign", "diffusers", "transformers", "peft")
 """Packages of the lines that waits are reported at."""
+OPERATIONS = {
+    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        aten._scaled_dot_product_flash_attention_backward
+    ],
+} | flop_registry
+"""How operations are counted; torch 2.11 knows the attention of GPUs alone."""
 
 
 LOWER = frozenset(
@@ -126,7 +133,7 @@ class FakeDevice(TorchDispatchMode):
         with self.fakes:
             result = func(*args, **kwargs)
         self._count(result)
-        if operations := flop_registry.get(func.overloadpacket):
+        if operations := OPERATIONS.get(func.overloadpacket):
             self.operations += operations(*args, **kwargs, out_val=result)
         self._remember(func, args, kwargs, result)
         return result

@@ -398,6 +398,10 @@ def _replay(policy: DiffusersPolicy, rollout: Rollout, samples: Tensor, steps: T
     policy.score(rollout, samples, steps).log_prob.sum().backward()
 
 
+RULES = frozenset({"image_statistic", "jpeg_size", "ocr", "relations", "remote", "shapes", "spelling"})
+"""Rewards that ask no network on the GPU."""
+
+
 @dataclass
 class RewardNetwork:
     """The network by which a reward scores each picture."""
@@ -421,6 +425,8 @@ def _rewards(config: Config) -> tuple[list[RewardNetwork], list[str]]:
     """The rewards' networks, and a note on each reward whose network is not known."""
     scorers, notes = [], []
     for name, settings in _named(config.rewards):
+        if name in RULES:
+            continue
         if name not in REWARDS:
             notes.append(f"the reward {name} is not counted: what network it asks is not known here")
             continue

@@ -59,6 +59,9 @@ def random_pipeline(path: str, dtype: torch.dtype, device: torch.device, everyth
         for name, entry in index.items():
             if name.startswith("_") or not isinstance(entry, list):
                 continue
+            if isinstance(entry[0], int | float):
+                components[name] = entry
+                continue
             library, class_name = entry
             if library is None:
                 components[name] = None

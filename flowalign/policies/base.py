@@ -229,6 +229,25 @@ class Policy(Generic[R]):
         finally:
             self._put_on(TRAINED if self.lora else None)
 
+    @contextlib.contextmanager
+    def strength(self, factor: float) -> Iterator[None]:
+        """Within it the trained adapter counts `factor` times: 0 is the network without it, 1 the trained one.
+
+        Raises:
+            ConfigError: there is no adapter.
+        """
+        if not self.lora:
+            raise ConfigError("a strength is of a LoRA, and this model has none")
+        scaled = [layer.scaling for layer in self._adapted if TRAINED in layer.scaling]
+        before = [scaling[TRAINED] for scaling in scaled]
+        for scaling, value in zip(scaled, before, strict=True):
+            scaling[TRAINED] = factor * value
+        try:
+            yield
+        finally:
+            for scaling, value in zip(scaled, before, strict=True):
+                scaling[TRAINED] = value
+
     def _put_on(self, name: str | None) -> None:
         for layer in self._adapted:
             layer.enable_adapters(name is not None)

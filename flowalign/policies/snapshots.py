@@ -63,7 +63,7 @@ class Snapshots:
 
         Args:
             count: how many of these events there have been, this one included.
-            updates: how many the policy has had so far, on which decays depend.
+            updates: how many the policy has had so far, on which decays depend; at an update, those before it.
         """
         for name, settings in self.settings.items():
             if settings.every == event and count % settings.interval == 0:

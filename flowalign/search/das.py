@@ -1,8 +1,8 @@
 """DAS (arXiv 2501.05803): particles drift towards the reward, and their weights make up for it.
 
-A particle's next state is drawn from the kernel with its mean moved by variance * gradient of log twist. The twist is
-exp(lambda_t * strength * reward of the predicted x0), and lambda_t rises to 1: (1 + gamma)^t - 1. Its weight is
-multiplied by the kernel's density over the draw's, and by the change of the twist.
+A particle's next state is drawn from the kernel with its mean moved by variance * lambda_{t+1} * strength * gradient of
+the reward of the predicted x0. Its twist is exp(lambda_t * strength * that reward), and lambda_t rises to 1:
+(1 + gamma)^t - 1. Its weight is multiplied by the kernel's density over the draw's, and by the change of the twist.
 
 Departures: after a resampling a particle has its own gradient and twist, in the authors' code the ones of the particle
 that was there before; a comb in the place of their 'ssp', which draws each particle as often, rounded up or down; by
@@ -62,7 +62,7 @@ class DAS:
             p = engine.note(p, reward)
             before, twist = twist, tempering[k] * self.strength * p.score
             weights.add(ratio + twist - before)
-            gradient = tempering[k] * self.strength * slope
+            gradient = tempering[k + 1] * self.strength * slope
             rows = weights.resample(self.below, engine.random)
             if rows is not None:
                 moved = rows.to(v.device)

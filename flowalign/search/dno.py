@@ -79,8 +79,9 @@ class DNO:
         )
         start = engine.start(1).x
         sources = engine.noise(1)
-        drawn = [normal(start.shape[1:], sources, start.device) for _ in range(engine.steps)]
-        # the noise of the start and of each step: [T + 1, ...]
+        # the noise of the start, and of each step that adds noise: [T + 1, ...], or [1, ...]
+        steps = engine.steps if self.eta > 0 else 0
+        drawn = [normal(start.shape[1:], sources, start.device) for _ in range(steps)]
         noises = torch.cat([start, *drawn])
         optimizer = torch.optim.AdamW([noises], self.learning_rate)
 
@@ -94,14 +95,15 @@ class DNO:
         optimize(engine, [noises], optimizer, generate, loss, count, self.clip)
 
     def sampled(self, engine: Engine, noises: Tensor) -> Tensor:
-        """[N, ...] finished samples of noises [N, T + 1, ...]."""
+        """[N, ...] finished samples of noises [N, T + 1, ...], or of start noises [N, 1, ...] along the ODE."""
         kernel = registry.resolve("kernels", self.kernel, "kernel")
         eta, x = All().etas(engine.steps, self.eta, 0, 0).to(noises.device), noises[:, 0]
         for k in range(engine.steps):
             step = torch.full((len(x),), k, device=x.device)
             sigma, to = engine.sigmas[step], engine.sigmas[step + 1]
             v = engine.velocity(x, step)
-            x = transition(kernel, x, v, sigma, to, eta[step], noise=noises[:, k + 1]).next
+            noise = noises[:, k + 1] if self.eta > 0 else None
+            x = transition(kernel, x, v, sigma, to, eta[step], noise=noise).next
         return x
 
     @torch.no_grad()

@@ -5,8 +5,10 @@ import json
 from pathlib import Path
 
 import open_clip
+import PIL
 import pytest
 import torch
+from packaging import version
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
@@ -38,6 +40,8 @@ SPEC = importlib.util.spec_from_file_location("originals_inputs", ORIGINALS / "i
 inputs = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(inputs)
 RECORDED = json.loads((ORIGINALS / "scores.json").read_text())
+CLOSE = 1e-4 if version.parse(PIL.__version__).major >= 13 else 3e-3
+"""Share of a score that may differ; Pillow before 13 resizes columns first, and some pixels are another grey then."""
 METADATA = [{"reference": image} for image in inputs.pictures()[::-1]]
 """what edits are compared with"""
 
@@ -302,7 +306,7 @@ def test_gives_the_scores_of_the_original_and_every_output_of_its_heads(reward):
     }.items():
         recorded = torch.tensor(RECORDED[name])
         # of probabilities, which may be small, to 1e-4 of them
-        torch.testing.assert_close(values, recorded, atol=1e-4 * min(1, recorded.abs().max().item()), rtol=0)
+        torch.testing.assert_close(values, recorded, atol=CLOSE * min(1, recorded.abs().max().item()), rtol=0)
 
 
 def test_hpsv3_plus_is_told_how_far_training_is(tmp_path):

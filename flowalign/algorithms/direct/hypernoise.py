@@ -41,7 +41,7 @@ class HyperNoise(DirectAlgorithm):
     settings: HyperNoiseSettings
     idle = "the reward does not depend on the start noise"
     moves_start = True
-    combines = DirectAlgorithm.combines - {"shards"}
+    combines = DirectAlgorithm.combines - {"shards", "whole"}
 
     def check(self, config: Config) -> None:
         super().check(config)

@@ -11,6 +11,8 @@ from flowalign.config import Config, Named
 from flowalign.core.advantages import group_mean_std
 from flowalign.core.record import Record
 from flowalign.errors import ConfigError, nearest
+from flowalign.rollouts.pictures import SampledPictures
+from flowalign.rollouts.processes import Processes
 from flowalign.settings import Section
 
 
@@ -32,6 +34,8 @@ class AdvantageSettings(OnlineSettings):
     """Standard deviation of rewards up to which a group is left out, also of the KL; published: 0.05, Edit-R1."""
     largest_mean: float | None = None
     """Mean reward from which on a group is left out; published: 0.9."""
+    pool_prompts: bool = False
+    """groups of a prompt that an iteration draws twice are one group to the advantages, as in the authors' code"""
     kl_gate: KLGate | None = None
     """Apply the KL only to samples whose reward others do not confirm."""
 
@@ -58,6 +62,12 @@ class AdvantageMatching(OnlineMatching):
                 if name not in names:
                     raise ConfigError(f"{where}: no reward of this run is called '{name}'; {nearest(name, names)}")
 
+    def record(self, sampled: SampledPictures, processes: Processes) -> Record:
+        record = super().record(sampled, processes)
+        if self.settings.pool_prompts:
+            record.group = processes.gather(torch.tensor(sampled.batch.pooled, device=processes.device))
+        return record
+
     def credit(self, record: Record) -> Tensor:
         """[B] advantages."""
         advantage: Tensor = self.advantage_of(record)
@@ -73,7 +83,12 @@ class AdvantageMatching(OnlineMatching):
         return apart if largest is None else apart & (mean < largest)
 
     def held(self, record: Record) -> Tensor | None:
-        """GARDO's gate (arXiv 2512.24138): only what the other rewards do not confirm is held back, if anything is."""
+        """GARDO's gate (arXiv 2512.24138): only what the other rewards do not confirm is held back, if anything is.
+
+        Departure: the authors' code gives the best sample rank 1, and so holds what the first reward ranks *below* the
+        others. Of four samples with rewards .1 .2 .3 .9, which another ranks .4 .3 .2 .1, it holds the first; as the
+        paper has it, the last is held.
+        """
         gate = self.settings.kl_gate
         if gate is None:
             return None

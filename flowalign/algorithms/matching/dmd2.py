@@ -24,12 +24,15 @@ from flowalign.data.batches import Batch
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Noised
 from flowalign.policies.diffusion.families import family_of
+from flowalign.policies.settings import Role
 from flowalign.rollouts.pictures import DiffusionSampler, SampledPictures
 from flowalign.rollouts.processes import Processes
 from samplers import derive_seed
 
 
 class DMD2Settings(DistributionSettings):
+    fake: Role = Role(updates=5)
+    """Optimizer of the generator's own score; published: 5 updates for one of the generator, 10 for SD 1.5."""
     gan: Gan | None = None
     """Discriminator beside the two scores; {} has the authors' weights."""
 

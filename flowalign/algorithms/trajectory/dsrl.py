@@ -46,6 +46,7 @@ class DSRL(PolicyGradient[Config, DiffusionSampler, DiffusersPolicy, Rollout]):
     unit = "start noises"
     noise = "start"
     moves_start = True
+    combines = PolicyGradient.combines - {"whole"}
     network: StartNoise
 
     def check(self, config: Config) -> None:

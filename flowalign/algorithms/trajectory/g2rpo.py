@@ -38,6 +38,7 @@ class G2RPO(TrajectoryAlgorithm):
     name = "g2rpo"
     Settings = G2RPOSettings
     settings: G2RPOSettings
+    combines = TrajectoryAlgorithm.combines - {"whole"}
     plan = SINGLE
 
     def branches(self, config: Config) -> int:

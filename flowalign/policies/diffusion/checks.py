@@ -20,6 +20,14 @@ TF32_TOLERANCE = 1e-2
 """Tolerance of a replay in TF32, whose factors have two bits more than those of bfloat16: estimated, not measured."""
 
 
+def replay_tolerance(policy: Any) -> float:
+    """Largest difference of a replayed velocity from the rollout's that is rounding, over the largest velocity."""
+    if policy.compute_dtype != torch.float32:
+        return 5e-2
+    tf32 = policy.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+    return max(float(policy.family.tolerance), TF32_TOLERANCE if tf32 else 0.0)
+
+
 @torch.no_grad()
 def check_replay(policy: Any, rollout: Rollout) -> float:
     """Compare velocities, on up to 8 pairs of the first and last steps, relative to the largest.
@@ -40,9 +48,7 @@ def check_replay(policy: Any, rollout: Rollout) -> float:
     forwards = policy.forwards
     replayed, again = (policy.velocity(rollout, samples, steps).float() for _ in range(2))
     relative, apart = (float((replayed - other).abs().max()) / largest for other in (recorded, again))
-    tolerance = policy.family.tolerance if policy.compute_dtype == torch.float32 else 5e-2
-    if policy.compute_dtype == torch.float32 and policy.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
-        tolerance = max(tolerance, TF32_TOLERANCE)
+    tolerance = replay_tolerance(policy)
     if not relative <= tolerance:
         cause = "its family needs its own velocity or encode"
         if not apart <= tolerance:

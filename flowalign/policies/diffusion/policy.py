@@ -27,7 +27,7 @@ from flowalign.policies.diffusion.experts import Experts, own_weights
 from flowalign.policies.diffusion.families import Family, family_of, to_device
 from flowalign.policies.diffusion.forward_process import CleanSamples, ForwardProcess, Noised
 from flowalign.policies.diffusion.prompts import PromptEncoder
-from flowalign.policies.diffusion.rlg import weighing
+from flowalign.policies.diffusion.rlg import weighed_velocity, weighing
 from flowalign.policies.diffusion.rollout import Rollout
 from flowalign.policies.diffusion.scheduler import StartScheduler, TransitionScheduler
 from flowalign.policies.diffusion.sources import opened
@@ -44,9 +44,10 @@ from flowalign.policies.diffusion.storage import (
 from flowalign.policies.diffusion.text_lora import add_text_lora, encode_again
 from flowalign.policies.settings import Model, TextLora
 from flowalign.runs.checkpoint import check_weights
+from flowalign.runs.progress import report
 from rewards import Latents, Sample, sides
 from rewards.base import vae_of
-from samplers import All, Transition, ode
+from samplers import All, Recorder, Transition, derive_seed, ode
 from samplers.completion import VelocityAt
 from samplers.kernels import Kernel
 from samplers.noise import generators
@@ -276,7 +277,7 @@ class DiffusersPolicy(Policy[Rollout]):
             sigmas: T noise levels before the pipeline's own shift; default the scheduler's.
             kernel: the transition kernel, or its name.
             eta: [T] or [B, T] noise levels; a number is the level of all steps but the last; None samples the ODE.
-            noise_seeds: B seeds of the step noise, default `seeds`.
+            noise_seeds: B seeds of the step noise; by default they follow from `seeds`, and differ from them.
             order: order of the solver after the last stochastic step: 1 is Euler's rule, 2 DPM-Solver++.
             metadata: names the pictures that a sample is made from (`Source`), brought to the call's height and width,
                 and a negative prompt of its own ('negative_prompt').
@@ -296,7 +297,7 @@ class DiffusersPolicy(Policy[Rollout]):
         kernel = registry.resolve("kernels", kernel, "kernel") if isinstance(kernel, str) else kernel
         eta = All().etas(steps, eta, 0, 0) if isinstance(eta, int | float) else eta
         self.family.check_size(self.pipeline, call)
-        noise_seeds = seeds if noise_seeds is None else noise_seeds
+        noise_seeds = [derive_seed(seed, 1) for seed in seeds] if noise_seeds is None else noise_seeds
         call |= {"sigmas": list(sigmas)} if sigmas is not None else {}
         sources = self.family.sources_of(self.pipeline, metadata, prompts, call)
         negative = [record.get("negative_prompt", negative_prompt) for record in metadata or [{}] * len(prompts)]
@@ -305,12 +306,20 @@ class DiffusersPolicy(Policy[Rollout]):
         rollouts = []
         walk = StartScheduler if dry else TransitionScheduler
         for rows in self.family.batches(sources, texts, batch_size):
+            report(rows.start, len(texts))
             part_eta = eta[rows] if eta is not None and eta.dim() == 2 else eta
             size = self.family.size(self.pipeline, call)
             scheduler = walk(self.pipeline.scheduler, self.family, size, kernel, part_eta, noise_seeds[rows], order)
             cached = contextlib.nullcontext() if cache is None or dry else caching(self, cache, scheduler)
-            with cached, self._weighing(rlg, lambda scheduler=scheduler: scheduler.taken >= rlg_from):  # type: ignore[misc]
+            walks = rlg != 1 and self.family.rescales and not dry
+            mixing = 1.0 if walks else rlg
+            with cached, self._weighing(mixing, lambda scheduler=scheduler: scheduler.taken >= rlg_from):  # type: ignore[misc]
                 sample = functools.partial(self._sample, texts[rows], sources[rows.start], seeds[rows], steps, scales)
+                if walks:
+                    stay = StartScheduler(self.pipeline.scheduler, self.family, size, kernel, None, seeds[rows])
+                    start = replace(sample(stay, call, True), rlg=rlg, rlg_from=rlg_from)
+                    rollouts.append(self._walked(start, kernel, part_eta, noise_seeds[rows], order))
+                    continue
                 if self.start_noise is None or dry:
                     rollouts.append(sample(scheduler, call, dry))
                     continue
@@ -318,12 +327,26 @@ class DiffusersPolicy(Policy[Rollout]):
                 start = sample(stay, call, True)
                 moved = sample(scheduler, call | {"latents": self._moved(start)}, False)
                 rollouts.append(replace(moved, unmoved=start.trajectory.latents[:, 0]))
+        report(len(texts), len(texts))
         return replace(Rollout.cat(rollouts), rlg=rlg, rlg_from=rlg_from, cached=cache is not None)
 
     def _weighing(
         self, rlg: float | Mapping[str, float], holds: Callable[[], bool] = lambda: True
     ) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if rlg == 1 else weighing(self, rlg, holds)
+
+    @torch.no_grad()
+    def _walked(
+        self, start: Rollout, kernel: Kernel, eta: Tensor | None, seeds: Sequence[int], order: Literal[1, 2]
+    ) -> Rollout:
+        """The rollout from where another one stayed, by velocities that no single call of the network has."""
+        x, sigmas = start.trajectory.latents[:, 0], start.trajectory.sigmas
+        rows, steps = torch.arange(len(x), device=x.device), len(sigmas) - 1
+        x = x if self.start_noise is None else self.start_noise(start)
+        recorder = Recorder(x, sigmas, kernel, torch.zeros(steps) if eta is None else eta, seeds, order)
+        for step in range(steps):
+            recorder.step(self.velocity(start, rows, torch.full_like(rows, step), recorder.x))
+        return replace(start, trajectory=recorder.trajectory(), kernel=kernel)
 
     def _moved(self, start: Rollout) -> Tensor:
         """The latents of the pipeline's loop where `start_noise` moves the start noise to."""
@@ -442,8 +465,11 @@ class DiffusersPolicy(Policy[Rollout]):
             return torch.cat(velocities)[torch.cat(members).argsort()]
         sigmas = rollout.trajectory.sigmas
         prompts = [rollout.prompts[i] for i in samples.tolist()] if self.encoder.trained else None
-        with self._weighing(rollout.rlg):
-            velocity = self._velocity(x, sigmas[steps], rollout.conditions, samples, steps, rollout.guidance, prompts)
+
+        def guided() -> Tensor:
+            return self._velocity(x, sigmas[steps], rollout.conditions, samples, steps, rollout.guidance, prompts)
+
+        velocity = guided() if rollout.rlg == 1 else weighed_velocity(self, rollout.rlg, guided)
         at, to = (sigma.view(-1, *[1] * (x.dim() - 1)) for sigma in (sigmas[steps], sigmas[steps + 1]))
         scheduler = self.family.scheduler(self.pipeline.scheduler)
         return self.family.own_step(velocity, x, at, to, len(sigmas) - 1, scheduler)

@@ -91,7 +91,10 @@ class Rollout(Rows):
     def film(self, sample: int, batch_size: int = 64) -> Grid:
         """Pictures that the states of a sample would end in, from the start noise to the finished one."""
         images, _, _, index = self.take([sample])._ends(batch_size)
-        captions = [f"sigma {sigma:.2f}" for sigma in self.trajectory.sigmas.tolist()]
+        sigmas = self.trajectory.sigmas.tolist()
+        captions = [
+            f"{f'Step {step}' if step else 'Start noise'}: sigma {sigma:.2f}" for step, sigma in enumerate(sigmas)
+        ]
         return Grid([[images[state] for state in index[0].tolist()]], [captions])
 
     @torch.no_grad()

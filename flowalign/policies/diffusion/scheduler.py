@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteSchedulerOutput as Stepped
 from torch import Tensor
 
 from flowalign.errors import FlowalignError
@@ -69,7 +70,7 @@ class TransitionScheduler:
         """[T + 1] noise levels, ending in 0."""
         return self.family.sigmas(self.walked)
 
-    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, **_: Any) -> tuple[Tensor]:
+    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, **_: Any) -> Stepped:
         """Make and record the next transition from the pipeline's guided prediction."""
         family, recorder = self.family, self.recorder
         if recorder is None:
@@ -78,7 +79,7 @@ class TransitionScheduler:
         velocity = family.flow_velocity(family.unpack(model_output, self.size), recorder.x, at, self.walked)
         steps = len(recorder.sigmas) - 1
         x = recorder.step(family.own_step(velocity, recorder.x, at, to, steps, self.walked)) * family.scale(to)
-        return (family.pack(x).to(sample.dtype),)
+        return Stepped(prev_sample=family.pack(x).to(sample.dtype))
 
     def _start(self, sample: Tensor) -> Recorder:
         levels = self.levels
@@ -97,10 +98,10 @@ class TransitionScheduler:
 class StartScheduler(TransitionScheduler):
     """Stays at the start noise and records it as every state: the schedule and what a sample begins with."""
 
-    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, **_: Any) -> tuple[Tensor]:
+    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, **_: Any) -> Stepped:
         self.recorder = self.recorder or self._start(sample)
         self.recorder.step(torch.zeros_like(self.recorder.x))
-        return (sample,)
+        return Stepped(prev_sample=sample)
 
 
 class LevelScheduler(TransitionScheduler):
@@ -134,7 +135,7 @@ class LevelScheduler(TransitionScheduler):
 
         return set_timesteps
 
-    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, **_: Any) -> tuple[Tensor]:
+    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, **_: Any) -> Stepped:
         self.loop_shape = tuple(sample.shape)
         self.shape = tuple(self.family.unpack(sample, self.size).shape)
-        return (sample,)
+        return Stepped(prev_sample=sample)

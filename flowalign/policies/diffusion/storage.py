@@ -103,6 +103,10 @@ def load_config(path: str | Path) -> dict[str, Any]:
     """
     if Path(path, "model_index.json").exists():
         check_waits(Path(path))
+    elif Path(path).is_absolute() and not Path(path).exists():
+        raise ConfigError(f"no pipeline at '{path}': there is no such folder")
+    elif Path(path, "config.json").exists():
+        raise ConfigError(f"no pipeline at '{path}': it holds a single network; a language model is of kind 'text'")
     try:
         saved: dict[str, Any] = DiffusionPipeline.load_config(**hub(path))
     except (OSError, ValueError) as error:
@@ -121,7 +125,9 @@ def check_index(path: str | Path, saved: Mapping[str, Any]) -> None:
             f"{diffusers.__version__} does not have; a later diffusers may"
         )
     for component, entry in saved.items():
-        if isinstance(entry, list) and entry != [None, None] and _class_of(entry) is None:
+        # a list of numbers is an argument (Krea 2)
+        numbers = isinstance(entry, list) and bool(entry) and all(isinstance(value, int | float) for value in entry)
+        if isinstance(entry, list) and not numbers and entry != [None, None] and _class_of(entry) is None:
             raise ConfigError(
                 f"no pipeline at '{path}': its {component} is {str(entry)[:120]}, which is no class of diffusers or "
                 "transformers"
@@ -275,11 +281,16 @@ def save_lora(
     """
     if hasattr(pipeline, "save_lora_weights"):
         adapted = {n: m for n, m in {denoiser: network, **encoders}.items() if getattr(m, "peft_config", None)}
+        # an earlier peft refuses settings that it does not know, though they be None
+        settings = {
+            part: {key: value for key, value in own.items() if value is not None}
+            for part, own in _collate_lora_metadata(adapted).items()
+        }
         type(pipeline).save_lora_weights(
             str(folder),
             weight_name=lora_file(name),
             **{f"{component}_lora_layers": get_peft_model_state_dict(module) for component, module in adapted.items()},
-            **_collate_lora_metadata(adapted),
+            **settings,
         )
     else:
         network.save_lora_adapter(str(folder), weight_name=lora_file(name))

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from samplers.devices import is_gpu
+
 
 @contextmanager
 def visiting(networks: Sequence[nn.Module | None], device: torch.device) -> Iterator[None]:
@@ -19,7 +21,7 @@ def visiting(networks: Sequence[nn.Module | None], device: torch.device) -> Iter
     hosts = [(module, name, value) for network in moved for module, name, value in _tensors(network)]
     there: dict[int, Any] = {}
     for module, name, host in hosts:
-        if device.type == "cuda" and not host.is_pinned():
+        if is_gpu(device) and not host.is_pinned():
             host.data = host.data.pin_memory()
         # the same weights under two names go once
         if id(host) not in there:

@@ -2,13 +2,10 @@
 
 import contextlib
 import json
-import os
-import socket
 from pathlib import Path
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from PIL import Image
 
 from flowalign.app.cli.main import main
@@ -19,6 +16,7 @@ from flowalign.planning.dry_run import at_hand, dry_run
 from flowalign.planning.random_models import FAMILIES, byte_tokenizer, random_pipeline, tiny_name
 from flowalign.planning.tiny_pipelines import PIPELINES
 from flowalign.rollouts.pictures import DiffusionSampler
+from tests.flowalign.training.processes import run_together
 
 FILES = ("dpo", "sdpo", "mapo", "inpo", "rpo", "seppo", "kto", "sft", "soar", "srum", "dpo_offline")
 """recipes of methods that learn from files"""
@@ -79,26 +77,14 @@ def test_prompts_of_the_hub_are_missing_and_stood_in_for(capsys: pytest.CaptureF
 
 
 def test_two_processes_try_a_recipe_out_and_one_reports(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    own = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
-    children = []
-    for rank in ("0", "1"):
-        # forks of this process, which has imported everything
-        children.append(os.fork())
-        if children[-1] == 0:
-            code = 99
-            try:
-                os.environ.update(own, RANK=rank, LOCAL_RANK=rank)
-                AcceleratorState._reset_state(reset_partial_state=True)
-                with open(tmp_path / rank, "w") as file, contextlib.redirect_stdout(file):
-                    main(["train", str(recipe("tiny_sd3/flow_grpo")), "--dry-run"])
-            except SystemExit as left:
-                code = int(left.code or 0)
-            finally:
-                os._exit(code)
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+    run_together(2, try_out, tmp_path)
     assert "peak memory" in (tmp_path / "0").read_text() and (tmp_path / "1").read_text() == ""
+
+
+def try_out(rank: int, folder: Path) -> None:
+    with open(folder / str(rank), "w") as file, contextlib.redirect_stdout(file), pytest.raises(SystemExit) as left:
+        main(["train", str(recipe("tiny_sd3/flow_grpo")), "--dry-run"])
+    assert not left.value.code
 
 
 def test_every_recipes_model_is_known_by_its_name() -> None:

@@ -12,10 +12,10 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from flowalign.app.cli.main import main
-from flowalign.config import load, recipe
+from flowalign.config import Weighted, load, recipe
 from flowalign.errors import ConfigError
 from flowalign.planning.fake_device import FakeDevice
-from flowalign.planning.plan import _plan, advise, measure, memory_of, plan
+from flowalign.planning.plan import _plan, _rewards, advise, measure, memory_of, plan
 from flowalign.planning.published_pipelines import NAMES, PARTS, PIPELINES, network
 from flowalign.planning.resources import GIB, RunPlan
 from flowalign.planning.tiny_pipelines import build
@@ -41,6 +41,8 @@ BILLIONS = {
     "qwen_image": 20.4,
     "qwen_image_edit_2511": 20.4,
     "z_image": 6.15,
+    "longcat_image": 6.27,  # its page says 6B
+    "skyreels_v2_14b": 14.3,
     "wan_1_3b": 1.42,
     "wan_14b": 14.3,
     "wan21_i2v_14b": 16.4,
@@ -116,7 +118,10 @@ def test_memory_adds_up_and_settings_change_it(config: Any, made: RunPlan) -> No
     # an H100 makes 989 / 2 TFLOP/s in TF32
     assert made.seconds["15%"] == pytest.approx(sum(made.flops.values()) / (494.5e12 * 0.15))
     assert made.pictures_per_hour["25%"] > made.pictures_per_hour["15%"]
-    assert made.advice == [] and made.notes
+    # shapes are checked without a network
+    assert made.advice == made.notes == []
+    unknown = config.model_copy(update={"rewards": [Weighted(name="detection")]})
+    assert _rewards(unknown) == ([], ["the reward detection is not counted: what network it asks is not known here"])
 
 
 def test_rewards_count_at_their_own_precision(config: Any, made: RunPlan) -> None:

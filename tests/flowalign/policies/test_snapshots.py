@@ -46,6 +46,19 @@ def test_decay_0_copies_and_1_stays_and_between_it_is_the_mean() -> None:
     assert torch.equal(weights["a"], torch.full((2,), 0.1))
 
 
+def test_a_decay_of_updates_is_of_those_before_it(tmp_path: Path) -> None:
+    """As in DGPO's code: min(0.3, 0.001 * global_step), which counts an iteration's steps when they are over."""
+    old = "algorithm.old={decay: 0-0-0.25-0.6, every: update}"
+    few = ["training.iterations=2", "training.group_size=2", old]
+    run = small_run("tiny_sd3/dgpo", tmp_path, *few)
+    seen: list[float] = []
+    decay_at = Snapshot.decay_at
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Snapshot, "decay_at", lambda self, n: (seen.append(decay_at(self, n)), seen[-1])[1])
+        run.train()
+    assert seen == [0.0, 0.25]
+
+
 def test_a_snapshot_with_an_interval_stays_in_between() -> None:
     weights = {"a": nn.Parameter(torch.zeros(2))}
     snapshots = Snapshots(weights, {"reset": Snapshot(decay=0, interval=3)})

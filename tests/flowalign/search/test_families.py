@@ -14,7 +14,9 @@ from flowalign.planning import tiny_pipelines
 from flowalign.policies.settings import Sampling
 from flowalign.search import Budget, SearchResult
 from flowalign.search.run import build_methods, search
-from rewards import Scores, Spec
+from rewards import RewardError, Scores, Spec
+from rewards.frames import PerFrame
+from rewards.shapes.clip import TinyCLIP
 
 METHODS = ["best_of_n", "ttsnap", "evosearch", "beam", "fk_steering"]
 FAMILIES = ["wan", "wan_i2v", "wan22_5b_i2v", "qwen_image_edit", "flux_kontext", "sd3_inpaint"]
@@ -64,3 +66,21 @@ def test_a_search_of_one_sample_is_plain_sampling_and_more_find_more(name: str, 
     for found in searched(METHODS, 4):
         assert found.score >= found.first.score and 0 < found.forwards <= 4 * plain.forwards, found.method
         assert found.score == Light()([found.sample], [], []).value.item(), found.method
+
+
+def test_a_video_is_guided_by_the_gradient_of_its_frames() -> None:
+    """Flow-NRG was made for videos (arXiv 2501.13918)."""
+    policy = fa.load(tiny_pipelines.build("wan"))
+    call = tiny_pipelines.PIPELINES["wan"].call
+    reward = PerFrame(TinyCLIP(), frames=3)
+
+    def found(method: str, reward: Any, **settings: float) -> SearchResult:
+        methods, sampling = build_methods([method], settings), Sampling(steps=2, batch_size=2, **call)
+        prompts, budget = Prompts(["two red circles"], [{}]), Budget("samples", 3)
+        [result] = search(policy, prompts, methods, reward, sampling, budget, 5, progress=False)
+        return result
+
+    plain, guided = (found("nrg", reward, strength=strength) for strength in (0.0, 30.0))
+    assert guided.score > plain.score + 1e-3
+    with pytest.raises(RewardError, match="'tiny_clip' scores pictures, but got videos; 'per_frame' applies it"):
+        found("nrg", TinyCLIP())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flowalign.errors import ConfigError
-from flowalign.search import Engine
+from flowalign.search import Engine, dno
 from flowalign.search.beam import Beam
 from flowalign.search.best_of_n import BestOfN
 from flowalign.search.das import DAS
@@ -20,7 +20,7 @@ from flowalign.search.nrg import NRG
 from flowalign.search.reno import ReNO, improbability
 from flowalign.search.ttsnap import TTSnap
 from flowalign.search.weights import ParticleWeights, systematic
-from samplers import KERNELS, All, rollout, sample_ode
+from samplers import KERNELS, All, normal, rollout, sample_ode, transition
 from tests.flowalign.search.gaussian import chain, engine, velocity
 
 SAMPLERS = [BestOfN(), FKSteering(), Beam(), EvoSearch(), TTSnap()]
@@ -129,6 +129,33 @@ def test_weights_make_up_for_a_gradient_that_moves_the_particles(below: float) -
     expected = math.exp(strength * mean + strength**2 * variance / 8)
     error = float(values.std()) / len(values) ** 0.5
     assert abs(float(values.mean()) - expected) < 3 * error < 0.1 * expected
+
+
+def test_a_particle_drifts_by_the_tempering_of_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the authors' code (approx_guidance times min_scale_next, das/diffusers_patch/pipeline_using_SMC.py)."""
+    own, method = engine("samples=3", steps=3), DAS(particles=1, strength=2.0, gamma=0.5, below=0.0)
+    seen: list[Tensor] = []
+    slope = Engine.slope
+    monkeypatch.setattr(Engine, "slope", lambda self, p: (seen.append(p.x), slope(self, p))[1])
+    method(own)
+    sources = own.noise(1)
+    # the second draw
+    noise = [normal((1, 2, 2), sources, "cpu") for _ in range(2)][1]
+    x, sigma, to = seen[1], own.sigmas[1:2], own.sigmas[2:3]
+    plain = transition(KERNELS["cps"], x, velocity(x, sigma), sigma, to, torch.tensor([0.7]), noise=noise)
+    # lambda is 0, 0.5 and then 1
+    slope_of_x0 = torch.func.jacrev(lambda x: (x - sigma * velocity(x, sigma)).mean())(x)
+    assert plain.std.max() * slope_of_x0.max() > 0.01
+    torch.testing.assert_close(seen[2], plain.next + plain.std**2 * 1.0 * 2.0 * slope_of_x0)
+
+
+def test_along_the_ode_the_start_noise_alone_is_improved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And held to be probable, as in the authors' code (compute_probability_regularization with eta 0)."""
+    sizes = []
+    monkeypatch.setattr(dno, "improbability", lambda noise: (sizes.append(len(noise)), noise.square().sum())[1])
+    own = engine("samples=7")
+    DNO(eta=0.0, learning_rate=0.05, regularization=0.1)(own)
+    assert set(sizes) == {4} and own.found.score > own.found.first.score
 
 
 def test_the_reward_comes_in_step_by_step() -> None:

@@ -17,6 +17,7 @@ from flowalign.config import load, recipe
 from flowalign.data import Preferences, Prompts
 from flowalign.errors import ConfigError
 from flowalign.evaluation.scores import evaluate
+from flowalign.planning import tiny_pipelines
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.diffusion.rlg import weighed
 from flowalign.policies.settings import Sampling
@@ -116,6 +117,31 @@ def test_guidance_by_weights_goes_through_the_base_and_the_tuned_model(policy: D
     with torch.no_grad():
         ends = engine.finish(engine.start(2))
     torch.testing.assert_close(ends.x, beyond.trajectory.final, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["qwen_image", "lumina2"])
+def test_velocities_are_guided_before_they_are_weighed(name: str) -> None:
+    """Guidance that rescales is not linear."""
+    policy = fa.load(tiny_pipelines.build(name), encode_options=tiny_pipelines.PIPELINES[name].encode)
+    policy.add_lora(rank=4, alpha=8)
+    for parameter in policy.trainable().values():
+        parameter.data.normal_(generator=torch.Generator().manual_seed(0), std=0.2)
+    settings: dict[str, Any] = {"seeds": [0, 1], "n": 2, "steps": 3, "guidance": 3.0}
+    settings |= tiny_pipelines.PIPELINES[name].call
+    tuned, begin = policy.sample(PROMPT, **settings), policy.forwards
+    plain = policy.forwards - begin
+    with policy.reference():
+        base = policy.sample(PROMPT, **settings)
+    begin = policy.forwards
+    beyond = policy.sample(PROMPT, rlg=1.6, kernel="cps", eta=0.7, **settings)
+    assert policy.forwards - begin == 2 * (plain or 12)
+    expected = weighed(base.trajectory.velocity[:, 0], (1.6, tuned.trajectory.velocity[:, 0]))
+    torch.testing.assert_close(beyond.trajectory.velocity[:, 0], expected, atol=1e-4, rtol=0)
+    assert policy.verify(beyond) < 1e-4
+    # with the noise and the solver of other rollouts
+    one, later = (policy.sample(PROMPT, rlg=w, rlg_from=k, **settings) for w, k in (((1.0, 0), (1.6, 1))))
+    torch.testing.assert_close(one.trajectory.latents[:, 1], later.trajectory.latents[:, 1], atol=1e-5, rtol=0)
+    assert not torch.allclose(one.trajectory.final, later.trajectory.final, atol=1e-3)
 
 
 def test_weighed_velocities_are_those_of_the_mixture_of_scores() -> None:

@@ -40,6 +40,8 @@ class Family:
     pipelines: ClassVar[tuple[str, ...]]
     guidance: ClassVar[str] = "two copies of the batch in one call"
     """Kind of guidance, for people."""
+    rescales: ClassVar[bool] = False
+    """Guidance is not linear in what the network predicts: the guided velocity is brought to another norm."""
     unconditional: ClassVar[int] = 0
     """Number of the guidance branch with the empty prompt, in the order of calls and copies."""
     denoiser: ClassVar[str] = "transformer"
@@ -96,7 +98,8 @@ class Family:
 
     def pixels(self, pipeline: DiffusionPipeline) -> int:
         """Height and width, in pixels, of a position of the latents."""
-        names = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio")
+        factors = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_scale_factor")
+        names = (*factors, "vae_spatial_compression_ratio")
         return next(int(getattr(pipeline, name)) for name in names if hasattr(pipeline, name))
 
     def multiple(self, pipeline: DiffusionPipeline) -> int:
@@ -114,7 +117,7 @@ class Family:
         Raises:
             ConfigError: names the nearest sizes that work.
         """
-        names = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio")
+        names = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio", "vae_temporal_scale_factor")
         frames = next((getattr(pipeline, name) for name in names if hasattr(pipeline, name)), 1)
         sides = {
             "height": (self.multiple(pipeline), 0),

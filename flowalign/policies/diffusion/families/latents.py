@@ -28,7 +28,7 @@ class Packed(Family):
 
     def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, ...]:
         scale = pipeline.vae_scale_factor
-        default = pipeline.default_sample_size * scale
+        default = getattr(pipeline, "default_sample_size", 128) * scale
         height, width = (2 * (int(call.get(side) or default) // (2 * scale)) for side in ("height", "width"))
         return height, width
 
@@ -70,3 +70,16 @@ class VideoVAE(Video):
         latents = latents.to(pipeline.vae.dtype)
         mean, std = self._statistics(pipeline, latents)
         return pipeline.vae.decode(latents * std + mean, return_dict=False)[0]
+
+
+class OneFrame(VideoVAE):
+    """Pictures by Wan's VAE, [B, C, H, W]."""
+
+    def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
+        return super().latents(pipeline, pixels[:, :, None])[:, :, 0]
+
+    def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
+        return super().decode(pipeline, latents[:, :, None])[:, :, 0]
+
+    def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
+        return pipeline.image_processor.postprocess(pixels, output_type="pil")

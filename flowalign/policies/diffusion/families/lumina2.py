@@ -15,6 +15,7 @@ class Lumina2(TrueGuidance, MaskedEncoding):
 
     name = "lumina2"
     pipelines = ("Lumina2Pipeline",)
+    rescales = True
     lora_targets = ATTENTION
 
     def positions(self, denoiser: Any) -> int | None:

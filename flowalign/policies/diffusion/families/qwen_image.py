@@ -12,14 +12,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from flowalign.policies.diffusion.families.base import ATTENTION, JOINT_ATTENTION, Encoded
 from flowalign.policies.diffusion.families.guidance import TrueGuidance, rescaling
-from flowalign.policies.diffusion.families.latents import Packed, Tokens, VideoVAE
+from flowalign.policies.diffusion.families.latents import OneFrame, Packed, Tokens
 
 
-class QwenImage(Packed, TrueGuidance, VideoVAE):
+class QwenImage(Packed, TrueGuidance, OneFrame):
     """Qwen-Image (arXiv 2508.02324): guidance by two calls, rescaled to the norm of the positive one."""
 
     name = "qwen_image"
     pipelines = ("QwenImagePipeline",)
+    rescales = True
     middle = "transformer_blocks"
     divides_tokens = True
     lora_targets = JOINT_ATTENTION
@@ -53,15 +54,6 @@ class QwenImage(Packed, TrueGuidance, VideoVAE):
     def velocity(self, outputs: Sequence[Any], copies: Sequence[int], guidance: float) -> Tensor:
         guided = super().velocity(outputs, copies, guidance)
         return guided * rescaling(outputs[0], guided) if len(outputs) == 2 else guided
-
-    def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
-        return super().latents(pipeline, pixels[:, :, None])[:, :, 0]
-
-    def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
-        return super().decode(pipeline, latents[:, :, None])[:, :, 0]
-
-    def pictures(self, pipeline: DiffusionPipeline, pixels: Tensor) -> list[Any]:
-        return pipeline.image_processor.postprocess(pixels, output_type="pil")
 
 
 class QwenImageEdit(QwenImage):

@@ -359,8 +359,10 @@ def test_videos_are_worth_their_frames() -> None:
     torch.testing.assert_close(value, pixels[:, 0, [0, 4, 8]].mean((1, 2, 3)))
     value.sum().backward()
     assert pixels.grad is not None and pixels.grad[:, 0, 4].all() and not pixels.grad[:, :, 3].any()
-    weights = PerFrame(Red(), frames=3, attenuation=1.0).weights
-    torch.testing.assert_close(weights[1] / weights[0], torch.tensor(1.0).exp())
+    # of 16 frames 0, 5, 10, 15, as in VGen: exp(-abs(global_index - frame_num // 2) * lambda_TAR), up to their sum
+    weights = PerFrame(Red(), frames=4, attenuation=0.3).weights(16)
+    theirs = (-0.3 * torch.tensor([8.0, 3.0, 2.0, 7.0])).exp()
+    torch.testing.assert_close(weights, theirs / theirs.sum())
 
 
 def test_a_run_learns_and_its_adapter_loads_in_plain_diffusers(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from flowalign import registry
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
 from flowalign.rollouts.draw import Draw
@@ -238,3 +239,8 @@ def test_the_surrogate_is_asked_for_the_score_given_the_state_and_learns_dgpo(tm
     gap = (at.s * (there - plain)).square().flatten(1).mean(1).view(len(items), -1).mean(1)
     assert policy_loss.shape == (len(items),)
     torch.testing.assert_close(values["distillation/reward_gap"], gap, rtol=1e-3, atol=1e-6)
+
+
+def test_the_fake_learns_five_times_as_in_the_published_scripts() -> None:
+    """dfake_gen_update_ratio of tianweiy/DMD2's scripts; TDM's script alternates."""
+    assert [registry.resolve("algorithms", name).Settings().fake.updates for name in ("dmd2", "tdm")] == [5, 1]

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from flowalign.config import load, recipe
-from flowalign.data.batches import draw_batch
+from flowalign.data.batches import Batch, draw_batch
 from flowalign.errors import ConfigError
 from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
+from rewards.base import as_reward
 from tests.flowalign.small_run import small_run
 
 LEVELS = 2
@@ -89,3 +90,29 @@ def test_the_reference_may_be_a_snapshot_that_is_made_anew(tmp_path: Path) -> No
     assert first["policy/gradient_norm"] > 0
     # the policy has moved, and the reference with it
     assert first["matching/kl"] == second["matching/kl"] == 0
+
+
+@pytest.mark.parametrize("name", ["nft", "awm", "dgpo", "crd"])
+def test_groups_of_a_prompt_that_is_drawn_twice_can_be_pooled(name: str, tmp_path: Path) -> None:
+    """As in the authors' statistics, which are kept by the prompt (flow_grpo/stat_tracking.py of DiffusionNFT)."""
+    rewards = torch.tensor([0.0, 1.0, 0.5, 0.5, 1.0, 3.0])
+    own = ["training.group_size=2", "algorithm.pool_prompts=true", "algorithm.advantage={name: grpo}"]
+    run = trainer(name, tmp_path, *own)
+    run.scorer.reward = as_reward(lambda *_: rewards.tolist())
+    batch = Batch(
+        prompts=["a", "a", "b", "b", "a", "a"],
+        metadata=[{}] * 6,
+        group=[0, 0, 1, 1, 2, 2],
+        seeds=list(range(6)),
+        noise_seeds=list(range(6)),
+        iteration=0,
+        picks=[7, 7, -1, -1, 7, 7],
+    )
+    experience: Any = run.collect(Draw(run.sampler, run.scorer, batch))
+    pooled = rewards[[0, 1, 4, 5]]
+    expected = torch.zeros(6)
+    expected[[0, 1, 4, 5]] = (pooled - pooled.mean()) / (pooled.std(correction=0) + 1e-4)
+    torch.testing.assert_close(experience.advantage, expected)
+    # a group is still one item of the methods that compare its members
+    losses, _ = run.algorithm.losses(run.policy, experience, experience.items)
+    assert losses.isfinite().all()

@@ -1,0 +1,50 @@
+"""Mochi."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from torch import Tensor
+
+from flowalign.policies.diffusion.families.base import JOINT_ATTENTION, MaskedEncoding, option
+from flowalign.policies.diffusion.families.latents import Video
+
+
+class Mochi(Video, MaskedEncoding):
+    """Mochi 1: videos; its noise levels rise, and the network predicts x0 - noise."""
+
+    name = "mochi"
+    pipelines = ("MochiPipeline",)
+    # which the blocks name attn1
+    lora_targets = tuple(name.replace("attn.", "attn1.") for name in JOINT_ATTENTION)
+    # the text stream ends in the last block
+    dead_ends = ("transformer_blocks.-1.attn1.add_q_proj",)
+
+    def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
+        return {"tokenizer": option(options, 256)}
+
+    def sigmas(self, scheduler: Any) -> Tensor:
+        return 1 - super().sigmas(scheduler)
+
+    def velocity(self, outputs: Sequence[Any], copies: Sequence[int], guidance: float) -> Tensor:
+        return super().velocity([output.float() for output in outputs], copies, guidance)
+
+    def flow_velocity(self, output: Tensor, x: Tensor, sigma: Tensor, scheduler: Any) -> Tensor:
+        return -output
+
+    @staticmethod
+    def _statistics(pipeline: DiffusionPipeline, like: Tensor) -> tuple[Tensor, Tensor]:
+        config = pipeline.vae.config
+        mean, std = (torch.tensor(v).view(1, -1, 1, 1, 1).to(like) for v in (config.latents_mean, config.latents_std))
+        return mean, std / config.scaling_factor
+
+    def latents(self, pipeline: DiffusionPipeline, pixels: Tensor) -> Tensor:
+        latents = pipeline.vae.encode(pixels.to(pipeline.vae.dtype)).latent_dist.mode()
+        mean, std = self._statistics(pipeline, latents)
+        return (latents - mean) / std
+
+    def decode(self, pipeline: DiffusionPipeline, latents: Tensor) -> Tensor:
+        latents = latents.to(pipeline.vae.dtype)
+        mean, std = self._statistics(pipeline, latents)
+        return pipeline.vae.decode(latents * std + mean, return_dict=False)[0]

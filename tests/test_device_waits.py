@@ -1,0 +1,128 @@
+"""What the host waits for on an accelerator, for every family: rollout, completions, replay and gradient window.
+
+A wait is fine before the first step of a rollout; within the denoising loop, and between micro-batches, only the places
+below may have one. Mixing the host's tensors with the device's raises.
+"""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from flowalign.data import Source
+from flowalign.planning.tiny_pipelines import PIPELINES, build
+from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.diffusion.window import GradientWindow
+from samplers import flow_sde
+from samplers.completion import completions
+from tests.flowalign.policies.diffusion.test_conformance import a_megapixel_is_much, pictures
+from tests.test_device import forked
+
+__all__ = ["a_megapixel_is_much", "pictures"]
+
+STARTS = {
+    "flowalign/policies/diffusion/scheduler.py:_start": "the schedule's levels are checked at a rollout's first step",
+    "samplers/trajectory.py:__init__": "and go to the device with the plan's noise levels",
+    "flowalign/policies/diffusion/families/stable_diffusion.py:sigmas": "as do those of DDPM's timesteps",
+}
+ALLOWED = {
+    "flowalign/policies/diffusion/conditions.py:_at": "captions of different lengths travel in lists (Z-Image)",
+    "flowalign/policies/diffusion/conditions.py:split": "prompts of different lengths are called apart",
+    "flowalign/policies/diffusion/conditions.py:expert": "which of two networks a step asks (Wan 2.2 14B)",
+    "flowalign/policies/diffusion/experts.py:forward": "which of two networks a step asks (Wan 2.2 14B)",
+}
+THEIRS = {
+    "aura_flow",
+    "chroma",
+    "ernie_image",
+    "hunyuan_image",
+    "hunyuan_video15",
+    "hunyuan_video15_i2v",
+    "lumina2",
+    "mochi",
+    "qwen_image",
+    "qwen_image21",
+    "qwen_image_edit",
+    "qwen_image_edit_plus",
+    "wan22_14b",
+    "wan22_14b_i2v",
+}
+"""Families whose network or pipeline in diffusers waits by itself."""
+FAST = ["sd35", "sd15", "wan"]
+VARIANTS = {"hunyuan_image_distilled", "sd2_v", "sdxl_v", "wan22_5b"}
+"""Families with the pipeline and networks of another one."""
+STEPS = 3
+NOT_OURS = ("diffusers", "transformers", "elsewhere")
+"""Beginnings of places; a backward pass has no line of Python, and waits where the network's forward did."""
+
+
+def ours(waits: Counter[str]) -> set[str]:
+    """Places of ours that waited."""
+    return {place for place in waits if not place.startswith(NOT_OURS)} - ALLOWED.keys()
+
+
+def theirs(waits: Counter[str]) -> set[str]:
+    """Places of the networks' libraries."""
+    return {place for place in waits if place.startswith(NOT_OURS)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted(PIPELINES.keys() - VARIANTS)
+    ],
+)
+def test_a_family_neither_mixes_devices_nor_waits_in_its_loops(name: str, pictures: list[str]) -> None:
+    tiny = PIPELINES[name]
+    source = Source(tuple(pictures[: tiny.images]), pictures[4] if tiny.masked else None) if tiny.images else None
+    given: Any = {} if source is None else {"metadata": [{"image": source.images, "mask": source.mask}] * 2}
+
+    def work() -> None:
+        from tests.device import DEVICE, Device
+
+        with Device() as device:
+            policy, calls = DiffusersPolicy(build(name), DEVICE, tiny.encode), []
+            policy.add_lora(2, 2)
+            for network in policy.networks.values():
+                network.register_forward_pre_hook(lambda *_: calls.append(Counter(device.waits)))
+            rollout = policy.sample(
+                "a red circle", n=2, steps=STEPS, guidance=3.0, eta=0.7, kernel=flow_sde, **given, **tiny.call
+            )
+            # a pipeline that makes one sample at a time begins again with the second
+            loop = calls[len(calls) // 2 :] if policy.family.largest_batch == 1 else list(calls)
+            each = len(loop) // STEPS
+            assert ours(loop[each] - loop[0]) <= STARTS.keys()
+            assert ours(loop[-1] - loop[each]) == set()
+            waited = theirs(loop[-1] - loop[each])
+
+            begin = len(calls)
+            completions(policy.at(rollout), rollout.trajectory)
+            assert len(calls) > begin + 1 and ours(calls[-1] - calls[begin]) == set()
+
+            pairs = torch.tensor([[0, 0], [1, 2], [1, 1], [0, 2]]).to(DEVICE)
+            before = Counter(device.waits)
+            for samples, steps in (part.unbind(1) for part in pairs.split(2)):
+                policy.score(rollout, samples, steps).log_prob.sum().backward()
+            assert ours(device.waits - before) == set()
+            # the second of two networks has the steps that were not taken
+            unused = (*tiny.unused, "transformer_2.")
+            without = [key for key, parameter in policy.trainable().items() if parameter.grad is None]
+            assert all(any(part in key for part in unused) for key in without)
+
+            before, window = Counter(device.waits), GradientWindow(policy, rollout, pairs[:2, 0])
+            window.velocity(window.state(1), 1).sum().backward()
+            assert ours(device.waits - before) == set()
+            waited |= theirs(device.waits - before)
+            if not policy.family.samples_sound:
+                final = rollout.trajectory.final
+                clean = policy.clean(["a red circle"] * 2, final, [0, 1], steps=STEPS, **given, **tiny.call)
+                before = Counter(device.waits)
+                noised = clean.noised(pairs[:2, 0], pairs[:2, 1], [1, 2])
+                noised.error(policy.velocity_of(clean, noised)).sum().backward()
+                assert ours(device.waits - before) == set()
+                waited |= theirs(device.waits - before)
+            assert bool(waited) == (name in THEIRS), waited
+
+    forked(work)
