@@ -38,6 +38,9 @@ class RolloutSampling(Sampling, Rollouts):
     cache: Named | None = None
     """Cache of features, which rollouts keep from step to step (`flowalign list caches`); replay, completions and
     evaluation go without it."""
+    save_every: int = Field(0, ge=0)
+    """Iterations from one whose trajectories are written to the run's folder, in rollouts/, to the next, for `flowalign
+    verify-rollout`; the newest 8 files of each process stay; 0: none are written."""
 
 
 class Evaluation(Sampling, Heldout):
@@ -142,6 +145,8 @@ class Config(BaseConfig):
             self._check_cache(self.rollout.cache, algorithm)
         if self.rollout.search is not None:
             self._check_search(self.rollout.search, algorithm)
+        if self.rollout.save_every:
+            self._check_saved(algorithm)
         if self.rollout.guidance_gradient == "conditional" and self.rollout.guidance == 1:
             raise ConfigError(
                 "rollout.guidance_gradient: without guidance (rollout.guidance: 1) there is no unconditional branch; "
@@ -202,6 +207,27 @@ class Config(BaseConfig):
             raise ConfigError(
                 "rollout.cache: it goes on and off, and blocks are compiled once; model.compile: false works"
             )
+
+    def _check_saved(self, algorithm: Any) -> None:
+        """Refuse rollouts that a file cannot describe."""
+        from samplers import KERNELS
+
+        workers = self.rollout.workers
+        missing = {
+            f"'{self.algorithm.name}' learns from states that no whole trajectory leads to": (
+                "whole" not in algorithm.combines or getattr(algorithm.settings, "flash", None) is not None
+            ),
+            f"the kernel '{self.rollout.kernel}' is none of flowalign's own": self.rollout.kernel not in KERNELS,
+            "the order of the solver is 2": self.rollout.order != 1,
+            "a feature cache takes part (rollout.cache)": self.rollout.cache is not None,
+            "a search finds the samples (rollout.search)": self.rollout.search is not None,
+            "text encoders are trained (model.text_lora)": self.model.text_lora is not None,
+            "groups of other weights stand in (data.replay)": self.data.replay is not None,
+            "workers sample with earlier weights (rollout.workers.staleness)": bool(workers and workers.staleness),
+        }
+        why = next((why for why, is_missing in missing.items() if is_missing), None)
+        if why is not None:
+            raise ConfigError(f"rollout.save_every: a file cannot describe these rollouts: {why}; save_every: 0 works")
 
     def _check_texts(self, algorithm: Any) -> None:
         """Refuse settings that do not work with trained text encoders."""

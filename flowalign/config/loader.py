@@ -38,7 +38,7 @@ def recipes() -> dict[str, str]:
 
 
 def read(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
-    """The keys and values of a YAML file, merged into the file that it `extends`.
+    """The keys and values of a YAML file, merged into the file, or the shipped recipe, that it `extends`.
 
     Args:
         above: the files that led to this one.
@@ -57,7 +57,9 @@ def read(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
         return values
     if not isinstance(base, str):
         raise ConfigError(f"{path}: extends: the name of a file is wanted (got {base!r})")
-    return merge(read(path.parent / base, [*above, path.resolve()]), values)
+    beside = path.parent / base
+    file = beside if beside.exists() or not recipe(base).is_file() else recipe(base)
+    return merge(read(file, [*above, path.resolve()]), values)
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -85,6 +87,10 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Any:
         ConfigError: names the file, the key, and the nearest valid one.
     """
     path = Path(path) if Path(path).exists() or not recipe(str(path)).is_file() else recipe(str(path))
+    # commands of the documentation name the files of a clone
+    shipped = "/".join(path.with_suffix("").parts[-2:])
+    if not path.exists() and shipped in recipes():
+        raise ConfigError(f"no configuration at {path}; the recipe that comes with flowalign is called {shipped}")
     values = read(path)
     for override in overrides:
         _override(values, override)

@@ -117,7 +117,8 @@ def schema() -> dict[str, Any]:
 def _open(kind: type[BaseModel], number: int) -> dict[str, Any]:
     """Schema of a configuration without required keys: a recipe leaves out keys of the file that it extends."""
     json_schema = kind.model_json_schema(ref_template=f"#/anyOf/{number}/$defs/{{model}}")
-    json_schema["properties"] |= {"extends": {"type": "string", "description": "a file whose keys these go on top of"}}
+    below = "a file, or the name of a shipped recipe, whose keys these go on top of"
+    json_schema["properties"] |= {"extends": {"type": "string", "description": below}}
     json_schema.pop("required", None)
     return json_schema
 

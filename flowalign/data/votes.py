@@ -147,9 +147,10 @@ class Votes:
     def _check_within(self, folders: Sequence[Path], *pictures: str) -> None:
         for name in pictures:
             if "\0" in name or not any(Path(name).resolve().is_relative_to(folder.resolve()) for folder in folders):
-                raise ConfigError(
-                    f"{self.path}: the picture {name[:200]!r} is in none of the runs; name every run that it shows"
-                )
+                mend = "name every run that it shows"
+                if not os.path.exists(name):
+                    mend = "it is not there any more: votes keep full paths, so move the run back to where it was"
+                raise ConfigError(f"{self.path}: the picture {name[:200]!r} is in none of the runs; {mend}")
 
     def export(self, path: Path, within: Sequence[Path] | None = None) -> int:
         """Write the preferences with paths relative to the file's folder; returns how many there are.

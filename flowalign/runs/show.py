@@ -15,10 +15,13 @@ from flowalign.runs.samples import Picture
 
 SIDE = 192
 """Pixels of a picture in a grid."""
-FONT = 15
+FONT = 16
 """Pixels of a caption's letters."""
-LINES = 2
-"""Lines of a caption."""
+LINES = 6
+"""Most lines of a caption."""
+GAP = 16
+"""Pixels around and between pictures."""
+INK = "#1b1d21"
 
 
 @dataclass(repr=False)
@@ -35,16 +38,19 @@ class Grid:
     @property
     def image(self) -> Image.Image:
         """The grid as one picture."""
-        caption, gap = LINES * (FONT + 3) + 6, 8
-        width, height = (SIDE + gap) * max(map(len, self.rows)) - gap, (SIDE + caption) * len(self.rows)
-        whole = Image.new("RGB", (width, height), "white")
-        write, font = ImageDraw.Draw(whole), ImageFont.load_default(FONT)
-        for i, (row, texts) in enumerate(zip(self.rows, self.captions, strict=True)):
+        font = ImageFont.load_default(FONT)
+        # a row is as high as its longest caption
+        captions = [["\n".join(_lines(text, font)) for text in texts] for texts in self.captions]
+        heights = [(FONT + 5) * max(1 + text.count("\n") if text else 0 for text in texts) for texts in captions]
+        width = GAP + (SIDE + GAP) * max(map(len, self.rows))
+        whole = Image.new("RGB", (width, GAP + sum(SIDE + 8 + height + GAP for height in heights)), "white")
+        write, top = ImageDraw.Draw(whole), GAP
+        for row, texts, height in zip(self.rows, captions, heights, strict=True):
             for j, (picture, text) in enumerate(zip(row, texts, strict=True)):
-                corner = (SIDE + gap) * j, (SIDE + caption) * i
-                whole.paste(_small(picture), corner)
-                lines = textwrap.wrap(text, SIDE // (FONT // 2), max_lines=LINES, placeholder="...")
-                write.text((corner[0], corner[1] + SIDE + 2), "\n".join(lines), fill="black", font=font)
+                left = GAP + (SIDE + GAP) * j
+                whole.paste(_small(picture), (left, top))
+                write.multiline_text((left, top + SIDE + 6), text, fill=INK, font=font, spacing=4)
+            top += SIDE + 8 + height + GAP
         return whole
 
     def save(self, path: str | Path) -> None:
@@ -89,6 +95,19 @@ class Texts:
         cells = ("".join(f"<td>{html.escape(text)}</td>" for text in row) for row in rows)
         head = "<tr><th>prompt</th><th>before</th><th>after</th></tr>"
         return f"<table>{head}" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
+
+
+def _lines(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> list[str]:
+    """The text in lines that are as wide as a picture at most, and as many as `LINES`."""
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and font.getlength(longer) <= SIDE:
+            lines[-1] = longer
+        else:
+            # a word wider than a picture, as in languages without spaces, goes on in the next line
+            lines += textwrap.wrap(word, max(1, int(len(word) * SIDE / max(SIDE, font.getlength(word)))))
+    return lines if len(lines) <= LINES else [*lines[: LINES - 1], "..."]
 
 
 def _small(picture: Picture) -> Image.Image:

@@ -19,7 +19,8 @@ from flowalign.config.diffusion import Evaluation
 from flowalign.core.divergences import gaussian_kl
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError, nearest
-from flowalign.evaluation.scores import Evaluated, check_same_judges, evaluate, judges
+from flowalign.evaluation.diversity import diversity
+from flowalign.evaluation.scores import check_same_judges, evaluate, judges
 from flowalign.evaluation.statistics import by_prompt, ranks
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.runs.files import write_atomically
@@ -69,19 +70,6 @@ class LeagueBudget:
         except (ValueError, KeyError):
             pass
         raise ConfigError(f"--budget {text}: give seconds=60, forwards=100000 or reward_calls=5000")
-
-
-def diversity(result: Evaluated) -> float:
-    """Mean distance of two pictures of one prompt: root mean square over pixels in [0, 1], mean over pairs."""
-    by_prompt: dict[str, list[torch.Tensor]] = {}
-    for prompt, image in zip(result.prompts, result.samples, strict=True):
-        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).float() / 255
-        by_prompt.setdefault(prompt, []).append(pixels)
-    distances = []
-    for pictures in by_prompt.values():
-        if len(pictures) > 1:
-            distances.append(torch.pdist(torch.stack(pictures)).mean().item() / pictures[0].numel() ** 0.5)
-    return statistics.mean(distances) if distances else 0.0
 
 
 @torch.no_grad()
@@ -286,14 +274,18 @@ def _plot(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
     score, label = ("strict", "held-out strict pass") if strict else ("reward", "held-out reward")
     names = [name for name in reversed(_ordered(results)) if not is_base(name)]
     stats = [spread([row[score] for row in results[name]]) for name in names]
-    figure, axis = pyplot.subplots(figsize=(7, 0.4 * len(names) + 1.2), layout="constrained")
-    axis.barh(names, [mean for mean, _ in stats], xerr=[deviation for _, deviation in stats], color="#5b8db8")
+    figure, axis = pyplot.subplots(figsize=(8, 0.45 * len(names) + 1.4), layout="constrained")
+    means, deviations = [mean for mean, _ in stats], [deviation for _, deviation in stats]
+    bars = axis.barh(names, means, xerr=deviations, color="#3b45c4", ecolor="#15181e", height=0.65)
+    axis.bar_label(bars, [f"{mean:.3f}" for mean in means], label_type="center", color="white", fontsize=11)
     bases = [name for name in results if is_base(name)]
     for base, style in zip(bases, itertools.cycle(("--", ":", "-.")), strict=False):
-        axis.axvline(results[base][0][score], color="#c0392b", linestyle=style, label=base)
-    axis.set_xlabel(label)
-    axis.legend()
+        axis.axvline(results[base][0][score], color="#b3441a", linestyle=style, label=base)
+    axis.set_xlabel(f"{label} (line: start weights; error bar: standard deviation over seeds)", fontsize=11)
+    axis.tick_params(labelsize=11)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=11, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
     partial = path.with_suffix(".partial.png")
-    figure.savefig(partial, dpi=120)
+    figure.savefig(partial, dpi=160)
     pyplot.close(figure)
     partial.replace(path)

@@ -20,6 +20,7 @@ from flowalign.policies.settings import Role, Snapshot
 from flowalign.policies.snapshots import Snapshots
 from flowalign.rollouts.processes import Processes
 from flowalign.runs.checkpoint import optimizer_state, optimizer_tensors
+from flowalign.runs.progress import report
 from flowalign.training.distributed.sharding import Sharding, like, restore, unsynced, whole
 from flowalign.training.memory import make_optimizer, while_it_fits
 from flowalign.training.optimization import Optimization
@@ -134,14 +135,15 @@ class Learner(Optimization):
         chunks = list(self.chunks(experience, iteration))
         mismatch = self.mismatch(experience, chunks)
         for i, items in enumerate(chunks):
+            report(i + 1, len(chunks))
             rate = self.set_learning_rate(round(progress * self.updates) + i)
             measured = self._update_roles(experience, items)
             if updates >= self.head_start:
                 seed = derive_seed(self.config.training.seed, iteration, i, self.processes.row, 7)
                 measured |= self.update(experience, items, seed=seed)
-            updates += 1
             if self.snapshots.settings:
-                self.snapshots.follow("update", updates, updates)
+                self.snapshots.follow("update", updates + 1, updates)
+            updates += 1
             skipped += self.skipped > 0
             for name, value in measured.items() if not self.skipped else ():
                 sums[name].append(value)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from flowalign.config.sections import BaseConfig, Optimizer
 from flowalign.errors import ConfigError
+from samplers.devices import is_gpu
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class HostAdamW(torch.optim.AdamW):
             # the count of steps, a scalar, is not moved
             if value.dim() and value.device != device:
                 # the GPU copies to and from pinned memory faster
-                pinned = device.type == "cpu" and value.is_cuda
+                pinned = device.type == "cpu" and is_gpu(value.device)
                 moved = torch.empty_like(value, device=device, pin_memory=pinned)
                 self.state[parameter][name] = moved.copy_(value)
 
@@ -73,9 +74,9 @@ def make_optimizer(
     lr, decay = settings.learning_rate, settings.weight_decay
     common: dict[str, Any] = {"lr": lr, "betas": settings.betas, "weight_decay": decay}
     if settings.bits == 32 and settings.offload:
-        return HostAdamW(parameters, fused=device.type == "cuda", **common)
+        return HostAdamW(parameters, fused=is_gpu(device), **common)
     if settings.bits == 32:
-        return torch.optim.AdamW(parameters, fused=device.type == "cuda", **common)
+        return torch.optim.AdamW(parameters, fused=is_gpu(device), **common)
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
@@ -105,7 +106,7 @@ def while_it_fits(
             setattr(settings, key, size // 2)
             logger.warning("out of memory with %s.%s %d; going on with %d", section, key, size, size // 2)
         # outside of the except block, where the exception still holds the failed attempt's tensors
-        torch.cuda.empty_cache()
+        torch.accelerator.empty_cache()
 
 
 def out_of_memory(config: BaseConfig, processes: int) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flowalign.evaluation.scores import FOLDER as SCORES
 from flowalign.evaluation.watch import WatchVerdict
+from flowalign.rollouts.saved import FOLDER as ROLLOUTS
 from flowalign.runs import previews, samples
 from flowalign.runs.checkpoint import fitting, seal
 from flowalign.runs.files import write_folder
@@ -102,8 +103,8 @@ class Saving:
             )
 
     def forget_samples(self) -> None:
-        """Remove the samples and scores of an earlier run in the folder."""
-        for name in (samples.FOLDER, previews.FOLDER, SCORES):
+        """Remove the samples, scores and rollouts of an earlier run in the folder."""
+        for name in (samples.FOLDER, previews.FOLDER, SCORES, ROLLOUTS):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def export(self) -> None:

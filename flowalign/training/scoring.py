@@ -38,12 +38,12 @@ class Scoring:
         self._failed = threading.Event()
         self._begin = time.perf_counter()
         if self._threaded:
-            device = torch.cuda.current_device() if torch.cuda.is_available() else None
+            device = torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
 
             def start() -> None:
                 # a new thread begins with the first GPU, even if this process has another one
                 if device is not None:
-                    torch.cuda.set_device(device)
+                    torch.accelerator.set_device_index(device)
 
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward", initializer=start)
         return self

@@ -5,16 +5,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from flowalign.algorithms.base import Experience
 from flowalign.config import BaseConfig
 from flowalign.evaluation.scores import Evaluated
 from flowalign.policies.base import Policy
+from flowalign.rollouts.audit import audit
 from flowalign.rollouts.draw import Draw
+from flowalign.rollouts.saved import SavedRollouts
 from flowalign.runs.metrics import MetricsFile
 from flowalign.runs.result import Result
 from flowalign.training.assembly import assemble
+from flowalign.training.bar import Bar
 from flowalign.training.evaluator import Evaluator
 from flowalign.training.health import Health
 from flowalign.training.saving import Saving
@@ -57,7 +59,7 @@ class Trainer:
         self.sampler, self.scorer = components.sampler, components.scorer
         self.fleet, self.ahead = components.fleet, components.ahead
         self.main = self.accelerator.is_main_process
-        self.show_progress = progress and self.main
+        self.bar = Bar(self.config, self.processes.rows, silent=not (progress and self.main))
         self.evaluator = Evaluator(self.algorithm, self.sampler, self.scorer, self.learner, self.folder)
         self.metrics = MetricsFile(self.folder / "metrics.jsonl")
         self.health = Health(self.config.training, silent=not self.main)
@@ -65,6 +67,7 @@ class Trainer:
         self.supervision = Supervision(components)
         self.spent = Spent(self.config, self.policy, self.scorer)
         self.saving = Saving(components, self.spent)
+        self.rollouts = SavedRollouts(self.config, self.folder, self.processes)
         self.iteration = 0
         self.resumed = components.checkpoint is not None
         """True if the run continues from a checkpoint."""
@@ -83,8 +86,9 @@ class Trainer:
             FlowalignError: another process is gone, or too late; says where each was.
             Stopped: a signal ended the run, with a checkpoint.
         """
-        with self.supervision.watching():
+        with self.supervision.watching(), self.bar.drawn(self.iteration):
             self._begin_run()
+            self.bar.start_clock()
             self._iterations()
             self._end_run()
         return Result(self.folder)
@@ -100,14 +104,6 @@ class Trainer:
 
     def _iterations(self) -> None:
         training, evaluation = self.config.training, self.config.evaluation
-        budgeted = any(limit is not None for limit in training.budget.model_dump().values())
-        bar = tqdm(
-            initial=self.iteration,
-            # with a budget the number of iterations is not known
-            total=None if budgeted else training.iterations,
-            disable=not self.show_progress,
-            desc=self.config.name,
-        )
         progress = self.progress()
         while progress < 1 and not self.evaluator.ends():
             self.supervision.leave_if_asked(self.iteration, self._save_once)
@@ -119,11 +115,7 @@ class Trainer:
             last = progress >= 1
             self._log(metrics)
             self.health.see(self.iteration, metrics)
-            headline = self.algorithm.headline
-            # an iteration whose updates were all skipped has no metrics of updates
-            shown = {headline: f"{metrics[headline]:.3f}" if headline in metrics else "skipped"}
-            bar.set_postfix(shown | ({"budget": f"{progress:.0%}"} if budgeted else {}))
-            bar.update()
+            self.bar.iteration(self.algorithm.headline, metrics.get(self.algorithm.headline), progress)
             evaluates = last or (evaluation.every and self.iteration % evaluation.every == 0)
             if evaluates:
                 self.evaluate()
@@ -131,7 +123,6 @@ class Trainer:
             # the watch may return to an evaluation as the last good one, so its weights must be saved
             if last or due or (evaluates and evaluation.watching):
                 self.save()
-        bar.close()
 
     def _end_run(self) -> None:
         self.learner.check_moved()
@@ -153,7 +144,7 @@ class Trainer:
         outcome = experience.outcome()
         if outcome is not None:
             self.groups.learn(experience.batch, *outcome)
-        self.supervision.at(self.iteration, "update")
+        self._at("update")
         begin = time.perf_counter()
         metrics = experience.metrics | self.learner.learn(experience, self.iteration, progress)
         metrics["seconds/update"] = time.perf_counter() - begin
@@ -168,15 +159,18 @@ class Trainer:
         scorer.look(sampler.shown)
         with Scoring(threaded=groups.parts > 1) as scoring:
             for part, task in groups:
+                self.bar.phase("sampling")
                 if task is None or self.fleet is None:
                     rollout, batch = algorithm.rollout(sampler, part)
                     finished = algorithm.decode(sampler, rollout)
                 else:
                     rollout, batch, finished, _ = self.fleet.result(task)
+                self.bar.phase("scoring")
                 scored = None if finished is None else scoring.submit(algorithm.score, scorer, finished, batch)
                 groups.put(rollout, batch, scored)
             sampled = groups.whole()
-        sampled.metrics |= scoring.seconds
+        sampled.metrics |= scoring.seconds | audit(sampled, self.processes, "whole" in algorithm.combines)
+        self.rollouts.save(sampled)
         record = algorithm.record(sampled, self.processes)
         experience = algorithm.experience(sampled, record, self.processes)
         experience.metrics |= sampled.metrics | sampler.metrics
@@ -191,8 +185,12 @@ class Trainer:
         self.algorithm.progress(progress)
         self.algorithm.updates = self.iteration * training.updates_per_iteration
         advance(self.scorer.reward, progress)
-        self.supervision.at(self.iteration, "sampling and scoring")
+        self._at("sampling and scoring")
         return progress
+
+    def _at(self, phase: str) -> None:
+        self.supervision.at(self.iteration, phase)
+        self.bar.phase(phase)
 
     def _groups(self, progress: float) -> Draw:
         """The groups of this iteration; if there are workers, they have begun to sample them."""
@@ -207,7 +205,7 @@ class Trainer:
 
     def evaluate(self) -> Evaluated | None:
         """Score the held-out prompts, and append the means to evaluations.jsonl."""
-        self.supervision.at(self.iteration, "evaluation")
+        self._at("evaluation" if self.iteration else "base evaluation")
         result = self.evaluator.run(self.iteration, self.progress())
         if result is not None:
             self.health.evaluated(self.iteration, result)
@@ -215,7 +213,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint, from which a run resumes bit for bit on the same number of processes, and a LoRA."""
-        self.supervision.at(self.iteration, "checkpoint")
+        self._at("checkpoint")
         good = self.evaluator.verdict.last_good if self.config.evaluation.watching else None
         self.saving.save(self.iteration, good)
 

@@ -217,6 +217,12 @@ def test_a_run_has_the_same_name_however_its_file_is_named(tmp_path: Path, monke
         assert load(path).name == "project-mine-seed0"
 
 
+def test_a_configuration_of_ones_own_extends_a_shipped_recipe_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("extends: tiny_sd3/nft\nrollout: {batch_size: 3}\n")
+    config = load(tmp_path / "mine.yaml")
+    assert (config.algorithm.name, config.rollout.batch_size) == ("nft", 3)
+
+
 def test_groups_that_cannot_be_split_over_the_processes_are_refused() -> None:
     message = problem("training.prompts_per_iteration=6", processes=4)
     assert "6 groups cannot be split over 4 processes" in message and "8 would work" in message

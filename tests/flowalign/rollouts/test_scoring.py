@@ -9,18 +9,16 @@ import pytest
 import torch
 
 from flowalign.algorithms.policy_gradient import ActionExperience
-from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.config import Sampling
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch, draw_batch
 from flowalign.errors import ConfigError
 from flowalign.evaluation.scores import evaluate
-from flowalign.registry import names, resolve
 from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 from flowalign.training.scoring import Scoring
 from rewards import FunctionReward, Scores, Spec, groups
-from tests.flowalign.small_run import small_run
+from tests.flowalign.small_run import COLLECTING, small_run
 
 
 class Parts(Draw):
@@ -108,9 +106,7 @@ def collected(folder: Path, name: str, overlap: int, *overrides: str) -> tuple[A
     return run.collect(Draw(run.sampler, run.scorer, batch)), run
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in names("algorithms") if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)]
-)
+@pytest.mark.parametrize("name", COLLECTING)
 def test_every_algorithm_collects_the_same_in_parts(name: str, tmp_path: Path):
     whole, alone = collected(tmp_path, name, 1)
     parts, split = collected(tmp_path, name, 2)

@@ -5,13 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
-from flowalign.evaluation.scores import Evaluated
 from flowalign.evaluation.statistics import ranks
-from flowalign.training.league import WORLDS, LeagueBudget, _plot, _rank, diversity, judged, run_league
+from flowalign.training.league import WORLDS, LeagueBudget, _plot, _rank, judged, run_league
 
 SMALL = [
     "training.prompts_per_iteration=2",
@@ -125,24 +123,6 @@ def test_another_world_has_its_own_prompts_and_reward() -> None:
     config.check(processes=1)
     with pytest.raises(ConfigError, match="did you mean 'relations'"):
         run_league(CONFIGS, 1, LeagueBudget.parse("forwards=10"), Path("nowhere"), None, [], 1, "relation")
-
-
-def test_diversity_is_the_distance_of_pictures_of_one_prompt() -> None:
-    def flat(level: int) -> Image.Image:
-        return Image.fromarray(np.full((4, 4, 3), level, np.uint8))
-
-    pictures = [flat(0), flat(51), flat(0), flat(0)]
-    result = Evaluated(
-        prompts=["a", "a", "b", "b"],
-        metadata=[{}] * 4,
-        seeds=[0] * 4,
-        value=[0.0] * 4,
-        parts={},
-        samples=pictures,
-        rows=[0, 1, 2, 3],
-    )
-    # 0.2 apart, and not at all
-    assert diversity(result) == pytest.approx(0.1)
 
 
 def test_rewards_without_a_part_strict_are_drawn_too(tmp_path: Path) -> None:

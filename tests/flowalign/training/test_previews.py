@@ -7,17 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.app.gallery.runs import read_run
 from flowalign.core.advantages import group_advantage
 from flowalign.data.batches import draw_batch
-from flowalign.registry import names, resolve
 from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 from flowalign.training.previews import preview
-from tests.flowalign.small_run import small_run
-
-TRAJECTORY = [name for name in names("algorithms") if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)]
+from tests.flowalign.small_run import COLLECTING, small_run
 
 
 def trainer(name: str, folder: Path, *overrides: str) -> Trainer:
@@ -36,7 +32,7 @@ def previewed(run: Trainer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
     return moment.films, moment.groups
 
 
-@pytest.mark.parametrize("name", TRAJECTORY)
+@pytest.mark.parametrize("name", COLLECTING)
 def test_every_algorithm_shows_films_and_groups(name: str, tmp_path: Path) -> None:
     run = trainer(name, tmp_path)
     before = run.spent.counts(), run.algorithm.state()
