@@ -7,12 +7,16 @@ run = fa.train(policy, fa.reward("shapes"), "shapes_train", iterations=20)
 """
 
 import importlib
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
 # Threads that wait for others sleep. By default they spin, and a run beside other busy processes takes many times as
 # long. GNU's OpenMP, which torch's wheels bring, reads it when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# peft loads it, and on a CPU it then warns of a kernel that flowalign does not use.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 # Asks who started this process before anything slow is loaded.
 importlib.import_module("flowalign.runs.launcher")

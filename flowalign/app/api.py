@@ -12,7 +12,7 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 
 from flowalign import registry
-from flowalign.app.loading import load_for_sampling
+from flowalign.app.loading import ENCODE, load_for_sampling
 from flowalign.config import Config, TextConfig, Weighted
 from flowalign.config import load as load_config
 from flowalign.config.loader import merge
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Sequence[float]]
 """(samples, prompts) -> a float each"""
-ENCODE = {name: {"max_sequence_length": 0} for name in ("tiny_sd3", "tiny_speller")}
-"""Encoding with which the shipped models were trained: without the 256 empty tokens that replace a missing T5."""
 
 
 class Generator(DiffusersPolicy):
@@ -405,7 +403,7 @@ class Run(Result):
         after = self.policy.make(texts, seeds, sampling)
         if isinstance(self.policy, LanguagePolicy):
             return Texts(texts, before, after)
-        return Grid([before, after], [[f"before: {text}" for text in texts], ["after"] * len(texts)])
+        return Grid([before, after], [[f"Before: {text}" for text in texts], ["After"] * len(texts)])
 
 
 def _sampling(run: Path) -> Any:

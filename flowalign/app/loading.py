@@ -15,6 +15,9 @@ from flowalign.policies.settings import Sampling, SamplingSettings
 from flowalign.runs.checkpoint import Checkpoints, fitting
 from flowalign.training.building import build_policy
 
+ENCODE: dict[str, dict[str, Any]] = {name: {"max_sequence_length": 0} for name in ("tiny_sd3", "tiny_speller")}
+"""Encoding with which the shipped models were trained: without the 256 empty tokens that replace a missing T5."""
+
 
 def load_for_sampling(
     model: str,
@@ -45,7 +48,8 @@ def load_for_sampling(
             if algorithm.moves_start:
                 load_modules(algorithm.modules(policy), folder)
     else:
-        policy, sampling = kind.from_pretrained(shipped(model), dtype, device), Sampling()
+        policy = kind.from_pretrained(shipped(model), dtype, device, encode_options=ENCODE.get(model))
+        sampling = Sampling()
     if weights is not None:
         with fitting_lora("--lora", weights):
             policy.load(weights)

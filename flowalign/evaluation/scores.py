@@ -44,6 +44,24 @@ def check_same_judges(configs: Mapping[str, BaseConfig], mend: str) -> None:
             raise ConfigError(f"{first} is judged by {names[0]}, {other} by {names[1]}; {mend}")
 
 
+def check_same_sampling(configs: Mapping[str, BaseConfig], mend: str) -> None:
+    """Refuse to compare held-out figures of samples that were made in different ways.
+
+    Args:
+        configs: configurations by the label of their run.
+        mend: end of the message: what would work.
+
+    Raises:
+        ConfigError: names two runs, the settings in which they differ, and what would work.
+    """
+    (first, one), *others = ((name, config.evaluation.arguments()) for name, config in configs.items())
+    for other, two in others:
+        keys = [key for key in one | two if key != "batch_size" and one.get(key) != two.get(key)]
+        if keys:
+            shown = [", ".join(f"{key} {settings.get(key)}" for key in keys) for settings in (one, two)]
+            raise ConfigError(f"{first} was sampled with {shown[0]}, {other} with {shown[1]}; {mend}")
+
+
 def _named(reward: Mapping[str, Any]) -> str:
     """Name of a reward with its settings: 'clip_score' or 'clip_score (weight 0.5)'."""
     settings = [f"{key} {value}" for key, value in reward.items() if key != "name" and (key, value) != ("weight", 1.0)]

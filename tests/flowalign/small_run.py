@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from flowalign.algorithms.trajectory.base import TrajectoryAlgorithm
 from flowalign.config import load, recipe
+from flowalign.registry import names, resolve
 from flowalign.training import Trainer
 
 SMALL = [
@@ -15,6 +17,14 @@ SMALL = [
     "training.optimizer.warmup_updates=0",
     "name=run",
 ]
+# the last three sample, score and record as flow_grpo does
+COLLECTING = [
+    name
+    for name in names("algorithms")
+    if issubclass(resolve("algorithms", name), TrajectoryAlgorithm)
+    and name not in ("flow_dppo", "flow_grpo_fast", "grpo_guard")
+]
+"""One trajectory method for each way of collecting."""
 
 
 def small_run(name: str, folder: Path, *overrides: str, **more: Any) -> Trainer:

@@ -56,6 +56,14 @@ def test_answers_without_a_model_load_no_torch(arguments: list[str]) -> None:
     assert last_line(COMMAND + HEAVY, *arguments) == ""
 
 
+def test_a_model_loads_from_python_without_alarms_of_other_libraries() -> None:
+    code = "import flowalign as fa; fa.load('tiny_sd3')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0
+    lines = [line for line in done.stderr.splitlines() if "nanobind" not in line and "leaked" not in line]
+    assert [line for line in lines if "Loading" not in line and line.strip("\x1b[A \r")] == []
+
+
 def test_a_reward_server_loads_torch_alone(tmp_path: Path) -> None:
     """Beside what its rewards load: other libraries would take half as much memory again."""
     (tmp_path / "rewards.yaml").write_text("rewards: [{name: shapes}]\n")

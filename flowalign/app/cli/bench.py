@@ -41,7 +41,8 @@ def bench(
         list[str] | None, typer.Option("--set", help="suite.setting=value, e.g. geneval.detector=...")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder of the results; an interrupted measurement continues there.")
+        Path | None,
+        typer.Option("--output", "-o", help="Folder of the results; an interrupted measurement continues there."),
     ] = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the figures of all suites to this file.")

@@ -23,12 +23,15 @@ def compare(
     again: Annotated[
         bool, typer.Option("--again", help="Sample and score anew, by the first run's prompts and rewards.")
     ] = False,
+    any_sampling: Annotated[
+        bool, typer.Option("--any-sampling", help="Compare also what was sampled with other steps, guidance or size.")
+    ] = False,
     pictures: Pictures = None,
     json_path: Json = None,
     trust: Trust = False,
 ) -> None:
     """Write one page that compares runs: scores with their significance, settings, curves, samples side by side."""
-    from flowalign.app.gallery.comparison import build_comparison
+    from flowalign.app.gallery.comparison import build_comparison, verdicts
     from flowalign.evaluation.comparison import Comparison
     from flowalign.runs.samples import save_samples
 
@@ -49,16 +52,17 @@ def compare(
         for (folder, _), result in zip(moments, results.values(), strict=True):
             save_samples(folder, 0, result.lines())
     else:
-        saved = [_saved(run) for run in runs]
+        saved = [result_of(run) for run in runs]
         results = {name: result for name, (result, _) in zip(names, saved, strict=True)}
         moments = [(run, iteration) for run, (_, iteration) in zip(runs, saved, strict=True)]
-        _check_alike(dict(zip(names, runs, strict=True)), results)
+        check_alike(dict(zip(names, runs, strict=True)), results, any_sampling)
     comparison = Comparison(results)
     show(comparison, json_path, {})
+    print(*verdicts(comparison), sep="\n")
     print(f"page: {build_comparison(runs, comparison, moments, out).resolve()}")
 
 
-def _saved(run: Path) -> "tuple[Evaluated, int]":
+def result_of(run: Path) -> "tuple[Evaluated, int]":
     """The scores of a run's result, and their iteration."""
     from flowalign.config import load
     from flowalign.evaluation.scores import Evaluated, scores_of
@@ -73,10 +77,10 @@ def _saved(run: Path) -> "tuple[Evaluated, int]":
     return Evaluated.read(file), iteration
 
 
-def _check_alike(runs: dict[str, Path], results: "dict[str, Evaluated]") -> None:
-    """Refuse scores that are not of the same samples by the same rewards."""
+def check_alike(runs: dict[str, Path], results: "dict[str, Evaluated]", any_sampling: bool = False) -> None:
+    """Refuse scores that are not of the same samples, made in the same way, by the same rewards."""
     from flowalign.config import load
-    from flowalign.evaluation.scores import check_same_judges
+    from flowalign.evaluation.scores import check_same_judges, check_same_sampling
 
     (first, expected), *others = results.items()
     for name, result in others:
@@ -86,3 +90,5 @@ def _check_alike(runs: dict[str, Path], results: "dict[str, Evaluated]") -> None
             )
     configs = {name: load(run / "config.yaml") for name, run in runs.items()}
     check_same_judges(configs, f"--again judges all by the rewards of {first}")
+    if not any_sampling:
+        check_same_sampling(configs, "--any-sampling compares them as they are")

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from flowalign.config import BaseConfig, Weighted
     from flowalign.evaluation.comparison import Comparison
     from flowalign.evaluation.scores import Evaluated
+    from flowalign.policies.base import Policy
+    from flowalign.policies.settings import SamplingSettings
     from rewards import Reward
 
 Panel = Annotated[
@@ -55,8 +57,8 @@ def evaluate_runs(
         raise ConfigError("--rlg weighs what was trained, which --base takes off; measure one at a time")
     if json_path is not None:
         check_output(json_path, "--json")
-    judge = _judge(runs[0], rewards, panel, trust)
-    settings = _heldout(runs[0], {"prompts": prompts, "samples_per_prompt": pictures, "seed": seed}, trust)
+    judge = judge_of(runs[0], rewards, panel, trust)
+    settings = heldout_of(runs[0], {"prompts": prompts, "samples_per_prompt": pictures, "seed": seed}, trust)
     results = {"base": _evaluate(runs[0], judge, settings, trust, requested, trained=False)} if base else {}
     for name, run in zip(labels_of(runs), runs, strict=True):
         results[name] = _evaluate(run, judge, settings, trust, requested)
@@ -65,8 +67,8 @@ def evaluate_runs(
 
 def sampled_again(runs: Sequence[Path], pictures: int | None, trust: bool) -> "list[Evaluated]":
     """Sample the first run's held-out prompts with every run, and score the samples by the first run's rewards."""
-    judge = _judge(runs[0], None, None, trust)
-    settings = _heldout(runs[0], {"samples_per_prompt": pictures}, trust)
+    judge = judge_of(runs[0], None, None, trust)
+    settings = heldout_of(runs[0], {"samples_per_prompt": pictures}, trust)
     return [_evaluate(run, judge, settings, trust) for run in runs]
 
 
@@ -87,8 +89,8 @@ def watch(
     if not panel and not config.evaluation.panel:
         names = " or ".join(suggested(config)) or "a reward that was not trained on"
         raise ConfigError(f"--panel: name a reward to watch by, e.g. {names}")
-    judge = _judge(run, None, panel, trust, watching=True)
-    settings = _heldout(run, {"samples_per_prompt": pictures}, trust)
+    judge = judge_of(run, None, panel, trust, watching=True)
+    settings = heldout_of(run, {"samples_per_prompt": pictures}, trust)
     before, after = (_evaluate(run, judge, settings, trust, trained=trained) for trained in (False, True))
     records = [record(moment, result.value, result.parts) for moment, result in enumerate((before, after))]
     verdict = diagnose(records, config.evaluation.watch)
@@ -107,7 +109,7 @@ def _config(run: Path) -> "BaseConfig":
     return config
 
 
-def _judge(
+def judge_of(
     run: Path,
     rewards: Sequence[str] | None,
     panel: Sequence[str] | None,
@@ -153,7 +155,7 @@ def _named(names: Sequence[str]) -> "list[Weighted]":
     return rewards
 
 
-def _heldout(run: Path, changes: dict[str, Any], trust: bool) -> Any:
+def heldout_of(run: Path, changes: dict[str, Any], trust: bool) -> Any:
     """A run's evaluation section, with the settings of the command line instead of its own."""
     from flowalign.config.foreign import check_prompts
 
@@ -174,9 +176,20 @@ def _evaluate(
     run: Path, judge: "Reward", heldout: Any, trust: bool, requested: dict[str, Any] | None = None, trained: bool = True
 ) -> "Evaluated":
     """Sample the held-out prompts with a run, with its own settings, and score the samples."""
-    from flowalign.app.loading import load_for_sampling
     from flowalign.data import Prompts
     from flowalign.evaluation.scores import evaluate
+
+    prompts = Prompts.of(heldout)
+    policy, sampling = loaded(run, judge, trust, requested or {}, trained)
+    print(f"{run}{'' if trained else ' before training'}: {sampling.shown()}")
+    return evaluate(policy, judge, prompts, sampling, heldout.samples_per_prompt, heldout.seed)
+
+
+def loaded(
+    run: Path, judge: "Reward", trust: bool, requested: dict[str, Any], trained: bool = True
+) -> "tuple[Policy[Any], SamplingSettings]":
+    """A run's policy, which the judge may ask, and its settings of sampling with those of the command line."""
+    from flowalign.app.loading import load_for_sampling
     from flowalign.training.building import check_media
 
     with opened(run, trust):
@@ -184,15 +197,13 @@ def _evaluate(
     check_media(judge, config.model.kind)
     if requested and config.model.kind != "pictures":
         raise ConfigError(f"{of_pictures(requested)}, and {run} trained a language model")
-    prompts = Prompts.of(heldout)
     with opened(run, trust):
         policy, sampling = load_for_sampling(str(run), None, config.model.dtype, trained)
     if requested:
         check_frames(policy, requested.get("num_frames"))
         sampling = sampling.model_copy(update=requested)
     policy.bind(judge)
-    print(f"{run}{'' if trained else ' before training'}: {sampling.shown()}")
-    return evaluate(policy, judge, prompts, sampling, heldout.samples_per_prompt, heldout.seed)
+    return policy, sampling
 
 
 def labels_of(runs: Sequence[Path]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from flowalign.app.cli.modules import opened
+from flowalign.app.cli.results import in_plain_diffusers
 from flowalign.app.cli.sampling import TRUST
 from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output, write_folder
@@ -15,13 +16,6 @@ from flowalign.runs.files import check_output, write_folder
 if TYPE_CHECKING:
     from flowalign.config import BaseConfig
 
-LORA = """\
-```python
-from diffusers import DiffusionPipeline
-
-pipe = DiffusionPipeline.from_pretrained({base})
-pipe.load_lora_weights(".", weight_name="{file}")
-```"""
 WHOLE = """\
 ```python
 from diffusers import DiffusionPipeline
@@ -44,7 +38,8 @@ def export(
         Literal["diffusers", "kohya", "comfyui"], typer.Option("--format", help="Naming of the LoRA's layers.")
     ] = "diffusers",
     out: Annotated[
-        Path | None, typer.Option(help="A new folder for the files; default one in RUN/export, which is replaced.")
+        Path | None,
+        typer.Option("--out", "-o", help="A new folder for the files; default one in RUN/export, which is replaced."),
     ] = None,
     figures: Annotated[
         list[Path] | None,
@@ -89,7 +84,6 @@ def _write(
     from flowalign.app.export import write_lora
     from flowalign.app.model_card import write_card
     from flowalign.config import Config
-    from rewards.hub import split_revision
 
     tags = ["lora"]
     if merge:
@@ -99,9 +93,7 @@ def _write(
         files = write_lora(run, config, kind, folder)
         names = "`, `".join(file.name for file in files)
         if kind == "diffusers":
-            name, revision = split_revision(config.model.path)
-            base = f'"{name}"' + ("" if revision is None else f', revision="{revision}"')
-            use = LORA.format(base=base, file=files[0].name)
+            use = "\n".join(["```python", *in_plain_diffusers(config.model.path, ".", files[0].name), "```"])
         else:
             use = OTHERS[kind].format(file=names)
     else:

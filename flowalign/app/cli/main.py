@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from flowalign.app.cli.bench import bench
+from flowalign.app.cli.calibrate import rewards
 from flowalign.app.cli.compare import compare
 from flowalign.app.cli.env import env
 from flowalign.app.cli.evaluate import evaluate_runs, watch
@@ -23,11 +24,15 @@ from flowalign.app.cli.judges import cold_start, pair_questions, rejection_sampl
 from flowalign.app.cli.modules import check_own_packages, find_beside, quiet_libraries
 from flowalign.app.cli.pairs import pairs
 from flowalign.app.cli.plan import plan
+from flowalign.app.cli.power import power
 from flowalign.app.cli.prompts import difficulty, prompts, reference_scores
 from flowalign.app.cli.results import Warnings, print_ending, suggest_panel
 from flowalign.app.cli.rewards import reward_check, reward_server, train_reward
 from flowalign.app.cli.sample import sample
 from flowalign.app.cli.search import search
+from flowalign.app.cli.soup import soup
+from flowalign.app.cli.strength import strength
+from flowalign.app.cli.verify_rollout import verify_rollout
 from flowalign.errors import ConfigError, FlowalignError, hide, nearest
 
 app = typer.Typer(
@@ -65,7 +70,9 @@ def options(
 def demo(
     seeds: Annotated[int, typer.Option(min=1, help="Train this many times, with seeds 0, 1, ...")] = 1,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder for the runs; default a new one in runs/.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for the runs; default a new one in runs/.")
+    ] = None,
     iterations: Annotated[int | None, typer.Option(min=1, help="Train for fewer or more iterations.")] = None,
     text: Annotated[
         bool, typer.Option("--text", help="Teach the shipped tiny language model its sums instead.")
@@ -132,8 +139,12 @@ app.command(rich_help_panel="Train")(plan)
 app.command(rich_help_panel="Look")(sample)
 app.command("eval", rich_help_panel="Measure")(evaluate_runs)
 app.command(rich_help_panel="Measure")(watch)
+app.command(rich_help_panel="Measure")(verify_rollout)
 app.command(rich_help_panel="Look")(compare)
 app.command(rich_help_panel="Measure")(bench)
+app.command(rich_help_panel="Measure")(strength)
+app.command(rich_help_panel="Measure")(soup)
+app.command(rich_help_panel="Measure")(power)
 app.command(rich_help_panel="Look")(search)
 app.command(rich_help_panel="Look")(export)
 
@@ -146,7 +157,10 @@ def league(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the league; an interrupted one continues.", show_default="runs/league, runs/league-WORLD"
+            "--output",
+            "-o",
+            help="Folder of the league; an interrupted one continues.",
+            show_default="runs/league, runs/league-WORLD",
         ),
     ] = None,
     panel: Annotated[str | None, typer.Option(help="A further reward for the table, which no run trains on.")] = None,
@@ -231,6 +245,7 @@ app.add_typer(prompts, name="prompts", rich_help_panel="Prepare")
 app.command(rich_help_panel="Reference")(env)
 app.command(rich_help_panel="Votes and rewards")(pairs)
 app.command(rich_help_panel="Look")(gallery)
+app.add_typer(rewards, name="rewards", rich_help_panel="Votes and rewards")
 app.command(rich_help_panel="Votes and rewards")(reward_server)
 app.command(rich_help_panel="Votes and rewards")(reward_check)
 app.command(rich_help_panel="Votes and rewards")(train_reward)
@@ -243,8 +258,6 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point: every error is one line; `--traceback`, in any place, shows where an error came from."""
     handler: Any = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
-    # on a CPU it warns of a kernel that flowalign does not use
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     words = sys.argv[1:] if arguments is None else arguments
     arguments = [argument for argument in words if argument != TRACEBACK]
     try:

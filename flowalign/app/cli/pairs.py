@@ -114,10 +114,13 @@ def configuration(model: str, lora: Path | None, dtype: str, sampling: "Sampling
     """YAML for training the model that made the samples, from the same weights."""
     import yaml
 
+    from flowalign.app.loading import ENCODE
     from flowalign.config import load
     from flowalign.policies.settings import Sampling
 
     section: dict[str, Any] = {"path": model, "dtype": dtype, "lora": {"rank": 32}}
+    if model in ENCODE:
+        section["encode"] = ENCODE[model]
     if (Path(model) / "config.yaml").is_file():
         section = load(Path(model) / "config.yaml").model.model_dump(mode="json", exclude_unset=True)
         lora = lora or Path(model) / "lora"

@@ -20,7 +20,7 @@ def commands() -> None:
 @prompts.command()
 def geneval(
     count: Annotated[int, typer.Option(min=1, help="Prompts to train on.")],
-    output: Annotated[Path, typer.Option(help="JSON lines to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="JSON lines to write.")],
     heldout: Annotated[
         int, typer.Option(min=0, help="Prompts for other contents, written to NAME_heldout.jsonl in the same folder.")
     ] = 0,

@@ -2,8 +2,9 @@
 
 import logging
 import shlex
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -56,6 +57,7 @@ def print_ending(trainer: "Trainer", warnings: Sequence[str] = ()) -> None:
     if gain is not None:
         panel = [name for name in next(iter(gain.results.values())).parts if name.startswith("panel/")]
         print_comparison(gain, "gain", ["reward", *panel])
+        print_verdict(gain)
     if warnings:
         count = "1 warning" if len(warnings) == 1 else f"{len(warnings)} warnings"
         print(f"{count} on the way, first: {warnings[0]}")
@@ -63,12 +65,65 @@ def print_ending(trainer: "Trainer", warnings: Sequence[str] = ()) -> None:
     print(f"run folder: {result.folder}")
     if result.lora is not None:
         print(f"lora: {result.lora}")
+    if result.lora is not None and config.model.kind == "pictures":
+        lines = in_plain_diffusers(config.model.path, str(result.lora))
+        print("in plain diffusers:", *lines, f"pipe({trainer.prompts.texts[0]!r})", sep="\n  ")
     run, prompt = shlex.quote(str(result.folder)), shlex.quote(trainer.prompts.texts[0])
-    commands = [f"gallery {run} --serve", f"sample {run} {prompt} --count 4"]
+    trust = " --trust" if names_own_code(config.model_dump(exclude={"name"})) else ""
+    commands = [f"gallery {run} --serve", f"sample {run} {prompt} --count 4{trust}"]
     if config.evaluation.prompts is not None:
-        commands.append(f"eval {run} --base --pictures 8")
-    commands += [f"watch {run} --panel {name}" for name in suggested(config)[:1]]
+        commands.append(f"eval {run} --base --pictures 8{trust}")
+    commands += [f"watch {run} --panel {name}{trust}" for name in suggested(config)[:1]]
     print("next:", *(f"flowalign {command}" for command in commands), sep="\n  ")
+
+
+def names_own_code(values: Any) -> bool:
+    """Does a configuration name a part by its dotted path? Commands run such code with --trust alone."""
+    if isinstance(values, Mapping):
+        named = [value for key, value in values.items() if key in ("name", "kernel") and isinstance(value, str)]
+        return any("." in name or ":" in name for name in named) or any(map(names_own_code, values.values()))
+    return isinstance(values, list | tuple) and any(map(names_own_code, values))
+
+
+def in_plain_diffusers(model: str, lora: str, file: str | None = None) -> list[str]:
+    """Lines of Python that load a run's LoRA with diffusers alone.
+
+    Args:
+        model: `model.path` of the run.
+        lora: folder of the LoRA.
+        file: its file there; default the name that diffusers gives it.
+    """
+    from flowalign.data import ASSETS, shipped
+    from rewards.hub import split_revision
+
+    name, revision = split_revision(model)
+    imports = ["from diffusers import DiffusionPipeline"]
+    if Path(shipped(model)).is_relative_to(ASSETS):
+        imports.append("from flowalign.data import ASSETS")
+        # a Stable Diffusion 3 without T5
+        source = f'ASSETS / "{name}", text_encoder_3=None, tokenizer_3=None'
+    else:
+        source = f'"{name}"' + ("" if revision is None else f', revision="{revision}"')
+    named = "" if file is None else f', weight_name="{file}"'
+    loads = [f"pipe = DiffusionPipeline.from_pretrained({source})", f'pipe.load_lora_weights("{lora}"{named})']
+    return [*imports, *loads]
+
+
+def print_verdict(gain: "Comparison") -> None:
+    """Print a line if the trained reward did not rise on held-out prompts beyond the error of its mean."""
+    from flowalign.evaluation.statistics import significance
+
+    row = next(row for row in gain.rows() if (row.prompts, row.score) == ("all", "reward"))
+    found = significance(row.gains[0], row.of)
+    if found is None:
+        print("one held-out prompt cannot tell whether the reward rose; raise evaluation.limit")
+    elif found.high < 0:
+        print("the held-out reward FELL by more than its error; docs/troubles.md says what helps")
+    elif found.low <= 0:
+        print(
+            f"no gain shown: the 95% interval of the held-out difference, {found.low:+.3f} to {found.high:+.3f}, "
+            "contains 0; more iterations, or more held-out prompts, may tell"
+        )
 
 
 def print_comparison(comparison: "Comparison", gain: str | None = None, scores: Sequence[str] | None = None) -> None:

@@ -22,7 +22,7 @@ def sample(
     mask: options.Mask = None,
     seed: options.Seed = 0,
     count: Annotated[int, typer.Option(min=1, help="Pictures per prompt.")] = 1,
-    output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("samples"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures.")] = Path("samples"),
     dtype: options.Dtype = "float32",
     trust: options.Trust = False,
 ) -> None:

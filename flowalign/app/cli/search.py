@@ -41,7 +41,9 @@ def search(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the search; an interrupted one continues there. Default searches/ and the prompt."
+            "--output",
+            "-o",
+            help="Folder of the search; an interrupted one continues there. Default searches/ and the prompt.",
         ),
     ] = None,
     dtype: options.Dtype = "float32",

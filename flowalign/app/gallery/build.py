@@ -115,7 +115,9 @@ def lay_out(runs: Sequence[Path | str], output: Path | str) -> Gallery:
 
 
 def headline(run: SavedRun, alone: bool) -> str:
-    """A run in a line: model, method, reward, and its held-out score before and after; empty where nothing is known.
+    """A run in a line: model, method, reward, and its held-out score before and after; a search's prompts and methods.
+
+    Empty where nothing is known.
 
     Args:
         alone: the page shows no other run, and has its name in the title.
@@ -131,7 +133,11 @@ def headline(run: SavedRun, alone: bool) -> str:
             (_, before), (iteration, after) = points[0], points[-1]
             words.append(f"held-out {score} {before:.3g} → {after:.3g} after {iteration} iterations")
             break
-    return " · ".join(words)
+    if run.searches:
+        count = len({record["number"] for record in run.searches})
+        methods = ", ".join(dict.fromkeys(str(record["method"])[:80] for record in run.searches))
+        words.append(f"search of {count} prompt{'s' if count > 1 else ''} by {methods}")
+    return " · ".join(words) if alone or len(words) > 1 else ""
 
 
 def _arrange(runs: list[SavedRun], output: Path) -> Gallery:

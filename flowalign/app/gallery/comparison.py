@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader
 
 from flowalign.app.gallery.build import CLIPS, PICTURES, thinned
 from flowalign.app.gallery.runs import SavedRun, SavedSample, read_runs
-from flowalign.evaluation.comparison import Comparison
+from flowalign.evaluation.comparison import Comparison, Row
 from flowalign.evaluation.statistics import Significance, significance
 from flowalign.runs.environment import flat
 from flowalign.runs.files import write_atomically
@@ -85,23 +85,14 @@ def build_comparison(
     (output / "assets").mkdir(exist_ok=True)
     for name in ("gallery.css", "comparison.css"):
         write_new(output / "assets" / name, (Path(__file__).parent / "static" / name).read_bytes())
-    rows = [
-        (
-            row,
-            [
-                None if gain is None else significance(values, row.of)
-                for values, gain in zip(row.gains, row.differences)
-            ],
-        )
-        for row in comparison.rows()
-    ]
+    rows = [(row, _significances(row)) for row in comparison.rows()]
     charts = list(_charts(read))
     page = Environment(loader=PackageLoader("flowalign.app.gallery"), autoescape=True).get_template("comparison.html")
     first = comparison.results[labels[0]]
     text = page.render(
         labels=labels,
         rows=rows,
-        verdicts=[_verdict(labels[0], *columns) for columns in zip(labels[1:], rows[0][0].differences, rows[0][1])],
+        verdicts=verdicts(comparison),
         prompts=len(set(first.prompts)),
         samples=len(first.prompts),
         tests=sum(sign is not None for _, signs in rows for sign in signs),
@@ -115,13 +106,26 @@ def build_comparison(
     return output / "index.html"
 
 
+def _significances(row: Row) -> list[Significance | None]:
+    """Of each difference to the first run; None without a difference, and of too few prompts."""
+    gains = zip(row.gains, row.differences)
+    return [None if difference is None else significance(values, row.of) for values, difference in gains]
+
+
+def verdicts(comparison: Comparison) -> list[str]:
+    """A sentence for each run but the first: is its reward better, worse, or not clearly different?"""
+    first, *others = comparison.results
+    row = next(comparison.rows())
+    return [_verdict(first, *of_run) for of_run in zip(others, row.differences, _significances(row))]
+
+
 def _verdict(first: str, other: str, difference: Any, sign: Significance | None) -> str:
     """A sentence about the difference of the rewards."""
     if difference is None or sign is None:
         return f"{other} and {first}: too few prompts to say which is better."
     figures = f"{difference.mean:+.3f} [{sign.low:+.3f}, {sign.high:+.3f}], p = {sign.p:.2g}"
     if sign.p >= 0.05:
-        return f"{other} and {first} do not differ by more than other prompts would undo: {figures}."
+        return f"No clear difference between {other} and {first}: {figures}."
     return f"{other} is {'better' if difference.mean > 0 else 'worse'} than {first}: {figures}."
 
 

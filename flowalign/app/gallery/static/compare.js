@@ -7,7 +7,7 @@ gallery.views.compare = (main, settings) => {
     main.append(element("p", { class: "empty" }, "No pictures yet."));
     return;
   }
-  const order = gallery.order?.length ? gallery.order : rows;
+  const order = gallery.order?.length ? gallery.order : gallery.improved(rows);
   const place = Math.max(0, order.findIndex((row) => String(row.index) === settings.row));
   const column = (value, otherwise) => (columns[value] ? Number(value) : otherwise);
   const now = {
@@ -57,7 +57,7 @@ gallery.views.compare = (main, settings) => {
     if (now.mode === "side" || !a || !b) {
       stage.replaceChildren(element("div", { class: "pair" },
         [["A", now.a, a], ["B", now.b, b]].map(([side, c, picture]) =>
-          element("figure", {}, view(picture), element("figcaption", { class: "side" }, side + ": ", text(columns[c].label))))));
+          element("figure", {}, element("figcaption", { class: "side" }, side + ": ", text(columns[c].label)), view(picture)))));
     } else if (now.mode === "slider") {
       const top = view(b), edge = element("span", { class: "edge" });
       const range = element("input", { type: "range", class: "slide", min: 0, max: 100, value: now.share,
@@ -76,7 +76,7 @@ gallery.views.compare = (main, settings) => {
       stack.style.touchAction = "pan-y";
       shape(stack, a);
       cut();
-      stage.replaceChildren(stack, range, element("p", { class: "side" }, "left A: ", text(columns[now.a].label), " · right B: ", text(columns[now.b].label)));
+      stage.replaceChildren(element("p", { class: "side" }, "left A: ", text(columns[now.a].label), " · right B: ", text(columns[now.b].label)), stack, range);
     } else {
       const first = view(a), second = view(b), label = element("p", { class: "side" });
       const face = () => {
@@ -91,7 +91,7 @@ gallery.views.compare = (main, settings) => {
       const turn = element("button", { type: "button", onclick: () => { now.second = !now.second; face(); } }, "Switch ", element("kbd", {}, "space"));
       const stack = element("div", { class: "stack" }, first, second);
       shape(stack, a);
-      stage.replaceChildren(stack, label, element("div", { class: "bar" }, turn, pause));
+      stage.replaceChildren(label, stack, element("div", { class: "bar" }, turn, pause));
       now.press = { turn, pause };
       face();
       run();

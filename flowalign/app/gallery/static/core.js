@@ -41,15 +41,26 @@ const gallery = (() => {
     index, seed, metadata, prompt: data.prompts[prompt], category: metadata.category ?? "", cells: new Array(data.columns.length),
   }));
   for (const picture of pictures) rows[picture.row].cells[picture.column] = picture;
+  // a search beside a run has no moments, and the run needs no name then
+  const several = new Set(data.columns.map(([run]) => run)).size > 1;
   const columns = data.columns.map(([run, iteration], index) => ({
     index, run, iteration, base: data.columns.findIndex(([r]) => r === run),
-    label: (data.runs.length > 1 ? data.runs[run].name + " · " : "") + (iteration === 0 ? "base" : "iteration " + iteration),
+    label: (several ? data.runs[run].name + " · " : "") + (iteration === 0 ? "base" : "iteration " + iteration),
   }));
 
   const score = (picture, index) => picture?.values[index] ?? null;
   function gain(row, column, index) {
     const after = score(row.cells[column], index), before = score(row.cells[columns[column].base], index);
     return after === null || before === null ? null : after - before;
+  }
+  // the largest gain first, among rows with pictures at every moment, then among the others; rows without a gain come last
+  const most = Math.max(0, data.scores.indexOf("reward"));
+  function improved(list, column = columns.length - 1, index = most, sign = -1) {
+    const key = new Map(list.map((row) => [row, { gain: gain(row, column, index), whole: !row.cells.includes(undefined) }]));
+    return list.toSorted((a, b) => {
+      const [x, y] = [key.get(a), key.get(b)];
+      return (x.gain === null) - (y.gain === null) || y.whole - x.whole || sign * (x.gain - y.gain) || a.index - b.index;
+    });
   }
 
   const clip = (picture) => /\.(mp4|webm)$/.test(picture.name);
@@ -85,7 +96,7 @@ const gallery = (() => {
 
   // a command line with a button that copies it, or selects it where the browser lends no clipboard (a page from disk)
   function command(words) {
-    const line = element("code", {}, words);
+    const line = element("code", { tabindex: "0", role: "region", "aria-label": `Command: ${words}` }, words);
     const button = element("button", { type: "button", onclick: async () => {
       getSelection().selectAllChildren(line);
       if (navigator.clipboard) await navigator.clipboard.writeText(words).then(() => { button.textContent = "Copied"; }, () => {});
@@ -102,7 +113,9 @@ const gallery = (() => {
   // The address after # holds the view and its settings, so that back, reload and links work.
   const views = {};
   let leave = null;
-  const home = document.querySelector("nav a").hash.slice(1);
+  // pairs that were sampled for votes have nothing else to see
+  const ballot = columns.length === 1 && !data.scores.length && document.querySelector("nav a[href='#vote']");
+  const home = (ballot || document.querySelector("nav a")).hash.slice(1);
   function state() {
     const [name, query] = location.hash.slice(1).split("?");
     return [views[name] ? name : home, Object.fromEntries(new URLSearchParams(query))];
@@ -167,5 +180,5 @@ const gallery = (() => {
     }
   }
 
-  return { data, element, svg, text, number, signed, rows, columns, score, gain, clip, thumbnail, shortened, small, image, written, full, select, command, views, go, link, remember, show, keys, nearest, warned, warnings, notes };
+  return { data, element, svg, text, number, signed, rows, columns, several, score, gain, improved, clip, thumbnail, shortened, small, image, written, full, select, command, views, go, link, remember, show, keys, nearest, warned, warnings, notes };
 })();

@@ -9,7 +9,10 @@ gallery.views.curves = (main, settings) => {
     [/diversity|duplicate/, "diversity"], [/^preference\//, "preference"], [/clip_fraction/, "clip fraction"], [/ratio/, "ratio"], [/gradient_norm/, "gradient norm"],
     [/^reward\//, "reward"], [/^held-out (?!all\/)/, "held-out by category"], [/^held-out /, "statistics"],
   ];
-  const known = { "reward/mean": "reward of the training samples", "policy/kl": "KL from the start weights" };
+  const known = {
+    "reward/mean": "reward of the training samples", "reward/std": "standard deviation of the reward", "policy/kl": "KL from the start weights",
+    "policy/ratio": "probability ratio to the old weights", "policy/gradient_norm": "norm of the gradient", "policy/clip_fraction": "share of clipped steps",
+  };
   function label(name) {
     const [, group, score] = name.match(/^held-out ([^/]+)\/(.+)$/) ?? [];
     if (score) return `held-out ${score.replace("statistics/", "").replaceAll("_", " ")}${group === "all" ? "" : ", " + group}`;
@@ -25,7 +28,8 @@ gallery.views.curves = (main, settings) => {
   }
   const input = element("input", { type: "search", value: settings.text ?? "", placeholder: "contains …", oninput: () => draw() });
   const all = element("input", { type: "checkbox", checked: settings.all === "1", onchange: () => draw() });
-  const legend = data.runs.length > 1 ? gallery.legend(data.runs.map((run) => run.name)) : null;
+  const several = data.runs.filter((run) => Object.keys(run.series).length).length > 1;
+  const legend = several ? gallery.legend(data.runs.map((run) => run.name)) : null;
   const charts = element("div", { class: "charts" });
   main.append(
     element("form", { class: "controls", onsubmit: (event) => event.preventDefault(), "aria-label": "Choose curves" },
@@ -41,7 +45,7 @@ gallery.views.curves = (main, settings) => {
   }
 
   function chart([name, ...same]) {
-    const lines = data.runs.map((run, index) => ({ index, name: data.runs.length > 1 ? run.name : "", points: run.series[name] ?? [] }));
+    const lines = data.runs.map((run, index) => ({ index, name: several ? run.name : "", points: run.series[name] ?? [] }));
     return gallery.chart({ name, label: label(name), same: same.map(label), lines, alarms: gallery.warned.map(({ iteration }) => iteration), open });
   }
 

@@ -8,6 +8,7 @@ gallery.views.grid = (main, settings) => {
     return;
   }
   const CAPTION = 40, CELL_TEXT = 24, GAP = 8, MARGIN = 2;
+  const names = gallery.several ? "head named" : "head";
   // set by measure(): pixels of the room, a picture, a column, a row and a lane; rows with few columns stand in several lanes
   let room, side, width, height, lane, lanes;
   // whether the base's column stays in sight while the others scroll
@@ -29,15 +30,15 @@ gallery.views.grid = (main, settings) => {
   const controls = element("form", { class: "controls", onsubmit: (event) => event.preventDefault(), "aria-label": "Sort and filter" },
     field(data.texts.length ? "Prompt or text" : "Prompt", "text", { type: "search", placeholder: "contains …" }),
     categories.length ? gallery.select("Category", [["", "all"], ...categories.map((c) => [c, c])], chosen.category, choose("category")) : null,
-    gallery.select("Score", data.scores.map((s) => [s, s]), chosen.score, choose("score")),
+    data.scores.length > 1 ? gallery.select("Score", data.scores.map((s) => [s, s]), chosen.score, choose("score")) : null,
     gallery.select("Judged at", columns.map((c) => [c.index, c.label]), chosen.at, choose("at")),
     gallery.select("Order", [["prompts", "as sampled"], ["text", "prompt, A to Z"], ["best", "best"], ["worst", "worst"],
       ["improved", "most improved"], ["damaged", "most damaged"]], chosen.sort, choose("sort")),
-    field("Score from", "low", { type: "number", step: "any" }),
-    field("to", "high", { type: "number", step: "any" }),
-    field("Gain from", "gain", { type: "number", step: "any" }));
+    data.scores.length ? element("details", { class: "more", open: Boolean(chosen.low || chosen.high || chosen.gain) }, element("summary", {}, "Filter by score"),
+      element("div", {}, field("Score from", "low", { type: "number", step: "any" }), field("to", "high", { type: "number", step: "any" }),
+        field("Gain from", "gain", { type: "number", step: "any" }))) : null);
   const count = element("p", { class: "count", role: "status" });
-  const head = element("div", { class: "head", "aria-hidden": "true" });
+  const head = element("div", { class: names, "aria-hidden": "true" });
   const body = element("div", { class: "cells", role: "grid", "aria-label": (data.texts.length ? "Texts" : "Pictures") + ": arrow keys move, Enter compares with the base" });
   const scroller = element("div", { class: "scroller" }, body);
   main.append(controls, count, element("div", { class: "heads" }, head), scroller);
@@ -48,13 +49,17 @@ gallery.views.grid = (main, settings) => {
     // as many lanes as leave their pictures large enough, and pictures that fill them, as large as thumbnails at most
     const narrow = innerWidth < 600, fitting = (lanes) => Math.floor(((room + GAP * 2) / lanes - GAP) / columns.length) - GAP;
     lanes = 1;
-    while (lanes < shown.length && fitting(lanes + 1) >= (narrow ? 104 : 128)) lanes++;
-    side = Math.min(data.thumbnail, lanes > 1 ? fitting(lanes) : Math.max(narrow ? 104 : 136, fitting(1)));
+    const least = narrow ? 104 : 128;
+    while (lanes < shown.length && fitting(lanes + 1) >= least) lanes++;
+    side = Math.min(data.thumbnail, fitting(lanes));
+    // columns that do not all fit: as many as do, whole
+    const overflow = lanes === 1 && side < least;
+    if (overflow) side = (room + GAP) / Math.max(2, Math.floor((room + GAP) / (least + GAP))) - GAP;
     width = side + GAP;
     height = CAPTION + side + CELL_TEXT + GAP * 2;
     lane = columns.length * width + GAP;
-    pinned = data.runs.length === 1 && lanes === 1 && columns.length * width > room;
-    body.style.width = (lanes > 1 ? room : columns.length * width) + "px";
+    pinned = overflow && !gallery.several;
+    body.style.width = (lanes > 1 ? room : columns.length * width - GAP) + "px";
     body.style.height = Math.ceil(shown.length / lanes) * height + "px";
     head.replaceChildren(...Array.from({ length: Math.min(lanes, shown.length) }, (_, i) => columns.map((column) => {
       const alarm = gallery.warned.filter(({ run, iteration }) => run === data.runs[column.run] && iteration === column.iteration).map(({ words }) => words);
@@ -81,9 +86,9 @@ gallery.views.grid = (main, settings) => {
     const by = (of, sign) => (a, b) => (of(a) === null) - (of(b) === null) || sign * (of(a) - of(b)) || a.index - b.index;
     const orders = {
       text: (a, b) => a.prompt.localeCompare(b.prompt), best: by(value, -1), worst: by(value, 1),
-      improved: by(gained, -1), damaged: by(gained, 1),
     };
     if (orders[chosen.sort]) shown.sort(orders[chosen.sort]);
+    else if (chosen.sort !== "prompts") shown = gallery.improved(shown, at, index, chosen.sort === "damaged" ? 1 : -1);
     // what compare steps through
     gallery.order = shown;
   }
@@ -103,7 +108,8 @@ gallery.views.grid = (main, settings) => {
     const view = picture.text === null ? gallery.image(gallery.thumbnail(picture), words, gallery.clip(picture) ? { autoplay: false } : { class: gallery.small(picture.width, picture.height) ? "pixels" : null })
       : gallery.written(gallery.shortened(picture.text), { title: words });
     view.style.height = view.style.width = side + "px";
-    box.append(view, element("span", { class: "value" }, number(value),
+    if (value === null) box.append(view);
+    else box.append(view, element("span", { class: "value" }, number(value),
       gained === null ? null : element("span", { class: gained > 0 ? "up" : gained < 0 ? "down" : "" }, " " + (gained === 0 ? "±0" : signed(gained)))));
     return box;
   }
@@ -234,6 +240,6 @@ gallery.views.grid = (main, settings) => {
   scroller.addEventListener("scroll", soon, { passive: true });
   addEventListener("resize", again);
   update();
-  scroller.scrollLeft = Math.max(0, (Number(chosen.at) + 1) * width - scroller.clientWidth);
+  scroller.scrollLeft = Math.max(0, (Number(chosen.at) + 1) * width - GAP - scroller.clientWidth);
   return () => { removeEventListener("scroll", soon); removeEventListener("resize", again); };
 };

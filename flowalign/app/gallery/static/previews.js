@@ -4,16 +4,21 @@
 (() => {
   const { data, element, text, number, signed } = gallery;
 
+  gallery.given = (group) => group.members.map(({ reward }) => reward);
+
   // choosers for the moment and the entry of it, shared by both views
-  function chooser(main, view, kind, settings, draw) {
+  function chooser(main, view, kind, settings, rewards, draw) {
     const moments = data.previews.filter((moment) => moment[kind].length);
     if (!moments.length) {
       main.append(element("p", { class: "empty" }, "This run has saved no previews; the trainer saves them where previews are switched on."));
       return;
     }
-    const name = (moment) => (data.runs.length > 1 ? data.runs[moment.run].name + " · " : "") + "iteration " + moment.iteration;
+    const name = (moment) => (gallery.several ? data.runs[moment.run].name + " · " : "") + "iteration " + moment.iteration;
     let at = moments[settings.at] ? Number(settings.at) : moments.length - 1;
-    let entry = moments[at][kind][settings.entry] ? Number(settings.entry) : 0;
+    // first the one whose rewards differ most: there is something to see
+    const spread = (entry) => { const all = rewards(entry).filter((value) => value !== null); return all.length ? Math.max(...all) - Math.min(...all) : 0; };
+    const telling = moments[at][kind].reduce((best, entry, i, all) => (spread(entry) > spread(all[best]) ? i : best), 0);
+    let entry = moments[at][kind][settings.entry] ? Number(settings.entry) : telling;
     const controls = element("div", { class: "controls" }), body = element("div");
     main.append(controls, body);
     const refresh = () => {
@@ -78,7 +83,7 @@
     });
     const parts = [element("h2", {}, text(entry.prompt)), element("p", { class: "hint" }, `${entry.members.length} samples of one prompt, best first`), element("ul", { class: entry.members.some((m) => m.text !== null) ? "members texts" : "members" }, members)];
     if (entry.wins) {
-      const small = (i) => (entry.members[i].text === null ? picture(entry.members[i].picture, `#${place(i)}`) : null);
+      const small = (i) => (entry.members[i].text === null ? picture(entry.members[i].picture, `seed ${entry.members[i].seed}`) : null);
       parts.push(element("h2", {}, "Pairwise verdicts"), element("p", { class: "hint" }, "1: the row's sample beat the column's, 0: it lost, 0.5: a tie. Last column: the row's share of wins."),
         element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Pairwise verdicts" }, element("table", { class: "matrix" },
           element("thead", {}, element("tr", {}, element("td"), order.map((i) => element("th", { scope: "col" }, small(i), `#${place(i)}`)), element("th", { scope: "col" }, "wins"))),
@@ -94,6 +99,6 @@
   }
 
   gallery.chooser = chooser;
-  gallery.views.film = (main, settings) => chooser(main, "film", "films", settings, film);
-  gallery.views.groups = (main, settings) => chooser(main, "groups", "groups", settings, group);
+  gallery.views.film = (main, settings) => chooser(main, "film", "films", settings, (entry) => entry.rewards ?? [], film);
+  gallery.views.groups = (main, settings) => chooser(main, "groups", "groups", settings, gallery.given, group);
 })();

@@ -115,7 +115,7 @@
       next.focus();
     });
     tell(found.best);
-    return [element("p", { class: "hint" }, "A column is what was scored together, the best on top; what is not finished is shown as what it promises. ✕ and a dashed edge: the search went on without it. ★: the best; its branch is drawn bold."),
+    return [element("p", { class: "hint" }, "The samples of a column were scored together, best on top. An unfinished sample is shown as the picture it would end in. ✕ and a dashed edge: dropped. ★ and the bold line: the best, and where it came from."),
       told, element("div", { class: "tree", tabindex: "0", role: "region", "aria-label": "What was tried; arrow keys move from the best" }, area)];
   }
 

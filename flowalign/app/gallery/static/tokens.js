@@ -50,5 +50,5 @@ gallery.views.tokens = (main, settings) => {
     const by = gallery.select("Shade by", Object.entries(kinds).map(([key, [name]]) => [key, name]), kind, (value) => { kind = value; paint(); });
     return [element("h2", {}, text(entry.prompt)), element("div", { class: "controls" }, by), hint, element("ul", { class: "lines" }, members)];
   }
-  return gallery.chooser(main, "tokens", "groups", settings, draw);
+  return gallery.chooser(main, "tokens", "groups", settings, gallery.given, draw);
 };

@@ -24,9 +24,10 @@ gallery.views.vote = (main, settings) => {
   main.append(
     element("form", { class: "controls", onsubmit: (event) => { event.preventDefault(); start(); } },
       element("label", {}, "Your name", rater),
-      gallery.select("One", names, chosen.a, (value) => { chosen.a = value; }), gallery.select("Other", names, chosen.b, (value) => { chosen.b = value; }),
+      ...(columns.length > 1 ? [gallery.select("One", names, chosen.a, (value) => { chosen.a = value; }), gallery.select("Other", names, chosen.b, (value) => { chosen.b = value; })] : []),
       element("button", { class: "main" }, "Start"), element("button", { type: "button", onclick: show }, "Results")),
     status, ballot, results);
+  ballot.append(element("p", { class: "hint" }, "You will see two samples of one prompt and choose the better one. Give your name, then Start."));
 
   async function ask(path, body) {
     const options = body ? { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) } : {};
@@ -100,7 +101,7 @@ gallery.views.vote = (main, settings) => {
     if (!table) return;
     const percent = (x) => (x === null ? "–" : (100 * x).toFixed(1) + "%");
     const rate = (r) => (r.rate === null ? "–" : `${percent(r.rate)} (${percent(r.low)} to ${percent(r.high)})`);
-    const grid = (head, lines) => element("div", { class: "wide" }, element("table", {}, element("thead", {}, element("tr", {}, head.map((h) => element("th", { scope: "col" }, h)))),
+    const grid = (head, lines) => element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": `Votes by ${head[0]}` }, element("table", {}, element("thead", {}, element("tr", {}, head.map((h) => element("th", { scope: "col" }, h)))),
       element("tbody", {}, lines.map(([name, ...cells]) => element("tr", {}, element("th", { scope: "row" }, name), cells.map((c) => element("td", {}, c)))))));
     const [a, b] = [columns[chosen.a].label, columns[chosen.b].label];
     const rows = [["all", table.all], ...table.raters.map((r) => [text(r.rater), r])];

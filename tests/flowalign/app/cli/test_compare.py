@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from PIL import Image
 
 from flowalign.app.cli.main import main
@@ -35,15 +36,14 @@ def two(trained_run: Path, tmp_path: Path) -> tuple[Path, Path]:
     return one, other
 
 
-def test_the_page_says_what_differs(two: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_page_says_what_differs(two: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert command(*map(str, two), "-o", str(out), "--json", str(tmp_path / "out.json")) == 0
     page = (out / "index.html").read_text()
     text = " ".join(re.sub(r"<[^>]+>", " ", page).split())
     # all of 4 prompts gain the same: 2 of 16 patterns of signs make as much of it
-    assert (
-        "other and one do not differ by more than other prompts would undo: +0.500 [+0.500, +0.500], p = 0.12" in text
-    )
+    verdict = "No clear difference between other and one: +0.500 [+0.500, +0.500], p = 0.12"
+    assert verdict in text and verdict in capsys.readouterr().out
     assert "+0.500 ± 0.000 +0.500 to +0.500 0.12 100%" in text
     assert re.search(r"all reward 0\.\d{3} ± 0\.\d{3} 0\.\d{3} ± 0\.\d{3} \+0\.500", text)
     assert "training.optimizer.learning_rate 0.03 0.01" in text
@@ -90,6 +90,20 @@ def test_figures_by_different_rewards_are_not_compared(
     assert command(str(one), str(other)) == 2
     error = capsys.readouterr().err
     assert re.search(r"one is judged by .*, other by .*; --again judges all by the rewards of one", error)
+
+
+def test_figures_of_other_sampling_are_compared_on_request(
+    two: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = two
+    config = yaml.safe_load((other / "config.yaml").read_text())
+    config["evaluation"]["guidance"] = 3.0
+    (other / "config.yaml").write_text(yaml.safe_dump(config))
+    words = [str(one), str(other), "-o", str(tmp_path / "out")]
+    assert command(*words) == 2
+    told = "one was sampled with guidance 1.0, other with guidance 3.0; --any-sampling compares them as they are"
+    assert told in capsys.readouterr().err
+    assert command(*words, "--any-sampling") == 0
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,7 @@ def test_votes_name_pictures_of_the_runs_alone(foreign: Path, capsys: pytest.Cap
 def test_a_served_gallery_exports_no_picture_from_elsewhere(foreign: Path) -> None:
     voted(foreign, "UPDATE votes SET first = '/home/me/passport.png'")
     answer = TestClient(application(LiveGallery([foreign], foreign / "gallery")), "http://localhost").get("/api/export")
-    assert answer.status_code == 400 and "is in none of the runs" in answer.json()["error"]
+    assert answer.status_code == 400 and "is in none of the runs; it is not there any more" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -441,6 +441,7 @@ def test_a_gallery_waits_for_no_pipe_and_reads_nothing_endless(foreign: Path) ->
     [
         ({"text_encoder": ["antigravity", "Thing"]}, "its text_encoder is ['antigravity', 'Thing'], which is no class"),
         ({"text_encoder": ["transformers", "NoSuchModel"]}, "which is no class of diffusers or transformers"),
+        ({"text_encoder": [0, "antigravity"]}, "which is no class of diffusers or transformers"),
         ({"text_encoder": ["transformers", "pipeline"]}, "which is no class of diffusers or transformers"),
         ({"_class_name": "NoSuchPipeline"}, "names the class 'NoSuchPipeline', which diffusers"),
         ({"_class_name": ["evil", "Pipeline"]}, "names the class"),

@@ -52,6 +52,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     ("arguments", "hint"),
     [
         (["nowhere.yaml"], "no configuration at nowhere.yaml"),
+        (["nowhere/tiny_sd3/demo.yaml"], "the recipe that comes with flowalign is called tiny_sd3/demo"),
         ([RECIPE, "training.group_sise=4"], "did you mean 'group_size'"),
         ([RECIPE, "training.iterations=many"], "training.iterations"),
         ([RECIPE, "algorithm.name=flow_grop"], "did you mean 'flow_grpo'"),
@@ -266,15 +267,27 @@ def test_init_writes_a_configuration_that_is_valid(
     (tmp_path / "to_start.py").write_text("def bright(samples, prompts):\n    return [0.5] * len(samples)\n")
     (tmp_path / "own.txt").write_text("a red circle\ntwo blue squares\n")
     words = ["init", "--model", "tiny_sd3", "--reward", "to_start.bright", "--reward", "shapes", "--prompts", "own.txt"]
-    assert "flowalign train train.yaml --dry-run" in printed(capsys, *words)
+    told = printed(capsys, *words)
+    assert "flowalign train train.yaml --dry-run" in told and "no held-out prompts" in told
     made = load(tmp_path / "train.yaml")
     assert [entry.name for entry in made.rewards] == ["to_start.bright", "shapes"]
     assert made.data.prompts == "own.txt" and made.evaluation.prompts is None
+    assert made.model.encode == {"max_sequence_length": 0} and made.model.dtype == "float32"
     for wrong, hint in ((words, "train.yaml exists"), ([*words, "--output", "b.yaml", "--algorithm", "gpo"], "gpo")):
         with pytest.raises(SystemExit):
             main(wrong)
         assert hint in capsys.readouterr().err
     assert not (tmp_path / "b.yaml").exists()
+    (tmp_path / "own_heldout.txt").write_text("three green triangles\n")
+    for prompts, heldout in (("own.txt", "own_heldout.txt"), ("shapes_train", "shapes_heldout")):
+        printed(capsys, *words[:-1], prompts, "--output", f"{heldout}.yaml")
+        assert load(tmp_path / f"{heldout}.yaml").evaluation.prompts == heldout
+
+
+def test_what_a_command_writes_is_named_by_o_everywhere() -> None:
+    for command in typer.main.get_command(app).commands.values():
+        options = {option for parameter in command.params for option in parameter.opts if option.startswith("-")}
+        assert "-o" in options or not options & {"--out", "--output"}, command.name
 
 
 def test_commands_that_sample_have_the_same_options() -> None:

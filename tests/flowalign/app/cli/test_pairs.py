@@ -73,7 +73,9 @@ def test_votes_on_a_base_model_are_trained_on_and_judged_again(made: Path, polls
     }
     assert run(*commands[1], *SMALL, f"output={made.parent}", "name=first") == 0
     first = made.parent / "first"
-    assert load(first / "config.yaml").rollout.steps == 2 and (first / "lora").is_dir()
+    trained = load(first / "config.yaml")
+    assert trained.rollout.steps == 2 and (first / "lora").is_dir()
+    assert trained.model.encode == {"max_sequence_length": 0}
     # the second round: samples of what the first trained, and training that starts there
     prompts = made.parent / "prompts.txt"
     assert run("pairs", first, prompts, "--per-prompt", "2", "--limit", "1", "-o", made.parent / "round2") == 0

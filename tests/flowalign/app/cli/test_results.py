@@ -2,11 +2,14 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from flowalign.app.cli.results import Warnings, print_ending
+from flowalign.app.cli.results import Warnings, in_plain_diffusers, names_own_code, print_ending, print_verdict
 from flowalign.config import load, recipe
+from flowalign.evaluation.comparison import Comparison
+from flowalign.evaluation.scores import Evaluated
 from flowalign.training import Trainer
 
 SMALL = [
@@ -43,3 +46,34 @@ def test_the_ending_shows_reward_and_panel_in_80_columns_and_what_was_warned_of(
     assert all(row.count("±") == 3 and row[-1][0].isdigit() for row in rows)
     assert "more scores in evaluations.jsonl, such as global" in text
     assert "warning" in text and "taught nothing" in heard.messages[-1]
+
+
+def test_own_code_is_noticed_in_any_section() -> None:
+    config = load(recipe("tiny_sd3/flow_grpo")).model_dump(exclude={"name"})
+    assert not names_own_code(config)
+    assert names_own_code(config | {"rewards": [{"name": "vivid.Vivid"}]})
+    assert names_own_code(config | {"rollout": {"plan": {"name": "every_other:EveryOther"}}})
+
+
+def test_the_lines_for_plain_diffusers_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    unseen = ["evaluation.prompts=null", "evaluation.panel=[]", "name=run"]
+    Trainer(load(recipe("tiny_sd3/demo"), [*SMALL, *unseen]), progress=False).train()
+    scope: dict[str, Any] = {}
+    exec("\n".join(in_plain_diffusers("tiny_sd3", "runs/run/lora")), scope)
+    assert scope["pipe"].get_active_adapters() == ["default_0"]
+
+
+@pytest.mark.parametrize(
+    ("gains", "said"),
+    [([0.5, 0.4, 0.6, 0.5, 0.4], None), ([0.5, -0.4, 0.1, -0.5, 0.4], "contains 0"), ([-0.5, -0.4, -0.6], "FELL")],
+)
+def test_an_ending_without_a_gain_says_so(
+    gains: list[float], said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = [str(i) for i in range(len(gains))]
+    common: Any = {"prompts": prompts, "metadata": [{}] * len(gains), "seeds": [0] * len(gains), "parts": {}}
+    before, after = (Evaluated(**common, value=value, samples=[], rows=[]) for value in ([0.0] * len(gains), gains))
+    print_verdict(Comparison({"before": before, "after": after}))
+    text = capsys.readouterr().out
+    assert said in text if said else text == ""

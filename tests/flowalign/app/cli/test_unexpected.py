@@ -1,5 +1,6 @@
 """Errors that nobody foresaw, and numbers that are none: one line each."""
 
+import inspect
 import sys
 from typing import Any
 
@@ -61,9 +62,9 @@ def floats(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Every option of every command that is a float, after the words of its command."""
     if hasattr(command, "commands"):
         return [found for name, inner in command.commands.items() for found in floats(inner, (*path, name))]
-    options = [option for option in command.params if hasattr(option, "type_descriptor")]
-    found = [option.opts[0] for option in options if "float" in str(option.type_descriptor.annotation)]
-    return [(*path, name) for name in found]
+    asked = inspect.signature(command.callback).parameters
+    options = [option for option in command.params if option.name in asked and option.opts[0].startswith("-")]
+    return [(*path, option.opts[0]) for option in options if "float" in str(asked[option.name].annotation)]
 
 
 @pytest.mark.parametrize("words", floats(typer.main.get_command(app)), ids=" ".join)

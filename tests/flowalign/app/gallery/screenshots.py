@@ -1,6 +1,9 @@
 """The pictures of docs/gallery.md: the served gallery of runs in Chromium, light and dark, wide and narrow.
 
-python tests/flowalign/app/gallery/screenshots.py RUN [RUN ...] [--views grid "film?at=0" ...] [--output docs/images]
+With --axe, also the violations of accessibility that axe-core finds in each view (npm install axe-core).
+
+python tests/flowalign/app/gallery/screenshots.py RUN [RUN ...] [--views grid "film?at=0" ...]
+    [--widths 1440 768 390] [--axe node_modules/axe-core/axe.min.js] [--output docs/images]
 """
 
 import argparse
@@ -39,6 +42,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--views", nargs="+", default=VIEWS)
+    parser.add_argument("--widths", type=int, nargs="+", default=[1280, 390])
+    parser.add_argument("--axe", type=Path)
     parser.add_argument("--output", type=Path, default=Path("docs/images"))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
@@ -46,14 +51,22 @@ def main() -> None:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         address = re.search(r"http://\S+", server.stdout.readline())[0]
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for width, height in ((1280, 720), (390, 780)):
+        for width in arguments.widths:
+            height = 720 if width > 1000 else 780
             for scheme in ("light", "dark"):
-                page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+                size = {"width": width, "height": height}
+                page = browser.new_page(viewport=size, color_scheme=scheme, bypass_csp=arguments.axe is not None)
                 for view in arguments.views:
-                    # tall enough for the verdicts below the members
-                    page.set_viewport_size({"width": width, "height": 1000 if view.startswith("groups") else height})
+                    # tall enough for what stands below the pictures
+                    page.set_viewport_size(
+                        {"width": width, "height": 1000 if view.startswith(("groups", "search")) else height}
+                    )
                     name = f"gallery-{view.split('?')[0]}-{width}-{scheme}.png"
                     shoot(page, address, view, arguments.output / name)
+                    if arguments.axe:
+                        page.evaluate(arguments.axe.read_text())
+                        found = page.evaluate("axe.run()")["violations"]
+                        print(name, len(found), *(violation["id"] for violation in found))
                 page.close()
         browser.close()
         server.send_signal(signal.SIGTERM)

@@ -223,6 +223,7 @@ def test_a_search_is_shown_with_all_that_it_tried(maker, run, tmp_path):
     page = build([folder], tmp_path / "out")
     data, text = page_data(page), page.read_text(encoding="utf-8")
     assert 'href="#search"' in text and 'href="#grid"' not in text
+    assert f"search of {len(HOSTILE)} prompts by best_of_n, ttsnap" in text
     assert [(found["number"], found["method"]) for found in data["searches"]] == [
         (number, method) for number in range(len(HOSTILE)) for method in ("best_of_n", "ttsnap")
     ]

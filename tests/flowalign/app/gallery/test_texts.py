@@ -208,6 +208,7 @@ class TestInChromium:
         page.get_by_label("Category").select_option("")
         page.get_by_label("Order").select_option("best")
         assert page.locator(".caption .prompt").first.inner_text() == "prompt 1"
+        page.get_by_text("Filter by score").click()
         page.get_by_label("Score from").fill("0.7")
         assert "2 of 6" in status.inner_text()
         page.locator(".cell").first.focus()

@@ -1,0 +1,20 @@
+"""How far the pictures of one prompt are from each other."""
+
+import statistics
+
+import torch
+
+from flowalign.evaluation.scores import Evaluated
+
+
+def diversity(result: Evaluated) -> float:
+    """Mean distance of two pictures of one prompt: root mean square over pixels in [0, 1], mean over pairs."""
+    by_prompt: dict[str, list[torch.Tensor]] = {}
+    for prompt, image in zip(result.prompts, result.samples, strict=True):
+        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).float() / 255
+        by_prompt.setdefault(prompt, []).append(pixels)
+    distances = []
+    for pictures in by_prompt.values():
+        if len(pictures) > 1:
+            distances.append(torch.pdist(torch.stack(pictures)).mean().item() / pictures[0].numel() ** 0.5)
+    return statistics.mean(distances) if distances else 0.0

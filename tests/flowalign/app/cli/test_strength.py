@@ -1,0 +1,39 @@
+"""`flowalign strength`: its ends are what `flowalign eval --base` measures."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from flowalign.app.cli.main import main
+
+
+def command(*words: str | Path) -> int:
+    with pytest.raises(SystemExit) as left:
+        main([*map(str, words)])
+    return int(left.value.code or 0)
+
+
+def test_the_ends_are_the_base_and_the_run(
+    trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    curve, scores, film = tmp_path / "curve.json", tmp_path / "scores.json", tmp_path / "film.png"
+    words = ["strength", trained_run, "--strengths", "1,0,1.5", "--pictures", "1", "--panel", "tiny_clip"]
+    assert command(*words, "--json", curve, "--film", film) == 0
+    printed = capsys.readouterr().out
+    assert command("eval", trained_run, "--base", "--pictures", "1", "--panel", "tiny_clip", "--json", scores) == 0
+    record, means = json.loads(curve.read_text()), json.loads(scores.read_text())["means"]
+    rows = {row["strength"]: row for row in record["strengths"]}
+    assert list(rows) == [0.0, 1.0, 1.5]
+    for factor, label in ((0.0, "base"), (1.0, trained_run.name)):
+        for name in ("reward", "panel/tiny_clip"):
+            assert rows[factor][name]["mean"] == pytest.approx(means[label]["all"][name]["mean"], abs=1e-5)
+    assert f"highest reward at strength {record['best']:g}" in printed
+    assert Image.open(film).width > 3 * 192
+
+
+@pytest.mark.parametrize("strengths", ["1", "0,one", "0,inf"])
+def test_strengths_are_two_numbers(trained_run: Path, strengths: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("strength", trained_run, "--strengths", strengths) == 2
+    assert "give two numbers or more" in capsys.readouterr().err
