@@ -67,13 +67,16 @@ PLACES = {
     "runs/two": "runs/tiny_sd3-demo-seed0",
 }
 ELSEWHERE = re.compile(
-    r"Qwen|black-forest-labs|configs/(sd3|flux|qwen_vl)/(?!\S+ --dry-run$)|tiny_sd3/{|^league.*(reinflow|dpo)|--serve"
+    r"Qwen|black-forest-labs|configs/(sd3|flux|qwen_vl)/(?!\S+ --dry-run$)|tiny_sd3/{|--serve"
     r"|^demo|^plan|text_better|runs/sd3-|(gallery|train) runs/round|mine\.txt|my_run\.yaml"
-    r"|^train sd(15|3)/|^bench (?!tiny_sd3|runs/tiny)|^league.*grpo_guard.*spelling"
+    r"|^train sd(15|3)/|^bench (?!tiny_sd3|runs/tiny)"
     r"|runs/(pairs|guided|heldout|started|sifted|listening|direct|few-)|rollout\.workers|\.yaml \S*think|tiny_vlm/judge"
+    r"|^(power|strength|soup|rewards|verify-rollout) "
+    r"|^league (?!\S*flow_grpo.yaml \S*(g2rpo|single_step).yaml --(budget|world))"
 )
 """large models and their plans (tools/test_plan.py), servers, rollout workers (training/test_workers.py), the demos
-(cli/test_demo*.py), files of the reader, and what comes after hours of training"""
+(cli/test_demo*.py), instruments (cli/test_power.py and others), files of the reader, what hours of training make, and
+leagues but for one of each kind: their recipes run dry (planning/test_dry_run.py)"""
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
@@ -259,7 +262,8 @@ def test_the_commands_of_the_shipped_models_run(ran: dict[str, int | None], fold
 SNIPPETS = {
     # a model of the reader, and less of everything
     "iterations=20,": f"iterations=1, settings={dict(setting.split('=') for setting in SETTINGS[1:])},",
-    "iterations=60,": "iterations=1, settings={'training.prompts_per_iteration': 2, 'evaluation.limit': 2},",
+    "iterations=60,": "iterations=1,",
+    '{"training.prompts_per_iteration": 32}': "{'training.prompts_per_iteration': 2, 'evaluation.limit': 2}",
     'prompts="shapes_heldout"': 'prompts=["a red circle", "two blue squares"]',
     # weights that are downloaded
     "Aesthetic()": "JPEGSize()",
