@@ -1,20 +1,23 @@
 """Evaluation on held-out prompts: the same prompts and seeds every time, pictures by the ODE."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from flowalign.config import load
 from flowalign.config.sections import BaseConfig
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError
+from flowalign.evaluation.card import VERSIONS, Card, read_card, score_card
 from flowalign.policies.base import Policy
 from flowalign.policies.settings import SamplingSettings
 from flowalign.rollouts.processes import Processes
 from flowalign.runs.files import write_atomically
 from flowalign.runs.foreign import read_text
+from flowalign.runs.reading import read_yaml
 from rewards import Reward, score, seen, spec_of
 
 FOLDER = "scores"
@@ -26,51 +29,21 @@ def judges(config: BaseConfig) -> list[dict[str, Any]]:
     return [reward.model_dump() for reward in config.evaluation.rewards or config.rewards if reward.weight]
 
 
-def check_same_judges(configs: Mapping[str, BaseConfig], mend: str) -> None:
-    """Refuse to compare figures that different rewards gave.
-
-    Args:
-        configs: configurations by the label of their run.
-        mend: end of the message: what would work.
-
-    Raises:
-        ConfigError: names two runs, their rewards, and what would work.
-    """
-    first, *others = configs
-    for other in others:
-        one, two = judges(configs[first]), judges(configs[other])
-        if one != two:
-            names = [", ".join(map(_named, rewards)) for rewards in (one, two)]
-            raise ConfigError(f"{first} is judged by {names[0]}, {other} by {names[1]}; {mend}")
-
-
-def check_same_sampling(configs: Mapping[str, BaseConfig], mend: str) -> None:
-    """Refuse to compare held-out figures of samples that were made in different ways.
-
-    Args:
-        configs: configurations by the label of their run.
-        mend: end of the message: what would work.
-
-    Raises:
-        ConfigError: names two runs, the settings in which they differ, and what would work.
-    """
-    (first, one), *others = ((name, config.evaluation.arguments()) for name, config in configs.items())
-    for other, two in others:
-        keys = [key for key in one | two if key != "batch_size" and one.get(key) != two.get(key)]
-        if keys:
-            shown = [", ".join(f"{key} {settings.get(key)}" for key in keys) for settings in (one, two)]
-            raise ConfigError(f"{first} was sampled with {shown[0]}, {other} with {shown[1]}; {mend}")
-
-
-def _named(reward: Mapping[str, Any]) -> str:
-    """Name of a reward with its settings: 'clip_score' or 'clip_score (weight 0.5)'."""
-    settings = [f"{key} {value}" for key, value in reward.items() if key != "name" and (key, value) != ("weight", 1.0)]
-    return reward["name"] + (f" ({', '.join(settings)})" if settings else "")
-
-
 def scores_of(run: Path, iteration: int) -> Path:
     """The file of a run's scores at an iteration."""
     return run / FOLDER / f"iteration-{iteration:06d}.jsonl"
+
+
+def card_of(run: Path, iteration: int) -> Card:
+    """The score card of a run's scores; of a run from before there were cards, by its configuration and versions."""
+    scores = scores_of(run, iteration)
+    file = scores.with_suffix(".card.json")
+    if file.is_file():
+        return read_card(file)
+    config, result = load(run / "config.yaml"), Evaluated.read(scores)
+    versions = read_yaml(run / "versions.yaml") if (run / "versions.yaml").is_file() else {}
+    known = {name: str(versions[name]) for name in VERSIONS if name in versions}
+    return result.card(config.evaluation.arguments(), judges(config), known)
 
 
 @dataclass(kw_only=True)
@@ -96,6 +69,15 @@ class Evaluated:
         keys = ("prompt", "seed", "metadata", "reward")
         lines = [dict(zip(keys, row)) | {"parts": dict(zip(names, row[len(keys) :], strict=True))} for row in rows]
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+    def card(
+        self,
+        sampling: Mapping[str, Any],
+        rewards: Sequence[Mapping[str, Any]],
+        versions: Mapping[str, str] | None = None,
+    ) -> Card:
+        """The protocol behind these scores; see `score_card`."""
+        return score_card(self.prompts, self.metadata, self.seeds, sampling, rewards, versions)
 
     @classmethod
     def read(cls, path: Path) -> Self:

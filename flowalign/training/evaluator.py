@@ -1,5 +1,6 @@
 """A run's evaluations: scores of held-out prompts, samples to look at, and the watch on reward hacking."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from flowalign.config.rewards import build_reward, build_rewards
 from flowalign.config.sections import Watch
 from flowalign.data import Prompts
 from flowalign.evaluation.comparison import Comparison
-from flowalign.evaluation.scores import Evaluated, evaluate, scores_of
+from flowalign.evaluation.scores import Evaluated, evaluate, judges, scores_of
 from flowalign.evaluation.watch import NOTHING_SEEN, Panel, diagnose, watched
 from flowalign.rollouts.sampler import Sampler
 from flowalign.rollouts.scoring import Scorer
+from flowalign.runs.files import write_atomically
 from flowalign.runs.metrics import MetricsFile
 from flowalign.runs.samples import save_samples
 from flowalign.training.learner import Learner
@@ -109,7 +111,10 @@ class Evaluator:
                 # statistics of each category would be many numbers of little use
                 line |= {f"{label}/{n}": v for n, v in row.items() if label == "all" or not n.startswith("statistics/")}
             self.lines.append(self._watched(line, result))
-            result.save(scores_of(self.folder, iteration))
+            scores = scores_of(self.folder, iteration)
+            result.save(scores)
+            card = result.card(settings.arguments(), judges(self.config))
+            write_atomically(scores.with_suffix(".card.json"), json.dumps(card, indent=2) + "\n")
             samples = result.lines()
             count = min(settings.save_samples, len(samples))
             spread = torch.linspace(0, len(samples) - 1, count).round().int().tolist() if count else []

@@ -19,8 +19,9 @@ from flowalign.config.diffusion import Evaluation
 from flowalign.core.divergences import gaussian_kl
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError, nearest
+from flowalign.evaluation.card import SAMPLING, Card, check_same_protocol, score_card
 from flowalign.evaluation.diversity import diversity
-from flowalign.evaluation.scores import check_same_judges, evaluate, judges
+from flowalign.evaluation.scores import evaluate, judges
 from flowalign.evaluation.statistics import by_prompt, ranks
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.runs.files import write_atomically
@@ -116,12 +117,14 @@ def run_league(
     pictures: int,
     world: str = "shapes",
     first_seed: int = 0,
+    any_sampling: bool = False,
 ) -> Path:
     """Train every configuration with every seed under the budget; finished runs in `output` are not repeated.
 
     Args:
         world: one of `WORLDS`, whose prompts and rewards replace the configurations' own.
         first_seed: first of consecutive seeds; settings are tuned on seeds that are not reported.
+        any_sampling: take configurations that sample held-out prompts in different ways; each way has its own base.
 
     Returns:
         path of the table in Markdown; league.json and league.png are next to it.
@@ -151,7 +154,10 @@ def run_league(
             )
         config.check(processes=1)
         check_same(config, pictures, panel)
-    check_same_judges({name: config for (name, _), config in loaded.items()}, "--set evaluation.rewards=... is for all")
+    cards = {name: card_of(config, pictures) for (name, _), config in loaded.items()}
+    check_same_protocol(cards, "--set evaluation.rewards=... or evaluation.prompts=... is for all", SAMPLING)
+    if not any_sampling:
+        check_same_protocol(cards, "--set evaluation.steps=... is for all, --any-sampling takes them as they are")
     panel_reward = as_reward(registry.build("rewards", panel, {}, "--panel")) if panel else None
     known = output / "base.json"
     bases: dict[str, dict[str, Any]] = json.loads(known.read_text(encoding="utf-8")) if known.is_file() else {}
@@ -165,10 +171,16 @@ def run_league(
                 output.mkdir(parents=True, exist_ok=True)
                 write_atomically(known, json.dumps(bases))
             figures = _trained(trainer) | judge(trainer, panel_reward, pictures) | {"judged_with": [pictures, panel]}
+            figures["card"] = cards[name]
             write_atomically(done, json.dumps(figures))
-        results.setdefault(name, []).append(json.loads(done.read_text(encoding="utf-8")))
+        row = json.loads(done.read_text(encoding="utf-8"))
+        # runs of a league from before there were cards have none
+        mend = "begin the league in a new --output"
+        check_same_protocol({str(done.parent): row.get("card", cards[name]), "this league": cards[name]}, mend)
+        results.setdefault(name, []).append(row)
     results = _start(loaded, bases, known) | results
-    write_atomically(output / "league.json", json.dumps({"budget": vars(budget), "results": results}, indent=2))
+    record = {"budget": vars(budget), "cards": cards, "results": results}
+    write_atomically(output / "league.json", json.dumps(record, indent=2))
     _rank(results)
     _plot(results, output / "league.png")
     table = _markdown(results)
@@ -213,6 +225,20 @@ def check_same(config: Any, pictures: int, panel: str | None) -> None:
         raise ConfigError(
             f"{run} was judged with --pictures {had[0]} and --panel {had[1]}; the same ones, or a new --output, work"
         )
+
+
+def card_of(config: Any, pictures: int) -> Card:
+    """The protocol by which `judge` measures a configuration's run."""
+    settings = config.evaluation
+    prompts = Prompts.of(settings.model_copy(update={"limit": None}))
+    rows = [i for i in range(len(prompts)) for _ in range(pictures)]
+    return score_card(
+        [prompts.texts[i] for i in rows],
+        [prompts.metadata[i] for i in rows],
+        range(SEED, SEED + len(rows)),
+        settings.arguments(),
+        judges(config),
+    )
 
 
 def judged(config: Any) -> str:

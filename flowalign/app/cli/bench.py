@@ -14,7 +14,8 @@ from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output, write_atomically
 
 if TYPE_CHECKING:
-    from flowalign.evaluation.benchmarks import Suite
+    from flowalign.evaluation.benchmarks import Measured, Suite
+    from flowalign.evaluation.card import Card
     from flowalign.evaluation.statistics import Interval
     from flowalign.policies.diffusion import DiffusersPolicy
     from flowalign.policies.settings import Sampling
@@ -32,6 +33,9 @@ def bench(
     base: Annotated[
         bool, typer.Option("--base", help="Also measure the model before training, or without the LoRA.")
     ] = False,
+    against: Annotated[
+        Path | None, typer.Option(help="Folder of an earlier measurement, to show the paired difference to it.")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples a network call.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use this many prompts: to try out, not to compare.")] = None,
     seed: Annotated[
@@ -61,11 +65,13 @@ def bench(
         raise ConfigError(f"--base: {model} has nothing to take off; a run's folder or --lora has")
     if base and "rlg" in requested:
         raise ConfigError("--rlg weighs what was trained, which --base takes off; measure one at a time")
+    if base and against is not None:
+        raise ConfigError("--base and --against: each is a measurement to compare with; give one of them")
     requested |= options.given(batch_size=batch_size)
     # suites say what is wrong with their prompts and judges before a model loads
     for benchmark in suites:
         benchmark.prompts()
-    figures = _measure(model, lora, dtype, trust, base, suites, requested, folder, limit, seed)
+    figures = _measure(model, lora, dtype, trust, base, suites, requested, folder, limit, seed, against)
     if figures is None:
         return
     from flowalign.app.gallery import build
@@ -114,6 +120,7 @@ def _measure(
     folder: Path,
     limit: int | None,
     seed: int | None,
+    against: Path | None,
 ) -> "dict[str, dict[str, dict[str, Interval]]] | None":
     """The figures of every suite by label and score; None on other processes than the main one."""
     from accelerate import PartialState
@@ -132,6 +139,9 @@ def _measure(
         for suite in suites:
             if not protocols.get(suite.name):
                 protocols[suite.name] = protocol(suite, model, lora, dtype, sampling, limit, noise)
+                if against is not None:
+                    stored = earlier(suite, against, protocols[suite.name]["card"], limit)
+                    measured[suite.name] = {run.EARLIER: stored}
                 if state.is_main_process:
                     run.open_folder(folder / suite.name, protocols[suite.name])
                 state.wait_for_everyone()
@@ -145,7 +155,8 @@ def _measure(
     for suite in suites:
         figures[suite.name] = run.results(suite, measured[suite.name])
         run.write_results(folder / suite.name, protocols[suite.name] | {"judges": judges(suite)}, figures[suite.name])
-        run.show(suite, folder / suite.name, measured[suite.name], noise)
+        shown = {label: model for label, model in measured[suite.name].items() if label != run.EARLIER}
+        run.show(suite, folder / suite.name, shown, noise)
     return figures
 
 
@@ -172,8 +183,19 @@ def protocol(
     """All settings and files that the figures depend on."""
     from importlib import metadata
 
+    from flowalign.evaluation.card import score_card
+
     prompts = suite.prompts().spread(limit)
     listed = json.dumps([prompts.texts, prompts.metadata]).encode()
+    rows = [i for i in range(len(prompts)) for _ in range(suite.pictures)]
+    judge = {"name": suite.name, "version": suite.version, **suite.settings(), "headline": list(suite.headline)}
+    card = score_card(
+        [prompts.texts[i] for i in rows],
+        [prompts.metadata[i] for i in rows],
+        range(seed, seed + len(rows)),
+        sampling.arguments(),
+        [judge],
+    )
     return {
         "suite": suite.name,
         "version": suite.version,
@@ -190,7 +212,29 @@ def protocol(
         "dtype": dtype,
         "sampling": {name: value for name, value in sampling.arguments().items() if value not in (None, "")},
         "versions": {name: metadata.version(name) for name in ("flowalign", "torch", "diffusers", "transformers")},
+        "card": card,
     }
+
+
+def earlier(suite: "Suite", folder: Path, card: "Card", limit: int | None) -> "Measured":
+    """The scores of an earlier measurement of a suite, by the same protocol: its tuned model's, where it has one.
+
+    Raises:
+        ConfigError: the folder has none of this suite, or one by another protocol.
+    """
+    from flowalign.evaluation.benchmarks import run
+    from flowalign.evaluation.card import check_card, check_same_protocol
+    from flowalign.runs.foreign import read_json
+
+    results = folder / suite.name / "results.json"
+    if not results.is_file():
+        raise ConfigError(
+            f"--against {folder}: no results of {suite.name} there; flowalign bench -o {folder} makes them"
+        )
+    cards = {str(folder): check_card(read_json(results).get("card"), results), "this measurement": card}
+    check_same_protocol(cards, "measure both alike")
+    labels = [label for label in (run.TUNED, run.BASE) if (folder / suite.name / label).is_dir()]
+    return run.read(folder / suite.name / labels[0], suite.prompts().spread(limit))
 
 
 def judges(suite: "Suite") -> dict[str, str]:

@@ -24,7 +24,8 @@ def compare(
         bool, typer.Option("--again", help="Sample and score anew, by the first run's prompts and rewards.")
     ] = False,
     any_sampling: Annotated[
-        bool, typer.Option("--any-sampling", help="Compare also what was sampled with other steps, guidance or size.")
+        bool,
+        typer.Option("--any-sampling", help="Compare also samples of other steps, guidance, size or versions."),
     ] = False,
     pictures: Pictures = None,
     json_path: Json = None,
@@ -47,7 +48,7 @@ def compare(
         with opened(run, trust, ()):
             pass
     if again:
-        results = dict(zip(names, sampled_again(runs, pictures, trust), strict=True))
+        results = dict(zip(names, sampled_again(runs, pictures, trust, any_sampling), strict=True))
         moments = [(out / "samples" / str(number), 0) for number in range(len(runs))]
         for (folder, _), result in zip(moments, results.values(), strict=True):
             save_samples(folder, 0, result.lines())
@@ -80,15 +81,17 @@ def result_of(run: Path) -> "tuple[Evaluated, int]":
 def check_alike(runs: dict[str, Path], results: "dict[str, Evaluated]", any_sampling: bool = False) -> None:
     """Refuse scores that are not of the same samples, made in the same way, by the same rewards."""
     from flowalign.config import load
-    from flowalign.evaluation.scores import check_same_judges, check_same_sampling
+    from flowalign.evaluation.card import SAMPLING, check_same_protocol
+    from flowalign.evaluation.scores import card_of
+    from flowalign.training.evaluator import ended_at
 
+    iterations = {name: ended_at(run, load(run / "config.yaml").evaluation.watch) for name, run in runs.items()}
+    cards = {name: card_of(run, iterations[name]) for name, run in runs.items()}
+    check_same_protocol(cards, "--again samples and judges all alike", SAMPLING)
     (first, expected), *others = results.items()
     for name, result in others:
+        # a file of scores may have lost lines since its card was written
         if (result.prompts, result.seeds) != (expected.prompts, expected.seeds):
-            raise ConfigError(
-                f"{first} and {name} were evaluated on other prompts or seeds; --again samples both alike"
-            )
-    configs = {name: load(run / "config.yaml") for name, run in runs.items()}
-    check_same_judges(configs, f"--again judges all by the rewards of {first}")
+            raise ConfigError(f"{first} and {name} have scores of other prompts or seeds; --again samples both alike")
     if not any_sampling:
-        check_same_sampling(configs, "--any-sampling compares them as they are")
+        check_same_protocol(cards, "--any-sampling compares them as they are")

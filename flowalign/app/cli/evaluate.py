@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ from flowalign.runs.files import check_output, write_atomically
 
 if TYPE_CHECKING:
     from flowalign.config import BaseConfig, Weighted
+    from flowalign.evaluation.card import Card
     from flowalign.evaluation.comparison import Comparison
     from flowalign.evaluation.scores import Evaluated
     from flowalign.policies.base import Policy
@@ -62,11 +63,57 @@ def evaluate_runs(
     results = {"base": _evaluate(runs[0], judge, settings, trust, requested, trained=False)} if base else {}
     for name, run in zip(labels_of(runs), runs, strict=True):
         results[name] = _evaluate(run, judge, settings, trust, requested)
-    _show(results, json_path, {})
+    judges = judges_of(runs[0], rewards, panel)
+    sampled = dict(zip(results, [runs[0], *runs] if base else runs, strict=True))
+    cards = {name: card_of(run, results[name], judges, requested) for name, run in sampled.items()}
+    _show(results, json_path, {"cards": cards})
+    show_cards(cards)
 
 
-def sampled_again(runs: Sequence[Path], pictures: int | None, trust: bool) -> "list[Evaluated]":
-    """Sample the first run's held-out prompts with every run, and score the samples by the first run's rewards."""
+def judges_of(run: Path, rewards: Sequence[str] | None, panel: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Names, settings and weights of the rewards that `judge_of` builds."""
+    from flowalign.evaluation import scores
+
+    named = [reward.model_dump() for reward in _named(rewards)] if rewards else scores.judges(_config(run))
+    return [*named, *(reward.model_dump() for reward in _named(panel or ()))]
+
+
+def card_of(
+    run: Path, result: "Evaluated", judges: Sequence[Mapping[str, Any]], requested: Mapping[str, Any]
+) -> "Card":
+    """The score card of samples that `_evaluate` made and scored."""
+    return result.card(_config(run).evaluation.model_copy(update=requested).arguments(), judges)
+
+
+def show_cards(cards: "Mapping[str, Card]") -> None:
+    """Print the hash of the protocol, and how runs were measured that were not measured alike."""
+    from flowalign.evaluation.card import differing
+
+    (first, card), *others = cards.items()
+    print(f"score card: {card['sha256'][:12]}")
+    for name, other in others:
+        if differences := differing(card, other):
+            told = "; ".join(f"{key} {values}" for key, values in differences.items())
+            print(f"not by one protocol: {first} and {name} ({told})")
+
+
+def sampled_again(
+    runs: Sequence[Path], pictures: int | None, trust: bool, any_sampling: bool = False
+) -> "list[Evaluated]":
+    """Sample the first run's held-out prompts with every run, and score the samples by the first run's rewards.
+
+    Raises:
+        ConfigError: the runs sample in different ways, without `any_sampling`.
+    """
+    from flowalign.evaluation.card import check_same_protocol
+
+    if not any_sampling:
+        ways = {}
+        for name, run in zip(labels_of(runs), runs, strict=True):
+            with opened(run, trust, ()):
+                arguments = _config(run).evaluation.arguments()
+            ways[name] = {"sampling": {key: value for key, value in arguments.items() if key != "batch_size"}}
+        check_same_protocol(ways, "--any-sampling compares them as they are")
     judge = judge_of(runs[0], None, None, trust)
     settings = heldout_of(runs[0], {"samples_per_prompt": pictures}, trust)
     return [_evaluate(run, judge, settings, trust) for run in runs]

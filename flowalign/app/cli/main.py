@@ -173,6 +173,9 @@ def league(
         ),
     ] = "shapes",
     first_seed: Annotated[int, typer.Option(min=0, help="First seed; tune on other seeds than those you report.")] = 0,
+    any_sampling: Annotated[
+        bool, typer.Option("--any-sampling", help="Take recipes that sample held-out prompts in different ways.")
+    ] = False,
 ) -> None:
     """Train configurations under one budget and print a table of them."""
     from flowalign.training.league import LeagueBudget, run_league
@@ -181,7 +184,7 @@ def league(
         find_beside(config)
     output = output or Path("runs/league" if world == "shapes" else f"runs/league-{world}")
     table = run_league(
-        configs, seeds, LeagueBudget.parse(budget), output, panel, set_ or [], pictures, world, first_seed
+        configs, seeds, LeagueBudget.parse(budget), output, panel, set_ or [], pictures, world, first_seed, any_sampling
     )
     print(f"table: {table}")
 

@@ -40,6 +40,8 @@ SEED = 600_000_000
 """Seed of the first start noise; no setting was tuned on these seeds."""
 BASE, TUNED = "base", "tuned"
 """Folders of the model before training (or without its LoRA), and of the trained model."""
+EARLIER = "earlier"
+"""Label of the figures of an earlier measurement, which the present one is compared with."""
 SHOWN = 48
 """Prompts whose first sample is saved."""
 

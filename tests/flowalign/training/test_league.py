@@ -77,7 +77,10 @@ def test_every_run_uses_up_the_same_budget_and_none_is_done_twice(tmp_path: Path
 def test_each_way_of_judging_has_its_own_base(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """nft's recipe samples by a solver of second order, the demo's by Euler's rule."""
     configs = [recipe("tiny_sd3/demo"), recipe("tiny_sd3/nft")]
-    table = run_league(configs, 1, LeagueBudget.parse("forwards=50"), tmp_path, None, SMALL, 2).read_text()
+    budget = LeagueBudget.parse("forwards=50")
+    with pytest.raises(ConfigError, match=r"demo and nft .* \(sampling.order 1 against 2\); .*--any-sampling takes"):
+        run_league(configs, 1, budget, tmp_path, None, SMALL, 2)
+    table = run_league(configs, 1, budget, tmp_path, None, SMALL, 2, any_sampling=True).read_text()
     results = json.loads((tmp_path / "league.json").read_text())["results"]
     assert set(results) == {"base, as demo", "base, as nft", "demo", "nft"}
     assert all(results[name][0]["kl"] == 0 and f"| {name} | " in table for name in ("base, as demo", "base, as nft"))
@@ -87,10 +90,10 @@ def test_each_way_of_judging_has_its_own_base(tmp_path: Path, caplog: pytest.Log
     other = tmp_path / "other.yaml"
     other.write_text(f"extends: {configs[0]}\nrewards: [{{name: jpeg_size}}]\n")
     message = (
-        r"demo is judged by shapes \(strict_weight 0.5\), other by jpeg_size; --set evaluation.rewards=... is for all"
+        r"demo and other .* \(rewards shapes \(strict_weight 0.5\) against jpeg_size\); --set evaluation.rewards=... or"
     )
     with pytest.raises(ConfigError, match=message):
-        run_league([configs[0], other], 1, LeagueBudget.parse("forwards=50"), tmp_path, None, SMALL, 2)
+        run_league([configs[0], other], 1, budget, tmp_path, None, SMALL, 2)
 
 
 def test_ranks_have_intervals_over_prompts_and_seeds() -> None:

@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 from PIL import Image
 
 from flowalign.app.cli.main import main
 from flowalign.app.gallery.comparison import as_yaml
+from flowalign.evaluation.scores import Evaluated
 from flowalign.runs.samples import save_samples
 
 
@@ -81,27 +81,38 @@ def test_runs_of_other_prompts_are_sampled_again(
 def test_figures_by_different_rewards_are_not_compared(
     own: str, two: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both have 'reward' and the pictures' statistics, which say nothing of each other."""
+    """Both have 'reward' and the pictures' statistics, which say nothing of each other; runs without score cards."""
     one, other = two
+    for run in two:
+        (run / "scores/iteration-000002.card.json").unlink()
     config = (other / "config.yaml").read_text()
     rewards = re.search(r"^rewards:\n(?:[- ].*\n)+", config, re.MULTILINE)
     assert rewards is not None
     (other / "config.yaml").write_text(config.replace(rewards.group(), f"rewards: [{own}]\n"))
     assert command(str(one), str(other)) == 2
     error = capsys.readouterr().err
-    assert re.search(r"one is judged by .*, other by .*; --again judges all by the rewards of one", error)
+    assert re.search(
+        r"one and other were .* protocols \(rewards .* against .*\); --again samples and judges all alike", error
+    )
 
 
 def test_figures_of_other_sampling_are_compared_on_request(
     two: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, other = two
-    config = yaml.safe_load((other / "config.yaml").read_text())
-    config["evaluation"]["guidance"] = 3.0
-    (other / "config.yaml").write_text(yaml.safe_dump(config))
+    file = other / "scores/iteration-000002.card.json"
+    card = json.loads(file.read_text())
+    assert (card["prompts"], card["samples"], card["rewards"][0]["name"]) == (4, 8, "shapes")
+    sampling, versions = card["sampling"] | {"guidance": 3.0}, card["versions"] | {"torch": "1.0"}
+    file.write_text(json.dumps(card | {"sampling": sampling}))
     words = [str(one), str(other), "-o", str(tmp_path / "out")]
+    assert command(*words) == 2 and "card.json has no score card" in capsys.readouterr().err
+    result = Evaluated.read(other / "scores/iteration-000002.jsonl")
+    file.write_text(json.dumps(result.card(sampling, card["rewards"], versions)))
     assert command(*words) == 2
-    told = "one was sampled with guidance 1.0, other with guidance 3.0; --any-sampling compares them as they are"
+    told = (
+        f"(sampling.guidance 1.0 against 3.0; versions.torch {card['versions']['torch']} against 1.0); --any-sampling"
+    )
     assert told in capsys.readouterr().err
     assert command(*words, "--any-sampling") == 0
 

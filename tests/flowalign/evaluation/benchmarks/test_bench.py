@@ -228,6 +228,17 @@ def test_the_command_measures_before_and_after(policy, tmp_path, capsys):
     assert not left.value.code
     record = json.loads((tmp_path / "rlg.json").read_text())["shapes"]
     assert record["sampling"]["rlg"] == 0 and record["results"]["tuned"]["overall"]["mean"] == pytest.approx(base)
+    # an earlier measurement by the same protocol is compared with, another one refused by the key that differs
+    words[words.index("--output") + 1] = str(tmp_path / "again")
+    with pytest.raises(SystemExit) as left:
+        main([*words, "--against", str(tmp_path / "out"), "--steps", "2"])
+    assert left.value.code == 2 and "(sampling.steps 1 against 2); measure both alike" in capsys.readouterr().err
+    words[words.index("--output") + 1] = str(tmp_path / "twice")
+    with pytest.raises(SystemExit) as left:
+        main([*words, "--against", str(tmp_path / "out")])
+    assert not left.value.code
+    results = json.loads((tmp_path / "rlg.json").read_text())["shapes"]["results"]
+    assert list(results) == ["earlier", "tuned", "difference"] and results["difference"]["overall"]["mean"] == 0
 
 
 def test_the_relations_worlds_prompts_are_those_of_the_grammar():
