@@ -10,7 +10,6 @@ import argparse
 import tempfile
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -38,12 +37,7 @@ def gradient(run: Trainer, name: str, settings: dict[str, Any], iteration: int, 
     kind = registry.resolve("algorithms", name)
     algorithm = kind(kind.Settings(**settings))
     experience = algorithm.at_once(run.sampler, run.scorer, draw_batch(run.prompts, iteration, prompts, 2, 0, False))
-    parameters, total = list(run.policy.trainable().values()), torch.zeros(())
-    for items in experience.items.split(16):
-        loss, _ = algorithm.losses(run.policy, experience, items)
-        parts = torch.autograd.grad(loss.sum() / len(experience.items), parameters)
-        total = total + torch.cat([part.flatten() for part in parts])
-    return total
+    return run.learner.gradient(experience, experience.items, algorithm.losses)
 
 
 def main() -> None:

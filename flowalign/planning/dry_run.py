@@ -105,22 +105,20 @@ class StandIn:
     def __call__(
         self, samples: Sequence[Image | str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> Scores:
-        value = torch.tensor([_fresh(one) if isinstance(one, str) else _brightness(one) for one in samples])
+        value = torch.tensor([self.value(one) for one in samples])
         ends = [len(one) for one in samples if isinstance(one, str)]
         steps = [[each] for each in zip(ends, value.tolist(), strict=True)] if ends else None
         return Scores(value, dict.fromkeys(self.parts, value), steps)
 
+    def value(self, sample: Image | str) -> float:
+        """The reward of a sample."""
+        if isinstance(sample, str):
+            return len(set(sample)) / max(len(sample), 1)
+        return float(np.mean(np.asarray(sample))) / 255
+
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Score pictures [B, 3, H, W]; see `DifferentiableReward.score_pixels`."""
         return Scores(pixels.mean((1, 2, 3)))
-
-
-def _brightness(picture: Image) -> float:
-    return float(np.mean(np.asarray(picture))) / 255
-
-
-def _fresh(text: str) -> float:
-    return len(set(text)) / max(len(text), 1)
 
 
 def dry_run(config: BaseConfig, full: bool = False) -> Report | None:

@@ -272,6 +272,16 @@ class Learner(Optimization):
     ) -> dict[str, Tensor]:
         """Do one optimizer step on the mean loss of these items over all processes; return means of its metrics.
 
+        The arguments are those of `differentiate`.
+        """
+        means = self.differentiate(experience, items, losses, seed)
+        return means | {"policy/gradient_norm": self.step().to(self.accelerator.device)}
+
+    def differentiate(
+        self, experience: Experience, items: Tensor, losses: Callable[..., Any] | None = None, seed: int | None = None
+    ) -> dict[str, Tensor]:
+        """Compute the gradients of the mean loss of these items over all processes; return means of its metrics.
+
         Args:
             losses: function of the losses; default the algorithm's.
             seed: seed of the random share of the items with `training.subsample`; None takes all.
@@ -292,8 +302,27 @@ class Learner(Optimization):
         self.policy.drop_unused()
         # a process may have no items with a weight
         count = len(items) if weights is None else weights.sum().clamp(min=1)
-        means = {name: value / count for name, value in sums.items()}
-        return means | {"policy/gradient_norm": self.step().to(self.accelerator.device)}
+        return {name: value / count for name, value in sums.items()}
+
+    def gradient(
+        self, experience: Experience, items: Tensor, losses: Callable[..., Any] | None = None, most: int | None = None
+    ) -> Tensor:
+        """[D] the gradient of the mean loss of these items, on the CPU and before it is clipped; no weight changes.
+
+        Args:
+            losses: function of the losses; default the algorithm's.
+            most: take this many of the parameters, evenly spread; default all.
+        """
+        self.differentiate(experience, items, losses)
+        scale = self.scale.value if self.scale else 1.0
+        stride = 1 if most is None else -(-sum(parameter.numel() for parameter in self.parameters.values()) // most)
+        gradients = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in self.parameters.values()
+        ]
+        sparse = torch.cat([gradient.flatten()[::stride].float().cpu() for gradient in gradients])
+        self.optimizer.zero_grad()
+        return sparse / scale
 
     def _clip(self) -> Tensor:
         # accelerate's function adds up the norms of sharded and of whole parameters

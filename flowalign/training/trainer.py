@@ -134,11 +134,8 @@ class Trainer:
 
     def iterate(self) -> dict[str, float]:
         """Do one iteration: sample and score groups, record, learn; return its metrics."""
-        progress = self._begin()
-        with self.learner.sampling():
-            groups = self._groups(progress)
-            # repeated from the start if an attempt ran out of memory
-            experience: Experience = self.supervision.while_it_fits(lambda: self.collect(groups))
+        progress = self.progress()
+        experience = self.experience()
         if self.iteration == 0:
             self.algorithm.verify(self.policy, experience)
         outcome = experience.outcome()
@@ -151,6 +148,14 @@ class Trainer:
         if self.fleet is not None:
             metrics |= self.fleet.measured()
         return metrics | self.spent.counts() | self.scorer.judged()
+
+    def experience(self) -> Experience:
+        """Sample and score the groups of this iteration, and record them; the weights stay as they are."""
+        progress = self._begin()
+        with self.learner.sampling():
+            groups = self._groups(progress)
+            # repeated from the start if an attempt ran out of memory
+            return self.supervision.while_it_fits(lambda: self.collect(groups))
 
     def collect(self, groups: Draw) -> Experience:
         """Experience of these groups: each part is sampled, and scored during the next one; then all are recorded."""

@@ -25,6 +25,7 @@ from flowalign.app.cli.modules import check_own_packages, find_beside, quiet_lib
 from flowalign.app.cli.pairs import pairs
 from flowalign.app.cli.plan import plan
 from flowalign.app.cli.power import power
+from flowalign.app.cli.probe import probe
 from flowalign.app.cli.prompts import difficulty, prompts, reference_scores
 from flowalign.app.cli.results import Warnings, print_ending, suggest_panel
 from flowalign.app.cli.rewards import reward_check, reward_server, train_reward
@@ -136,6 +137,7 @@ def train(
 app.command(rich_help_panel="Train")(init)
 app.command(rich_help_panel="Prepare")(fetch)
 app.command(rich_help_panel="Train")(plan)
+app.command(rich_help_panel="Train")(probe)
 app.command(rich_help_panel="Look")(sample)
 app.command("eval", rich_help_panel="Measure")(evaluate_runs)
 app.command(rich_help_panel="Measure")(watch)

@@ -1,0 +1,111 @@
+"""A probe of small runs, and its verdicts on measurements whose answer is known."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from flowalign.app.cli.main import main
+from flowalign.config import load, recipe
+from flowalign.evaluation.scores import Evaluated
+from flowalign.evaluation.statistics import Interval
+from flowalign.planning.probe import Probe, Trial, distance_moved, probe, reward_noise, spread_of
+from rewards import as_reward
+from tests.flowalign.small_run import SMALL
+
+TRIAL = Trial(rate=1e-3, iterations=10, before=0.5, gain=Interval(0.1, 0.05, 0.2), moved=0.2, seconds=36.0, clipped=0.0)
+NOTHING = replace(TRIAL, gain=Interval(0.0, -0.05, 0.05))
+STILL = replace(NOTHING, moved=1e-7)
+HARM = replace(TRIAL, gain=Interval(-0.1, -0.2, -0.05))
+APART, ALIKE = spread_of([[0.0, 1.0]] * 40), spread_of([[1.0, 1.0]] * 40)
+
+
+def found(**changes: Any) -> Probe:
+    values: dict[str, Any] = {"iterations": 100, "groups": 8, "size": 2, "start": APART, "first_step": None}
+    values |= {"gradient": None, "reward_noise": {}, "by_step": {}, "noisy_steps": [], "trial": TRIAL}
+    return Probe(**values | {"stress": TRIAL, "canary": TRIAL} | changes)
+
+
+def test_the_verdict_is_the_trials_and_its_cause_the_first_batchs() -> None:
+    assert found().verdict == "it learns" and found(trial=HARM).verdict == "it does harm"
+    assert found(trial=replace(TRIAL, failure="not finite")).verdict == "it does harm"
+    dead = found(trial=STILL, start=ALIKE)
+    assert dead.verdict == "it is dead" and len(dead.dead()) == 3
+    assert dead.advice()[0].startswith("rewards: this one is the same")
+    assert found(trial=STILL, start=ALIKE, canary=STILL).advice()[0].startswith("noise:")
+    assert found(trial=NOTHING, start=ALIKE).verdict == "it is dead"
+    assert found(trial=STILL).advice() == ["training.optimizer.learning_rate: at least 0.1 (now 0.001)"]
+    assert found(trial=HARM).advice() == ["training.optimizer.learning_rate: 0.00025 or less (now 0.001)"]
+    assert "no margin" in found(stress=HARM).advice()[0]
+    steps = {0: spread_of([[0.0, 4.0]] * 9), 1: APART}
+    assert "start: 0" in found(by_step=steps, noisy_steps=[1]).advice()[0]
+    assert not found(by_step=steps, noisy_steps=[0, 1]).advice()
+
+
+def test_what_a_target_takes_at_least() -> None:
+    assert found().iterations_to(0.7) == Interval(pytest.approx(20), pytest.approx(10), pytest.approx(40))
+    assert found(trial=NOTHING).iterations_to(0.7) is None
+    assert found().iterations_to(0.4) == Interval(0.0, 0.0, 0.0)
+
+
+def pictures(values: list[float]) -> list[Image.Image]:
+    return [Image.fromarray(np.full((8, 8, 3), value, dtype=np.uint8)) for value in values]
+
+
+def judged(samples: list[Any], values: list[float]) -> Evaluated:
+    prompts, count = ["a", "a", "b", "b"], range(4)
+    metadata: list[dict[str, Any]] = [{} for _ in count]
+    rest: dict[str, Any] = {"seeds": [*count], "parts": {}, "rows": [*count]}
+    return Evaluated(prompts=prompts, metadata=metadata, value=values, samples=samples, **rest)
+
+
+def test_noise_of_a_reward_is_told_from_its_spread() -> None:
+    """Half the second reading's variance of an error of deviation 0.4 beside a spread of 1: 0.4 / sqrt(2)."""
+    rng = np.random.default_rng(0)
+    steady = as_reward(lambda samples, prompts: [float(np.mean(np.asarray(one))) for one in samples])
+    result = judged(pictures([0, 200, 10, 100]), [0.0, 200.0, 10.0, 100.0])
+    noise = reward_noise(steady, result)
+    assert noise["same picture twice"].mean == 0 and noise["crop without 4%"].mean == pytest.approx(0)
+    moody = as_reward(lambda samples, prompts: [v + 56 * float(rng.normal()) for v in (0, 200, 10, 100)])
+    assert reward_noise(moody, result)["same picture twice"].mean == pytest.approx(0.4, abs=0.3)
+
+
+def test_a_move_is_measured_in_distances_of_two_samples() -> None:
+    before, after = (judged(pictures(values), [0.0] * 4) for values in ([0, 100, 0, 100], [10, 110, 10, 110]))
+    assert distance_moved(before, before) == 0 and distance_moved(before, after) == pytest.approx(0.1)
+    one, two = (judged(texts, [0.0] * 4) for texts in (["1", "2", "3", "3"], ["1", "2", "3", "4"]))
+    assert distance_moved(one, two) == pytest.approx(0.5)
+
+
+def test_a_recipe_is_probed_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("flat.py").write_text("def flat(samples, prompts):\n    return [1.0] * len(samples)\n")
+    changes = [
+        *SMALL,
+        "rewards=[{name: 'flat:flat'}]",
+        "training.group_size=2",
+        "rollout.steps=2",
+        "rollout.sigmas=null",
+    ]
+    options = ["--iterations", "1", "--prompts", "2", "--samples", "2", "--target", "1.5", "--json", "probe.json"]
+    with pytest.raises(SystemExit) as left:
+        main(["probe", str(recipe("tiny_sd3/flow_grpo")), *changes, *options])
+    assert not left.value.code
+    printed, record = capsys.readouterr().out, json.loads(Path("probe.json").read_text())
+    assert record["start"]["dead"]["mean"] == 1 and record["verdict"] == "it is dead"
+    assert "verdict: it is dead; the samples of a prompt all have one reward; the gradient is 0" in printed
+    assert "to 1.5: cannot tell" in printed
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"flat.py", "probe.json"}
+
+
+def test_texts_are_probed() -> None:
+    result = probe(load(recipe("tiny_lm/grpo"), SMALL), iterations=1, prompts=4, samples=2)
+    assert result.gradient is not None and result.start is not None and result.start.size == 8
+    assert result.canary is not None and set(result.reward_noise) == {"same text twice"}
+    json.dumps(result.record())
