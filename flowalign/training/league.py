@@ -12,6 +12,7 @@ from typing import Any
 
 import matplotlib
 import torch
+from scipy.stats import chi2
 
 from flowalign import registry
 from flowalign.config import load
@@ -21,6 +22,7 @@ from flowalign.data import Prompts
 from flowalign.errors import ConfigError, nearest
 from flowalign.evaluation.card import SAMPLING, Card, check_same_protocol, score_card
 from flowalign.evaluation.diversity import diversity
+from flowalign.evaluation.power import POWER, detectable
 from flowalign.evaluation.scores import evaluate, judges
 from flowalign.evaluation.statistics import by_prompt, ranks
 from flowalign.policies.diffusion import DiffusersPolicy
@@ -184,6 +186,8 @@ def run_league(
     _rank(results)
     _plot(results, output / "league.png")
     table = _markdown(results)
+    if (seen := could_have_seen(results)) is not None:
+        table += f"\n{seen}\n"
     write_atomically(output / "league.md", table)
     print(table)
     return output / "league.md"
@@ -292,6 +296,26 @@ def _markdown(results: dict[str, list[dict[str, Any]]]) -> str:
     for name in _ordered(results):
         lines.append(f"| {name} | " + " | ".join(_cell(results[name], column) for column in COLUMNS) + " |")
     return "\n".join(lines) + "\n"
+
+
+def could_have_seen(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
+    """A sentence about the difference of two algorithms that this many seeds would show; None with one seed.
+
+    The spread of seeds is pooled over the algorithms, so that its chi-squared interval has the freedom of all.
+    """
+    groups = [[row["reward"] for row in rows] for name, rows in results.items() if not is_base(name)]
+    seeds = min(map(len, groups))
+    if seeds < 2:
+        return None
+    freedom = sum(len(values) - 1 for values in groups)
+    squares = sum(statistics.variance(values) * (len(values) - 1) for values in groups)
+    ends = [(squares / chi2.ppf(quantile, freedom)) ** 0.5 for quantile in (0.975, 0.025)]
+    deviations = [(squares / freedom) ** 0.5, *ends]
+    mean, low, high = (detectable(deviation, seeds) for deviation in deviations)
+    return (
+        f"With {seeds} seeds each, a difference of {mean:.3f} ({low:.3f} to {high:.3f}) in the held-out reward would "
+        f"be found in {POWER:.0%} of the leagues, by the spread of the seeds; of a smaller one the table says little."
+    )
 
 
 def _plot(results: dict[str, list[dict[str, Any]]], path: Path) -> None:

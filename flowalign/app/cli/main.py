@@ -18,6 +18,7 @@ from flowalign.app.cli.env import env
 from flowalign.app.cli.evaluate import evaluate_runs, watch
 from flowalign.app.cli.export import export
 from flowalign.app.cli.fetch import fetch
+from flowalign.app.cli.forecast import forecast
 from flowalign.app.cli.gallery import gallery
 from flowalign.app.cli.init import init
 from flowalign.app.cli.judges import cold_start, pair_questions, rejection_sampling
@@ -147,6 +148,7 @@ app.command(rich_help_panel="Measure")(bench)
 app.command(rich_help_panel="Measure")(strength)
 app.command(rich_help_panel="Measure")(soup)
 app.command(rich_help_panel="Measure")(power)
+app.command(rich_help_panel="Measure")(forecast)
 app.command(rich_help_panel="Look")(search)
 app.command(rich_help_panel="Look")(export)
 

@@ -8,8 +8,9 @@ import pytest
 
 from flowalign.config import load, recipe
 from flowalign.errors import ConfigError
+from flowalign.evaluation.power import detectable
 from flowalign.evaluation.statistics import ranks
-from flowalign.training.league import WORLDS, LeagueBudget, _plot, _rank, judged, run_league
+from flowalign.training.league import WORLDS, LeagueBudget, _plot, _rank, could_have_seen, judged, run_league
 
 SMALL = [
     "training.prompts_per_iteration=2",
@@ -41,7 +42,8 @@ def test_every_run_uses_up_the_same_budget_and_none_is_done_twice(tmp_path: Path
     assert results["base"][0]["kl"] == 0
     text = table.read_text()
     assert text.startswith("| algorithm | rank | strict |") and "| base | " in text
-    assert text.count("\n") == 5 and all(name in text for name in ("base", "flow_grpo_early", "single_step"))
+    assert text.count("\n") == 7 and "With 2 seeds each, a difference of " in text
+    assert all(name in text for name in ("base", "flow_grpo_early", "single_step"))
     assert (tmp_path / "league.png").stat().st_size > 1000
 
     done = {path: path.read_bytes() for path in tmp_path.glob("*-seed*/metrics.jsonl")}
@@ -94,6 +96,14 @@ def test_each_way_of_judging_has_its_own_base(tmp_path: Path, caplog: pytest.Log
     )
     with pytest.raises(ConfigError, match=message):
         run_league([configs[0], other], 1, budget, tmp_path, None, SMALL, 2)
+
+
+def test_a_league_says_which_difference_it_could_have_seen() -> None:
+    """The spread of two algorithms with deviations 0.1 and 0.2 of three seeds is pooled: 4 degrees of freedom."""
+    rows = {"base": [0.2], "one": [0.4, 0.5, 0.6], "two": [0.3, 0.5, 0.7]}
+    sentence = could_have_seen({name: [{"reward": value} for value in values] for name, values in rows.items()})
+    assert sentence is not None and f"a difference of {detectable(0.025**0.5, 3):.3f} (" in sentence
+    assert could_have_seen({"one": [{"reward": 0.5}]}) is None
 
 
 def test_ranks_have_intervals_over_prompts_and_seeds() -> None:

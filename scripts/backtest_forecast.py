@@ -1,0 +1,40 @@
+"""Forecasts of the first half of stored curves beside how they went on, as a table in Markdown.
+
+The curves are those of docs/long-runs.md: strict pass on held-out prompts in percent.
+
+    python scripts/backtest_forecast.py
+"""
+
+from flowalign.evaluation.forecast import forecast
+
+CURVES: dict[str, tuple[int, list[float]]] = {
+    "180 iterations, seed 0": (15, [50, 55, 69, 67, 76, 75, 74, 78, 80, 80, 78, 76, 76]),
+    "180 iterations, seed 1": (15, [50, 60, 71, 72, 72, 73, 73, 76, 66, 74, 82, 85, 83]),
+    "180 iterations, seed 2": (15, [50, 63, 72, 70, 78, 80, 82, 82, 83, 83, 81, 86, 83]),
+    "360 iterations, seed 100": (30, [50, 72, 73, 78, 78, 82, 86, 85, 84, 85, 88, 88, 89]),
+    "360 iterations, seed 0": (30, [50, 65, 73, 77, 82, 83, 82, 88, 92, 92, 90, 90, 90]),
+    "360 iterations, seed 1": (30, [50, 69, 76, 80, 76, 81, 87, 85, 85, 85, 85, 88, 88]),
+    "360 iterations, seed 2": (30, [50, 72, 74, 72, 78, 80, 80, 80, 78, 81, 85, 85, 85]),
+    "dense_grpo": (30, [50, 71, 72, 80, 80, 78]),
+    "nft at 1e-3, collapses": (15, [52, 74, 74, 73, 1, 0]),
+}
+
+
+def main() -> None:
+    print("| curve | points | end | forecast | later points in their intervals |")
+    print("|---|---|---|---|---|")
+    for name, (every, scores) in CURVES.items():
+        iterations, half = [every * i for i in range(len(scores))], (len(scores) + 1) // 2
+        curve = forecast(iterations[:half], scores[:half], most=100)
+        if curve is None:
+            print(f"| {name} | {half} | {scores[-1]} | cannot tell | |")
+            continue
+        intervals = [curve.at(iteration) for iteration in iterations[half:]]
+        held = [(one.low or 0) <= score <= (one.high or 0) for one, score in zip(intervals, scores[half:], strict=True)]
+        end = intervals[-1]
+        said = f"{end.mean:.0f}, {end.low:.0f} to {end.high:.0f}: {'hit' if held[-1] else 'miss'}"
+        print(f"| {name} | {half} | {scores[-1]} | {said} | {sum(held)} of {len(held)} |")
+
+
+if __name__ == "__main__":
+    main()
