@@ -112,7 +112,7 @@ def test_texts_are_probed() -> None:
 
 
 def test_a_matching_method_is_first_fitted_to_the_models_own_samples() -> None:
-    changes = [*SMALL, "training.group_size=2", "rollout.steps=2", "rollout.order=1"]
+    changes = [*SMALL, "training.group_size=2", "rollout.steps=2", "rollout.sigmas=null"]
     small = load(recipe("tiny_sd3/raft"), [*changes, "training.optimizer.learning_rate=1e-9"])
     result = probe(small, iterations=1, prompts=2, samples=2)
     assert result.own_fit is not None and result.own_fit.moved < 1e-3 and not result.trial.learned
