@@ -118,6 +118,8 @@ class Asking:
         self.samples, self.temperature, self.max_tokens = samples, temperature, max_tokens
         self.retries, self.frames, self.both_orders = retries, frames, both_orders
         self.deterministic = temperature <= 0
+        self.draw = 0
+        """Number of the draw; replies at a temperature are others in another one."""
 
     def ask(self, shown: list[dict[str, Any]], prompts: Sequence[str], metadata: Metadata) -> Answers:
         """Verdicts of N samples; `shown` has the pictures or texts of each under their names in the template."""
@@ -189,7 +191,7 @@ class Asking:
                 if attempt:
                     self.usage.add(redrawn=len(left))
                 temperature = self.temperature if attempt == 0 else max(self.temperature, RETRY_TEMPERATURE)
-                seed = sample * (self.retries + 1) + attempt
+                seed = (self.draw * self.samples + sample) * (self.retries + 1) + attempt
                 replies = self.judge.reply([questions[i] for i in left], temperature, self.max_tokens, seed)
                 for i, reply in zip(left, replies, strict=True):
                     read[i] = self._read(question, reply)

@@ -28,6 +28,7 @@ from flowalign.app.cli.plan import plan
 from flowalign.app.cli.power import power
 from flowalign.app.cli.probe import probe
 from flowalign.app.cli.prompts import difficulty, prompts, reference_scores
+from flowalign.app.cli.reliability import judge
 from flowalign.app.cli.results import Warnings, print_ending, suggest_panel
 from flowalign.app.cli.rewards import reward_check, reward_server, train_reward
 from flowalign.app.cli.sample import sample
@@ -253,6 +254,7 @@ app.command(rich_help_panel="Reference")(env)
 app.command(rich_help_panel="Votes and rewards")(pairs)
 app.command(rich_help_panel="Look")(gallery)
 app.add_typer(rewards, name="rewards", rich_help_panel="Votes and rewards")
+app.add_typer(judge, name="judge", rich_help_panel="Votes and rewards")
 app.command(rich_help_panel="Votes and rewards")(reward_server)
 app.command(rich_help_panel="Votes and rewards")(reward_check)
 app.command(rich_help_panel="Votes and rewards")(train_reward)
