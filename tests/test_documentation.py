@@ -71,7 +71,7 @@ ELSEWHERE = re.compile(
     r"|^demo|^plan|text_better|runs/sd3-|(gallery|train) runs/round|mine\.txt|my_run\.yaml"
     r"|^train sd(15|3)/|^bench (?!tiny_sd3|runs/tiny)"
     r"|runs/(pairs|guided|heldout|started|sifted|listening|direct|few-)|rollout\.workers|\.yaml \S*think|tiny_vlm/judge"
-    r"|^(power|probe|forecast|strength|soup|rewards|verify-rollout) "
+    r"|^(power|probe|forecast|strength|soup|rewards|judge|verify-rollout) "
     r"|^league (?!\S*flow_grpo.yaml \S*(g2rpo|single_step).yaml --(budget|world))"
 )
 """large models and their plans (tools/test_plan.py), servers, rollout workers (training/test_workers.py), the demos
@@ -192,7 +192,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     rng = np.random.default_rng(0)
     (place / PLACES["runs/one"] / "gallery").mkdir(parents=True)
     votes = Votes(place / PLACES["runs/one"] / "gallery/votes.sqlite")
-    for i, text in enumerate(["a red circle", "a blue square", "two green triangles", "a yellow square"] * 3):
+    for i, text in enumerate(["a red circle", "a blue square", "two green triangles", "a yellow square"] * 25):
         sides = place / PLACES["runs/one"] / f"right{i}.png", place / PLACES["runs/one"] / f"wrong{i}.png"
         for side, shown in zip(sides, (text, "three purple circles"), strict=True):
             Image.fromarray(draw(parse(shown), rng)).save(side)

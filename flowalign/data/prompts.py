@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from flowalign.data.files import ASSETS, CLIPS, folder, is_data_set, located, records
+from flowalign.data.votes import FEW
 from flowalign.errors import ConfigError
 from flowalign.settings import Section
 
@@ -234,6 +235,22 @@ class Preferences(Prompts):
         """No list that is shipped has preferences."""
         if not (os.path.isfile(source) or is_data_set(source)):
             raise ConfigError(f"no preferences at '{source}'; `flowalign gallery RUN --export FILE` writes them")
+
+    def check_enough(self, least: int | None, option: str) -> None:
+        """Refuse too few preferences to train on.
+
+        Args:
+            least: fewest that will do, by default `FEW`.
+            option: name of the option that sets it.
+
+        Raises:
+            ConfigError: there are fewer.
+        """
+        if len(self) < (least or FEW):
+            raise ConfigError(
+                f"{len(self)} preferences are too few yet: a model that was trained on 50 was worse than before "
+                f"(docs/gallery.md). Vote on, to {least or FEW}; {option}={len(self)} trains on these all the same"
+            )
 
     def of_pictures(self) -> Self:
         """Itself, where nothing in it is a choice between texts."""

@@ -21,6 +21,10 @@ from flowalign.errors import ConfigError
 VERDICTS = ("first", "second", "tie", "skip")
 WORTH = {"first": 0.0, "second": 1.0, "tie": 0.5}
 """Value of a verdict for the second picture."""
+REPEAT = "~"
+"""End of a pair's key where a rater judges it a second time, with its sides swapped."""
+FEW = 100
+"""Choices below which training refuses, if it is not told otherwise; docs/gallery.md has the measurements."""
 
 
 @dataclass(frozen=True)
@@ -95,15 +99,15 @@ class Votes:
 
     def undo(self, rater: str, pairs: Iterable[str]) -> None:
         """Forget a rater's latest vote among pairs."""
-        wanted = set(pairs)
+        wanted = _and_again(pairs)
         with closing(self._open()) as file, file:
             rows = file.execute("SELECT number, pair FROM votes WHERE rater = ? ORDER BY number DESC", (rater,))
             number = next((number for number, pair in rows if pair in wanted), None)
             file.execute("DELETE FROM votes WHERE number = ?", (number,))
 
     def verdicts(self, pairs: Iterable[str]) -> dict[str, dict[str, str]]:
-        """{rater: {pair: verdict}} over pairs."""
-        wanted = set(pairs)
+        """{rater: {pair: verdict}} over pairs, oldest first; with `REPEAT` at its end a key is the second time's."""
+        wanted = _and_again(pairs)
         table: dict[str, dict[str, str]] = defaultdict(dict)
         with closing(self._open()) as file:
             for rater, pair, verdict in file.execute("SELECT rater, pair, verdict FROM votes ORDER BY number"):
@@ -114,7 +118,10 @@ class Votes:
     def of_pictures(self) -> list[tuple[str, str, str, float]]:
         """Votes on two pictures, oldest first: the prompt, their files, the value of the second."""
         with closing(self._open()) as file:
-            rows = file.execute("SELECT prompt, first, second, verdict, medium FROM votes ORDER BY number").fetchall()
+            rows = file.execute(
+                "SELECT prompt, first, second, verdict, medium FROM votes WHERE pair NOT LIKE ? ORDER BY number",
+                (f"%{REPEAT}",),
+            ).fetchall()
         chosen = [row for row in rows if row[4] == "picture" and row[3] in WORTH]
         return [(prompt, first, second, WORTH[verdict]) for prompt, first, second, verdict, _ in chosen]
 
@@ -131,7 +138,8 @@ class Votes:
         with closing(self._open()) as file:
             rows = file.execute(
                 "SELECT prompt, seed, first, second, verdict, rater, medium FROM votes"
-                " WHERE verdict IN ('first', 'second') ORDER BY number"
+                " WHERE verdict IN ('first', 'second') AND pair NOT LIKE ? ORDER BY number",
+                (f"%{REPEAT}",),
             ).fetchall()
         lines = []
         for prompt, seed, first, second, verdict, rater, medium in rows:
@@ -162,6 +170,11 @@ class Votes:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json_lines(lines), encoding="utf-8")
         return len(lines)
+
+
+def _and_again(pairs: Iterable[str]) -> set[str]:
+    """The keys of pairs, and those of their repetitions."""
+    return {key for pair in pairs for key in (pair, pair + REPEAT)}
 
 
 def _names_another(journal: Path) -> bool:

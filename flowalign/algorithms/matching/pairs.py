@@ -18,7 +18,7 @@ from flowalign.algorithms.matching.files import FileMatching, FileSettings, Samp
 from flowalign.config import Config, Data
 from flowalign.data import Preferences, Prompts
 from flowalign.data.batches import Batch, draw_batch
-from flowalign.data.votes import Votes
+from flowalign.data.votes import FEW, Votes
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.rollouts.pictures import DiffusionSampler
 from flowalign.rollouts.processes import Processes
@@ -30,8 +30,10 @@ class PairSettings(FileSettings):
     heldout: str | None = None
     """File of preferences whose accuracy is measured at each evaluation."""
     votes: str | None = None
-    """A gallery's file of votes, such as runs/one/gallery/votes.sqlite, read before every iteration; without a file or
-    choices, pairs come from the preferences alone."""
+    """A gallery's file of votes, such as runs/one/gallery/votes.sqlite, read before every iteration; without a file, or
+    with fewer choices than `min_pairs`, pairs come from the preferences alone."""
+    min_pairs: int = Field(FEW, ge=1)
+    """Fewest pairs of the data to train on, and choices in `votes` to draw from; fewer make a model worse."""
     votes_share: float = Field(0.5, gt=0, le=1)
     """Share of an iteration's pairs that are drawn from the votes."""
 
@@ -51,6 +53,9 @@ class PairMatching(FileMatching):
 
     def check(self, config: Config) -> None:
         super().check(config)
+        pairs = self.read(config.data)
+        if isinstance(pairs, Preferences):
+            pairs.check_enough(self.settings.min_pairs, "algorithm.min_pairs")
         if self.settings.heldout is not None:
             Preferences.read(self.settings.heldout).of_pictures()
 
@@ -68,7 +73,7 @@ class PairMatching(FileMatching):
             line for line in choices if "medium" not in line and all(isfile(line[k]) for k in Preferences.samples)
         ]
         chosen = {}
-        for group in dict.fromkeys(batch.group) if choices else ():
+        for group in dict.fromkeys(batch.group) if len(choices) >= self.settings.min_pairs else ():
             draws = np.random.default_rng([seed, batch.iteration, group])
             if draws.random() < self.settings.votes_share:
                 chosen[group] = choices[draws.integers(len(choices))]

@@ -108,6 +108,9 @@ def train_reward(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Pairs per update; with --noisy samples per update.")] = 32,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the pairs.")] = 0,
+    min_pairs: Annotated[
+        int | None, typer.Option(min=1, help="Fewest preferences to train on; default 100. Fewer make a model worse.")
+    ] = None,
     noisy: Annotated[
         str | None,
         typer.Option(help="Train the CLIP on the pictures that this generator's noisy states predict, for ttsnap."),
@@ -135,6 +138,8 @@ def train_reward(
     tested: Any = None if heldout is None else kind.read(heldout)
     if noisy is None:
         examples, tested = (None if votes is None else votes.of_pictures() for votes in (examples, tested))
+    if noisy is None:
+        examples.check_enough(min_pairs, "--min-pairs")
     train, test = split(examples, 0.1, seed) if tested is None else (examples, tested)
     model = model or PICK_SCORE
     processor = PICK_SCORE_PROCESSOR if model == PICK_SCORE and processor is None else processor

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -27,14 +28,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flowalign.app.gallery.build import Gallery, Placed, lay_out
 from flowalign.app.gallery.votes import commands, enough, results
-from flowalign.data.votes import Pair, Votes, json_lines
+from flowalign.data.votes import REPEAT, WORTH, Pair, Votes, json_lines
 from flowalign.errors import ConfigError
+from flowalign.evaluation.voting import BradleyTerry
 from flowalign.runs.previews import FOLDER as PREVIEWS
 from flowalign.runs.samples import FOLDER as SAMPLES
 from rewards.connections import Punctual, is_own_host
 
 BODY = 65536
 """Most bytes of a post."""
+EVERY = 10
+"""Every tenth ballot shows a pair again, for the rater's own agreement; another one a pair that others have judged."""
+LOOKED_AT = 300
+"""Pairs among which the next one is chosen, and newest votes that choose it."""
 
 
 class Refused(Exception):
@@ -117,37 +123,75 @@ class Polls:
         return [pair for samples in by_prompt.values() for pair in itertools.combinations(samples, 2)]
 
     def next(self, rater: str, a: Any, b: Any) -> dict[str, Any]:
-        """The first pair that the rater has not judged, in the rater's own random order."""
+        """The next pair for the rater.
+
+        Between two moments it is the next one in the rater's own random order, since a win rate is of random pairs.
+        Within one moment, whose votes are for training, it is the one that all votes so far leave most open. Now and
+        then a pair comes again, with its sides swapped.
+        """
         contest = self.contest(a, b)
-        done = self.votes.verdicts(contest).get(rater, {})
-        left = [key for key in contest if key not in done]
+        verdicts = self.votes.verdicts(contest)
+        done = [key for key in verdicts.get(rater, {}) if not key.endswith(REPEAT)]
+        left = sorted(contest.keys() - set(done), key=lambda k: _draw(rater, k, "order"))
         progress = {"done": len(done), "total": len(contest)}
         if not left:
             return {**progress, "pair": None}
-        key = min(left, key=lambda k: _draw(rater, k, "order"))
+        repeated = len(verdicts.get(rater, {})) - len(done)
+        if repeated < len(done) // EVERY:
+            key = done[repeated * EVERY] + REPEAT
+        elif a == b:
+            key = self._most_open(contest, verdicts, done, left)
+        else:
+            key = left[0]
         # the ending tells the page whether to show a clip
-        token = _draw(rater, key, "side")[:16]
-        ballot = {**progress, "pair": key, "prompt": contest[key][0].sample.prompt}
+        token = _token(rater, key)
+        sides = contest[key.removesuffix(REPEAT)]
+        ballot = {**progress, "pair": key, "prompt": sides[0].sample.prompt}
         for side in ("left", "right"):
-            shown = contest[key][_index(side, token)]
+            shown = sides[_index(side, token)]
             address = f"api/picture/{a}/{b}/{key}/{side}/{token}{Path(shown.picture).suffix}"
             ballot[side] = {"text": shown.sample.text} if shown.sample.text is not None else {"picture": address}
         return ballot
 
+    def _most_open(
+        self,
+        contest: dict[str, tuple[Placed, Placed]],
+        verdicts: dict[str, dict[str, str]],
+        done: list[str],
+        left: list[str],
+    ) -> str:
+        """The pair, of those left to a rater in random order, that the votes leave most open."""
+        others = {key for votes in verdicts.values() for key in votes}
+        if len(done) % EVERY == EVERY // 2 and (judged := [key for key in left if key in others]):
+            return judged[0]
+        votes = [(key, WORTH[v]) for given in verdicts.values() for key, v in given.items() if v in WORTH]
+        votes = [(key.removesuffix(REPEAT), worth) for key, worth in votes[-LOOKED_AT:]]
+        keys = list(dict.fromkeys([*left[:LOOKED_AT], *(key for key, _ in votes)]))
+        samples = list({id(placed): placed for key in keys for placed in contest[key]}.values())
+        row = {id(placed): i for i, placed in enumerate(samples)}
+        shared = set.intersection(*(set(placed.sample.scores) for placed in samples))
+        features = np.array([[placed.sample.scores[name] for name in sorted(shared)] for placed in samples], float)
+        first, second = np.array([[row[id(placed)] for placed in contest[key]] for key in keys]).T
+        model = BradleyTerry(np.nan_to_num(features), first, second)
+        model.fit(np.array([keys.index(key) for key, _ in votes], int), np.array([worth for _, worth in votes]))
+        return keys[int(model.openness(np.arange(min(len(left), LOOKED_AT))).argmax())]
+
     def picture(self, a: int, b: int, key: str, side: str, token: str) -> str:
         """Name in the gallery of a ballot's picture; the picture's address does not reveal its column."""
         contest = self.contest(a, b)
+        key = key.removesuffix(REPEAT)
         if key not in contest or side not in ("left", "right") or contest[key][0].sample.text is not None:
             raise Refused("there is no such pair of pictures")
         return contest[key][_index(side, token)].picture
 
     def vote(self, rater: str, a: Any, b: Any, key: Any, verdict: Any) -> None:
         contest = self.contest(a, b)
-        if type(key) is not str or key not in contest or verdict not in ("left", "right", "tie", "skip"):
+        known = type(key) is str and key.removesuffix(REPEAT) in contest
+        if not known or verdict not in ("left", "right", "tie", "skip"):
             raise Refused("there is no such pair or verdict")
-        first, second = contest[key]
+        first, second = contest[key.removesuffix(REPEAT)]
         if verdict in ("left", "right"):
-            verdict = ("first", "second")[_index(verdict, _draw(rater, key, "side"))]
+            verdict = ("first", "second")[_index(verdict, _token(rater, key))]
         shown = [p.sample.path if p.sample.text is None else p.sample.text for p in (first, second)]
         # both, if the seeds differ
         seed = " and ".join(dict.fromkeys([first.sample.seed, second.sample.seed]))
@@ -184,6 +228,12 @@ def _differ(first: Placed, second: Placed) -> bool:
 def _draw(rater: str, key: str, purpose: str) -> str:
     """A rater's own random number for a pair, the same after a restart."""
     return hashlib.sha256(f"{purpose}\n{key}\n{rater}".encode(errors="replace")).hexdigest()
+
+
+def _token(rater: str, key: str) -> str:
+    """Which side of a rater's ballot shows which sample; the sides of a repeated pair are swapped."""
+    token = _draw(rater, key.removesuffix(REPEAT), "side")[:16]
+    return f"{int(token[0], 16) ^ 1:x}{token[1:]}" if key.endswith(REPEAT) else token
 
 
 def _index(side: str, token: str) -> int:

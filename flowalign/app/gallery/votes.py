@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from flowalign.data.votes import WORTH
+from flowalign.data.votes import FEW, REPEAT, WORTH
 from flowalign.errors import ConfigError
+from flowalign.evaluation.voting import alpha, more_needed, wilson
 from flowalign.runs.reading import read_yaml
 
 DPO = "dpo.yaml"
@@ -20,21 +21,11 @@ DPO = "dpo.yaml"
 def enough(choices: int) -> str:
     """A sentence on what this number of choices is good for; docs/gallery.md has the measurements behind it."""
     margin = f"a win rate is known to {98 / math.sqrt(choices):.0f} points, and " if choices else ""
+    few = f"too few yet to train on ({FEW - choices} more), " if choices < FEW else ""
     return (
-        f"{choices} choices so far: {margin}training wants hundreds at least. On a tiny model 50 made it worse, 100 "
-        "left it as it was, 2,000 helped. With few, train few passes and vote again on the new samples."
+        f"{choices} choices so far: {few}{margin}training wants hundreds at least. On a tiny model 50 made it worse, "
+        "100 left it as it was, 2,000 helped. With few, train few passes and vote again on the new samples."
     )
-
-
-def wilson(successes: float, trials: int) -> tuple[float, float]:
-    """The 95% score interval of a proportion (Wilson 1927); (0, 1) without trials. Half successes are ties."""
-    if trials == 0:
-        return 0.0, 1.0
-    z2 = 1.959963984540054**2
-    share = successes / trials
-    centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
-    half = math.sqrt(z2 * (share * (1 - share) / trials + z2 / (4 * trials**2))) / (1 + z2 / trials)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def commands(runs: Sequence[Path], gallery: Path, texts: bool) -> list[str]:
@@ -55,6 +46,20 @@ def commands(runs: Sequence[Path], gallery: Path, texts: bool) -> list[str]:
     return [shlex.join(["flowalign", *map(str, words)]) for words in lines]
 
 
+def decided(successes: float, trials: int) -> str:
+    """A sentence on how many more votes tell which of two moments is better."""
+    needed = more_needed(successes, trials)
+    if needed is None:
+        return "The votes tell which moment is better."
+    fewest, staying = needed
+    if staying is None:
+        return f"The votes cannot tell which moment is better; {fewest} more at least would."
+    return (
+        f"The votes cannot tell yet which moment is better. If the win rate stays at {successes / trials:.0%}, "
+        f"{staying} more would; at the end of its interval {fewest}."
+    )
+
+
 def _recipe(run: Path) -> list[Path | str]:
     """The configuration that trains a run's model by DPO, with the settings that it needs."""
     if (run / DPO).is_file():
@@ -71,9 +76,10 @@ BETWEEN = 200
 
 
 def agreement(verdicts: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
-    """Agreement of every two raters on the pairs that both judged: its share, and Cohen's kappa.
+    """Agreement of every two raters on the pairs that both judged: its share, and Cohen's kappa with its interval.
 
-    Kappa is None where chance alone would always agree.
+    Kappa is None where chance alone would always agree. The 95% interval is that of the share (Wilson), with the
+    agreement by chance as it is.
     """
     raters = sorted(verdicts)
     pairs = {pair: i for i, pair in enumerate(sorted({pair for votes in verdicts.values() for pair in votes}))}
@@ -94,8 +100,10 @@ def agreement(verdicts: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]
     for a, b in zip(*np.triu_indices(len(raters), 1)):
         if count := int(both[a, b]):
             share, luck = float(same[a, b]) / count, float(chance[a, b]) / count**2
-            kappa = None if luck == 1 else (share - luck) / (1 - luck)
-            agreements.append({"raters": [raters[a], raters[b]], "pairs": count, "same": share, "kappa": kappa})
+            ends = (share, *wilson(share * count, count))
+            kappa, low, high = (None if luck == 1 else (end - luck) / (1 - luck) for end in ends)
+            agreed = {"raters": [raters[a], raters[b]], "pairs": count, "same": share}
+            agreements.append(agreed | {"kappa": kappa, "low": low, "high": high})
     return agreements
 
 
@@ -108,9 +116,11 @@ def results(
     interval narrower.
 
     Args:
-        verdicts: {rater: {pair: verdict}}.
+        verdicts: {rater: {pair: verdict}}; a pair that was shown again has its key with `REPEAT`.
         scores: {pair: (scores of the first picture, scores of the second)}.
     """
+    again = {rater: {k: v for k, v in votes.items() if k.endswith(REPEAT)} for rater, votes in verdicts.items()}
+    verdicts = {rater: {k: v for k, v in votes.items() if k not in again[rater]} for rater, votes in verdicts.items()}
     judged: dict[str, list[float]] = defaultdict(list)
     for votes in verdicts.values():
         for pair, verdict in votes.items():
@@ -121,9 +131,13 @@ def results(
     raters = []
     for rater, votes in sorted(verdicts.items()):
         worths = [WORTH[v] for v in votes.values() if v != "skip"]
-        raters.append({"rater": rater, **_rate(sum(worths), len(worths)), **_counts(list(votes.values()))})
+        repeats = [(votes[key.removesuffix(REPEAT)], verdict) for key, verdict in again[rater].items()]
+        same = sum(one == other for one, other in repeats)
+        row = {"rater": rater, **_rate(sum(worths), len(worths)), **_counts(list(votes.values()))}
+        raters.append(row | {"again": {**_rate(same, len(repeats)), "pairs": len(repeats)}})
     between = agreement(verdicts)
     shown = sorted(sorted(range(len(between)), key=lambda i: -between[i]["pairs"])[:BETWEEN])
+    shared, common = alpha(verdicts)
     names = sorted({name for first, second in scores.values() for name in first.keys() & second.keys()})
     rewards = []
     for name in names:
@@ -137,7 +151,9 @@ def results(
             rewards.append({"name": name, **_rate(sum(agrees), len(agrees)), "pairs": len(agrees)})
     return {
         "all": {**_rate(sum(means.values()), len(means)), **_counts(everything)},
+        "decided": decided(sum(means.values()), len(means)),
         "raters": raters,
+        "alpha": {"pairs": common} | ({"mean": None} if shared is None else vars(shared)),
         "between": [between[i] for i in shown],
         "more_between": len(between) - len(shown),
         "rewards": rewards,

@@ -58,7 +58,9 @@ def test_a_recipe_that_learns_from_files_runs_dry_and_samples_nothing(
     lines = [{"prompt": f"red {i}", "chosen": "1.png", "rejected": "0.png"} for i in range(4)]
     (tmp_path / "votes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.setattr(DiffusionSampler, "rollout", None)
-    report = dry_run(load(recipe("sd3/dpo_offline"), [f"data.prompts={tmp_path / 'votes.jsonl'}"]))
+    report = dry_run(
+        load(recipe("sd3/dpo_offline"), ["algorithm.min_pairs=4", f"data.prompts={tmp_path / 'votes.jsonl'}"])
+    )
     # its files are opened and encoded in the time of a rollout
     assert report.trained > 0 and report.seconds["rollout"] < report.seconds["update"]
 

@@ -130,7 +130,18 @@ def test_training_on_votes_helps_and_the_result_is_a_judge_of_pref_grpo(
     template: str, reward: str, votes: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "judge"
-    settings = ["--learning-rate", "5e-4", "--epochs", "6", "--batch-size", "8", "--heldout", str(votes)]
+    settings = [
+        "--learning-rate",
+        "5e-4",
+        "--epochs",
+        "6",
+        "--batch-size",
+        "8",
+        "--heldout",
+        str(votes),
+        "--min-pairs",
+        "48",
+    ]
     arguments = ["train-reward", str(votes), "--model", "tiny_vlm", "--template", template, "--out", str(out)]
     done = CliRunner().invoke(app, [*arguments, *settings])
     assert done.exit_code == 0, done.output
@@ -257,8 +268,9 @@ def test_what_cannot_be_trained_is_said(votes: Path, tmp_path: Path) -> None:
         judging_template("unified_reward_pair")
     assert "trained by the probability" in error("pair-questions", votes, "--template", "edit_score", "--out", new)
     assert "no model to train at" in error(
-        "train-reward", votes, "--model", "no/such", "--template", "shapes_show", "--out", new
+        "train-reward", votes, "--model", "no/such", "--template", "shapes_show", "--out", new, "--min-pairs", "48"
     )
+    assert "48 preferences are too few yet" in error("train-reward", votes, "--out", new)
     overrides = [*configured(votes, tmp_path), "rewards=[{name: exact_match, pattern: (never)}]"]
     arguments = [recipe("tiny_vlm/judge"), *overrides, "--out", new]
     assert "the model is right about no prompt" in error("rejection-sampling", *arguments)

@@ -43,7 +43,7 @@ def votes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_votes_on_videos_train_a_reward_that_loads_as_the_published_one(votes: Path, tmp_path: Path) -> None:
     base, out = str(video_reward(tmp_path / "before")), tmp_path / "after"
-    options = ["--learning-rate", "3e-3", "--epochs", "2", "--batch-size", "2"]
+    options = ["--learning-rate", "3e-3", "--epochs", "2", "--batch-size", "2", "--min-pairs", "6"]
     done = CliRunner().invoke(
         app, [str(votes), "--model", str(tmp_path / "before"), "--processor", base, "--out", str(out), *options]
     )

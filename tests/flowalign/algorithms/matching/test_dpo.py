@@ -38,7 +38,7 @@ def votes(tmp_path: Path) -> Path:
 def trainer(votes: Path, *overrides: str, resume: bool = False) -> Trainer:
     own = [
         *("training.iterations=2", "training.prompts_per_iteration=2", "training.group_size=2"),
-        *(f"data.prompts={votes}", "algorithm.beta=1000"),
+        *(f"data.prompts={votes}", "algorithm.beta=1000", "algorithm.min_pairs=1"),
     ]
     return small_run("tiny_sd3/dpo", votes.parent, *own, *overrides, resume=resume)
 

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from flowalign.algorithms.matching.base import MatchingExperience
 from flowalign.algorithms.matching.inpo import inverted
+from flowalign.algorithms.matching.pairs import PairMatching
 from flowalign.config import load, recipe
 from flowalign.data import Judged, Labels, Targets
 from flowalign.data.batches import draw_batch
 from flowalign.errors import ConfigError
 from flowalign.planning.tiny_pipelines import PIPELINES, build
 from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.registry import resolve
 from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 from flowalign.training.building import build_policy
@@ -54,7 +56,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trainer(method: str, data: Path, to: Path, *overrides: str, **more: Any) -> Trainer:
     own = ["training.prompts_per_iteration=2", "training.group_size=2", f"data.prompts={data}"]
-    return small_run("tiny_sd3/dpo", to, *own, f"algorithm={{name: {method}}}", *overrides, **more)
+    own += [f"algorithm={{name: {method}}}"]
+    own += ["algorithm.min_pairs=1"] if issubclass(resolve("algorithms", method), PairMatching) else []
+    return small_run("tiny_sd3/dpo", to, *own, *overrides, **more)
 
 
 def collected(run: Trainer, iteration: int = 1) -> MatchingExperience:

@@ -58,7 +58,9 @@ def test_a_moment_is_judged_against_itself_by_every_two_seeds_of_a_prompt(polls:
     assert len(set(shown.values())) == 2
 
 
-def test_votes_on_a_base_model_are_trained_on_and_judged_again(made: Path, polls: Polls) -> None:
+def test_votes_on_a_base_model_are_trained_on_and_judged_again(
+    made: Path, polls: Polls, capsys: pytest.CaptureFixture[str]
+) -> None:
     for _ in range(8):
         polls.vote("Ada", 0, 0, polls.next("Ada", 0, 0)["pair"], "left")
     polls.vote("Ada", 0, 0, polls.next("Ada", 0, 0)["pair"], "tie")
@@ -71,7 +73,9 @@ def test_votes_on_a_base_model_are_trained_on_and_judged_again(made: Path, polls
     assert len(votes) == 8 and {record["seed"] for record in votes.metadata} <= {
         f"{first} and {second}" for first in range(20, 29) for second in range(20, 29) if first < second
     }
-    assert run(*commands[1], *SMALL, f"output={made.parent}", "name=first") == 0
+    assert run(*commands[1], *SMALL, f"output={made.parent}", "name=first") == 2
+    assert "8 preferences are too few yet" in capsys.readouterr().err
+    assert run(*commands[1], *SMALL, "algorithm.min_pairs=8", f"output={made.parent}", "name=first") == 0
     first = made.parent / "first"
     trained = load(first / "config.yaml")
     assert trained.rollout.steps == 2 and (first / "lora").is_dir()

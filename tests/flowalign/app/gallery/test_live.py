@@ -119,7 +119,7 @@ def test_votes_are_pairs_of_the_next_iterations(tmp_path: Path, serve: Serve) ->
     votes = tmp_path / "run/gallery/votes.sqlite"
     changes: dict[str, Any] = {"training.iterations": 3, "training.previews": 0, "evaluation": evaluation | sampling}
     changes |= {"data": {"prompts": str(tmp_path / "pairs.jsonl")}, "training.prompts_per_iteration": 4}
-    changes["algorithm"] = {"name": "dpo", "votes": str(votes), "votes_share": 1.0}
+    changes["algorithm"] = {"name": "dpo", "votes": str(votes), "votes_share": 1.0, "min_pairs": 1}
     trainer = Trainer(settings(tmp_path, **changes), progress=False)
     judged, iterate = [], trainer.iterate
 
@@ -146,7 +146,9 @@ def test_votes_are_pairs_of_the_next_iterations(tmp_path: Path, serve: Serve) ->
     for record in learned.metadata:
         chosen, rejected = (np.asarray(Image.open(record[key])).mean() for key in ("chosen", "rejected"))
         assert chosen < rejected and record["chosen"].startswith(str(trainer.folder))
-    half = DPO(DPO.Settings(votes=str(votes)))
+    half = DPO(DPO.Settings(votes=str(votes), min_pairs=6))
+    few = DPO(DPO.Settings(votes=str(votes), min_pairs=7))
+    assert few.with_votes(drawn, 0) == (drawn, {"preference/votes": 6, "preference/votes_share": 0})
     shares = [half.with_votes(replace(drawn, iteration=i), 0)[1]["preference/votes_share"] for i in range(200)]
     assert 0.4 < np.mean(shares) < 0.6
 

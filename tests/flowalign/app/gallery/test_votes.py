@@ -76,7 +76,12 @@ def test_results():
     assert (table["all"]["low"], table["all"]["high"]) == wilson(3, 5)
     assert [table["all"][k] for k in ("wins", "losses", "ties", "skipped")] == [4, 2, 1, 1]
     assert table["raters"][0]["rate"] == pytest.approx(2.5 / 4)
-    assert table["between"] == [{"raters": ["Ada", "Bob"], "pairs": 2, "same": 0.5, "kappa": 0.0}]
+    (between,) = table["between"]
+    assert {key: between[key] for key in ("raters", "pairs", "same", "kappa")} == {
+        "raters": ["Ada", "Bob"], "pairs": 2, "same": 0.5, "kappa": 0.0,
+    }  # fmt: skip
+    # chance alone agrees in half of the pairs
+    assert [between["low"], between["high"]] == pytest.approx([2 * end - 1 for end in wilson(1, 2)])
     # r prefers the second: right on 1 and 5, wrong on 3; 2 and 4 chose nothing, s tells nothing apart
     (reward,) = table["rewards"]
     assert reward["name"] == "r" and reward["rate"] == pytest.approx(2 / 3) and reward["pairs"] == 3

@@ -66,7 +66,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "rollout.eta": 1.0,
     },
     # learns from pictures on disk
-    "dpo": QUICK | {"algorithm": {"name": "dpo", "beta": 20}},
+    "dpo": QUICK | {"algorithm": {"name": "dpo", "beta": 20, "min_pairs": 1}},
     # compares with a snapshot of all weights, in shards too
     "nft": QUICK
     | {
