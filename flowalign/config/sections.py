@@ -12,6 +12,7 @@ from flowalign import registry
 from flowalign.config.workers import RolloutWorkers
 from flowalign.data import Difficulty, PromptList, Prompts
 from flowalign.data.selection.settings import DynamicSampling, ReplaySettings
+from flowalign.data.sizes import rows_by_size
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.settings import Network, SamplingSettings, Snapshot
 from flowalign.runs.files import check_output
@@ -113,6 +114,13 @@ class Watch(Section):
     if the run reaches its last iteration (RPO, arXiv 2407.12164)."""
 
 
+class PictureSize(Section):
+    """Height and width of pictures, in pixels."""
+
+    height: int = Field(ge=8)
+    width: int = Field(ge=8)
+
+
 class Heldout(SamplingSettings, PromptList):
     """Evaluation on held-out prompts before, during and after training."""
 
@@ -131,6 +139,9 @@ class Heldout(SamplingSettings, PromptList):
     (`training.ema_decay`), else the policy."""
     watch: Watch = Watch()
     samples_per_prompt: int = Field(1, ge=1)
+    also_at: PictureSize | None = None
+    """A second size, in pixels, at which the held-out pictures are scored and saved too, such as twice the size trained
+    at. Its figures have names that begin with the size, such as 1024x1024/reward."""
     save_samples: int = Field(16, ge=0)
     """Number of samples that are saved to look at."""
 
@@ -317,7 +328,7 @@ class BaseConfig(Section):
         if self.rollout.workers is not None:
             self.rollout.workers.check(self, algorithm, groups, processes)
         self._check_names()
-        self.data.kept(algorithm.read(self.data))
+        self._check_sizes(self.data.kept(algorithm.read(self.data)))
         self._check_evaluation()
         self._check_items(algorithm, groups)
 
@@ -377,9 +388,26 @@ class BaseConfig(Section):
                     f"data.selection: '{chosen.name}' is no selection, it has no '{name}' (docs/extending.md)"
                 )
 
+    def _check_sizes(self, prompts: Prompts) -> None:
+        """Refuse prompts of several sizes where an iteration cannot be of one."""
+        data = self.data
+        several = self.model.kind == "pictures" and len(rows_by_size(prompts.metadata)) > 1
+        for name, found in (
+            (f"data.selection: {data.selection.name}", data.selection.name != "shuffled"),
+            ("data.dynamic_sampling", data.dynamic_sampling is not None),
+            ("data.replay", data.replay is not None),
+        ):
+            if several and found:
+                raise ConfigError(
+                    f"{name} picks prompts by how they fared, and the prompts have several sizes (height, width), of "
+                    "which an iteration has one; the selection 'shuffled' without it works, or prompts of one size"
+                )
+
     def _check_evaluation(self) -> None:
         """Refuse a watch that would see nothing."""
         evaluation = self.evaluation
+        if evaluation.also_at is not None and self.model.kind != "pictures":
+            raise ConfigError("evaluation.also_at: is a size of pictures, and this model makes texts; leave it out")
         if self.evaluation.prompts is not None:
             Prompts.of(self.evaluation)
         elif evaluation.panel:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from flowalign.data.prompts import Prompts
+from flowalign.data.sizes import rows_by_size
 from samplers import derive_seed
 from samplers.rows import Rows
 
@@ -57,6 +58,24 @@ def shuffled(count: int, first: int, groups: int, seed: int) -> list[int]:
     return [int(orders[position // count][position % count]) for position in positions]
 
 
+def ordered(prompts: Prompts, first: int, groups: int, seed: int) -> list[int]:
+    """As `shuffled`; where lines ask for pictures of several sizes, the groups of one iteration have one size.
+
+    A turn takes every prompt once, size by size, and the iterations of all sizes in a seeded order. The last iteration
+    of a size is filled up with prompts of that size.
+    """
+    sizes = list(rows_by_size(prompts.metadata).values())
+    if len(sizes) == 1:
+        return shuffled(len(prompts), first, groups, seed)
+    lengths = [-(-len(rows) // groups) for rows in sizes]
+    turn, position = divmod(first // groups, sum(lengths))
+    number = int(np.random.default_rng([seed, turn]).permutation(sum(lengths))[position])
+    of = int(np.searchsorted(np.cumsum(lengths), number, side="right"))
+    rows, part = sizes[of], number - sum(lengths[:of])
+    order = np.random.default_rng([seed, turn, of]).permutation(len(rows))
+    return [rows[order[i % len(rows)]] for i in range(part * groups, (part + 1) * groups)]
+
+
 def draw_batch(
     prompts: Prompts,
     iteration: int,
@@ -73,9 +92,9 @@ def draw_batch(
     Which prompts and noises make up an iteration does not depend on the number of processes.
 
     Args:
-        picks: numbers of the prompts, one a group; default `shuffled`.
+        picks: numbers of the prompts, one a group; default `ordered`.
     """
-    picks = shuffled(len(prompts), iteration * groups, groups, seed) if picks is None else picks
+    picks = ordered(prompts, iteration * groups, groups, seed) if picks is None else picks
     local_groups = range(process * groups // processes, (process + 1) * groups // processes)
     return draw_groups(prompts, iteration, {g: picks[g] for g in local_groups}, group_size, seed, share_start_noise)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from flowalign.config import Config
 from flowalign.core.record import Record
 from flowalign.data.batches import Batch
+from flowalign.data.sizes import one_size
 from flowalign.errors import ConfigError
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.caching import caching
@@ -61,6 +62,14 @@ class DiffusionSampler(Sampler):
             [self.plan.etas(settings.steps, settings.eta, batch.iteration, group_seed) for group_seed in seeds]
         )
 
+    def arguments(self, batch: Batch, kept: Sequence[int] | None = None) -> dict[str, Any]:
+        """Arguments of the policy's `sample` for a batch, whose lines may ask for their own size.
+
+        Raises:
+            ConfigError: the batch holds several sizes.
+        """
+        return self.config.rollout.arguments(kept) | one_size(batch.metadata)
+
     def rollout(
         self, batch: Batch, eta: Tensor | None = None, kernel: Any = None, kept: Sequence[int] | None = None
     ) -> Rollout:
@@ -76,7 +85,7 @@ class DiffusionSampler(Sampler):
         """
         kernel = kernel or self.kernel
         eta = self.etas(batch) if eta is None else eta
-        sampling = self.config.rollout.arguments(kept) | ({} if kept is None else {"order": 2})
+        sampling = self.arguments(batch, kept) | ({} if kept is None else {"order": 2})
         if batch.shares_start_noise and len(set(batch.group)) < len(batch) and eta.dim() == 1 and (eta > 0).any():
             rollout = self._forked(batch, eta if kept is None else eta[kept], kernel, sampling)
         else:
@@ -99,7 +108,7 @@ class DiffusionSampler(Sampler):
         The first few have the steps of plain sampling, since replay is verified with them.
         """
         assert self.search is not None
-        call: dict[str, Any] = self.config.rollout.arguments()
+        call = self.arguments(batch)
         rollouts = [
             self.policy.sample(chunk.prompts, chunk.seeds, metadata=chunk.metadata, dry=begin > 0, **call)
             for begin, chunk in ((0, batch[range(min(4, len(batch)))]), (4, batch[range(4, len(batch))]))
@@ -186,9 +195,7 @@ class DiffusionSampler(Sampler):
     def restore(self, tensors: dict[str, Tensor], rest: dict[str, Any], batch: Batch) -> Rollout:
         """Rebuild a rollout: one sample is drawn again for the conditions, which a prompt's samples share."""
         first = batch[[0]]
-        redrawn = self.policy.sample(
-            first.prompts, first.seeds, metadata=first.metadata, **self.config.rollout.arguments()
-        )
+        redrawn = self.policy.sample(first.prompts, first.seeds, metadata=first.metadata, **self.arguments(first))
         trajectory = Trajectory(**{name: value.to(self.device) for name, value in tensors.items()})
         rollout = redrawn.branch(trajectory, torch.zeros(len(batch), dtype=torch.long, device=self.device))
         rollout.kernel, rollout.unlearned = self.kernel, self.unlearned

@@ -14,6 +14,7 @@ from accelerate.utils import LoggerType, TorchDynamoPlugin
 from flowalign import registry
 from flowalign.config import BaseConfig, Config, Model, Named, TextConfig
 from flowalign.data import shipped
+from flowalign.data.sizes import rows_by_size
 from flowalign.errors import ConfigError, nearest
 from flowalign.policies.base import Policy
 from flowalign.policies.diffusion import DiffusersPolicy
@@ -60,6 +61,11 @@ def build_policy(
     if model.base_bits is not None and str(path).endswith(".safetensors"):
         raise ConfigError("model.base_bits: a single file is loaded as it is; null works, or a folder or hub name")
     sizes = {"rollout": _sides(config.rollout), "evaluation": _sides(config.evaluation)}
+    if config.evaluation.also_at is not None:
+        sizes["evaluation.also_at"] = config.evaluation.also_at.model_dump()
+    for size in rows_by_size(config.build_algorithm().read(config.data).metadata):
+        shown = ", ".join(f"{side} {pixels}" for side, pixels in size)
+        sizes |= {f"data.prompts, {shown}": dict(size)} if size else {}
     for where, sides in sizes.items():
         check_arguments(described_by(path, described), sides, where)
     check_context_parallel(described_by(path, described), model)

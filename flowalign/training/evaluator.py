@@ -1,5 +1,6 @@
 """A run's evaluations: scores of held-out prompts, samples to look at, and the watch on reward hacking."""
 
+import dataclasses
 import json
 import logging
 from pathlib import Path
@@ -13,6 +14,7 @@ from flowalign.config.sections import Watch
 from flowalign.data import Prompts
 from flowalign.evaluation.comparison import Comparison
 from flowalign.evaluation.scores import Evaluated, evaluate, judges, scores_of
+from flowalign.evaluation.statistics import estimate
 from flowalign.evaluation.watch import NOTHING_SEEN, Panel, diagnose, watched
 from flowalign.rollouts.sampler import Sampler
 from flowalign.rollouts.scoring import Scorer
@@ -88,16 +90,11 @@ class Evaluator:
         prompts = Prompts.of(settings)
         advance(self.panel, done)
         with self.learner.averaged(), self.learner.usable():
-            result = evaluate(
-                self.sampler.policy,
-                self.panel,
-                prompts,
-                settings,
-                settings.samples_per_prompt,
-                settings.seed,
-                self.processes,
-            )
+            result = self._evaluate(prompts, settings)
+            second = None if settings.also_at is None else self._at_second_size(prompts)
         line: dict[str, Any] = {"iteration": iteration} | self.scorer.judged()
+        if second is not None:
+            line |= self._named(second)
         if self.algorithm.measures or self.config.training.previews:
             # a process works alone here, and needs whole weights even if they are sharded
             with self.learner.alone():
@@ -119,12 +116,37 @@ class Evaluator:
             count = min(settings.save_samples, len(samples))
             spread = torch.linspace(0, len(samples) - 1, count).round().int().tolist() if count else []
             chosen = shown(self.reward, [samples[row] for row in spread])
+            if second is not None:
+                lines = second.lines()
+                chosen = [*chosen, *shown(self.reward, [lines[row] for row in spread if row < len(lines)])]
             save_samples(self.folder, iteration, chosen)
             if self.config.show_every:
                 show(self.accelerator, "held-out", chosen, iteration)
         if self.config.trackers:
             self.accelerator.log({f"evaluation/{n}": v for n, v in result.means()["all"].items()}, step=iteration)
         return result
+
+    def _evaluate(self, prompts: Prompts, settings: Any) -> Evaluated:
+        policy, count = self.sampler.policy, settings.samples_per_prompt
+        return evaluate(policy, self.panel, prompts, settings, count, settings.seed, self.processes)
+
+    def _at_second_size(self, prompts: Prompts) -> Evaluated:
+        """The same prompts at the size of `also_at`, from start noises of their own, which follow the others'."""
+        assert self.settings.also_at is not None
+        size = self.settings.also_at.model_dump()
+        prompts = dataclasses.replace(prompts, metadata=[record | size for record in prompts.metadata])
+        seed = self.settings.seed + len(prompts) * self.settings.samples_per_prompt
+        return self._evaluate(prompts, self.settings.model_copy(update={"seed": seed}))
+
+    def _named(self, second: Evaluated) -> dict[str, float]:
+        """Means of the second size, and the standard error of its reward."""
+        size = self.settings.also_at
+        assert size is not None
+        means = second.means()["all"]
+        reward = estimate(second.value, second.prompts)
+        if reward is not None and reward.error is not None:
+            means["reward_error"] = reward.error
+        return {f"{size.height}x{size.width}/{name}": value for name, value in means.items()}
 
     def _watched(self, line: dict[str, Any], result: Evaluated) -> dict[str, Any]:
         """Add the verdict of the watch on reward hacking to the line of an evaluation."""

@@ -13,6 +13,7 @@ from flowalign.core.credit import dense_rewards, turning_points
 from flowalign.core.record import masked_mean
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch, draw_batch
+from flowalign.data.sizes import rows_by_size
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import characters
@@ -46,6 +47,9 @@ def preview(
         share_start_noise = sampler.config.rollout.share_start_noise
         # a tree's members are its leaves, whose number is fixed
         members = sampler.plan.leaves if isinstance(sampler.plan, Tree) else members
+    # previews are made together
+    prompts = prompts.take(next(iter(rows_by_size(prompts.metadata).values())))
+    count = min(count, len(prompts))
     batch = draw_batch(prompts.spread(count), 0, count, members, training.seed, share_start_noise)
     batch = dataclasses.replace(batch, iteration=iteration)
     with scorer.alone(), sampler.policy.uncounted():

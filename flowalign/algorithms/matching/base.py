@@ -246,7 +246,7 @@ class Matching(
         sigmas: Tensor | None = None,
     ) -> CleanSamples:
         """Samples with conditions of the denoiser under a guidance, at sigmas or, by default, along the schedule."""
-        call = sampler.config.rollout.arguments()
+        call = sampler.arguments(batch)
         for name in ("steps", "guidance", "guidance_2", "order") + (() if sigmas is None else ("sigmas",)):
             call.pop(name)
         at: dict[str, Any] = {"steps": sampler.config.rollout.steps} if sigmas is None else {"levels": sigmas}

@@ -100,7 +100,7 @@ class DMD2(DistributionMatching):
         if gan.real == "files":
             return latents(sampler, batch, "target")
         scale = self.settings.reference_guidance or sampler.config.rollout.guidance
-        sampling = sampler.config.rollout.arguments() | {"steps": gan.steps, "sigmas": None, "guidance": scale}
+        sampling = sampler.arguments(batch) | {"steps": gan.steps, "sigmas": None, "guidance": scale}
         seeds = [derive_seed(seed, 14) for seed in batch.seeds]
         with sampler.policy.reference():
             return sampler.policy.sample(batch.prompts, seeds, metadata=batch.metadata, **sampling).trajectory.final

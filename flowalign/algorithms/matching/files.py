@@ -62,9 +62,9 @@ def check_files(prompts: Prompts, name: str) -> None:
             raise ConfigError(f"data.prompts: {name} makes {output}, and {file} is {given}")
 
 
-def size(sampler: DiffusionSampler) -> dict[str, Any]:
-    """Size of the samples and of a batch, as arguments of the policy's methods."""
-    sampling = sampler.config.rollout.arguments()
+def size(sampler: DiffusionSampler, batch: Batch) -> dict[str, Any]:
+    """Size of the samples and of a network's batch, as arguments of the policy's methods."""
+    sampling = sampler.arguments(batch)
     return {name: sampling[name] for name in ("height", "width", "num_frames", "batch_size") if name in sampling}
 
 
@@ -72,7 +72,7 @@ def latents(sampler: DiffusionSampler, batch: Batch, key: str) -> Tensor:
     """[B, ...] latents of the files under a key of the metadata, brought to the size of the rollout."""
     files = [record[key] for record in batch.metadata]
     distinct = list(dict.fromkeys(files))
-    encoded = sampler.policy.encode([opened(file) for file in distinct], **size(sampler))
+    encoded = sampler.policy.encode([opened(file) for file in distinct], **size(sampler, batch))
     return encoded[[distinct.index(file) for file in files]]
 
 
@@ -156,7 +156,7 @@ class FileMatching(base.Matching[Rollout | None, None]):
         if batch.iteration > 0:
             return None, batch
         few = batch[:4]
-        call = {"steps": 2, "metadata": few.metadata, **size(sampler)}
+        call = {"steps": 2, "metadata": few.metadata, **size(sampler, few)}
         return sampler.policy.sample(few.prompts, few.seeds, **call), batch
 
     def decode(self, sampler: DiffusionSampler, rollout: Rollout | None) -> None:

@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowalign.data import Prompts
-from flowalign.data.batches import shuffled
+from flowalign.data.batches import ordered
 
 
 class Shuffled:
-    """Every prompt in turn, in a seeded order that is new each time the list is used up."""
+    """Every prompt in turn, in a seeded order that is new each time the list is used up.
+
+    Where prompts ask for pictures of several sizes, an iteration has one of them.
+    """
 
     name = "shuffled"
 
@@ -17,7 +20,7 @@ class Shuffled:
 
     def picks(self, prompts: Prompts, iteration: int, groups: int, seed: int, round: int = 0) -> list[int]:
         first, self.drawn = self.drawn, self.drawn + groups
-        return shuffled(len(prompts), first, groups, seed)
+        return ordered(prompts, first, groups, seed)
 
     def learn(self, picks: Sequence[int], prompts: Prompts, success: Sequence[float], gain: Sequence[float]) -> None:
         pass

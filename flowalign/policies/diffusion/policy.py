@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flowalign import registry
 from flowalign.data import Source
+from flowalign.data.sizes import rows_by_size
 from flowalign.errors import ConfigError
 from flowalign.policies.base import TRAINED, Policy, torch_dtype
 from flowalign.policies.diffusion.caching import caching
@@ -42,7 +43,7 @@ from flowalign.policies.diffusion.storage import (
     with_weights,
 )
 from flowalign.policies.diffusion.text_lora import add_text_lora, encode_again
-from flowalign.policies.settings import Model, TextLora
+from flowalign.policies.settings import Model, SamplingSettings, TextLora
 from flowalign.runs.checkpoint import check_weights
 from flowalign.runs.progress import report
 from rewards import Latents, Sample, sides
@@ -602,6 +603,22 @@ class DiffusersPolicy(Policy[Rollout]):
 
     def decode(self, rollout: Rollout, batch_size: int = 64) -> list[Image]:
         return self.decode_latents(rollout.whole(rollout.trajectory.final), batch_size)
+
+    def make(
+        self,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        sampling: SamplingSettings,
+        metadata: Sequence[Mapping[str, Any]] = (),
+        needs: frozenset[str] = frozenset(),
+    ) -> list[Any]:
+        """As `Policy.make`, size by size where the metadata of the prompts ask for several."""
+        made: dict[int, Any] = {}
+        for size, rows in rows_by_size(metadata or [{}] * len(prompts)).items():
+            sized, records = sampling.model_copy(update=dict(size)), [metadata[i] for i in rows] if metadata else ()
+            one = super().make([prompts[i] for i in rows], [seeds[i] for i in rows], sized, records, needs)
+            made |= zip(rows, one, strict=True)
+        return [made[i] for i in range(len(prompts))]
 
     def samples(self, rollout: Rollout, batch_size: int, needs: frozenset[str], shown: bool = True) -> list[Any]:
         return self.finished(rollout.whole(rollout.trajectory.final), batch_size, needs, shown, rollout.sound)
