@@ -404,7 +404,7 @@ pairs tiny_sd3 prompts.txt --per-prompt 2 --steps 2 --output pairs
 prompts geneval --count 3 --output geneval.jsonl --seed 1
 difficulty tiny_sd3/flow_grpo graded.jsonl rollout.steps=2 data.limit=2 --samples 2
 reward-check rewards.yaml --size 32
-train-reward votes.jsonl --out judge --epochs 1 --batch-size 2
+train-reward votes.jsonl --out judge --epochs 1 --batch-size 2 --min-pairs 1
 pair-questions votes.jsonl --out questions.jsonl --template reward_dance_pair
 league tiny_sd3/flow_grpo tiny_sd3/nft --budget forwards=1 --seeds 1 --pictures 1 --output league
 cold-start tiny_lm/grpo --out started --epochs 1

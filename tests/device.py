@@ -274,7 +274,7 @@ def files_of(config: BaseConfig) -> Iterator[None]:
             line["image"] = ["red.png", "black.png"][: tiny.images if tiny else 2]
         if tiny is not None and tiny.masked:
             line["mask"] = "mask.png"
-        lines = [json.dumps(line)] * 8
+        lines = [json.dumps(line)] * 100
         for one in (config.data, *config.data.also, config.evaluation, *config.evaluation.also):
             if str(one.prompts).endswith(".jsonl"):
                 Path(str(one.prompts)).write_text("\n".join(lines) + "\n")

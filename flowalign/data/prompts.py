@@ -248,7 +248,7 @@ class Preferences(Prompts):
         """
         if len(self) < (least or FEW):
             raise ConfigError(
-                f"{len(self)} preferences are too few yet: a model that was trained on 50 was worse than before "
+                f"too few preferences yet ({len(self)}): a model that was trained on 50 was worse than before "
                 f"(docs/gallery.md). Vote on, to {least or FEW}; {option}={len(self)} trains on these all the same"
             )
 

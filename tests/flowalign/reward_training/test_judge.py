@@ -270,7 +270,7 @@ def test_what_cannot_be_trained_is_said(votes: Path, tmp_path: Path) -> None:
     assert "no model to train at" in error(
         "train-reward", votes, "--model", "no/such", "--template", "shapes_show", "--out", new, "--min-pairs", "48"
     )
-    assert "48 preferences are too few yet" in error("train-reward", votes, "--out", new)
+    assert "too few preferences yet (48)" in error("train-reward", votes, "--out", new)
     overrides = [*configured(votes, tmp_path), "rewards=[{name: exact_match, pattern: (never)}]"]
     arguments = [recipe("tiny_vlm/judge"), *overrides, "--out", new]
     assert "the model is right about no prompt" in error("rejection-sampling", *arguments)

@@ -74,7 +74,7 @@ def test_votes_on_a_base_model_are_trained_on_and_judged_again(
         f"{first} and {second}" for first in range(20, 29) for second in range(20, 29) if first < second
     }
     assert run(*commands[1], *SMALL, f"output={made.parent}", "name=first") == 2
-    assert "8 preferences are too few yet" in capsys.readouterr().err
+    assert "too few preferences yet (8)" in capsys.readouterr().err
     assert run(*commands[1], *SMALL, "algorithm.min_pairs=8", f"output={made.parent}", "name=first") == 0
     first = made.parent / "first"
     trained = load(first / "config.yaml")

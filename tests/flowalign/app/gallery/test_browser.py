@@ -629,6 +629,7 @@ def test_votes_by_keys_are_exported_and_read_back(open_page, maker, tmp_path):
         page.get_by_role("button", name="Start").click()
         page.get_by_text("This moment has no two samples of one prompt.").wait_for()
         small = ["training.iterations=1", "training.prompts_per_iteration=2", "evaluation.prompts=null"]
+        small += ["algorithm.min_pairs=1"]
         data = [f"data.prompts={tmp_path / 'preferences.jsonl'}", "data.where={rater: [Ada]}", f"output={tmp_path}"]
         trainer = Trainer(load(recipe("tiny_sd3/dpo"), [*data, *small]), progress=False)
         assert len(trainer.prompts) == 6
