@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from flowalign.evaluation.reliability import measure
 from rewards import RewardError
 from rewards.judges import JudgeReward, Local, PairwiseJudgeReward, Served
 from rewards.pairwise import WinRate
@@ -187,3 +188,17 @@ def test_videos_are_seen_by_frames(tiny_vlm, pictures):
     assert judge._frames(images) == [images[0], images[4], images[7]]  # of eight: 0, 3.5, 7
     with pytest.raises(RewardError, match="could not be parsed"):
         judge([images[:3], images[3:]], prompts[:2], metadata[:2])  # the tiny model knows no such format
+
+
+def test_both_backends_are_as_reliable(tiny_vlm, openai_url, pictures):
+    images, prompts, _ = pictures
+    prompts = [prompts[i // 4] for i in range(8)]
+    kinds = ((JudgeReward, "shapes_show"), (PairwiseJudgeReward, "shapes_better"))
+    for kind, template in kinds:
+        local, served = (
+            measure(kind(template, judge), images, prompts, [{}] * 8, draws=2)
+            for judge in (Local(tiny_vlm, device="cpu"), Served(url=openai_url, model="tiny"))
+        )
+        assert served.noise.high < 1e-4 and served.needed.mean == local.needed.mean == 1
+        assert served.within.mean == pytest.approx(local.within.mean, abs=1e-3)
+        assert (served.prefers_first is None) == (kind is JudgeReward) and served.seconds > 0
