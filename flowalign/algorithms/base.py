@@ -81,6 +81,8 @@ class Preview:
     """[B] reward of each sample: its score, or the algorithm's own value."""
     advantage: Tensor | None = None
     """[B, T], NaN for steps that nothing is learned from; None where the algorithm has no advantages."""
+    sparse: Tensor | None = None
+    """[B] advantage by the finished samples' rewards, where `advantage` is of rewards of the steps."""
     wins: Tensor | None = None
     """[B, B] share of the row's wins over the column, NaN for pairs that did not meet; None without comparisons"""
 

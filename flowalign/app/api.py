@@ -12,12 +12,13 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 
 from flowalign import registry
-from flowalign.app.loading import ENCODE, load_for_sampling
+from flowalign.app.loading import ENCODE, load_for_sampling, load_modules
 from flowalign.config import Config, TextConfig, Weighted
 from flowalign.config import load as load_config
 from flowalign.config.loader import merge
 from flowalign.config.rewards import build_reward, build_rewards
 from flowalign.data import Prompts, shipped
+from flowalign.data.prompts import PromptList
 from flowalign.errors import ConfigError
 from flowalign.evaluation.comparison import Comparison
 from flowalign.evaluation.scores import evaluate
@@ -26,15 +27,20 @@ from flowalign.policies.base import Policy, best_device
 from flowalign.policies.diffusion import DiffusersPolicy
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.settings import Sampling
+from flowalign.rollouts.processes import Processes
+from flowalign.rollouts.scoring import Scorer
+from flowalign.runs.checkpoint import Checkpoints
 from flowalign.runs.result import Result
-from flowalign.runs.show import Grid, Texts
+from flowalign.runs.show import Grid, Texts, strip
 from flowalign.search import Budget, Searches
 from flowalign.search.run import build_methods, search
 from flowalign.search.store import SearchStore
 from flowalign.settings import parse
 from flowalign.training import Trainer
+from flowalign.training.building import build_accelerator, build_sampler
 from flowalign.training.evaluator import before_and_after
 from flowalign.training.given import reward_names
+from flowalign.training.previews import seen_groups
 from rewards import Metadata, Reward, Scores, WeightedSum, advance, as_reward, spec_of
 from rewards.base import Spec
 
@@ -404,6 +410,44 @@ class Run(Result):
         if isinstance(self.policy, LanguagePolicy):
             return Texts(texts, before, after)
         return Grid([before, after], [[f"Before: {text}" for text in texts], ["After"] * len(texts)])
+
+    def film(
+        self,
+        prompt: str | None = None,
+        seed: int = 0,
+        reward: str | RewardSum | Reward | Function | None = None,
+    ) -> Grid:
+        """The denoising of one sample by the trained weights: what each step gained, its advantage and its ratio.
+
+        A group of the prompt is sampled and scored as the run does, and its first member shown.
+
+        Args:
+            prompt: prompt; default the first held-out one, or the first trained one if none were held out.
+            seed: seed of the group's noises.
+            reward: reward; default the run's.
+
+        Raises:
+            ConfigError: the run trained a language model, or its reward was handed over in Python.
+        """
+        config = load_config(self.folder / "config.yaml")
+        if not isinstance(config, Config):
+            raise ConfigError("film: a run of a language model has no denoising steps; the gallery shows its tokens")
+        data: PromptList = config.data if config.evaluation.prompts is None else config.evaluation
+        known = Prompts.of(data)
+        row = 0 if prompt is None else known.texts.index(prompt) if prompt in known.texts else None
+        listed = Prompts([str(prompt)], [{}]) if row is None else known.take([row])
+        judge, algorithm, policy = _judge(self, reward), config.build_algorithm(), self.policy
+        load_modules(algorithm.modules(policy), self.folder)
+        policy.bind(judge)
+        sampler = build_sampler(config, policy, spec_of(judge).needs)
+        checkpoints = Checkpoints(self.folder / "checkpoints", keep=1)
+        newest = checkpoints.newest()
+        if newest is not None:
+            # a plan may have adapted its noise
+            sampler.load_state(checkpoints.state(newest)["actor"])
+        scorer = Scorer(judge, Processes(build_accelerator()))
+        films, _ = seen_groups(sampler, scorer, algorithm, listed, 0, seed)
+        return strip(films[0], self.metrics[-1] if self.metrics else {})
 
 
 def _sampling(run: Path) -> Any:

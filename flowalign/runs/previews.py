@@ -7,10 +7,10 @@ The previews of an iteration are one folder of the run, which appears by one ren
         groups.jsonl    a line for each group
         *.webp          pictures that the lines name
 
-A film line is `{"prompt", "seed", "metadata", "sigmas", "pictures", "rewards", "dense", "advantages", "stochastic",
-"turning"}`, a group line `{"prompt", "metadata", "members": [{"picture", "seed", "reward", "advantage", "parts",
-"rewritten"}], "wins"}`; a member that is a text has "text" and "tokens" instead of "picture". The fields are those of
-`Film` and `Group`; a value that is missing or NaN is null.
+A film line is `{"prompt", "seed", "metadata", "sigmas", "pictures", "rewards", "dense", "advantages", "sparse",
+"ratios", "noise", "stochastic", "turning"}`, a group line `{"prompt", "metadata", "members": [{"picture", "seed",
+"reward", "advantage", "parts", "rewritten"}], "wins"}`; a member that is a text has "text" and "tokens" instead of
+"picture". The fields are those of `Film` and `Group`; a value that is missing or NaN is null.
 """
 
 import json
@@ -40,9 +40,15 @@ class Film:
     rewards: Sequence[float] | None = None
     """[T + 1] reward of each of these pictures"""
     dense: Sequence[float] | None = None
-    """[T] reward of each step; default the difference of the two states' rewards"""
+    """[T] gain of each step; default the difference of the two states' rewards"""
     advantages: Sequence[float] | None = None
-    """[T]"""
+    """[T] advantages that the run learns from, NaN for steps that it does not learn from."""
+    sparse: float | None = None
+    """Advantage by the finished sample's reward alone, where `advantages` are of each step's own reward."""
+    ratios: Sequence[float] | None = None
+    """[T] probability of each step under the weights over that under the start weights, NaN where it drew no noise."""
+    noise: Sequence[float] | None = None
+    """[T] standard deviation of the noise that each step drew, 0 where it drew none"""
     stochastic: Sequence[bool] | None = None
     """[T] True where the step drew noise."""
     turning: Sequence[bool] | None = None
@@ -136,6 +142,9 @@ def _save_film(folder: Path, number: int, film: Film, limits: Limits) -> dict[st
         "rewards": _numbers(film.rewards),
         "dense": _numbers(film.dense),
         "advantages": _numbers(film.advantages),
+        "sparse": None if film.sparse is None else _number(film.sparse),
+        "ratios": _numbers(film.ratios),
+        "noise": _numbers(film.noise),
         "stochastic": None if film.stochastic is None else [bool(x) for x in film.stochastic],
         "turning": None if film.turning is None else [bool(x) for x in film.turning],
     }

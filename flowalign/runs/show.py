@@ -4,21 +4,25 @@ import base64
 import builtins
 import html
 import io
+import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from flowalign.runs.previews import Film
 from flowalign.runs.samples import Picture
 
 SIDE = 192
 """Pixels of a picture in a grid."""
 FONT = 16
 """Pixels of a caption's letters."""
-LINES = 6
+LINES = 7
 """Most lines of a caption."""
+STATES = 6
+"""Pictures in a row of a film."""
 GAP = 16
 """Pixels around and between pictures."""
 INK = "#1b1d21"
@@ -97,16 +101,43 @@ class Texts:
         return f"<table>{head}" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
 
 
+def strip(film: Film, metrics: Mapping[str, float]) -> Grid:
+    """A film's pictures, each with what the step before it earned.
+
+    Args:
+        metrics: metrics of an iteration of training, with `dense/persistence/k` where it was measured.
+    """
+    captions = ["Start noise" if film.rewards is None else f"Start noise\nreward {film.rewards[0]:.3g}\n{film.prompt}"]
+    for k in range(len(film.pictures) - 1):
+        lines = [f"Step {k + 1}"]
+        if film.noise is not None and film.noise[k]:
+            lines.append(f"noise {film.noise[k]:.3g}")
+        if film.rewards is not None:
+            lines.append(f"reward {film.rewards[k + 1]:.3g}, gain {film.rewards[k + 1] - film.rewards[k]:+.3g}")
+        if film.advantages is not None and not math.isnan(film.advantages[k]):
+            kind = "advantage" if film.sparse is None else "dense advantage"
+            lines.append(f"{kind} {film.advantages[k]:+.3g}")
+            lines += [] if film.sparse is None else [f"sparse advantage {film.sparse:+.3g}"]
+        if film.ratios is not None and not math.isnan(film.ratios[k]):
+            lines.append(f"ratio {film.ratios[k]:.4g}")
+        lasts = metrics.get(f"dense/persistence/{k + 1}")
+        captions.append("\n".join([*lines, *([] if lasts is None else [f"persistence {lasts:.2f}"])]))
+    rows = range(0, len(film.pictures), STATES)
+    return Grid([film.pictures[row : row + STATES] for row in rows], [captions[row : row + STATES] for row in rows])
+
+
 def _lines(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> list[str]:
     """The text in lines that are as wide as a picture at most, and as many as `LINES`."""
     lines: list[str] = []
-    for word in text.split():
-        longer = f"{lines[-1]} {word}" if lines else word
-        if lines and font.getlength(longer) <= SIDE:
-            lines[-1] = longer
-        else:
-            # a word wider than a picture, as in languages without spaces, goes on in the next line
-            lines += textwrap.wrap(word, max(1, int(len(word) * SIDE / max(SIDE, font.getlength(word)))))
+    for line in text.splitlines():
+        begin = len(lines)
+        for word in line.split():
+            longer = f"{lines[-1]} {word}" if len(lines) > begin else word
+            if len(lines) > begin and font.getlength(longer) <= SIDE:
+                lines[-1] = longer
+            else:
+                # a word wider than a picture, as in languages without spaces, goes on in the next line
+                lines += textwrap.wrap(word, max(1, int(len(word) * SIDE / max(SIDE, font.getlength(word)))))
     return lines if len(lines) <= LINES else [*lines[: LINES - 1], "..."]
 
 

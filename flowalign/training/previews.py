@@ -14,6 +14,7 @@ from flowalign.core.record import masked_mean
 from flowalign.data import Prompts
 from flowalign.data.batches import Batch, draw_batch
 from flowalign.data.sizes import rows_by_size
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.language.policy import LanguagePolicy
 from flowalign.policies.language.rollout import TextRollout
 from flowalign.policies.language.teacher_forcing import characters
@@ -26,6 +27,7 @@ from flowalign.runs.previews import Film, Group, save_previews
 from rewards import Reward
 from rewards import seen as look
 from samplers.completion import completions
+from samplers.kernels import step_std
 from samplers.plans import Tree
 
 MEMBERS = 8
@@ -41,37 +43,51 @@ def preview(
     Prompts, seeds and noises are the same each time. Forwards and reward calls are not counted.
     """
     training = sampler.config.training
-    count, members = min(training.previews, len(prompts)), min(training.group_size, MEMBERS)
+    # previews are made together
+    prompts = prompts.take(next(iter(rows_by_size(prompts.metadata).values())))
+    shown = prompts.spread(min(training.previews, len(prompts)))
+    save_previews(folder, iteration, *seen_groups(sampler, scorer, algorithm, shown, iteration, training.seed))
+
+
+@torch.no_grad()
+def seen_groups(
+    sampler: Sampler, scorer: Scorer, algorithm: Algorithm, prompts: Prompts, iteration: int, seed: int
+) -> tuple[list[Film], list[Group]]:
+    """A group of each prompt, sampled as the algorithm does, and the film of its first member.
+
+    Args:
+        iteration: iteration whose plan says which steps are stochastic.
+        seed: seed of the noises.
+    """
+    count, members = len(prompts), min(sampler.config.training.group_size, MEMBERS)
     share_start_noise = True
     if isinstance(sampler, DiffusionSampler):
         share_start_noise = sampler.config.rollout.share_start_noise
         # a tree's members are its leaves, whose number is fixed
         members = sampler.plan.leaves if isinstance(sampler.plan, Tree) else members
-    # previews are made together
-    prompts = prompts.take(next(iter(rows_by_size(prompts.metadata).values())))
-    count = min(count, len(prompts))
     batch = draw_batch(prompts.spread(count), 0, count, members, training.seed, share_start_noise)
+    batch = draw_batch(prompts, 0, count, members, seed, share_start_noise)
     batch = dataclasses.replace(batch, iteration=iteration)
     with scorer.alone(), sampler.policy.uncounted():
         if isinstance(sampler, LanguageSampler):
-            films, groups = [], _groups_of_texts(sampler, scorer, algorithm, batch)
-        else:
-            assert isinstance(sampler, DiffusionSampler)
-            seen = algorithm.show(sampler, scorer, batch)
-            # an algorithm that branches makes several groups of a prompt: the first one is shown
-            firsts = [seen.batch.prompts.index(prompt) for prompt in dict.fromkeys(seen.batch.prompts)]
-            films = [_film(sampler, scorer, seen, row) for row in firsts]
-            groups = [_group(seen, seen.batch.group[row]) for row in firsts]
-    save_previews(folder, iteration, films, groups)
+            return [], _groups_of_texts(sampler, scorer, algorithm, batch)
+        assert isinstance(sampler, DiffusionSampler)
+        seen = algorithm.show(sampler, scorer, batch)
+        # an algorithm that branches makes several groups of a prompt: the first one is shown
+        firsts = [seen.batch.prompts.index(prompt) for prompt in dict.fromkeys(seen.batch.prompts)]
+        films = [_film(sampler, scorer, algorithm, seen, row) for row in firsts]
+        return films, [_group(seen, seen.batch.group[row]) for row in firsts]
 
 
-def _film(sampler: DiffusionSampler, scorer: Scorer, seen: Preview, row: int) -> Film:
-    """A sample's film: the completion of each of its states, and the rewards of its steps."""
+def _film(sampler: DiffusionSampler, scorer: Scorer, algorithm: Algorithm, seen: Preview, row: int) -> Film:
+    """A sample's film: the completion of each of its states, and what each of its steps earned."""
     sample = seen.rollout[torch.tensor([row], device=sampler.device)]
     trajectory = sample.trajectory
     finished = completions(sampler.policy.at(sample), trajectory)
     ends = sampler.ends(sample, finished, shown=True)
     values = scorer.score(ends, seen.batch, [row] * len(ends), finished.steps.tolist()).value[finished.index.cpu()]
+    # the density of an algorithm's own noise changes with the weights too
+    noise, ratios = (None, None) if algorithm.noise == "own" else (_noise(sample), _ratios(sampler.policy, sample))
     return Film(
         prompt=seen.batch.prompts[row],
         seed=seen.batch.seeds[row],
@@ -79,11 +95,39 @@ def _film(sampler: DiffusionSampler, scorer: Scorer, seen: Preview, row: int) ->
         rewards=values[0].tolist(),
         dense=dense_rewards(values)[0].tolist(),
         advantages=None if seen.advantage is None else seen.advantage[row].tolist(),
+        sparse=None if seen.sparse is None else seen.sparse[row].item(),
+        ratios=ratios,
+        noise=noise,
         stochastic=trajectory.mask[0].tolist(),
         turning=turning_points(values, trajectory.mask.cpu())[0].tolist(),
         sigmas=trajectory.sigmas.tolist(),
         metadata=seen.batch.metadata[row],
     )
+
+
+def _noise(sample: Rollout) -> list[float]:
+    """[T] standard deviations of a sample's steps."""
+    trajectory = sample.trajectory
+    values: list[float] = step_std(sample.kernel, trajectory.sigmas, trajectory.eta[0]).tolist()
+    return values
+
+
+def _ratios(policy: DiffusersPolicy, sample: Rollout) -> list[float] | None:
+    """[T] probability of a sample's steps under the weights over that under the start weights; None without a LoRA.
+
+    Of log-probabilities that are means over a sample's elements, as the losses have them; NaN at deterministic steps.
+    """
+    samples, steps = sample.trajectory.mask.nonzero().unbind(1)
+    if not policy.lora:
+        return None
+    ratios = torch.full(sample.trajectory.mask.shape[1:], torch.nan)
+    if len(steps):
+        log_prob = policy.score(sample, samples, steps).log_prob
+        with policy.reference():
+            start = policy.score(sample, samples, steps).log_prob
+        ratios[steps.cpu()] = (log_prob - start).exp().cpu()
+    values: list[float] = ratios.tolist()
+    return values
 
 
 def _group(seen: Preview, number: int) -> Group:

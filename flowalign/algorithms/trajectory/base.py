@@ -18,6 +18,7 @@ from torch import Tensor
 from flowalign.algorithms import base
 from flowalign.algorithms.policy_gradient import ActionExperience, PolicyGradient, PolicyGradientSettings
 from flowalign.config import Config, Named
+from flowalign.core.advantages import group_advantage
 from flowalign.core.divergences import gaussian_kl, velocity_mse
 from flowalign.core.losses import guard_log_ratio
 from flowalign.core.record import Actions, Record
@@ -264,6 +265,7 @@ class TrajectoryAlgorithm(PolicyGradient[Config, DiffusionSampler, DiffusersPoli
             scores=seen.scores,
             reward=seen.reward,
             advantage=seen.advantage.where(seen.rollout.mask, torch.nan),
+            sparse=group_advantage(seen.scores.value, seen.group.cpu()) if self.dense else None,
             wins=self.wins(len(seen.batch)),
         )
 

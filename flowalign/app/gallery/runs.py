@@ -265,6 +265,9 @@ def _film(run: SavedRun, folder: Path, record: dict[str, Any]) -> dict[str, Any]
         "dense": dense,
         "sigmas": _row(record.get("sigmas"), states),
         "advantages": _row(record.get("advantages"), states - 1),
+        "sparse": _number(record.get("sparse")),
+        "ratios": _row(record.get("ratios"), states - 1),
+        "noise": _row(record.get("noise"), states - 1),
         "stochastic": _row(record.get("stochastic"), states - 1),
         "turning": _row(record.get("turning"), states - 1),
     }

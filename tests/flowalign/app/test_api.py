@@ -138,6 +138,11 @@ def test_a_run_is_looked_at(runs: list[Any], tmp_path: Path) -> None:
     grid.save(tmp_path / "grid.png")
     assert grid.image.width == 16 + 2 * (192 + 16)
     assert len(run.before_after(n=1).rows) == 2
+    film = run.film("one red circle", reward=redness)
+    assert [len(row) for row in film.rows] == [4] and film.captions[0][0].endswith("\none red circle")
+    lines = [caption.split("\n") for caption in film.captions[0][1:]]
+    assert [line[0] for line in lines] == ["Step 1", "Step 2", "Step 3"]
+    assert [word.split()[0] for word in lines[0][1:]] == ["noise", "reward", "advantage", "ratio"]
     with run.policy.reference():
         before = run.policy.sample(TEXTS[:2], steps=3).images
     assert grid.rows[0][0].tobytes() == before[0].tobytes()

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 import torch
 
+from flowalign.app.gallery import build
 from flowalign.app.gallery.runs import read_run
 from flowalign.core.advantages import group_advantage
 from flowalign.data.batches import draw_batch
 from flowalign.rollouts.draw import Draw
 from flowalign.training import Trainer
 from flowalign.training.previews import preview
+from rewards import Scores, Spec
+from tests.flowalign.app.gallery.test_build import page_data
 from tests.flowalign.small_run import COLLECTING, small_run
 
 
@@ -82,6 +85,53 @@ def test_the_advantages_of_steps_are_those_the_update_would_use(tmp_path: Path) 
         earned = experience.advantage[row].where(experience.rollout.trajectory.mask[row], torch.nan).tolist()
         shown = [math.nan if a is None else a for a in film["advantages"]]
         assert shown == pytest.approx(earned, abs=1e-5, nan_ok=True)
+
+
+GAINS = torch.eye(4)[[0, 1, 2, 0]].T
+"""[4, 4] gain of each member of a group at each stochastic step, by hand; the last step adds no noise and no gain."""
+
+
+class ByHand:
+    """A reward of what a state ends in: the gains of the member until then."""
+
+    name, spec = "by_hand", Spec()
+
+    def __init__(self) -> None:
+        self.members: dict[int, int] = {}
+
+    def __call__(self, samples: Any, prompts: Any, metadata: Any = ()) -> Scores:
+        values = []
+        for record in metadata:
+            _, _, step = str(record["group"]).partition("/")
+            member = self.members.setdefault(record["seed"], len(self.members) % 4)
+            values.append(GAINS[member, : int(step or 4)].sum())
+        return Scores(value=torch.stack(values))
+
+
+def test_credit_that_is_known_stands_on_the_page(tmp_path: Path) -> None:
+    """Gains by hand: one member of four gains 1 at each stochastic step, so that they end with 2, 1, 1 and 0."""
+    settings = ["rollout.share_start_noise=false", "rollout.plan={name: all}", "training.group_size=4"]
+    settings += ["training.previews=1", "evaluation.prompts=shapes_heldout"]
+    # the members of every group are numbered as their seeds come
+    settings += ["evaluation.limit=1", "evaluation.samples_per_prompt=4", "training.prompts_per_iteration=1"]
+    run = small_run("tiny_sd3/dense_grpo", tmp_path, *settings, reward=ByHand())
+    run.train()
+    data = page_data(build([run.folder], tmp_path / "out"))
+    before, after = (moment["films"][0] for moment in data["previews"])
+    for film in (before, after):
+        assert film["rewards"] == [0, 1, 1, 1, 2, 2] and film["dense"] == [1, 0, 0, 1, 0]
+        # of one gain of 1 among four: (1 - 1/4) / sqrt(3/16) where the member has it, else -1/4 over the same
+        one = 3**0.5
+        assert film["advantages"][:4] == pytest.approx([one, -one / 3, -one / 3, one], abs=1e-3)
+        # of the sums: (2 - 1) / sqrt(1/2)
+        assert film["sparse"] == pytest.approx(2**0.5, abs=1e-3)
+        assert film["stochastic"] == [noise > 0 for noise in film["noise"]] == [True] * 4 + [False]
+        assert film["advantages"][4] is None and film["ratios"][4] is None
+    # no weight has moved before the first update
+    assert before["ratios"][:4] == pytest.approx([1] * 4, abs=1e-6) and after["ratios"] != before["ratios"]
+    lasts = [points[0][1] for name, points in data["runs"][0]["series"].items() if "persistence" in name]
+    # of (1, 0, 0, 0), (1, 1, 0, 0), (1, 1, 1, 0) and twice (2, 1, 1, 0) with the last; at the start all have 0
+    assert lasts == pytest.approx([(2 / 3) ** 0.5, 0.5**0.5, (2 / 3) ** 0.5, 1, 1], abs=1e-4)
 
 
 def test_an_estimator_that_learns_does_not_learn_from_previews(tmp_path: Path) -> None:

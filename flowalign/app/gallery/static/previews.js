@@ -30,7 +30,7 @@
           (value) => { entry = Number(value); refresh(); }),
         element("button", { type: "button", disabled: at === 0, onclick: () => later(-1) }, "Earlier ", element("kbd", {}, "[")),
         element("button", { type: "button", disabled: at === moments.length - 1, onclick: () => later(1) }, "Later ", element("kbd", {}, "]")));
-      body.replaceChildren(...draw(moments[at][kind][entry]));
+      body.replaceChildren(...draw(moments[at][kind][entry], moments[at]));
     };
     const later = (by) => { if (moments[at + by]) { at += by; refresh(); } };
     const next = (by) => { if (moments[at][kind][entry + by]) { entry += by; refresh(); } };
@@ -45,7 +45,43 @@
   const toned = (value) => (value === null || value === undefined ? null
     : element("span", { class: value > 0 ? "up" : value < 0 ? "down" : "" }, signed(value)));
 
-  function film(entry) {
+  // how much of what each state was worth lasted, in the iteration of training that is nearest to the film
+  function lasting({ run, iteration }, states) {
+    const { series } = data.runs[run];
+    return Array.from({ length: states }, (_, state) => (series[`dense/persistence/${state}`] ?? [])
+      .reduce((best, point) => (best === null || Math.abs(point[0] - iteration) < Math.abs(best[0] - iteration) ? point : best), null)?.[1] ?? null);
+  }
+
+  // what the credit of the steps was: where it lies, how often it turns, and what the run did not record
+  function credit(entry, worth) {
+    const gains = (entry.dense ?? []).filter((gain, step) => gain && (entry.stochastic?.[step] ?? true));
+    const flips = gains.filter((gain, i) => i > 0 && gain * gains[i - 1] < 0).length;
+    const lines = [], say = (value, words) => { if (value) lines.push(words); };
+    say(gains.length > 1, `The gain changes its sign ${flips} of ${gains.length - 1} times.`);
+    const brief = worth.flatMap((value, state) => (value !== null && value < 0.5 ? [state] : []));
+    say(brief.length, `After ${brief.length > 1 ? "steps" : "step"} ${brief.join(", ")} less than half of a lead lasted (persistence below 0.5): gains until then are noise rather than credit.`);
+    const missing = [];
+    const lacks = (value, words) => { if (value) missing.push(words); };
+    lacks(!entry.advantages, "advantages (methods of the trajectory family)");
+    lacks(entry.advantages && entry.sparse === null, "dense advantages (algorithm: dense_grpo)");
+    lacks(worth.every((value) => value === null), "persistence (algorithm: dense_grpo, with estimator.kind: ode or estimator.check_every)");
+    lacks(!entry.ratios, "ratios (model.lora)");
+    say(missing.length, `Not recorded: ${missing.join("; ")}.`);
+    return element("p", { class: "hint" }, lines.join(" "));
+  }
+
+  // a chart of values of steps; none where nothing was recorded
+  function bySteps(name, lines) {
+    const drawn = lines.map(([name, values], index) => ({ index, name, points: (values ?? []).flatMap((value, i) => (value === null ? [] : [[i + 1, value]])) }));
+    if (!drawn.some((line) => line.points.length)) return null;
+    const named = drawn.filter((line) => line.points.length && line.name);
+    return element("div", {}, gallery.chart({ name, lines: drawn, over: "step" }), named.length > 1 ? gallery.legend(named.map((line) => line.name)) : null);
+  }
+
+  function film(entry, moment) {
+    const worth = lasting(moment, entry.pictures.length);
+    const dense = entry.sparse !== null;
+    const sparse = dense ? (entry.advantages ?? []).map((value) => (value === null ? null : entry.sparse)) : null;
     const steps = entry.pictures.map((name, state) => {
       // a state is shown with the step that led to it; the start noise has none
       const step = state - 1, of = (list) => (step < 0 ? undefined : entry[list]?.[step]);
@@ -54,8 +90,9 @@
       const badges = [stochastic ? element("span", { class: "badge" }, "∿ stochastic") : null, turning ? element("span", { class: "badge turn" }, "↻ turning point") : null];
       return element("li", { class: (stochastic ? "stochastic " : "") + (turning ? "turning" : "") },
         picture(name, `${title}: what it would end in, reward ${number(entry.rewards?.[state])}`), element("strong", {}, title), " ", badges,
-        pairs([["σ", entry.sigmas ? number(entry.sigmas[state]) : null], ["reward", entry.rewards ? number(entry.rewards[state]) : null],
-          ["dense", toned(of("dense"))], ["advantage", toned(of("advantages"))]]));
+        pairs([["σ", entry.sigmas ? number(entry.sigmas[state]) : null], ["noise", stochastic && entry.noise ? number(of("noise")) : null],
+          ["reward", entry.rewards ? number(entry.rewards[state]) : null], ["gain", toned(of("dense"))], [dense ? "dense" : "advantage", toned(of("advantages"))],
+          ["sparse", dense ? toned(sparse[step]) : null], ["ratio", of("ratios") ? number(of("ratios")) : null], ["persists", worth[state] === null ? null : number(worth[state])]]));
     });
     const more = element("p", { class: "more hint" });
     const tell = () => {
@@ -65,8 +102,19 @@
     const strip = element("ol", { tabindex: "0", "aria-label": "Film strip, arrow keys scroll", onscroll: tell }, steps);
     new ResizeObserver(tell).observe(strip);
     return [element("h2", {}, text(entry.prompt)),
-      element("p", { class: "hint" }, "Each picture is what the sample would end in after that step. Dense: what the step added to the reward. A dashed edge marks a stochastic step."),
-      more, strip];
+      element("p", { class: "hint" }, "Each picture is what the sample would end in after that step. Gain: what the step added to the reward. A dashed edge marks a stochastic step."),
+      credit(entry, worth), more, strip,
+      element("div", { class: "charts" }, bySteps("gain of a step", [["", entry.dense]]),
+        bySteps("advantage of a step", dense ? [["dense: of the step's gain", entry.advantages], ["sparse: of the finished sample", sparse]] : [["", entry.advantages]]),
+        bySteps("ratio to the start weights", [["", entry.ratios]]), bySteps("noise of a step", [["", entry.noise]]),
+        bySteps("persistence of what a state is worth", [["", worth.slice(1)]])),
+      element("details", { class: "hint about" }, element("summary", {}, "What these are"), element("dl", {}, [
+        ["gain", "the reward of what the sample would end in after the step, less that before it"],
+        ["advantage", "what the run learns from: dense of each step's own gain, sparse of the finished sample's reward, the same at every step; both against the other samples of the prompt"],
+        ["ratio", "how much more probable these weights make the step than the start weights, by the mean over the elements"],
+        ["noise", "standard deviation of what the step drew"],
+        ["persistence", "correlation of what a state is worth with the final reward, within groups, in the training iteration nearest to the film"],
+      ].flatMap(([name, words]) => [element("dt", {}, name), element("dd", {}, words)])))];
   }
 
   function group(entry) {

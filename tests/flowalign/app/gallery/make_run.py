@@ -5,6 +5,7 @@ python tests/flowalign/app/gallery/make_run.py FOLDER [--prompts 40] [--moments 
 
 import argparse
 import json
+import math
 import random
 from pathlib import Path
 
@@ -61,6 +62,9 @@ def add_previews(run: Path, iteration: int, side: int = 32) -> None:
                 pictures=[draw(prompt, r, n, side) for r in rewards],
                 rewards=rewards,
                 advantages=[-0.3, 0.8, -0.9, 1.2, 0.1, 0.0],
+                sparse=None if n else 0.6,
+                ratios=None if n else [math.nan, 1.01, 0.99, 1.02, math.nan, math.nan],
+                noise=[0, 0.4, 0.3, 0.2, 0, 0],
                 stochastic=[False, True, True, True, False, False],
                 turning=[False, False, True, False, False, False],
                 sigmas=[1, 0.83, 0.67, 0.5, 0.33, 0.17, 0],
@@ -110,6 +114,7 @@ def make_run(
                         "diversity/pixels": 0.5 - 0.004 * i,
                         "seconds/rollout": 1.0,
                     }
+                    | {f"dense/persistence/{k}": value for k, value in enumerate([0.2, 0.4, 0.7, 0.8, 0.9, 1.0], 1)}
                 )
                 + "\n"
             )

@@ -226,9 +226,16 @@ def test_film_marks_steps_and_groups_show_verdicts(open_page, page_file):
     assert page.locator(".film li").count() == 7
     assert page.locator(".film li.stochastic").count() == 3
     assert "turning point" in page.locator(".film li").nth(3).inner_text()
-    assert re.search("dense\\s+\u22120.05\\s+advantage\\s+\u22120.9", page.locator(".film li").nth(3).inner_text())
+    card = page.locator(".film li").nth(3).inner_text().replace("\u2212", "-").split()
+    assert card[-14:] == "noise 0.3 reward 0.35 gain -0.05 dense -0.9 sparse +0.6 ratio 0.99 persists 0.7".split()
+    told = page.locator(".film .hint").nth(1).inner_text()
+    assert "changes its sign 2 of 2 times" in told and "After steps 1, 2 less than half" in told
+    assert "Not recorded" not in told
+    assert page.locator(".film .metric").count() == 5
     page.keyboard.press("n")
     assert page.locator("h2").first.inner_text() == "a blue square"
+    told = page.locator(".film .hint").nth(1).inner_text()
+    assert told.endswith("Not recorded: dense advantages (algorithm: dense_grpo); ratios (model.lora).")
     page.locator("nav").get_by_text("Groups").click()
     page.locator(".members strong").first.wait_for()
     ranks = page.locator(".members strong").all_inner_texts()
