@@ -9,12 +9,18 @@ from flowalign.evaluation.scores import Evaluated
 
 def diversity(result: Evaluated) -> float:
     """Mean distance of two pictures of one prompt: root mean square over pixels in [0, 1], mean over pairs."""
+    values = distances(result).values()
+    return statistics.mean(values) if values else 0.0
+
+
+def distances(result: Evaluated) -> dict[str, float]:
+    """The same of each prompt that has two pictures or more."""
     by_prompt: dict[str, list[torch.Tensor]] = {}
     for prompt, image in zip(result.prompts, result.samples, strict=True):
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).float() / 255
         by_prompt.setdefault(prompt, []).append(pixels)
-    distances = []
-    for pictures in by_prompt.values():
-        if len(pictures) > 1:
-            distances.append(torch.pdist(torch.stack(pictures)).mean().item() / pictures[0].numel() ** 0.5)
-    return statistics.mean(distances) if distances else 0.0
+    return {
+        prompt: torch.pdist(torch.stack(pictures)).mean().item() / pictures[0].numel() ** 0.5
+        for prompt, pictures in by_prompt.items()
+        if len(pictures) > 1
+    }

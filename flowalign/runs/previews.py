@@ -130,7 +130,7 @@ def _save_film(folder: Path, number: int, film: Film, limits: Limits) -> dict[st
     states = len(film.pictures)
     shown = {round(i * (states - 1) / max(limits.frames - 1, 1)) for i in range(limits.frames)}
     names = [
-        _save_picture(folder / f"film-{number:02d}-{i:03d}", picture, limits.side) if i in shown else None
+        save_small(folder / f"film-{number:02d}-{i:03d}", picture, limits.side) if i in shown else None
         for i, picture in enumerate(film.pictures)
     ]
     return {
@@ -163,7 +163,7 @@ def _member(path: Path, group: Group, i: int, side: int) -> dict[str, Any]:
         pieces = [[piece, *(_number(value) for value in values)] for piece, *values in tokens]
         content: dict[str, Any] = {"text": sample, "tokens": pieces}
     else:
-        content = {"picture": _save_picture(path, sample, side)}
+        content = {"picture": save_small(path, sample, side)}
     return content | {
         "seed": int(group.seeds[i]),
         "reward": float(group.rewards[i]),
@@ -173,7 +173,7 @@ def _member(path: Path, group: Group, i: int, side: int) -> dict[str, Any]:
     }
 
 
-def _save_picture(path: Path, sample: Picture, side: int) -> str:
+def save_small(path: Path, sample: Picture, side: int) -> str:
     """Save a picture as WebP: small ones without loss, others scaled down, with a loss that is not visible."""
     frames = [sample.convert("RGB")] if isinstance(sample, Image) else [frame.convert("RGB") for frame in sample]
     lossless = max(frames[0].size) <= 64

@@ -15,6 +15,7 @@ from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output, write_atomically, write_folder
 
 if TYPE_CHECKING:
+    from flowalign.evaluation.scores import Evaluated
     from flowalign.policies.soup import Soup
     from rewards import Reward
 
@@ -28,6 +29,9 @@ def soup(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A new folder for the LoRA.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Without --shares: score the mixtures in this many steps.")] = 4,
+    slider: Annotated[
+        Path | None, typer.Option(help="Write a folder whose page in the gallery has a slider of the mixtures.")
+    ] = None,
     pictures: Pictures = None,
     json_path: Json = None,
     trust: Trust = False,
@@ -44,6 +48,8 @@ def soup(
     for option, file in (("--out", out), ("--json", json_path)):
         if file is not None:
             check_output(file, option, folder=option == "--out")
+    if slider is not None and chosen is not None:
+        raise ConfigError("--slider: shows the mixtures that are scored; leave --shares out")
     paths = loras(runs, trust)
     with opened(runs[0], trust):
         policy, sampling = load_for_sampling(str(runs[0]), None, "float32", trained=False)
@@ -52,9 +58,23 @@ def soup(
         write_folder(out, partial(mixed.save, shares=chosen))
         print(f"lora: {out}")
         return
+    if slider is not None:
+        from flowalign.evaluation.slider import check_slider
+
+        check_slider(slider, policy)
     heldout = heldout_of(runs[0], {"samples_per_prompt": pictures}, trust)
     judges = [judge_of(run, None, None, trust) for run in runs]
-    record = show(measured(mixed, judges, heldout, sampling, steps), labels_of(runs))
+    names = labels_of(runs)
+    labels, results = measured(mixed, judges, heldout, sampling, steps)
+    record = show(labels, results, names)
+    if slider is not None:
+        from flowalign.evaluation.slider import save
+
+        def mixture(shares: list[float]) -> str:
+            return ", ".join(f"{share:.2g} {name}" for share, name in zip(shares, names, strict=True))
+
+        save(slider, "mixture", {mixture(shares): result for shares, result in results})
+        print(f"flowalign gallery {slider}")
     if json_path is not None:
         write_atomically(json_path, json.dumps(record, indent=1) + "\n")
 
@@ -100,39 +120,42 @@ def parse_shares(text: str, members: int) -> list[float]:
 
 def measured(
     mixed: "Soup", judges: "list[Reward]", heldout: Any, sampling: Any, steps: int
-) -> list[tuple[list[float], list[Any]]]:
-    """The shares of each mixture, with an estimate of each judge's reward."""
+) -> "tuple[list[str], list[tuple[list[float], Evaluated]]]":
+    """The names of the judges' rewards in the results, and the shares of each mixture with its result."""
     from flowalign.data import Prompts
     from flowalign.evaluation.scores import evaluate
-    from flowalign.evaluation.statistics import estimate
     from flowalign.policies.soup import simplex
     from rewards import WeightedSum
 
     prompts, both = Prompts.of(heldout), WeightedSum(judges)
-    found = []
+    results = []
     for shares in simplex(len(judges), steps):
         mixed.serve(shares)
         result = evaluate(mixed.policy, both, prompts, sampling, heldout.samples_per_prompt, heldout.seed)
-        found.append((shares, [estimate(result.parts[label], result.prompts) for label in both.labels]))
-    return found
+        results.append((shares, result))
+    return list(both.labels), results
 
 
-def show(found: list[tuple[list[float], list[Any]]], names: list[str]) -> dict[str, Any]:
+def show(labels: list[str], results: "list[tuple[list[float], Evaluated]]", names: list[str]) -> dict[str, Any]:
     """Print a table with a row for each mixture, and mark the Pareto front; return its figures."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
+    from flowalign.evaluation.statistics import estimate
     from flowalign.policies.soup import front
 
-    best = front([[own.mean for own in rewards] for _, rewards in found])
+    estimates: list[list[Any]] = [
+        [estimate(result.parts[name], result.prompts) for name in labels] for _, result in results
+    ]
+    best = front([[reward.mean for reward in rewards] for rewards in estimates])
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for heading in itertools.chain(names, (f"reward of {name}" for name in names), ["front"]):
         table.add_column(heading, justify="right")
     rows = []
-    for i, (shares, rewards) in enumerate(found):
-        table.add_row(*(f"{share:.2f}" for share in shares), *(f"{own}" for own in rewards), "*" * (i in best))
-        rows.append({"shares": shares, "rewards": [vars(own) for own in rewards], "front": i in best})
+    for i, ((shares, _), rewards) in enumerate(zip(results, estimates, strict=True)):
+        table.add_row(*(f"{share:.2f}" for share in shares), *(f"{reward}" for reward in rewards), "*" * (i in best))
+        rows.append({"shares": shares, "rewards": [vars(reward) for reward in rewards], "front": i in best})
     Console().print(table)
     print("*: no other mixture has a higher mean in one reward and none lower in the others; look at the errors too")
     return {"runs": names, "mixtures": rows}

@@ -24,6 +24,9 @@ def strength(
     film: Annotated[
         Path | None, typer.Option(help="Write a picture to this file: four prompts, from the lowest strength on.")
     ] = None,
+    slider: Annotated[
+        Path | None, typer.Option(help="Write a folder whose page in the gallery has a slider of the strength.")
+    ] = None,
     panel: Panel = None,
     pictures: Pictures = None,
     json_path: Json = None,
@@ -40,6 +43,10 @@ def strength(
     judge = judge_of(run, None, panel, trust)
     settings = heldout_of(run, {"samples_per_prompt": pictures}, trust)
     policy, sampling = loaded(run, judge, trust, requested)
+    if slider is not None:
+        from flowalign.evaluation.slider import check_slider
+
+        check_slider(slider, policy)
     print(f"{run}: {sampling.shown()}")
     prompts = Prompts.of(settings)
     curve = strength_curve(policy, judge, prompts, sampling, settings.samples_per_prompt, settings.seed, factors)
@@ -47,6 +54,11 @@ def strength(
     if film is not None:
         curve.film(4).save(film)
         print(f"film: {film}")
+    if slider is not None:
+        from flowalign.evaluation.slider import save
+
+        save(slider, "LoRA strength", {f"{factor:g}": result for factor, result in curve.results.items()})
+        print(f"flowalign gallery {slider}")
     if json_path is not None:
         write_atomically(json_path, json.dumps(record, indent=1) + "\n")
 

@@ -26,7 +26,7 @@ PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 """Word of a picture's path in the gallery that needs no quoting in addresses, and leads to no other folder."""
 NOTES = 50
 """Most notes of a run that are shown."""
-SCRIPTS = ("core", "grid", "compare", "previews", "tokens", "chart", "curves", "search", "vote", "start")
+SCRIPTS = ("core", "grid", "compare", "previews", "tokens", "chart", "curves", "search", "slider", "vote", "start")
 ASSETS = ("gallery.css", *(f"{name}.js" for name in SCRIPTS))
 
 
@@ -53,11 +53,12 @@ class Gallery:
     placed: list[Placed]
     previews: list[dict[str, Any]] = field(default_factory=list)
     searches: list[dict[str, Any]] = field(default_factory=list)
+    sliders: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def trained(self) -> bool:
-        """True if it shows more than searches."""
-        return any(run.moments or run.previews or run.series or not run.searches for run in self.runs)
+        """True if it shows more than searches and sliders."""
+        return any(r.moments or r.previews or r.series or not (r.searches or r.slider) for r in self.runs)
 
     @property
     def curves(self) -> bool:
@@ -169,6 +170,7 @@ def _arrange(runs: list[SavedRun], output: Path) -> Gallery:
         for moment in run.previews:
             gallery.previews.append(_place_previews(store, runs, i, moment))
         gallery.searches += _place_searches(store, runs, i)
+        gallery.sliders += _place_slider(store, runs, i)
     store.finish()
     return gallery
 
@@ -205,6 +207,19 @@ def _place_searches(store: "PictureStore", runs: list[SavedRun], i: int) -> list
         | {"pictures": {end: name.get(path) for end, path in record["pictures"].items()}}
         for record in runs[i].searches
     ]
+
+
+def _place_slider(store: "PictureStore", runs: list[SavedRun], i: int) -> list[dict[str, Any]]:
+    slider = runs[i].slider
+    if slider is None:
+        return []
+    pictures = [path for position in slider["positions"] for path in position["pictures"] if path is not None]
+    entries = store.place(runs, [(i, path) for path in pictures])
+    name = {path: entry[0] for path, entry in zip(pictures, entries) if entry is not None}
+    positions = [
+        {**position, "pictures": [name.get(path) for path in position["pictures"]]} for position in slider["positions"]
+    ]
+    return [{**slider, "run": i, "positions": positions}]
 
 
 def _facts(metadata: dict[str, Any]) -> dict[str, str]:
@@ -376,6 +391,7 @@ def _page_data(gallery: Gallery) -> dict[str, Any]:
         "replies": {i: p.sample.replies for i, p in enumerate(gallery.placed) if p.sample.replies},
         "previews": gallery.previews,
         "searches": gallery.searches,
+        "sliders": gallery.sliders,
     }
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from flowalign.errors import ConfigError
-from flowalign.runs.foreign import ForeignError, inside, read_bytes
+from flowalign.runs.foreign import ForeignError, inside, read_bytes, read_json
 from flowalign.runs.previews import FOLDER as PREVIEWS
 from flowalign.runs.reading import read_yaml
 from flowalign.runs.samples import FOLDER as SAMPLES
+from flowalign.runs.slider import SLIDER
 
 MOMENT = re.compile(r"iteration-(\d{1,12})")
 KNOWN = {"picture", "text", "prompt", "seed", "metadata", "rewritten", "replies"}
@@ -73,6 +74,8 @@ class SavedRun:
     """Sections of the configuration; empty where it cannot be read."""
     searches: list[dict[str, Any]] = field(default_factory=list)
     """Lines of a search folder's tried.jsonl, pictures as paths."""
+    slider: dict[str, Any] | None = None
+    """Content of slider.json, pictures as paths."""
 
 
 def read_runs(folders: list[Path]) -> list[SavedRun]:
@@ -92,9 +95,10 @@ def read_run(folder: Path, name: str) -> SavedRun:
     """Read one run's folder; raises ConfigError if it is none."""
     if not folder.is_dir():
         raise ConfigError(f"no run's folder at {folder}")
-    if not any((folder / file).exists() for file in ("config.yaml", "metrics.jsonl", SAMPLES, PREVIEWS, TRIED)):
+    if not any((folder / file).exists() for file in ("config.yaml", "metrics.jsonl", SAMPLES, PREVIEWS, TRIED, SLIDER)):
         raise ConfigError(
-            f"{folder} is not a run's folder: it has no config.yaml, metrics.jsonl or samples/, nor a search's {TRIED}"
+            f"{folder} is not a run's folder: it has no config.yaml, metrics.jsonl or samples/, nor a search's {TRIED} "
+            f"or a {SLIDER}"
         )
     run = SavedRun(folder=folder.resolve(), name=name, moments=[], previews=[], series={}, warnings=[], notes=[])
     run.settings = _settings(run)
@@ -113,7 +117,8 @@ def read_run(folder: Path, name: str) -> SavedRun:
         if films or groups:
             run.previews.append(Moment(iteration=iteration, samples=[], films=films, groups=groups))
     run.searches = [tree for record in _lines(run, folder / TRIED) if (tree := _search(run, record))]
-    if not run.moments and not run.searches:
+    run.slider = _slider(run)
+    if not run.moments and not run.searches and not run.slider:
         run.notes.append("no pictures yet")
     return run
 
@@ -328,6 +333,35 @@ def _search(run: SavedRun, record: dict[str, Any]) -> dict[str, Any] | None:
         "sheet": _file(run, run.folder, sheet.get("picture")) if fits else None,
         "places": numbers if fits else [],
         "tile": shape if fits else [],
+    }
+
+
+def _slider(run: SavedRun) -> dict[str, Any] | None:
+    """Content of slider.json, pictures as paths; None where there is none, with a note where it cannot be read."""
+    try:
+        record = read_json(inside(run.folder, SLIDER))
+    except FileNotFoundError:
+        return None
+    except (OSError, ForeignError):
+        record = {}
+    prompts, listed = record.get("prompts"), record.get("positions")
+    prompts = [_text(prompt) for prompt in prompts] if isinstance(prompts, list) else []
+    positions = [_position(run, _metadata(position)) for position in (listed if isinstance(listed, list) else [])]
+    if not positions or any(len(position["pictures"]) != len(prompts) for position in positions):
+        run.notes.append(f"{SLIDER}: no positions with a picture for each prompt, left out")
+        return None
+    return {"title": _text(record.get("title", "")), "prompts": prompts, "positions": positions}
+
+
+def _position(run: SavedRun, position: dict[str, Any]) -> dict[str, Any]:
+    names = position.get("pictures")
+    figures = {name: _metadata(figure) for name, figure in _metadata(position.get("figures")).items()}
+    return {
+        "label": _text(position.get("label", "")),
+        "figures": {
+            name: [_number(figure.get(end)) for end in ("mean", "low", "high")] for name, figure in figures.items()
+        },
+        "pictures": [_file(run, run.folder, name) for name in (names if isinstance(names, list) else [])],
     }
 
 

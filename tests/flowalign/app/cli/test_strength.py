@@ -7,6 +7,8 @@ import pytest
 from PIL import Image
 
 from flowalign.app.cli.main import main
+from flowalign.app.gallery import build
+from tests.flowalign.app.gallery.test_build import page_data
 
 
 def command(*words: str | Path) -> int:
@@ -20,7 +22,8 @@ def test_the_ends_are_the_base_and_the_run(
 ) -> None:
     curve, scores, film = tmp_path / "curve.json", tmp_path / "scores.json", tmp_path / "film.png"
     words = ["strength", trained_run, "--strengths", "1,0,1.5", "--pictures", "1", "--panel", "tiny_clip"]
-    assert command(*words, "--json", curve, "--film", film) == 0
+    slider = tmp_path / "slider"
+    assert command(*words, "--json", curve, "--film", film, "--slider", slider) == 0
     printed = capsys.readouterr().out
     assert command("eval", trained_run, "--base", "--pictures", "1", "--panel", "tiny_clip", "--json", scores) == 0
     record, means = json.loads(curve.read_text()), json.loads(scores.read_text())["means"]
@@ -31,6 +34,17 @@ def test_the_ends_are_the_base_and_the_run(
             assert rows[factor][name]["mean"] == pytest.approx(means[label]["all"][name]["mean"], abs=1e-5)
     assert f"highest reward at strength {record['best']:g}" in printed
     assert Image.open(film).width > 3 * 192
+    (shown,) = page_data(build([slider], tmp_path / "out"))["sliders"]
+    assert shown["title"] == "LoRA strength" and [position["label"] for position in shown["positions"]] == [
+        "0",
+        "1",
+        "1.5",
+    ]
+    for row, position in zip(record["strengths"], shown["positions"], strict=True):
+        mean, low, high = position["figures"]["panel/tiny_clip"]
+        assert mean == pytest.approx(row["panel/tiny_clip"]["mean"], abs=1e-5) and low < mean < high
+        assert all((tmp_path / "out/pictures" / name).is_file() for name in position["pictures"])
+    assert command(*words, "--slider", trained_run) == 2 and "name a new folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("strengths", ["1", "0,one", "0,inf"])
