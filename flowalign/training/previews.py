@@ -65,7 +65,6 @@ def seen_groups(
         share_start_noise = sampler.config.rollout.share_start_noise
         # a tree's members are its leaves, whose number is fixed
         members = sampler.plan.leaves if isinstance(sampler.plan, Tree) else members
-    batch = draw_batch(prompts.spread(count), 0, count, members, training.seed, share_start_noise)
     batch = draw_batch(prompts, 0, count, members, seed, share_start_noise)
     batch = dataclasses.replace(batch, iteration=iteration)
     with scorer.alone(), sampler.policy.uncounted():

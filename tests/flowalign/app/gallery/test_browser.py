@@ -17,6 +17,7 @@ from PIL import Image
 
 from flowalign.app.gallery import Film, Group, build, save_previews, save_samples
 from flowalign.config import load, recipe
+from flowalign.runs.slider import Position, save_slider
 from flowalign.training import Trainer
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
@@ -704,3 +705,33 @@ def test_a_page_from_disk_says_the_command_that_serves_it(open_page, page_file):
     assert page.locator(".command code").inner_text() == "flowalign gallery run --serve"
     page.get_by_role("button", name="Copy").click()
     assert page.evaluate("getSelection().toString()").strip() == "flowalign gallery run --serve"
+
+
+def test_a_slider_moves_all_pictures_and_figures(open_page, maker, tmp_path):
+    strengths, prompts = (0.0, 0.5, 1.0), ["a red circle", HOSTILE[1]]
+    positions = [
+        Position(
+            label=f"{strength:g}",
+            figures={"reward": {"mean": strength, "low": strength - 0.25, "high": strength + 0.25}},
+            pictures=[maker.draw(prompt, 0.5 + strength / 2, 0, 32) for prompt in prompts],
+        )
+        for strength in strengths
+    ]
+    save_slider(tmp_path / "slider", "LoRA strength", prompts, positions)
+    page = open_page(f"file://{build([tmp_path / 'slider'], tmp_path / 'out')}", 390)
+    settle(page)
+    slider = page.get_by_label("LoRA strength", exact=False).first
+    assert page.locator("nav a").all_inner_texts() == ["Slider"]
+    assert slider.get_attribute("aria-valuetext") == "1"
+    slider.focus()
+    page.keyboard.press("ArrowLeft")
+    assert slider.get_attribute("aria-valuetext") == page.locator("output").inner_text() == "0.5"
+    assert page.locator("tbody td").all_inner_texts() == ["0.5", "0.25 to 0.75"]
+    page.keyboard.press("Home")
+    names = page.locator(".members img").evaluate_all("(all) => all.map((image) => image.src.split('/').at(-1))")
+    assert names == ["00-00.webp", "00-01.webp"]
+    page.reload()
+    assert page.locator("output").inner_text() == "0", "the address keeps the position"
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert page.evaluate(CONTRAST) == []
+    assert page.evaluate("[...document.images].filter((image) => !image.alt || !image.naturalWidth).length") == 0
