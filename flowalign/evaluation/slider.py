@@ -1,6 +1,6 @@
 """The same held-out samples of several models, saved for the gallery's slider with their figures and intervals."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,19 @@ def check_slider(folder: Path, policy: Policy[Any]) -> None:
         raise ConfigError(f"--slider: {folder} is there already and has no {SLIDER}; name a new folder")
 
 
-def save(folder: Path, title: str, results: Mapping[str, Evaluated]) -> None:
+def save(folder: Path, title: str, results: Mapping[str, Evaluated], names: Sequence[str]) -> None:
     """Write what the models made of the first prompts, and the means over all prompts.
 
     Args:
         results: results by the labels of the slider's positions, of the same prompts and seeds.
+        names: names of the scores to show, 'reward' for the reward itself.
     """
     first = next(iter(results.values()))
     rows = list({prompt: row for row, prompt in reversed(list(enumerate(first.prompts)))}.values())[::-1][:SHOWN]
     positions = [
         Position(
             label=label,
-            figures={name: vars(interval) for name, interval in figures(result).items()},
+            figures={name: vars(interval) for name, interval in figures(result, names).items()},
             pictures=[result.samples[row] for row in rows],
         )
         for label, result in results.items()
@@ -46,10 +47,9 @@ def save(folder: Path, title: str, results: Mapping[str, Evaluated]) -> None:
     save_slider(folder, title, [first.prompts[row] for row in rows], positions)
 
 
-def figures(result: Evaluated) -> dict[str, Interval]:
-    """The mean reward, that of the panel, of the parts of a sum, and the diversity, each with its 95% interval."""
-    shown = {name: values for name, values in result.parts.items() if not name.startswith("statistics/")}
-    columns = {"reward": result.value, **shown}
+def figures(result: Evaluated, names: Sequence[str]) -> dict[str, Interval]:
+    """The mean of each score and the diversity, with their 95% intervals over prompts."""
+    columns = {name: result.value if name == "reward" else result.parts[name] for name in names}
     scores: dict[str, list[dict[str, float]]] = {}
     for row, prompt in enumerate(result.prompts):
         # NaN: the score does not apply to the sample
@@ -58,5 +58,5 @@ def figures(result: Evaluated) -> dict[str, Interval]:
     apart = {} if isinstance(result.samples[0], list) else distances(result)
     for prompt, distance in apart.items():
         scores[prompt].append({"diversity": distance})
-    intervals = means(list(scores.values()), ["reward"])
+    intervals = means(list(scores.values()), names)
     return {name: intervals[name] for name in (*columns, "diversity") if name in intervals}

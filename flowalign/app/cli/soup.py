@@ -73,7 +73,7 @@ def soup(
         def mixture(shares: list[float]) -> str:
             return ", ".join(f"{share:.2g} {name}" for share, name in zip(shares, names, strict=True))
 
-        save(slider, "mixture", {mixture(shares): result for shares, result in results})
+        save(slider, "mixture", {mixture(shares): result for shares, result in results}, labels)
         print(f"flowalign gallery {slider}")
     if json_path is not None:
         write_atomically(json_path, json.dumps(record, indent=1) + "\n")

@@ -57,7 +57,9 @@ def strength(
     if slider is not None:
         from flowalign.evaluation.slider import save
 
-        save(slider, "LoRA strength", {f"{factor:g}": result for factor, result in curve.results.items()})
+        results = {f"{factor:g}": result for factor, result in curve.results.items()}
+        watched = [name for name in results[f"{factors[0]:g}"].parts if name.startswith("panel/")]
+        save(slider, "LoRA strength", results, ["reward", *watched])
         print(f"flowalign gallery {slider}")
     if json_path is not None:
         write_atomically(json_path, json.dumps(record, indent=1) + "\n")

@@ -224,10 +224,10 @@ def test_compare_slides_and_blinks(open_page, page_file):
 
 def test_film_marks_steps_and_groups_show_verdicts(open_page, page_file):
     page = open_page(f"file://{page_file}#film")
-    assert page.locator(".film li").count() == 7
+    assert page.locator(".film ol li").count() == 7
     assert page.locator(".film li.stochastic").count() == 3
-    assert "turning point" in page.locator(".film li").nth(3).inner_text()
-    card = page.locator(".film li").nth(3).inner_text().replace("\u2212", "-").split()
+    assert "turning point" in page.locator(".film ol li").nth(3).inner_text()
+    card = page.locator(".film ol li").nth(3).inner_text().replace("\u2212", "-").split()
     assert card[-14:] == "noise 0.3 reward 0.35 gain -0.05 dense -0.9 sparse +0.6 ratio 0.99 persists 0.7".split()
     told = page.locator(".film .hint").nth(1).inner_text()
     assert "changes its sign 2 of 2 times" in told and "After steps 1, 2 less than half" in told
