@@ -59,7 +59,7 @@
     const lines = [], say = (value, words) => { if (value) lines.push(words); };
     say(gains.length > 1, `The gain changes its sign ${flips} of ${gains.length - 1} times.`);
     const brief = worth.flatMap((value, state) => (value !== null && value < 0.5 ? [state] : []));
-    say(brief.length, `After ${brief.length > 1 ? "steps" : "step"} ${brief.join(", ")} less than half of a lead lasted (persistence below 0.5): gains until then are noise rather than credit.`);
+    say(brief.length, `After ${brief.length > 1 ? "steps" : "step"} ${brief.join(", ")} less than half of a lead lasted (persistence below 0.5): the gain of the step after it is noisier than the final reward.`);
     const missing = [];
     const lacks = (value, words) => { if (value) missing.push(words); };
     lacks(!entry.advantages, "advantages (methods of the trajectory family)");
@@ -107,7 +107,7 @@
       element("div", { class: "charts" }, bySteps("gain of a step", [["", entry.dense]]),
         bySteps("advantage of a step", dense ? [["dense: of the step's gain", entry.advantages], ["sparse: of the finished sample", sparse]] : [["", entry.advantages]]),
         bySteps("ratio to the start weights", [["", entry.ratios]]), bySteps("noise of a step", [["", entry.noise]]),
-        bySteps("persistence of what a state is worth", [["", worth.slice(1)]])),
+        bySteps("persistence", [["", worth.slice(1)]])),
       element("details", { class: "hint about" }, element("summary", {}, "What these are"), element("dl", {}, [
         ["gain", "the reward of what the sample would end in after the step, less that before it"],
         ["advantage", "what the run learns from: dense of each step's own gain, sparse of the finished sample's reward, the same at every step; both against the other samples of the prompt"],

@@ -58,9 +58,8 @@ def main() -> None:
                 page = browser.new_page(viewport=size, color_scheme=scheme, bypass_csp=arguments.axe is not None)
                 for view in arguments.views:
                     # tall enough for what stands below the pictures
-                    page.set_viewport_size(
-                        {"width": width, "height": 1000 if view.startswith(("groups", "search")) else height}
-                    )
+                    tall = view.startswith(("groups", "search", "film", "slider"))
+                    page.set_viewport_size({"width": width, "height": 1060 if tall else height})
                     name = f"gallery-{view.split('?')[0]}-{width}-{scheme}.png"
                     shoot(page, address, view, arguments.output / name)
                     if arguments.axe:
