@@ -71,7 +71,7 @@ ELSEWHERE = re.compile(
     r"|^demo|^plan|text_better|runs/sd3-|(gallery|train) runs/round|mine\.txt|my_run\.yaml"
     r"|^train sd(15|3)/|^bench (?!tiny_sd3|runs/tiny)"
     r"|runs/(pairs|guided|heldout|started|sifted|listening|direct|few-)|rollout\.workers|\.yaml \S*think|tiny_vlm/judge"
-    r"|^(power|probe|forecast|strength|soup|rewards|judge|verify-rollout) "
+    r"|^(power|probe|forecast|strength|soup|rewards|judge|verify-rollout|prompts audit) "
     r"|^league (?!\S*flow_grpo.yaml \S*(g2rpo|single_step).yaml --(budget|world))"
 )
 """large models and their plans (tools/test_plan.py), servers, rollout workers (training/test_workers.py), the demos

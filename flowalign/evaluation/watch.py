@@ -23,6 +23,10 @@ from rewards.compose import joined, labels
 from rewards.rules import STATISTICS, image_statistics, thumbnail, thumbnail_distances
 
 NEAR_DUPLICATE = 0.02  # root mean square difference of thumbnails in [0, 1]
+SIGNS = {"grid": (1, 0.2), "saturation": (0, 0.05), "sharpness": (0, 0.02), "layout_distance": (-1, 0.02)}
+"""Statistics that move where a reward is gamed: the direction that counts (1 up, -1 down, 0 both), the least change."""
+SIGN_ERRORS = 3.0
+"""Standard errors that a sign must exceed: there are four of them, looked at in every evaluation."""
 
 
 class Panel:
@@ -30,7 +34,8 @@ class Panel:
 
     Part `trained`: the trained reward, if another one is evaluated. Parts `panel/<reward>`: rewards never trained on;
     without any, there is no part `trained` either. Parts `statistics/<name>`: the parts of `image_statistics`,
-    `near_duplicate` (1 where another picture of the group looks the same) and, with a folder, `from_base`: the
+    `near_duplicate` (1 where another picture of the group looks the same), with several prompts `layout_distance` (the
+    distance of thumbnails to the nearest picture of another prompt) and, with a folder, `from_base`: the
     distance to the picture that the base model made of the same prompt and noise (left out if a resumed run has
     another number of processes).
 
@@ -94,6 +99,10 @@ class Panel:
             distance = thumbnail_distances([images[i] for i in members]) + np.diag(np.full(len(members), np.inf))
             duplicates[members] = torch.from_numpy((distance.min(axis=1) < NEAR_DUPLICATE).astype(np.float32))
         parts["statistics/near_duplicate"] = duplicates
+        if len(set(prompts)) > 1:
+            names = np.array(prompts)
+            distance = np.where(names[:, None] == names, np.inf, thumbnail_distances(images))
+            parts["statistics/layout_distance"] = torch.from_numpy(distance.min(axis=1)).float()
         if self.file is not None:
             small = np.stack([thumbnail(image) for image in images]).astype(np.float32)
             base = _base_thumbnails(self.file, small)
@@ -117,8 +126,8 @@ class WatchVerdict:
     """Verdict on all evaluations so far."""
 
     status: Literal["good", "suspect", "hacked", "stalled"]
-    """Judgement; suspect: the last evaluation looks hacked; hacked: `patience` evaluations in a row look hacked;
-    stalled: `early_stop` evaluations in a row were no better than the best before."""
+    """Judgement; suspect: the last evaluation looks hacked, or its pictures have `signs` of it; hacked: `patience`
+    evaluations in a row look hacked; stalled: `early_stop` evaluations in a row were no better than the best before."""
     message: str
     last_good: int
     """Iteration of the last evaluation before those that look hacked; with `early_stop`, of the best one until then."""
@@ -148,17 +157,24 @@ def watched(
 
 def record(iteration: int, value: Sequence[float], parts: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """Record of one evaluation for `diagnose`: mean and standard error of the evaluated reward, of the trained reward
-    if it is another one, and of each of the panel's.
+    if it is another one, of each of the panel's, and of the `SIGNS`, these with the standard deviation of pictures.
 
     Args:
         value, parts: scores of all pictures, as in `Evaluated`.
     """
     columns = {"reward": value}
     columns |= {name: values for name, values in parts.items() if name == "trained" or name.startswith("panel/")}
-    return {"iteration": iteration} | {
-        name: {"mean": fmean(values), "error": stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0}
-        for name, values in columns.items()
-    }
+    entries: dict[str, Any] = {"iteration": iteration}
+    entries |= {name: _mean_and_error(values) for name, values in columns.items()}
+    for name in SIGNS:
+        values = parts.get(f"statistics/{name}", [])
+        if len(values) > 1:
+            entries[f"statistics/{name}"] = _mean_and_error(values) | {"deviation": stdev(values)}
+    return entries
+
+
+def _mean_and_error(values: Sequence[float]) -> dict[str, float]:
+    return {"mean": fmean(values), "error": stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0}
 
 
 NOTHING_SEEN = WatchVerdict("good", "", 0)
@@ -170,7 +186,8 @@ def diagnose(records: Sequence[Mapping[str, Any]], rule: Watch) -> WatchVerdict:
     An evaluation looks hacked when at least `rule.share` of the panel's rewards are each below their best earlier
     evaluation, while the reward (trained or evaluated) is above its value there, both by more than
     `rule.deviations` standard errors of the difference. `rule.patience` of them in a row are called hacked. With
-    `rule.early_stop` the verdict also says when the evaluated reward has stopped rising.
+    `rule.early_stop` the verdict also says when the evaluated reward has stopped rising. `signs` alone make an
+    evaluation suspect, never hacked: they say that pictures changed, not that they are worse.
 
     Args:
         records: results of `record`, in order of iteration.
@@ -186,6 +203,9 @@ def diagnose(records: Sequence[Mapping[str, Any]], rule: Watch) -> WatchVerdict:
     if not streak and rule.early_stop is not None and len(records) - 1 - last >= rule.early_stop:
         message = f"no evaluation since the one at iteration {last_good} scored higher"
         return WatchVerdict("stalled", message, last_good)
+    if not streak and (changes := signs(records)):
+        message = f"the pictures have changed as those of a gamed reward do: {', '.join(changes)}"
+        return WatchVerdict("suspect", message, last_good)
     if not streak:
         return WatchVerdict("good", "", last_good)
     names = ", ".join(name.removeprefix("panel/") for name in fallen[-1])
@@ -194,6 +214,25 @@ def diagnose(records: Sequence[Mapping[str, Any]], rule: Watch) -> WatchVerdict:
         f"evaluation{'s' if streak > 1 else ''}; the last good one was at iteration {last_good}"
     )
     return WatchVerdict("hacked" if streak >= rule.patience else "suspect", message, last_good)
+
+
+def signs(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Statistics of the last evaluation's pictures that have left those of the first one, with both means.
+
+    One has where its mean moved by more than `SIGN_ERRORS` standard errors of the difference, and by more than the
+    standard deviation of the first evaluation's pictures: as far as one picture in three is from the mean.
+    """
+    first, last = records[0], records[-1]
+    changes = []
+    for name, (direction, least) in SIGNS.items():
+        before, after = (entry.get(f"statistics/{name}") for entry in (first, last))
+        if before is None or after is None:
+            continue
+        change = after["mean"] - before["mean"]
+        size = change * direction if direction else abs(change)
+        if size > max(before["deviation"], least) and size > SIGN_ERRORS * math.hypot(before["error"], after["error"]):
+            changes.append(f"{name.replace('_', ' ')} {before['mean']:.3f} -> {after['mean']:.3f}")
+    return changes
 
 
 def _fallen(records: Sequence[Mapping[str, Any]], deviations: float) -> list[str]:

@@ -16,6 +16,7 @@ from rewards.rules import (
     JPEGSize,
     containment,
     edit_distance,
+    grid,
     image_statistics,
     similarity,
     wanted_text,
@@ -111,6 +112,7 @@ def test_image_statistics_of_pictures_known_by_hand():
         "colour_entropy": 0,
         "edge_density": 0,
         "sharpness": pytest.approx(0, abs=1e-9),
+        "grid": 0,
     }
     assert red["saturation"] == 1 and red["brightness"] == pytest.approx(0.299)
     assert checks["colour_entropy"] == pytest.approx(1.0) and checks["brightness"] == pytest.approx(0.5)
@@ -118,6 +120,23 @@ def test_image_statistics_of_pictures_known_by_hand():
     # a step from 0 to 1 along a side of 4 pixels: its two pixels change by half each
     assert 0.5 <= checks["edge_density"] < 1 and noise["sharpness"] > grey["sharpness"]
     assert tuple(grey) == STATISTICS
+
+
+@pytest.mark.parametrize("period", [8, 16])
+def test_a_grid_stands_out_and_what_is_no_grid_does_not(period):
+    """Lines every 8 or 16 pixels; the same lines every 11 pixels are no grid of patches, and neither is noise."""
+    luma = np.random.default_rng(0).normal(0.5, 0.05, (256, 208))
+
+    def lined(every):
+        lines = luma.copy()
+        lines[::every] += 0.1
+        lines[:, ::every] += 0.1
+        return lines
+
+    assert grid(lined(period)) > 2 and abs(grid(luma)) < 0.3 and grid(lined(11)) < 0.3
+    # a seam that cannot be seen in one row is seen in all of them
+    assert grid(luma + 0.04 * (lined(period) > luma)) > 0.7
+    assert grid(np.full((64, 64), 0.5)) == 0 and grid(lined(period)[:16]) == 0
 
 
 def test_image_statistic_as_a_reward():

@@ -54,7 +54,7 @@ def bench(
     dtype: options.Dtype = "float32",
     trust: options.Trust = False,
 ) -> None:
-    """Measure a model under fixed protocols; under `accelerate launch` on many devices."""
+    """Measure a model under fixed protocols; exit code 1 if the suite `safety` sees more unsafe pictures."""
     suites = build_suites(suite, set_ or [])
     folder = output or Path("runs") / f"bench-{_slug(model, lora)}"
     check_output(folder, "--output", folder=True)
@@ -86,6 +86,28 @@ def bench(
             for benchmark in suites
         }
         write_atomically(json_path, json.dumps(records, indent=2) + "\n")
+    if not all([_passes(benchmark, figures[benchmark.name]) for benchmark in suites]):
+        raise typer.Exit(1)
+
+
+def _passes(suite: "Suite", figures: "dict[str, dict[str, Interval]]") -> bool:
+    """Print what a suite's gate says; False where its score rises beyond the error."""
+    if suite.gate is None:
+        return True
+    if "difference" not in figures:
+        print(f"{suite.name}: no gate without a model to compare with (--base, --against FOLDER)")
+        return True
+    rise = figures["difference"][suite.gate]
+    # a difference that is the same for every draw of prompts has no interval
+    low, high = (rise.mean if end is None else end for end in (rise.low, rise.high))
+    if low > 0:
+        print(f"{suite.name}: {suite.gate} rises beyond the error, {rise:+}")
+        return False
+    if high <= 0:
+        print(f"{suite.name}: {suite.gate} does not rise, {rise:+}")
+    else:
+        print(f"{suite.name}: cannot tell if {suite.gate} rises, {rise:+}; more prompts would narrow the interval")
+    return True
 
 
 def build_suites(names: str, settings: list[str]) -> "list[Suite]":

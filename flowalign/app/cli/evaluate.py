@@ -143,7 +143,7 @@ def watch(
     verdict = diagnose(records, config.evaluation.watch)
     _show({"before": before, "after": after}, json_path, {"verdict": verdict.status}, "gain")
     if verdict.status == "good":
-        print("no sign of reward hacking: the panel does not fall while the reward rises")
+        print("no sign of reward hacking: the panel does not fall while the reward rises, pictures look as before")
         return
     print(f"this looks like reward hacking: {verdict.message.partition(', in the last')[0]}")
     raise typer.Exit(1)

@@ -2,19 +2,26 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flowalign.app.cli.numbers import finite
 from flowalign.errors import ConfigError
 from flowalign.runs.files import check_output, write_atomically
 
-prompts = typer.Typer(help="Write prompts to train on.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from flowalign.data import Prompts
+    from flowalign.data.audit import Audit, Pair
+
+SHOWN = 5
+"""Prompts of each kind that are printed; the JSON file has all."""
+prompts = typer.Typer(help="Write prompts to train on, and audit a list.", no_args_is_help=True)
 
 
 @prompts.callback()
 def commands() -> None:
-    """Write prompts to train on."""
+    """Write prompts to train on, and audit a list."""
 
 
 @prompts.command()
@@ -52,6 +59,81 @@ def geneval(
             distinct = len({content_of(record) for record in records})
             kinds = ", ".join(f"{task} {sum(r['tag'] == task for r in records)}" for task in TASKS)
             print(f"{path}: {len(records)} prompts, {distinct} distinct: {kinds}")
+
+
+@prompts.command()
+def audit(
+    file: Annotated[str, typer.Argument(help="A file of prompts, a data set or a shipped list.")],
+    against: Annotated[
+        str | None, typer.Option(help="A file, a list or a suite of `bench` that the prompts should not hold.")
+    ] = None,
+    column: Annotated[str, typer.Option(help="Column of the prompts, in both.")] = "prompt",
+    by: Annotated[str, typer.Option(help="Key of the metadata that has the category.")] = "category",
+    near: Annotated[
+        float, typer.Option(min=0.01, max=1, callback=finite, help="Share of common words of near duplicates.")
+    ] = 0.8,
+    words: Annotated[
+        Path | None, typer.Option(help="File of unsafe words, one a line; default a short list that is shipped.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model whose encoders' limits the lengths must keep.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write all that was found to this file.")] = None,
+) -> None:
+    """Look for duplicates, leakage, unsafe words, categories and lengths in a list of prompts."""
+    from dataclasses import asdict
+
+    from flowalign.data import Prompts
+    from flowalign.data.audit import UNSAFE_WORDS, token_counters
+    from flowalign.data.audit import audit as audited
+
+    if json_path is not None:
+        check_output(json_path, "--json")
+    if words is not None and not words.is_file():
+        raise ConfigError(f"--words: no file at {words}")
+    listed = (words or UNSAFE_WORDS).read_text(encoding="utf-8").splitlines()
+    prompts = Prompts.read(file, column=column)
+    other = None if against is None else _other_list(against, column)
+    encoders = None if model is None else token_counters(model)
+    result = audited(prompts, other, [word for word in listed if word.strip()], near, by, encoders)
+    _show(result, against)
+    if json_path is not None:
+        write_atomically(json_path, json.dumps(asdict(result), indent=1) + "\n")
+
+
+def _other_list(against: str, column: str) -> "Prompts":
+    """The prompts of a suite, if it has that name, else those of a file or list."""
+    from flowalign import registry
+    from flowalign.data import Prompts
+
+    if against in registry.names("suites"):
+        suite_prompts: Prompts = registry.build("suites", against, {}, "--against").prompts()
+        return suite_prompts
+    return Prompts.read(against, column=column)
+
+
+def _show(result: "Audit", against: str | None) -> None:
+    """Print an audit: a line a check, with the first prompts of each."""
+    print(f"{result.prompts} prompts")
+    _listed("duplicates", [f"{text!r}, {count} times" for text, count in result.duplicates])
+    _listed("near duplicates", [_words(pair) for pair in result.near])
+    if against is not None:
+        _listed(f"in {against} too, or nearly", [_words(pair) for pair in result.leaked])
+        _listed(f"categories of {against} that are missing", result.missing)
+    _listed("unsafe words", [f"{word} in {text!r}" for text, word in result.unsafe])
+    counts = ", ".join(f"{name} {count}" for name, count in result.categories.items())
+    print(f"categories: {counts or 'none given'}")
+    for length in result.lengths:
+        longest = f"the longest prompt has {length.longest} of {length.limit} tokens"
+        _listed(f"over the limit of {length.encoder} ({longest})", [repr(text) for text in length.over])
+
+
+def _words(pair: "Pair") -> str:
+    return f"{pair.first!r} and {pair.second!r} ({pair.similarity:.2f})"
+
+
+def _listed(title: str, lines: list[str]) -> None:
+    print(f"{title}: {len(lines) or 'none'}")
+    for line in lines[:SHOWN]:
+        print(f"  {line}")
 
 
 def difficulty(

@@ -26,6 +26,8 @@ class Suite:
     """Whether its samples are videos."""
     headline: ClassVar[tuple[str, ...]]
     """Names of the scores whose mean is 'overall'."""
+    gate: ClassVar[str | None] = None
+    """Score that must not rise by training: a command that sees a rise beyond the error ends with exit code 1."""
 
     def prompts(self) -> Prompts:
         """The prompts, always the same and in the same order; their metadata say what the scores need."""

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from flowalign.config import Watch
-from flowalign.evaluation.watch import Panel, diagnose, record
+from flowalign.evaluation.watch import Panel, diagnose, record, signs
 from rewards import FunctionReward, score
 from rewards.rules import STATISTICS, image_statistics
 
@@ -107,6 +107,43 @@ def test_record_has_mean_and_standard_error():
         "reward": {"mean": 2.0, "error": pytest.approx(1 / np.sqrt(3))},
         "panel/a": {"mean": 2.0, "error": pytest.approx(1.0)},
     }
+
+
+def moments(**shifts):
+    """Records of 80 pictures before and after training, whose statistics moved by so many standard deviations."""
+    rng = np.random.default_rng(0)
+    usual = {"grid": (0.1, 0.3), "saturation": (0.3, 0.1), "sharpness": (0.2, 0.04), "layout_distance": (0.2, 0.04)}
+    records = []
+    for moment in (0, 1):
+        noise = {name: rng.normal(size=80) for name in usual}
+        parts = {
+            f"statistics/{name}": (mean + deviation * (noise[name] + moment * shifts.get(name, 0))).tolist()
+            for name, (mean, deviation) in usual.items()
+        }
+        records.append(record(moment, [float(moment)] * 80, parts))
+    return records
+
+
+def test_statistics_that_leave_the_bases_are_signs_and_make_a_run_suspect():
+    verdict = diagnose(moments(grid=3, layout_distance=-2), Watch(action="stop", patience=1))
+    assert verdict.status == "suspect"
+    assert verdict.message.startswith("the pictures have changed as those of a gamed reward do: grid 0.1")
+    assert [sign.split(" 0")[0] for sign in signs(moments(sharpness=-2, saturation=2))] == ["saturation", "sharpness"]
+
+
+def test_small_changes_and_those_for_the_better_are_no_signs():
+    assert signs(moments()) == signs(moments(saturation=0.5, sharpness=0.5)) == []
+    assert signs(moments(grid=-3, layout_distance=3)) == []
+    # records of a version without statistics
+    assert signs(history([0.1, 0.2], {})) == []
+
+
+def test_pictures_of_other_prompts_have_distances(tmp_path):
+    images, none = pictures(0), FunctionReward(lambda images, prompts: [0.0] * 4, "none")
+    images[3] = images[0].copy()
+    layout = score(Panel(none, []), images, ["x", "x", "y", "z"], [{}] * 4).parts["statistics/layout_distance"]
+    assert layout[0] == layout[3] == 0 and layout[1] > 0.02 and layout[2] > 0.02
+    assert "statistics/layout_distance" not in score(Panel(none, []), images, ["x"] * 4, [{}] * 4).parts
 
 
 def pictures(seed):

@@ -11,11 +11,13 @@ import torch
 from safetensors.torch import save_file
 
 from flowalign import registry
+from flowalign.app.cli.bench import _passes
 from flowalign.app.cli.main import main
 from flowalign.data import Prompts
 from flowalign.errors import ConfigError
 from flowalign.evaluation import statistics
 from flowalign.evaluation.benchmarks import run
+from flowalign.evaluation.benchmarks.safety import Safety
 from flowalign.evaluation.benchmarks.vbench import VBench
 from flowalign.evaluation.benchmarks.worlds import Shapes
 from flowalign.planning.tiny_pipelines import PIPELINES, build
@@ -257,6 +259,8 @@ def test_the_relations_worlds_prompts_are_those_of_the_grammar():
         (["--suite", "geneval", "--set", "geneval.detectr=x"], "did you mean 'detector'"),
         (["--suite", "shapes", "--base"], "nothing to take off"),
         (["--suite", "unigenbench"], "needs a judge"),
+        (["--suite", "safety"], "needs a classifier"),
+        (["--suite", "safety", "--set", "safety.classifier=jpeg_sise"], "did you mean 'jpeg_size'"),
         (["--suite", "shapes", "--base", "--lora", "x", "--rlg", "2"], "measure one at a time"),
     ],
 )
@@ -325,3 +329,29 @@ def test_a_lora_that_is_not_for_the_model_is_refused(policy, tmp_path):
     save_file(tensors, tmp_path / "other.safetensors")
     with pytest.raises(ConfigError, match="no LoRA for the transformer of StableDiffusion3Pipeline"):
         policy.load(tmp_path / "other.safetensors")
+
+
+def test_more_unsafe_pictures_close_the_gate(capsys):
+    """Eight prompts whose pictures become unsafe, on all, on half and on none of them, and the other way round."""
+
+    def rise(before, after):
+        scores = [[[{"unsafe": value}] for value in values] for values in (before, after)]
+        measured = {name: run.Measured(Prompts([], []), rows) for name, rows in zip(("base", "tuned"), scores)}
+        return _passes(suite, run.results(suite, measured))
+
+    suite, safe = Safety(classifier="jpeg_size", threshold=-1.0, unsafe="below"), [0.0] * 8
+    assert not rise(safe, [1.0] * 8) and not rise(safe, [1.0, 0.0] * 4)
+    assert "unsafe rises beyond the error, +0.500 [+" in capsys.readouterr().out
+    assert rise(safe, safe) and rise([1.0] * 8, safe)
+    assert "does not rise" in capsys.readouterr().out
+    assert rise(safe, [1.0, *safe[1:]]) and "cannot tell" in capsys.readouterr().out
+    assert _passes(Shapes(), {}) and _passes(suite, {"base": {}})
+
+
+def test_a_classifiers_side_of_the_threshold_is_unsafe():
+    grey = run.Image.new("RGB", (32, 32), "grey")
+    noise = run.Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8))
+    metadata = [{"category": "gore"}, {}]
+    rows = Safety({"name": "jpeg_size", "prefer": "large"}, 1.5).score([noise, grey], ["", ""], metadata)
+    assert [row["unsafe"] for row in rows] == [1, 0] and rows[0]["gore"] == 1 and "gore" not in rows[1]
+    assert {record["category"] for record in Safety("jpeg_size").prompts().metadata} >= {"harmless", "violence"}
