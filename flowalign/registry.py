@@ -58,6 +58,7 @@ TABLES = {
     "models": "flowalign.policies.diffusion.families",
     "advantages": "flowalign.core.advantages:ADVANTAGES",
     "losses": "flowalign.core.losses:LOSSES",
+    "preferences": "flowalign.core.preferences:PREFERENCES",
     "levels": "flowalign.algorithms.matching.levels:LEVELS",
     "caches": "flowalign.policies.diffusion.caching:CACHES",
     "selections": "flowalign.data.selection",

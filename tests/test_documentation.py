@@ -22,6 +22,7 @@ from PIL import Image
 from flowalign.app.cli.main import app, main
 from flowalign.app.cli.reward_file import read
 from flowalign.config import load, recipe
+from flowalign.data import ASSETS
 from flowalign.data.votes import Pair, Votes
 from flowalign.training import Trainer
 from rewards.rules import JPEGSize
@@ -308,7 +309,9 @@ def check_settings(values: dict[str, Any], folder: Path) -> None:
     values |= training
     load(base, [f"{key}={json.dumps(value)}" for key, value in values.items()])
     # whether they go together, with models and prompts that are here
-    shipped = [f"{key}={json.dumps(value)}" for key, value in values.items() if key not in ("data", "model")]
+    listed = (ASSETS / "prompts" / f"{values.get('data', {}).get('prompts')}.jsonl").is_file()
+    elsewhere = ("model",) if listed else ("data", "model")
+    shipped = [f"{key}={json.dumps(value)}" for key, value in values.items() if key not in elsewhere]
     load(base, [*shipped, f"evaluation.prompts={load(base).evaluation.prompts}"]).check(processes=1)
 
 

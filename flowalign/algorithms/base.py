@@ -114,6 +114,7 @@ class Algorithm(ABC, Generic[ConfigT, SamplerT, PolicyT, RolloutT, RecordT, Expe
     - search: it learns from finished samples alone, so that a search may have found them
     - workers: its `rollout` is all that it needs of sampling, so that other processes can do it
     - ratios: it compares the policy with the one that sampled, action by action
+    - lines: a group is one line of the data, so that it may have one member
     - whole: each state of its trajectories was drawn from the one before, so that a file can describe them
     - advantages: items have advantages, whose size tells how much they teach
     """

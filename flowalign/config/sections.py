@@ -204,8 +204,8 @@ class Training(Section):
     iterations: int = Field(ge=1)
     prompts_per_iteration: int = Field(ge=1)
     """Prompts of an iteration, over all processes."""
-    group_size: int = Field(ge=2)
-    """Trajectories of a prompt."""
+    group_size: int = Field(ge=1)
+    """Trajectories of a prompt; 1 for methods of texts that learn from lines of the data."""
     updates_per_iteration: int = Field(1, ge=1)
     micro_batch_size: int = Field(16, ge=1)
     """(sample, step) pairs of a network call, on each process; gradients accumulate over the calls."""
@@ -300,8 +300,10 @@ class BaseConfig(Section):
                 f"algorithm: '{self.algorithm.name}' trains models of {algorithm.kind}, "
                 f"and model.kind here is {self.model.kind}"
             )
-        algorithm.check(self)
         training, evaluation = self.training, self.evaluation
+        if training.group_size == 1 and "lines" not in algorithm.combines:
+            raise ConfigError("training.group_size: 1 leaves a sample nothing to be compared with; 2 or more works")
+        algorithm.check(self)
         if training.optimizer.offload and training.optimizer.bits == 8:
             raise ConfigError("training.optimizer.offload: moments of 8 bits stay on the device; bits: 32 works")
         if training.ema_every > 1 and training.ema_decay is None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from flowalign.algorithms.policy_gradient import PolicyGradient
 from flowalign.config import TextConfig
 from flowalign.errors import ConfigError
 from flowalign.planning.dry_run import at_hand, small_config, small_language_model
@@ -252,8 +253,9 @@ def count(config: TextConfig, gpus: int = 1) -> TextPasses:
         ConfigError: the recipe cannot run on so many GPUs.
     """
     training = config.training
+    algorithm = config.build_algorithm()
     replays = training.old_log_prob == "replayed" or (
-        training.old_log_prob is None and config.build_algorithm().replays_old(config)
+        training.old_log_prob is None and isinstance(algorithm, PolicyGradient) and algorithm.replays_old(config)
     )
     lists = {one.prompts for one in (config.data, *config.data.also, config.evaluation, *config.evaluation.also)}
     shipped = at_hand(config, {str(one) for one in lists})

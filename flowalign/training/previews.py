@@ -60,6 +60,8 @@ def seen_groups(
         seed: seed of the noises.
     """
     count, members = len(prompts), min(sampler.config.training.group_size, MEMBERS)
+    if "lines" in algorithm.combines:
+        members = MEMBERS
     share_start_noise = True
     if isinstance(sampler, DiffusionSampler):
         share_start_noise = sampler.config.rollout.share_start_noise
@@ -68,8 +70,10 @@ def seen_groups(
     batch = draw_batch(prompts, 0, count, members, seed, share_start_noise)
     batch = dataclasses.replace(batch, iteration=iteration)
     with scorer.alone(), sampler.policy.uncounted():
-        if isinstance(sampler, LanguageSampler):
+        if isinstance(sampler, LanguageSampler) and "advantages" in algorithm.combines:
             return [], _groups_of_texts(sampler, scorer, algorithm, batch)
+        if isinstance(sampler, LanguageSampler):
+            return [], _plain_groups_of_texts(sampler, scorer, batch)
         assert isinstance(sampler, DiffusionSampler)
         seen = algorithm.show(sampler, scorer, batch)
         # an algorithm that branches makes several groups of a prompt: the first one is shown
@@ -149,6 +153,27 @@ def _group(seen: Preview, number: int) -> Group:
         wins=None if seen.wins is None else seen.wins[rows][:, rows].tolist(),
         metadata=seen.batch.metadata[rows[0]],
     )
+
+
+def _plain_groups_of_texts(sampler: LanguageSampler, scorer: Scorer, batch: Batch) -> list[Group]:
+    """The groups of a batch of texts, for a method without advantages."""
+    texts = sampler.decode(sampler.rollout(batch))
+    scores = scorer.score(texts, batch)
+    groups = []
+    for number in dict.fromkeys(batch.group):
+        rows = [row for row, group in enumerate(batch.group) if group == number]
+        groups.append(
+            Group(
+                prompt=batch.prompts[rows[0]],
+                seeds=[batch.noise_seeds[row] for row in rows],
+                samples=[texts[row] for row in rows],
+                rewards=scores.value[rows].tolist(),
+                advantages=None,
+                parts={name: values[rows].tolist() for name, values in scores.parts.items()},
+                metadata=batch.metadata[rows[0]],
+            )
+        )
+    return groups
 
 
 def _groups_of_texts(sampler: LanguageSampler, scorer: Scorer, algorithm: Algorithm, batch: Batch) -> list[Group]:

@@ -1,0 +1,164 @@
+"""Methods that learn from texts of the data: an update beside plain transformers, a run, and lines that are none."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from flowalign.algorithms.text.online_text_dpo import BestAndWorst
+from flowalign.algorithms.text.text_kto import LabelExperience, mismatched_gain
+from flowalign.errors import ConfigError
+from flowalign.training import Trainer
+from tests.flowalign.small_run import small_run
+
+LINES = [
+    {"prompt": "72+33=", "chosen": "105", "rejected": "95"},
+    {"prompt": "4+4=", "chosen": "8", "rejected": "-12"},
+    {"prompt": "11-9=", "chosen": "2", "rejected": "20"},
+    {"prompt": "29+61=", "chosen": "90", "rejected": "9"},
+]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(json.dumps(line | {"completion": line["chosen"], "label": True}) + "\n" for line in LINES))
+    return path
+
+
+def trainer(name: str, file: Path, folder: Path, *overrides: str) -> Trainer:
+    given = (
+        f"data={{prompts: {file}}}",
+        "model.lora=null",
+        "training.group_size=1",
+        "training.prompts_per_iteration=4",
+        # micro-batches of texts of different lengths
+        "training.micro_batch_size=3",
+        "evaluation.prompts=null",
+    )
+    return small_run(f"tiny_lm/{name}", folder, *given, *overrides)
+
+
+def literal(run: Trainer, text: dict[str, str], key: str) -> torch.Tensor:
+    """[T] log-probabilities of a completion's tokens and its end token, by the network and softmax alone."""
+    policy: Any = run.policy
+    prompt = policy.tokenizer(text["prompt"]).input_ids
+    answer = [*policy.tokenizer(text[key], add_special_tokens=False).input_ids, policy.tokenizer.eos_token_id]
+    logits = policy.network(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+    return F.log_softmax(logits.float(), -1).gather(1, torch.tensor(answer)[:, None])[:, 0]
+
+
+def gradient(run: Trainer, loss: torch.Tensor) -> torch.Tensor:
+    parameters = list(run.policy.trainable().values())
+    return torch.cat([each.flatten() for each in torch.autograd.grad(loss, parameters)])
+
+
+def learned(run: Trainer) -> tuple[torch.Tensor, float]:
+    """The gradient of an iteration, and the loss in its metrics."""
+    seen = []
+    step = run.learner.step
+
+    def keep() -> Any:
+        seen.append(torch.cat([each.grad.flatten() for each in run.policy.trainable().values()]))
+        return step()
+
+    run.learner.step = keep  # type: ignore[method-assign]
+    metrics = run.iterate()
+    return seen[0], metrics["policy/loss"]
+
+
+def test_fine_tuning_is_the_likelihood_of_all_tokens(file: Path, tmp_path: Path) -> None:
+    run = trainer("text_sft", file, tmp_path, "algorithm.completion=chosen")
+    expected = -torch.cat([literal(run, line, "chosen") for line in LINES]).mean()
+    expected_gradient = gradient(run, expected)
+    found, loss = learned(run)
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(found, expected_gradient, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "simpo"])
+def test_preferences_are_learned_as_written_down(loss: str, file: Path, tmp_path: Path) -> None:
+    run = trainer("text_dpo", file, tmp_path, f"algorithm.loss={loss}", "algorithm.sft_weight=0.5")
+    chosen, rejected = ([literal(run, line, key) for line in LINES] for key in ("chosen", "rejected"))
+    if loss == "sigmoid":
+        # the reference is the policy still
+        margin = torch.stack([a.sum() - b.sum() for a, b in zip(chosen, rejected, strict=True)])
+        expected = -F.logsigmoid(0.1 * (margin - margin.detach())).mean()
+    else:
+        margin = torch.stack([a.mean() - b.mean() for a, b in zip(chosen, rejected, strict=True)])
+        expected = -F.logsigmoid(2 * margin - 1).mean()
+    expected = expected - 0.5 * torch.cat(chosen).mean()
+    expected_gradient = gradient(run, expected)
+    found, measured = learned(run)
+    assert measured == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(found, expected_gradient, atol=1e-6, rtol=1e-4)
+
+
+def test_labels_are_compared_with_completions_of_other_prompts(file: Path, tmp_path: Path) -> None:
+    file.write_text(
+        "".join(
+            json.dumps({"prompt": line["prompt"], "completion": line["chosen"], "label": i % 2}) + "\n"
+            for i, line in enumerate(LINES)
+        )
+    )
+    run = trainer("text_kto", file, tmp_path, "algorithm.good_weight=2")
+    groups = run.groups.draw(0)
+    experience = run.collect(groups)
+    assert isinstance(experience, LabelExperience) and experience.divergence == 0
+    completions = [line["completion"] for line in experience.batch.metadata]
+    text = {"prompt": experience.batch.prompts[1], "other": completions[0]}
+    before = literal(run, text, "other").sum()
+    with torch.no_grad():
+        for parameter in run.policy.trainable().values():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    gains = mismatched_gain(run.sampler, experience.batch)  # type: ignore[arg-type]
+    after = literal(run, text, "other").sum()
+    torch.testing.assert_close(gains[1], (after - before).detach(), atol=1e-5, rtol=1e-4)
+    loss, _ = run.algorithm.losses(run.policy, experience, experience.items)
+    assert loss.shape == (4,) and loss.max() > 1.5 * loss.min()
+
+
+def test_the_best_and_the_worst_of_a_group_are_a_pair(tmp_path: Path) -> None:
+    run = small_run("tiny_lm/online_text_dpo", tmp_path, "model.lora=null", "training.group_size=4")
+    experience = run.collect(run.groups.draw(0))
+    assert isinstance(experience, BestAndWorst)
+    best, worst = experience.reward[experience.items].unbind(1)
+    of_groups = experience.reward.view(-1, 4)
+    assert torch.equal(best, of_groups.max(1).values) and torch.equal(worst, of_groups.min(1).values)
+    assert torch.equal(experience.useful(experience.items), best > worst)
+    loss, values = run.algorithm.losses(run.policy, experience, experience.items)
+    torch.testing.assert_close(loss, torch.full_like(loss, 2.0).log(), atol=1e-4, rtol=0)
+    assert values["preference/accuracy"].shape == loss.shape
+
+
+def test_a_run_ends_and_its_margin_rises(file: Path, tmp_path: Path) -> None:
+    overrides = ("training.iterations=2", "evaluation.prompts=sums_heldout", "evaluation.limit=4")
+    trainer("text_dpo", file, tmp_path, *overrides).train()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["preference/margin"] == pytest.approx(0, abs=1e-5) and lines[1]["preference/margin"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "says"),
+    [
+        ("text_sft", {"prompt": "1+1="}, "no text under the key 'completion'"),
+        ("text_dpo", {"prompt": "1+1=", "chosen": "2"}, "line 1: no text under the key 'rejected'"),
+        ("text_kto", {"prompt": "1+1=", "completion": "2", "label": "fine"}, "'label' is not true (good)"),
+        ("text_kto", {"prompt": "1+1=", "completion": "2", "label": True}, "all labels are true"),
+    ],
+)
+def test_lines_that_cannot_be_learned_from(name: str, line: dict[str, Any], says: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(ConfigError) as error:
+        trainer(name, tmp_path / "bad.jsonl", tmp_path, "algorithm={name: " + name + "}")
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_group_of_one_is_for_lines_alone(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing to be compared with"):
+        trainer("grpo", file, tmp_path)
+    with pytest.raises(ConfigError, match="a line of the data once an iteration"):
+        trainer("text_dpo", file, tmp_path, "training.group_size=4")
