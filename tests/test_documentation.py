@@ -69,7 +69,7 @@ PLACES = {
 }
 ELSEWHERE = re.compile(
     r"Qwen|black-forest-labs|configs/(sd3|flux|qwen_vl)/(?!\S+ --dry-run$)|tiny_sd3/{|--serve"
-    r"|^demo|^plan|text_better|runs/sd3-|(gallery|train) runs/round|mine\.txt|my_run\.yaml"
+    r"|^demo|^plan|text_better|runs/sd3-|(gallery|train) runs/round|gallery runs/strengths|mine\.txt|my_run\.yaml"
     r"|^train sd(15|3)/|^bench (?!tiny_sd3|runs/tiny)"
     r"|runs/(pairs|guided|heldout|started|sifted|listening|direct|few-)|rollout\.workers|\.yaml \S*think|tiny_vlm/judge"
     r"|^(power|probe|forecast|strength|soup|rewards|judge|verify-rollout|prompts audit) "

@@ -37,7 +37,7 @@ class TextDPOSettings(base.AlgorithmSettings):
 
 
 @dataclass(kw_only=True)
-class PairExperience(LineExperience):
+class LinePairs(LineExperience):
     reference: Tensor
     """[B] log-probabilities of the completions under the start weights; 0 where the loss needs none."""
     factor: float
@@ -61,7 +61,7 @@ class TextDPO(LineLearning):
     def uses_reference(self) -> bool:
         return self.settings.loss.name not in WITHOUT_REFERENCE
 
-    def experience(self, sampled: SampledLines, record: None, processes: Processes) -> PairExperience:
+    def experience(self, sampled: SampledLines, record: None, processes: Processes) -> LinePairs:
         batch = sampled.batch
         rollout = completions(sampled.sampler, batch, ["chosen", "rejected"])
         reference = torch.zeros(len(rollout), device=processes.device)
@@ -70,12 +70,12 @@ class TextDPO(LineLearning):
         chosen = line_numbers(batch, processes.device)
         factor = share_of_tokens(rollout, chosen[:, 0], processes)
         items = torch.cat([chosen, chosen + len(batch)], 1)
-        return PairExperience(batch=batch, metrics={}, items=items, rollout=rollout, reference=reference, factor=factor)
+        return LinePairs(batch=batch, metrics={}, items=items, rollout=rollout, reference=reference, factor=factor)
 
     def losses(
         self, policy: LanguagePolicy, experience: LineExperience, items: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        assert isinstance(experience, PairExperience)
+        assert isinstance(experience, LinePairs)
         pairs = pairs_of(policy, experience.rollout, experience.reference, items)
         losses = self.loss_of(pairs) - self.settings.sft_weight * experience.factor * pairs.chosen
         return losses, judged(pairs)

@@ -34,7 +34,9 @@ def test_every_recipe_is_valid(path: Path, tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "own.png")
     line = {key: "own.png" for key in ("prompt", "chosen", "rejected", "image", "target")}
     line |= {"regions": []}
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(line | {"label": label}) + "\n" for label in (True, False)))
+    # as many as preferences must be
+    lines = [json.dumps(line | {"label": label}) + "\n" for label in (True, False)] * 50
+    (tmp_path / "own.jsonl").write_text("".join(lines))
     data = load(path).data
     here = str(tmp_path / "own.jsonl")
     own = [f"data.prompts={here}"] if data.prompts.endswith(".jsonl") else []
