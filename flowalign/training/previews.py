@@ -1,7 +1,7 @@
 """Previews for people: how samples of a few prompts came to be, and how groups were judged."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def seen_groups(
     batch = dataclasses.replace(batch, iteration=iteration)
     with scorer.alone(), sampler.policy.uncounted():
         if isinstance(sampler, LanguageSampler) and "advantages" in algorithm.combines:
-            return [], _groups_of_texts(sampler, scorer, algorithm, batch)
+            return [], _judged_groups_of_texts(sampler, scorer, algorithm, batch)
         if isinstance(sampler, LanguageSampler):
             return [], _plain_groups_of_texts(sampler, scorer, batch)
         assert isinstance(sampler, DiffusionSampler)
@@ -155,29 +155,37 @@ def _group(seen: Preview, number: int) -> Group:
     )
 
 
+def _rows_of_groups(batch: Batch) -> list[list[int]]:
+    """The rows of each group."""
+    return [[row for row, group in enumerate(batch.group) if group == number] for number in dict.fromkeys(batch.group)]
+
+
+def _groups_of_texts(batch: Batch, samples: Sequence[Any], reward: Tensor, parts: Mapping[str, Tensor]) -> list[Group]:
+    """The groups of a batch of texts, or of the pictures that rewritten prompts gave, with their rewards."""
+    return [
+        Group(
+            prompt=batch.prompts[rows[0]],
+            seeds=[batch.noise_seeds[row] for row in rows],
+            samples=[samples[row] for row in rows],
+            rewards=reward[rows].tolist(),
+            parts={name: values[rows].tolist() for name, values in parts.items()},
+            metadata=batch.metadata[rows[0]],
+        )
+        for rows in _rows_of_groups(batch)
+    ]
+
+
 def _plain_groups_of_texts(sampler: LanguageSampler, scorer: Scorer, batch: Batch) -> list[Group]:
-    """The groups of a batch of texts, for a method without advantages."""
+    """The groups of a batch that a method without advantages samples for people to look at."""
     texts = sampler.decode(sampler.rollout(batch))
     scores = scorer.score(texts, batch)
-    groups = []
-    for number in dict.fromkeys(batch.group):
-        rows = [row for row, group in enumerate(batch.group) if group == number]
-        groups.append(
-            Group(
-                prompt=batch.prompts[rows[0]],
-                seeds=[batch.noise_seeds[row] for row in rows],
-                samples=[texts[row] for row in rows],
-                rewards=scores.value[rows].tolist(),
-                advantages=None,
-                parts={name: values[rows].tolist() for name, values in scores.parts.items()},
-                metadata=batch.metadata[rows[0]],
-            )
-        )
-    return groups
+    return _groups_of_texts(batch, texts, scores.value, scores.parts)
 
 
-def _groups_of_texts(sampler: LanguageSampler, scorer: Scorer, algorithm: Algorithm, batch: Batch) -> list[Group]:
-    """The groups of a batch of texts, with the advantages of tokens, or the pictures of rewritten prompts."""
+def _judged_groups_of_texts(
+    sampler: LanguageSampler, scorer: Scorer, algorithm: Algorithm, batch: Batch
+) -> list[Group]:
+    """The groups of a batch with the advantages of tokens, or the pictures of rewritten prompts."""
     experience = algorithm.at_once(sampler, scorer, batch)
     rollout, advantage = experience.rollout, experience.advantage
     texts, rewriting = sampler.policy.decode(rollout), renderer(scorer.reward)
@@ -189,23 +197,16 @@ def _groups_of_texts(sampler: LanguageSampler, scorer: Scorer, algorithm: Algori
     def tokens(row: int) -> list[tuple[str, float, float, float]]:
         return _tokens(sampler.policy, rollout, advantage, row, texts[row])
 
-    groups = []
-    for number in dict.fromkeys(batch.group):
-        rows = [row for row, group in enumerate(batch.group) if group == number]
-        groups.append(
-            Group(
-                prompt=batch.prompts[rows[0]],
-                seeds=[batch.noise_seeds[row] for row in rows],
-                samples=[samples[row] for row in rows],
-                rewards=experience.reward[rows].tolist(),
-                advantages=earned[rows].tolist(),
-                parts={name: values[rows].tolist() for name, values in experience.scores.parts.items()},
-                rewritten=None if rewriting is None else [rewriting.prompt(texts[row]) for row in rows],
-                tokens=None if rewriting else [tokens(row) for row in rows],
-                metadata=batch.metadata[rows[0]],
-            )
+    groups = _groups_of_texts(batch, samples, experience.reward, experience.scores.parts)
+    return [
+        dataclasses.replace(
+            group,
+            advantages=earned[rows].tolist(),
+            rewritten=None if rewriting is None else [rewriting.prompt(texts[row]) for row in rows],
+            tokens=None if rewriting else [tokens(row) for row in rows],
         )
-    return groups
+        for group, rows in zip(groups, _rows_of_groups(batch), strict=True)
+    ]
 
 
 def _tokens(

@@ -14,7 +14,7 @@ from flowalign.runs.files import check_output, write_atomically
 
 if TYPE_CHECKING:
     from flowalign.evaluation.statistics import Interval
-    from flowalign.planning.probe import Probe, Trial
+    from flowalign.planning.probed import Probe, Trial
 
 
 def probe(

@@ -13,7 +13,8 @@ from flowalign.app.cli.main import main
 from flowalign.config import load, recipe
 from flowalign.evaluation.scores import Evaluated
 from flowalign.evaluation.statistics import Interval
-from flowalign.planning.probe import Probe, Trial, distance_moved, probe, reward_noise, spread_of
+from flowalign.planning.probe import distance_moved, probe, reward_noise, spread_of
+from flowalign.planning.probed import Probe, Trial
 from rewards import as_reward
 from tests.flowalign.small_run import SMALL
 
