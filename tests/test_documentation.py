@@ -24,6 +24,7 @@ from flowalign.app.cli.reward_file import read
 from flowalign.config import load, recipe
 from flowalign.data import ASSETS
 from flowalign.data.votes import Pair, Votes
+from flowalign.registry import names
 from flowalign.training import Trainer
 from rewards.rules import JPEGSize
 from rewards.shapes import draw, parse
@@ -313,6 +314,13 @@ def check_settings(values: dict[str, Any], folder: Path) -> None:
     elsewhere = ("model",) if listed else ("data", "model")
     shipped = [f"{key}={json.dumps(value)}" for key, value in values.items() if key not in elsewhere]
     load(base, [*shipped, f"evaluation.prompts={load(base).evaluation.prompts}"]).check(processes=1)
+
+
+def test_the_readme_counts_methods_and_families() -> None:
+    numbers = re.search(r"\[(\d+) methods\].* for \[(\d+) model families\]", (ROOT / "README.md").read_text())
+    assert numbers is not None
+    assert int(numbers[1]) == len(names("algorithms")) + len(names("searches"))
+    assert int(numbers[2]) == len(names("models"))
 
 
 def test_every_message_that_the_page_of_troubles_explains_is_said() -> None:
