@@ -45,6 +45,7 @@ class Panel:
         trained: the trained reward; default the evaluated one.
         folder: the run's folder. The first call counts as the base model's, and its thumbnails are saved there.
         process: number of this process; each has its own pictures.
+        processes: number of processes. With several there is no `layout_distance`, which compares all pictures.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Panel:
         trained: Reward | None = None,
         folder: Path | None = None,
         process: int = 0,
+        processes: int = 1,
     ) -> None:
         self.reward, self.name = reward, reward.name
         rewards = [as_reward(entry) for entry in rewards]
@@ -61,6 +63,7 @@ class Panel:
         if rewards and trained is not None and trained is not reward:
             self.others["trained"] = trained
         self.file = folder / f"base-pictures-{process}.safetensors" if folder else None
+        self.processes = processes
 
     @property
     def spec(self) -> Spec:
@@ -99,7 +102,7 @@ class Panel:
             distance = thumbnail_distances([images[i] for i in members]) + np.diag(np.full(len(members), np.inf))
             duplicates[members] = torch.from_numpy((distance.min(axis=1) < NEAR_DUPLICATE).astype(np.float32))
         parts["statistics/near_duplicate"] = duplicates
-        if len(set(prompts)) > 1:
+        if self.processes == 1 and len(set(prompts)) > 1:
             names = np.array(prompts)
             distance = np.where(names[:, None] == names, np.inf, thumbnail_distances(images))
             parts["statistics/layout_distance"] = torch.from_numpy(distance.min(axis=1)).float()

@@ -73,7 +73,7 @@ class Evaluator:
         named = self.settings.rewards
         self.reward: Reward = build_reward(named, "evaluation.rewards") if named else scorer.reward
         watchers = build_rewards(self.settings.panel, "evaluation.panel")
-        self.panel = Panel(self.reward, watchers, scorer.reward, folder, self.processes.row)
+        self.panel = Panel(self.reward, watchers, scorer.reward, folder, self.processes.row, self.processes.rows)
         sampler.policy.bind(self.panel)
         self.verdict = NOTHING_SEEN
         self.lines = MetricsFile(folder / "evaluations.jsonl")
