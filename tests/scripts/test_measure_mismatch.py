@@ -18,7 +18,7 @@ def test_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     path = tmp_path / "figures.json"
-    module.main(["tiny_sd3", "--steps", "3", "--samples", "2", "--device", "cpu", "--json", str(path)])
+    module.main(["tiny_sd3", "--steps", "3", "--samples", "8", "--device", "cpu", "--json", str(path)])
     figures = json.loads(path.read_text())["tiny_sd3"]
     assert all(len(steps) == 2 for steps in figures.values())
     assert max(figures["float32"]) < 1e-6 < max(figures["bfloat16"])

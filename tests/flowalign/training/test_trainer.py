@@ -480,7 +480,9 @@ def test_two_processes_give_the_advantages_and_weights_of_one(tmp_path: Path, mo
     assert versions["processes"] == 2
     evaluations = [records(tmp_path / name, "evaluations") for name in ("one", "two")]
     for mine, theirs in zip(*evaluations, strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-3)
+        # a process compares the layouts of its own pictures alone, so that several do not
+        whole = {key: value for key, value in theirs.items() if not key.endswith("layout_distance")}
+        assert {key: value for key, value in mine.items() if key in whole} == pytest.approx(whole, rel=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
