@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,8 @@ from flowalign.config import Config, Named, TextConfig
 from flowalign.config.sections import BaseConfig
 from flowalign.data import PromptList, Source
 from flowalign.errors import ConfigError, nearest
-from flowalign.planning.dry_run import small_config, small_policy
 from flowalign.planning.fake_device import DEVICE, FakeDevice
+from flowalign.planning.passes import Passes, count
 from flowalign.planning.published_pipelines import REWARDS, build, network, published
 from flowalign.planning.random_models import tiny_name
 from flowalign.planning.resources import (
@@ -44,36 +44,19 @@ from flowalign.planning.resources import (
     run_totals,
     setter,
     size_of,
-    without_warnings,
 )
 from flowalign.planning.text_plan import plan_text
 from flowalign.planning.tiny_pipelines import PIPELINES
-from flowalign.policies.base import best_device, torch_dtype
+from flowalign.policies.base import torch_dtype
 from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.context_parallel import TokenParts, check_network
 from flowalign.policies.diffusion.families import Family, family_of
 from flowalign.policies.diffusion.sources import opened
 from flowalign.policies.settings import ContextParallel
-from flowalign.training import Trainer
 from flowalign.training.building import make_trainable
 
 SHARED = "model.context_parallel"
 PROMPT = "a photo of three red circles on a wooden table"
-
-
-@dataclass(kw_only=True)
-class Passes:
-    """How often a trajectory of an iteration goes through the networks, on average."""
-
-    rollout: float = 0
-    """Forward passes to sample and complete it; each branch of guidance is a pass."""
-    update: float = 0
-    """Forward passes in updates, recomputed ones included."""
-    backward: float = 0
-    decoded: float = 0
-    """Pictures that are decoded from it, and scored."""
-    differentiated: float = 0
-    """Pictures that a reward's gradient goes through."""
 
 
 @dataclass(kw_only=True)
@@ -169,72 +152,6 @@ def _pictures(family: Family, folder: str) -> dict[str, Any]:
     PIL.Image.new("RGB", (64, 64)).save(name)
     images = {"image": [name] * family.images[0]} if family.images[0] else {}
     return images | ({"mask": name} if family.takes_mask else {})
-
-
-def count(config: Config) -> Passes:
-    """Passes of a trajectory, by one small iteration of the recipe with a tiny pipeline of its class."""
-    with tempfile.TemporaryDirectory() as folder, without_warnings():
-        small = small_config(config, folder, full=False)
-        assert isinstance(small, Config)
-        small.training.prompts_per_iteration, small.training.micro_batch_size = 1, 64
-        small.model.gradient_checkpointing = small.model.compile = False
-        small.model.dtype, small.model.autocast, small.model.base_bits = "float32", None, None
-        small.model.lora = config.model.lora
-        small.model.context_parallel = ContextParallel()
-        policy = small_policy(small, False, best_device())
-        trainer = Trainer(small, policy, progress=False)
-        passes, phase = Passes(), "rollout"
-
-        def forward(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            rows = len(args[0] if args else next(iter(kwargs.values())))
-            if phase in ("rollout", "update"):
-                setattr(passes, phase, getattr(passes, phase) + rows)
-            first = next((leaf for leaf in output if isinstance(leaf, Tensor) and leaf.requires_grad), None)
-            if first is not None:
-                first.register_hook(lambda _: backward(rows))
-
-        def backward(rows: int) -> None:
-            passes.backward += rows
-
-        @contextlib.contextmanager
-        def during(name: str) -> Iterator[None]:
-            nonlocal phase
-            before, phase = phase, name
-            try:
-                yield
-            finally:
-                phase = before
-
-        def wrapped(target: Any, method: str, name: str) -> None:
-            original: Callable[..., Any] = getattr(target, method)
-
-            def call(*args: Any, **kwargs: Any) -> Any:
-                with during(name):
-                    return original(*args, **kwargs)
-
-            setattr(target, method, call)
-
-        def decoded(method: str, counted: str) -> None:
-            original: Callable[..., Any] = getattr(policy, method)
-
-            def call(latents: Tensor, *args: Any) -> Any:
-                setattr(passes, counted, getattr(passes, counted) + len(latents))
-                return original(latents, *args)
-
-            setattr(policy, method, call)
-
-        for module in policy.networks.values():
-            module.register_forward_hook(forward, with_kwargs=True)
-        wrapped(trainer.learner, "learn", "update")
-        wrapped(trainer.learner, "mismatch", "update" if config.training.old_log_prob == "replayed" else "measurement")
-        wrapped(trainer.algorithm, "verify", "measurement")
-        # a pipeline is called at levels of the forward process for its conditions alone; its network does not run
-        wrapped(policy, "clean", "conditions")
-        decoded("decode_latents", "decoded")
-        decoded("decode_pixels", "differentiated")
-        trainer.iterate()
-        samples = small.training.prompts_per_iteration * small.training.group_size
-    return Passes(**{name: value / samples for name, value in vars(passes).items()})
 
 
 class PlannedPolicy(DiffusersPolicy):

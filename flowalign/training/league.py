@@ -131,23 +131,40 @@ def run_league(
     Returns:
         path of the table in Markdown; league.json and league.png are next to it.
     """
+    loaded = _loaded(configs, range(first_seed, first_seed + seeds), budget, output, overrides, world)
+    for config in loaded.values():
+        check_same(config, pictures, panel)
+    cards = {name: card_of(config, pictures) for (name, _), config in loaded.items()}
+    check_same_protocol(cards, "--set evaluation.rewards=... or evaluation.prompts=... is for all", SAMPLING)
+    if not any_sampling:
+        check_same_protocol(cards, "--set evaluation.steps=... is for all, --any-sampling takes them as they are")
+    results = _results(loaded, cards, output, panel, pictures)
+    record = {"budget": vars(budget), "cards": cards, "results": results}
+    write_atomically(output / "league.json", json.dumps(record, indent=2))
+    _rank(results)
+    _plot(results, output / "league.png")
+    table = _markdown(results)
+    if (seen := could_have_seen(results)) is not None:
+        table += f"\n{seen}\n"
+    write_atomically(output / "league.md", table)
+    print(table)
+    return output / "league.md"
+
+
+def _loaded(
+    configs: Sequence[Path], seeds: range, budget: LeagueBudget, output: Path, overrides: Sequence[str], world: str
+) -> dict[tuple[str, int], Any]:
+    """The configuration of every run, by its name and seed."""
     if world not in WORLDS:
         raise ConfigError(f"--world {world}: {nearest(world, WORLDS)}")
     amount = budget.amount if budget.kind == "seconds" else int(budget.amount)
-    limits = [f"training.budget.{budget.kind}={amount}"]
+    same = [*WORLDS[world], *overrides, f"training.budget.{budget.kind}={amount}", "training.iterations=1000000"]
     loaded = {
         (path.stem, seed): load(
-            path,
-            [
-                *WORLDS[world],
-                *overrides,
-                *limits,
-                "training.iterations=1000000",
-                *(f"training.seed={seed}", f"output={output}", f"name={path.stem}-seed{seed}"),
-            ],
+            path, [*same, f"training.seed={seed}", f"output={output}", f"name={path.stem}-seed{seed}"]
         )
         for path in configs
-        for seed in range(first_seed, first_seed + seeds)
+        for seed in seeds
     }
     for config in loaded.values():
         if config.model.kind != "pictures":
@@ -155,11 +172,13 @@ def run_league(
                 f"{config.name}: a league compares models of pictures, and this recipe trains one of text"
             )
         config.check(processes=1)
-        check_same(config, pictures, panel)
-    cards = {name: card_of(config, pictures) for (name, _), config in loaded.items()}
-    check_same_protocol(cards, "--set evaluation.rewards=... or evaluation.prompts=... is for all", SAMPLING)
-    if not any_sampling:
-        check_same_protocol(cards, "--set evaluation.steps=... is for all, --any-sampling takes them as they are")
+    return loaded
+
+
+def _results(
+    loaded: Mapping[tuple[str, int], Any], cards: Mapping[str, Card], output: Path, panel: str | None, pictures: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Figures of the start weights, and of each algorithm's runs; runs without figures are trained."""
     panel_reward = as_reward(registry.build("rewards", panel, {}, "--panel")) if panel else None
     known = output / "base.json"
     bases: dict[str, dict[str, Any]] = json.loads(known.read_text(encoding="utf-8")) if known.is_file() else {}
@@ -180,17 +199,7 @@ def run_league(
         mend = "begin the league in a new --output"
         check_same_protocol({str(done.parent): row.get("card", cards[name]), "this league": cards[name]}, mend)
         results.setdefault(name, []).append(row)
-    results = _start(loaded, bases, known) | results
-    record = {"budget": vars(budget), "cards": cards, "results": results}
-    write_atomically(output / "league.json", json.dumps(record, indent=2))
-    _rank(results)
-    _plot(results, output / "league.png")
-    table = _markdown(results)
-    if (seen := could_have_seen(results)) is not None:
-        table += f"\n{seen}\n"
-    write_atomically(output / "league.md", table)
-    print(table)
-    return output / "league.md"
+    return _start(loaded, bases, known) | results
 
 
 def _trained(trainer: Trainer) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 
 from flowalign.config import load, recipe
 from flowalign.planning.fake_device import DEVICE, FakeDevice
-from flowalign.planning.plan import Passes, count
+from flowalign.planning.passes import Passes, count
 from flowalign.planning.published_pipelines import PARTS, network
 from flowalign.planning.resources import Meter
 from flowalign.planning.text_plan import PROMPT_TOKENS, measure
