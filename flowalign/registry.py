@@ -322,13 +322,13 @@ def _settings(target: type) -> dict[str, Any]:
     return settings
 
 
-def _holds_rewards(hint: Any) -> bool:
+def _holds_rewards(hint: object) -> bool:
     from rewards import PairwiseReward, Reward
 
     return hint in (Reward, PairwiseReward) or any(_holds_rewards(inner) for inner in get_args(hint))
 
 
-def _rewards(hint: Any, value: Any, where: str, nested: Make) -> Any:
+def _rewards(hint: object, value: Any, where: str, nested: Make) -> Any:
     """A setting that is a reward, or a list or mapping of rewards: each is written as its name and settings."""
     from rewards import PairwiseReward, Reward
 

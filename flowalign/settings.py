@@ -16,7 +16,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-def parse(section: type[BaseModel], values: Any, where: str = "") -> Any:
+def parse(section: type[BaseModel], values: object, where: str = "") -> Any:
     """Validate values as a section, turning pydantic's report into one line for people."""
     half = _place(values, where, lambda value: isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value))
     if half is not None:
@@ -39,18 +39,18 @@ def parse(section: type[BaseModel], values: Any, where: str = "") -> Any:
         raise ConfigError(f"{path}: {first['msg']} (got {shortened(first['input'])})") from error
 
 
-def shortened(value: Any) -> str:
+def shortened(value: object) -> str:
     """A value as a message shows it."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-def not_finite(values: Any) -> str | None:
+def not_finite(values: object) -> str | None:
     """The place of a number among nested settings that is infinite or none."""
     return _place(values, "", lambda value: isinstance(value, float) and not math.isfinite(value))
 
 
-def _place(values: Any, where: str, wrong: Callable[[Any], bool]) -> str | None:
+def _place(values: object, where: str, wrong: Callable[[Any], bool]) -> str | None:
     """The place of the first wrong value or key among nested settings."""
     pairs: Iterable[tuple[Any, Any]] = ()
     if isinstance(values, dict):

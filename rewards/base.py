@@ -124,7 +124,7 @@ class Sample:
     sound: Sound | None = None
 
 
-def seen(sample: Any) -> Any:
+def seen(sample: object) -> Any:
     """A sample's visible part: its picture, video or text."""
     return sample.picture if isinstance(sample, Sample) else sample
 
@@ -133,6 +133,12 @@ def sides(needs: Collection[str]) -> list[str]:
     """Fields of a `Sample` that a reward with these needs gets."""
     latents_or_sound = [side for side in ("latents", "sound") if side in needs]
     return latents_or_sound + (["picture"] if not latents_or_sound or {"image", "frames"} & set(needs) else [])
+
+
+class NamedReward(Protocol):
+    """What rewards of all kinds have in common."""
+
+    name: str
 
 
 class Reward(Protocol):
@@ -259,7 +265,7 @@ def as_reward(reward: Reward | Callable[..., Sequence[float]]) -> Reward:
     return FunctionReward(cast(Callable[..., Sequence[float]], reward))
 
 
-def spec_of(reward: Any) -> Spec:
+def spec_of(reward: NamedReward) -> Spec:
     """Properties of a reward.
 
     Raises:
@@ -271,13 +277,13 @@ def spec_of(reward: Any) -> Spec:
     return spec
 
 
-def advance(reward: Any, progress: float) -> None:
+def advance(reward: object, progress: float) -> None:
     """Tell a reward how far training is, in [0, 1]; rewards without a schedule do not mind."""
     if hasattr(reward, "advance"):
         reward.advance(progress)
 
 
-def bind(reward: Any, model: Any) -> None:
+def bind(reward: object, model: Any) -> None:
     """Hand the language model in training to a reward that asks it; others do not mind.
 
     Args:
@@ -349,7 +355,7 @@ def compare(
     return scores
 
 
-def handed(reward: Any, samples: Sequence[Any], prompts: Sequence[str]) -> Sequence[Any]:
+def handed(reward: NamedReward, samples: Sequence[Any], prompts: Sequence[str]) -> Sequence[Any]:
     """The one field of each `Sample` that a reward needs; the whole where it needs several; other samples unchanged.
 
     Raises:
@@ -373,7 +379,7 @@ def handed(reward: Any, samples: Sequence[Any], prompts: Sequence[str]) -> Seque
 
 
 @contextlib.contextmanager
-def asking(reward: Any, prompts: Sequence[str]) -> Iterator[None]:
+def asking(reward: NamedReward, prompts: Sequence[str]) -> Iterator[None]:
     """Around a call of a reward: what fails is its own fault, and one that takes long is named in a warning.
 
     Raises:
@@ -408,7 +414,7 @@ _scoring = threading.local()
 """`rewards`: the rewards that score in this thread, outermost first."""
 
 
-def checked(name: str, scores: Any, count: int, first: str) -> Scores:
+def checked(name: str, scores: object, count: int, first: str) -> Scores:
     """A reward's answer about `count` samples as float32 on the CPU; NaN in a part says it does not apply.
 
     Raises:
@@ -478,7 +484,7 @@ def _copies(samples: Sequence[Any], metadata: Metadata, prompts: Sequence[str]) 
     return [_own(sample, copies) for sample in samples], list(prompts), records
 
 
-def _own(value: Any, made: dict[int, Image]) -> Any:
+def _own(value: object, made: dict[int, Image]) -> Any:
     """A value whose pictures are copies; `made` has those made so far by the id of the first."""
     if isinstance(value, Image):
         if id(value) not in made:
@@ -487,7 +493,7 @@ def _own(value: Any, made: dict[int, Image]) -> Any:
     return [_own(item, made) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     """A value in a few words of one line."""
     if isinstance(value, Tensor):
         return f"a tensor {list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import torch
 from PIL.Image import Image, Resampling
@@ -18,6 +18,9 @@ from torch.nn import functional as F
 from rewards.base import Metadata, Scores, Spec, reference_images
 from rewards.hub import hub
 from rewards.vision import Dtype, ModelReward, Preprocess, load_weights, pick_device
+
+if TYPE_CHECKING:
+    from transformers import ProcessorMixin
 
 Backend = Literal["transformers", "open_clip"]
 PICK_SCORE = "yuvalkirstain/PickScore_v1"
@@ -103,7 +106,7 @@ def _load_transformers(model: str, processor: str | None, device: torch.device, 
     )
 
 
-def picture_settings(processor: Any) -> Preprocess:
+def picture_settings(processor: "ProcessorMixin") -> Preprocess:
     """Picture settings of a transformers image processor."""
     crop = bool(getattr(processor, "do_center_crop", False))
     size = dict(processor.crop_size if crop else processor.size)

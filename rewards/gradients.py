@@ -1,15 +1,16 @@
 """The one place that asks a reward for a value with a gradient, and checks what comes."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
-from rewards.base import Latents, Metadata, RewardError, Scores, asking, checked, spec_of
+from rewards.base import Latents, Metadata, NamedReward, RewardError, Scores, asking, checked, spec_of
 
 
-def score_with_gradient(reward: Any, made: Tensor | Latents, prompts: Sequence[str], metadata: Metadata) -> Scores:
+def score_with_gradient(
+    reward: NamedReward, made: Tensor | Latents, prompts: Sequence[str], metadata: Metadata
+) -> Scores:
     """Ask for `score_pixels` of pixels, or `score_latents` of latents, and check the answer.
 
     Args:
@@ -46,7 +47,7 @@ def score_with_gradient(reward: Any, made: Tensor | Latents, prompts: Sequence[s
     return scores
 
 
-def _reaches(value: Any, source: Tensor) -> bool:
+def _reaches(value: object, source: Tensor) -> bool:
     """Whether the graph of a value leads back to a tensor."""
     if not isinstance(value, Tensor) or value.grad_fn is None:
         return False

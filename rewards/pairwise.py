@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -198,9 +198,9 @@ class ScoreJudge(Around):
         return Scores(torch.tensor([0.5 if abs(gap) <= self.margin else float(gap > 0) for gap in gaps]))
 
 
-def as_judge(reward: Any) -> PairwiseReward:
+def as_judge(reward: PairwiseReward | Reward) -> PairwiseReward:
     """A pairwise reward as it is, a pointwise one wrapped."""
-    return reward if hasattr(reward, "compare") else ScoreJudge(as_reward(reward))
+    return cast(PairwiseReward, reward) if hasattr(reward, "compare") else ScoreJudge(as_reward(reward))
 
 
 class Games:
@@ -286,7 +286,9 @@ class WinRate(Around):
     def __init__(self, reward: PairwiseReward | Reward, opponents: int | None = None) -> None:
         self._compare(reward, "all", True, opponents)
 
-    def _compare(self, reward: Any, schedule: Schedule, both_orders: bool, opponents: int | None = None) -> None:
+    def _compare(
+        self, reward: PairwiseReward | Reward, schedule: Schedule, both_orders: bool, opponents: int | None = None
+    ) -> None:
         self.reward, self.schedule = as_judge(reward), schedule
         self.both_orders, self.opponents = both_orders, opponents
         self.name = f"{self.title}({self.reward.name})"

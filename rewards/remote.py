@@ -84,7 +84,7 @@ class RemoteReward:
         return {**record, **opened}
 
 
-def _picture(file: Any) -> Any:
+def _picture(file: object) -> Any:
     return read_picture(file) if isinstance(file, str) else file
 
 

@@ -141,7 +141,7 @@ def png(image: Image.Image) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _replace(value: Any, picture: Callable[[Image.Image], Any]) -> Any:
+def _replace(value: object, picture: Callable[[Image.Image], Any]) -> object:
     if isinstance(value, Image.Image):
         return picture(value)
     if isinstance(value, Mapping):
@@ -151,7 +151,7 @@ def _replace(value: Any, picture: Callable[[Image.Image], Any]) -> Any:
     return value
 
 
-def _restore(value: Any, tensors: Mapping[str, Any], budget: MemoryBudget) -> Any:
+def _restore(value: object, tensors: Mapping[str, Any], budget: MemoryBudget) -> Any:
     if isinstance(value, list):
         return [_restore(item, tensors, budget) for item in value]
     if not isinstance(value, dict):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from flowalign import registry
+from flowalign.config.method import Method
 from flowalign.config.sections import BaseConfig, Heldout, Named, Rollouts, RolloutSearch
 from flowalign.errors import ConfigError
 from flowalign.policies.settings import Model, Sampling
@@ -15,6 +16,8 @@ from flowalign.runs.files import check_output
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from samplers.kernels import Kernel
 
 
 def check_levels(sigmas: Sequence[float], where: str) -> None:
@@ -60,7 +63,7 @@ class Config(BaseConfig):
         self.evaluation = self.evaluation.following(self.rollout)
         return self
 
-    def build_kernel(self) -> Any:
+    def build_kernel(self) -> "Kernel":
         """The kernel, checked on a small step."""
         from flowalign.core.seams import check_kernel  # loads torch
 
@@ -116,7 +119,7 @@ class Config(BaseConfig):
             )
         return processes // shared.degree
 
-    def check_sampling(self, groups: int, algorithm: Any) -> None:
+    def check_sampling(self, groups: int, algorithm: Method) -> None:
         if self.model.base_bits is not None and self.model.lora is None:
             raise ConfigError(
                 "model.base_bits: quantised weights cannot be trained themselves; model.lora: {rank: 32} works"
@@ -176,14 +179,14 @@ class Config(BaseConfig):
         if self.rollout.rlg != 1:
             raise ConfigError("rollout.rlg: a run learns from the samples of its own weights; evaluation.rlg works")
 
-    def _check_search(self, search: RolloutSearch, algorithm: Any) -> None:
+    def _check_search(self, search: RolloutSearch, algorithm: Method) -> None:
         if algorithm.settings.stochastic:
             raise ConfigError("rollout.search: a search makes its own noise; algorithm.stochastic: false works")
         if self.rollout.overlap > 1:
             raise ConfigError("rollout.overlap: a search asks for rewards while it samples; overlap: 1 works")
         registry.check("searches", search.name, search.settings, "rollout.search")
 
-    def _check_cache(self, cache: Named, algorithm: Any) -> None:
+    def _check_cache(self, cache: Named, algorithm: Method) -> None:
         cache.part("caches", "rollout.cache")
         replayed = self.training.old_log_prob == "replayed"
         if "search" not in algorithm.combines and not ("ratios" in algorithm.combines and replayed):
@@ -208,7 +211,7 @@ class Config(BaseConfig):
                 "rollout.cache: it goes on and off, and blocks are compiled once; model.compile: false works"
             )
 
-    def _check_saved(self, algorithm: Any) -> None:
+    def _check_saved(self, algorithm: Method) -> None:
         """Refuse rollouts that a file cannot describe."""
         from samplers import KERNELS
 
@@ -229,7 +232,7 @@ class Config(BaseConfig):
         if why is not None:
             raise ConfigError(f"rollout.save_every: a file cannot describe these rollouts: {why}; save_every: 0 works")
 
-    def _check_texts(self, algorithm: Any) -> None:
+    def _check_texts(self, algorithm: Method) -> None:
         """Refuse settings that do not work with trained text encoders."""
         if self.model.text_lora is None:
             return

@@ -4,10 +4,9 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from flowalign.config.loader import read, recipe
-from flowalign.data import ASSETS, Prompts
+from flowalign.data import ASSETS, PromptList, Prompts
 from flowalign.errors import ConfigError, hide
 from flowalign.runs.foreign import check_folder
 from flowalign.runs.reading import read_yaml
@@ -38,7 +37,7 @@ def check_run(run: Path, used: Iterable[str]) -> None:
         raise ConfigError(f"{file} would use {'; '.join(reached)}; --trust allows it")
 
 
-def check_prompts(prompts: Any, run: Path) -> None:
+def check_prompts(prompts: PromptList, run: Path) -> None:
     """Refuse the held-out prompts of a run where they name files outside its folder and the current one."""
     for record in Prompts.of(prompts).metadata:
         reached = list(_reached(record, "", [run, Path.cwd(), ASSETS]))
@@ -46,7 +45,7 @@ def check_prompts(prompts: Any, run: Path) -> None:
             raise ConfigError(f"the prompts of {run / 'config.yaml'} name {reached[0]}; --trust allows it")
 
 
-def _reached(values: Any, key_path: str, allowed: Sequence[Path]) -> Iterator[str]:
+def _reached(values: object, key_path: str, allowed: Sequence[Path]) -> Iterator[str]:
     """Each setting that is an address, the name of an environment variable, or a path outside."""
     if isinstance(values, Mapping):
         for key, value in values.items():

@@ -1,10 +1,11 @@
 """The configuration of a run that trains a language model: `model.kind` is 'text'."""
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from flowalign import registry
+from flowalign.config.method import Method
 from flowalign.config.sections import BaseConfig, Heldout, Named, Rollouts
 from flowalign.errors import ConfigError
 from flowalign.policies.settings import TextModel, TextSampling
@@ -49,7 +50,7 @@ class TextConfig(BaseConfig):
         turns = 1 if self.environment is None else self.environment.turns
         return self.rollout.max_new_tokens * turns
 
-    def check_sampling(self, groups: int, algorithm: Any) -> None:
+    def check_sampling(self, groups: int, algorithm: Method) -> None:
         if self.rollout.temperature == 0:
             raise ConfigError("rollout.temperature: at 0 the members of a group are alike; 1.0 works")
         if self.model.images and self.model.padding == "right":

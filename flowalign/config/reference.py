@@ -65,7 +65,7 @@ def _keys(section: type[BaseModel], above: str) -> Iterator[Key]:
         yield from _keys(inner, f"{above}{name}.NAME." if named else f"{above}{name}.")
 
 
-def section_in(annotation: Any) -> type[BaseModel] | None:
+def section_in(annotation: object) -> type[BaseModel] | None:
     """The section that a key holds, itself or null; None for a value."""
     from flowalign.settings import Section
 
@@ -73,7 +73,7 @@ def section_in(annotation: Any) -> type[BaseModel] | None:
     return next((o for o in options if isinstance(o, type) and issubclass(o, Section)), None)
 
 
-def shown(annotation: Any) -> str:
+def shown(annotation: object) -> str:
     """A type in short words."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:

@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from flowalign import registry
+from flowalign.config.method import Method
 from flowalign.config.workers import RolloutWorkers
 from flowalign.data import Difficulty, PromptList, Prompts
 from flowalign.data.selection.settings import DynamicSampling, ReplaySettings
@@ -334,7 +335,7 @@ class BaseConfig(Section):
         self._check_evaluation()
         self._check_items(algorithm, groups)
 
-    def _check_items(self, algorithm: Any, groups: int) -> None:
+    def _check_items(self, algorithm: Method, groups: int) -> None:
         """Refuse an iteration whose items cannot be divided into its updates."""
         training = self.training
         if training.subsample is not None and getattr(algorithm, "loss_looks_at", "action") == "group":
@@ -355,7 +356,7 @@ class BaseConfig(Section):
                 f"is less than one; {2 / drawn:.2g} works"
             )
 
-    def _check_snapshots(self, algorithm: Any) -> None:
+    def _check_snapshots(self, algorithm: Method) -> None:
         """Refuse snapshots of unknown weights, and snapshots whose name is taken."""
         training = self.training
         taken = sorted({"policy", "reference", "ema", *algorithm.roles} & training.snapshots.keys())
@@ -424,7 +425,7 @@ class BaseConfig(Section):
                 "evaluation.watch.early_stop: takes evaluations during training (evaluation.prompts, evaluation.every)"
             )
 
-    def _check_effects(self, algorithm: Any) -> None:
+    def _check_effects(self, algorithm: Method) -> None:
         """Refuse settings that would have no effect, and those under which nothing would be learned."""
         training = self.training
         if training.optimizer.warmup_updates and training.optimizer.schedule == "constant":
@@ -448,7 +449,7 @@ class BaseConfig(Section):
                     f"{named.weight:g}; 1.0 works"
                 )
 
-    def _check_combinations(self, algorithm: Any) -> None:
+    def _check_combinations(self, algorithm: Method) -> None:
         """Refuse settings that the algorithm's `combines` does not list."""
         for setting, needed, why in COMBINATIONS:
             key, _, refused = setting.partition("=")
@@ -459,7 +460,7 @@ class BaseConfig(Section):
             if is_set and needed not in algorithm.combines:
                 raise ConfigError(f"{key}: {why.format(name=self.algorithm.name)}")
 
-    def _check_weights(self, name: str | None, where: str, algorithm: Any) -> None:
+    def _check_weights(self, name: str | None, where: str, algorithm: Method) -> None:
         """Refuse a name of weights that the run will not have."""
         averaged = ["ema"] if self.training.ema_decay is not None else []
         known = ["policy", "reference", *averaged, *self.training.snapshots, *algorithm.snapshots]
@@ -477,7 +478,7 @@ class BaseConfig(Section):
         """Number of processes that have groups of their own; processes that share a sample count as one."""
         return processes
 
-    def check_sampling(self, groups: int, algorithm: Any) -> None:
+    def check_sampling(self, groups: int, algorithm: Method) -> None:
         """Refuse mistakes in the sections about sampling; `groups` is the number of groups of a process."""
         raise NotImplementedError
 

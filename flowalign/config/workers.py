@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
+from flowalign.config.method import Method
 from flowalign.errors import ConfigError
 from flowalign.settings import Section
 
@@ -21,7 +22,7 @@ class RolloutWorkers(Section):
     gpus: float | None = Field(None, ge=0, le=1)
     """GPUs of each worker; below 1 several share one; default 1 where the run has GPUs, else 0."""
 
-    def check(self, config: Any, algorithm: Any, groups: int, processes: int) -> None:
+    def check(self, config: Any, algorithm: Method, groups: int, processes: int) -> None:
         """Refuse settings that do not work with workers, before a model loads.
 
         Args:
@@ -55,7 +56,7 @@ class RolloutWorkers(Section):
         if self.staleness:
             self._check_staleness(config, algorithm)
 
-    def _check_staleness(self, config: Any, algorithm: Any) -> None:
+    def _check_staleness(self, config: Any, algorithm: Method) -> None:
         if "ratios" not in algorithm.combines:
             raise ConfigError(
                 f"rollout.workers.staleness: '{config.algorithm.name}' has no ratios to earlier weights, by which "

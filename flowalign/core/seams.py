@@ -28,7 +28,7 @@ class MissingMethod(FlowalignError):
         )
 
 
-def check_shape(source: str, value: Any, *shapes: Iterable[int]) -> None:
+def check_shape(source: str, value: object, *shapes: Iterable[int]) -> None:
     """Refuse what is no tensor of one of these shapes.
 
     Raises:
@@ -41,7 +41,7 @@ def check_shape(source: str, value: Any, *shapes: Iterable[int]) -> None:
         raise FlowalignError(f"{source} gave {got}, and one of shape {works} is wanted")
 
 
-def checked_loss(source: str, answer: Any, *shapes: Iterable[int]) -> tuple[Tensor, dict[str, Tensor]]:
+def checked_loss(source: str, answer: object, *shapes: Iterable[int]) -> tuple[Tensor, dict[str, Tensor]]:
     """The losses and the named values for the metrics, as they came.
 
     Raises:
@@ -72,7 +72,7 @@ def check_kernel(source: str, kernel: Callable[..., Any]) -> None:
         raise ConfigError(f"{source} does not make a step: {error} (docs/extending.md#a-kernel)") from error
 
 
-def check_picks(source: str, picks: Any, groups: int, prompts: int) -> list[int]:
+def check_picks(source: str, picks: object, groups: int, prompts: int) -> list[int]:
     """The numbers of prompts that a selection picked, as they came.
 
     Raises:

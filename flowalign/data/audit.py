@@ -169,5 +169,5 @@ def token_counters(model: str) -> dict[str, tuple[Callable[[str], int], int]]:
     return counters
 
 
-def _counter(tokenizer: Any) -> Callable[[str], int]:
+def _counter(tokenizer: Callable[..., Any]) -> Callable[[str], int]:
     return lambda text: len(tokenizer(text, verbose=False).input_ids)

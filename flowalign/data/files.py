@@ -4,7 +4,7 @@ import csv
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -231,7 +231,7 @@ def _data_set(source: str, split: str, subset: str | None) -> Rows:
     return _rows(f"{source}, split {split}", data)
 
 
-def _rows(name: str, rows: Any) -> Rows:
+def _rows(name: str, rows: Iterable[object]) -> Rows:
     """Numbered rows, each checked to be something that JSON can hold."""
     for number, row in enumerate(rows, 1):
         place = f"{name}, row {number}"
@@ -244,7 +244,7 @@ def _rows(name: str, rows: Any) -> Rows:
         yield place, record
 
 
-def _present(value: Any) -> Any:
+def _present(value: object) -> Any:
     """Without the missing values of records: a table gives every row every key, at every depth."""
     if isinstance(value, dict):
         return {key: _present(item) for key, item in value.items() if item is not None}

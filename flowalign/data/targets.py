@@ -117,12 +117,12 @@ class Judged(Targets):
             raise ConfigError(f"{place}: 'background' is no reward in [-1, 1]")
 
 
-def _is_region(region: Any) -> bool:
+def _is_region(region: object) -> bool:
     if not isinstance(region, dict) or not isinstance(region.get("box"), list) or len(region["box"]) != 4:
         return False
     return all(_within(side, 0) for side in region["box"]) and _within(region.get("reward"), -1)
 
 
-def _within(value: Any, lowest: float) -> bool:
+def _within(value: object, lowest: float) -> bool:
     """Whether it is a number from there to 1."""
     return isinstance(value, int | float) and lowest <= value <= 1

@@ -50,11 +50,11 @@ def score_card(
     return card | {"sha256": _sha256(card)}
 
 
-def _sha256(value: Any) -> str:
+def _sha256(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def check_card(card: Any, source: Path) -> Card:
+def check_card(card: object, source: Path) -> Card:
     """A card that was read from a file.
 
     Raises:
@@ -85,7 +85,7 @@ def differing(one: Mapping[str, Any], two: Mapping[str, Any], apart_from: Collec
     return {key: f"{_short(key, first.get(key))} against {_short(key, second.get(key))}" for key in keys}
 
 
-def _short(key: str, value: Any) -> str:
+def _short(key: str, value: object) -> str:
     return str(value)[:12] if key.endswith("sha256") else str(value)
 
 

@@ -111,7 +111,7 @@ def _of_reward(where: str, reward: Named) -> Iterable[Download | None]:
                 yield _repository(needed_by, name, part)
 
 
-def _defaults(target: Any) -> dict[str, Any]:
+def _defaults(target: object) -> dict[str, Any]:
     """Default values of a class's settings, including the settings of the classes that it extends."""
     values: dict[str, Any] = {}
     for owner in reversed(inspect.getmro(target) if inspect.isclass(target) else []):

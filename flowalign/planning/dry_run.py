@@ -234,7 +234,7 @@ def small_config(config: BaseConfig, folder: str, full: bool) -> BaseConfig:
     return small
 
 
-def _replace(config: BaseConfig, key: str, value: Any) -> None:
+def _replace(config: BaseConfig, key: str, value: object) -> None:
     """Change one of the algorithm's settings, if the recipe sets it."""
     if key in config.algorithm.settings:
         config.algorithm = Named.model_validate(config.algorithm.model_dump() | {key: value})

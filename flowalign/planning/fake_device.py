@@ -6,6 +6,7 @@ Mixing the two raises, as on a GPU.
 
 import sys
 import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +15,7 @@ from unittest import mock
 import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -116,7 +118,9 @@ class FakeDevice(TorchDispatchMode):
         super().__exit__(*exception)
         torch._C._set_only_lift_cpu_tensors(self._lifted)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         kwargs = dict(kwargs or {})
         fake = any(_is_there(leaf) for leaf in tree_leaves((args, kwargs)))
         to = kwargs.get("device")
@@ -138,7 +142,9 @@ class FakeDevice(TorchDispatchMode):
         self._remember(func, args, kwargs, result)
         return result
 
-    def _waits(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fake: bool, on_device: bool) -> bool:
+    def _waits(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], fake: bool, on_device: bool
+    ) -> bool:
         packet = func.overloadpacket
         if packet in ANSWERED_BY_VALUES:
             return True
@@ -153,10 +159,10 @@ class FakeDevice(TorchDispatchMode):
             return bool(moved != args[1].device and blocking)
         return False
 
-    def _needs_values(self, func: Any, args: tuple[Any, ...], to: Any) -> bool:
+    def _needs_values(self, func: OpOverload, args: tuple[Any, ...], to: object) -> bool:
         return to is not None or func.overloadpacket in ANSWERED_BY_VALUES or func.overloadpacket in INDEXING
 
-    def _note(self, func: Any) -> None:
+    def _note(self, func: OpOverload) -> None:
         frame: Any = sys._getframe(2)
         while frame is not None:
             path = Path(frame.f_code.co_filename).parts
@@ -168,7 +174,7 @@ class FakeDevice(TorchDispatchMode):
             frame = frame.f_back
         self.waits.append(Wait(str(func), "elsewhere", 0))
 
-    def _remember(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _remember(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
         """Keep the values of small integers, such as masks and lengths, where they can be computed on the host."""
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
         if not results:
@@ -188,7 +194,7 @@ class FakeDevice(TorchDispatchMode):
             if isinstance(fake, FakeTensor):
                 _know(fake, value)
 
-    def _count(self, result: Any) -> None:
+    def _count(self, result: object) -> None:
         for value in tree_leaves(result):
             if not isinstance(value, FakeTensor) or value.device != DEVICE:
                 continue
@@ -205,7 +211,7 @@ class FakeDevice(TorchDispatchMode):
         self.live -= size
 
 
-def _is_there(value: Any) -> bool:
+def _is_there(value: object) -> bool:
     return isinstance(value, Tensor) and (isinstance(value, FakeTensor) or value.device.type == DEVICE.type)
 
 
@@ -243,7 +249,7 @@ def _placed(value: Tensor) -> Tensor:
     return on_device
 
 
-def tensor(data: Any, *, device: Any = None, **settings: Any) -> Tensor:
+def tensor(data: object, *, device: torch.device | str | None = None, **settings: Any) -> Tensor:
     """Like `torch.tensor`, but the new tensor's values stay known, which torch drops on a device of this name."""
     on_device = device is not None and torch.device(device).type == DEVICE.type
     result: Tensor = TORCH_TENSOR(tree_map_only(Tensor, _on_host, data) if on_device else data, **settings)
@@ -290,7 +296,13 @@ class Autocast(TorchFunctionMode):
         self._weights: dict[int, Tensor] = {}
         """Trained float32 weights as they were cast, once."""
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name in LOWER:

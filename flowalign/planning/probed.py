@@ -206,7 +206,7 @@ class Probe:
     def record(self) -> dict[str, Any]:
         """The figures as JSON."""
 
-        def plain(value: Any) -> Any:
+        def plain(value: object) -> Any:
             if isinstance(value, GradientNoise):
                 return value.record()
             if isinstance(value, Mapping):

@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 
 from flowalign.algorithms.policy_gradient import PolicyGradient
 from flowalign.config import TextConfig
@@ -316,7 +316,7 @@ def measure(config: TextConfig) -> TextCosts:
     modes = {"context_fn": lambda: (contextlib.nullcontext(), autocast(compute))}
     with FakeDevice() as device, torch.random.fork_rng(devices=[]), mock.patch.dict(RECOMPUTED, modes):
         policy = _policy(config)
-        network: Any = policy.network
+        network: PreTrainedModel = policy.network
         meter = Meter(device, compute)
         tokens = config.rollout.max_new_tokens
         caches: list[DynamicCache] = []
@@ -380,14 +380,14 @@ def _pair(costs: list[PassCost]) -> tuple[int, int]:
     return one.peak, two.peak - one.peak
 
 
-def _prefill(network: Any, rows: int, caches: list[DynamicCache]) -> None:
+def _prefill(network: PreTrainedModel, rows: int, caches: list[DynamicCache]) -> None:
     """Compute the cache of `rows` prompts, and add it to `caches`."""
     ids = torch.zeros(rows, PROMPT_TOKENS, dtype=torch.long).to(DEVICE)
     mask = torch.ones_like(ids)
     caches.append(network(input_ids=ids, attention_mask=mask, use_cache=True, logits_to_keep=1).past_key_values)
 
 
-def _grown(network: Any, cache: DynamicCache, length: int) -> DynamicCache:
+def _grown(network: PreTrainedModel, cache: DynamicCache, length: int) -> DynamicCache:
     """A cache of the same shapes but another length."""
     made = DynamicCache(config=network.config)
     for index, layer in enumerate(cache.layers):
@@ -405,7 +405,7 @@ def _decode(policy: LanguagePolicy, config: TextConfig, cache: DynamicCache) -> 
     """Draw the token of each text that comes after the cache."""
     rows, length = cache.layers[0].keys.shape[0], cache.layers[0].keys.shape[2]
     ids = torch.zeros(rows, length + 1, dtype=torch.long).to(DEVICE)
-    network: Any = policy.network
+    network: PreTrainedModel = policy.network
     made = network(input_ids=ids[:, -1:], attention_mask=torch.ones_like(ids), past_key_values=cache, use_cache=True)
     mask = torch.ones_like(ids[:, :PROMPT_TOKENS], dtype=torch.bool)
     SeededSampler([0] * rows, 1, Decoding.of(config.rollout), mask, policy.undrawn)(ids, made.logits[:, -1])

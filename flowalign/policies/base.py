@@ -100,7 +100,9 @@ class Policy(Generic[R]):
     def expect(self, coming: Callable[[], Sequence[str]]) -> None:
         """Be told how to ask for the prompts that come next; here there is nothing to prepare."""
 
-    def add_lora(self, rank: int, alpha: float, targets: Sequence[str] | str | None = None, init: Any = True) -> None:
+    def add_lora(
+        self, rank: int, alpha: float, targets: Sequence[str] | str | None = None, init: bool | str = True
+    ) -> None:
         """Train a LoRA adapter; the reference is the same network with the adapter off.
 
         Args:
@@ -300,7 +302,7 @@ class Policy(Generic[R]):
         """The precision of the forward pass."""
         return self.autocast or self.dtype
 
-    def bind(self, reward: Any) -> None:
+    def bind(self, reward: object) -> None:
         """Lend the model to a reward that asks the one in training; only texts have such rewards."""
 
     @classmethod

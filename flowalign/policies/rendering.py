@@ -97,7 +97,7 @@ class Rendered:
         return score(self.reward, self.render(samples, metadata), judged, metadata)
 
 
-def renderer(reward: Any) -> Rendered | None:
+def renderer(reward: object) -> Rendered | None:
     """The reward of pictures behind a reward of texts, alone or in a weighted sum, if there is one."""
     rewards = reward.rewards if isinstance(reward, WeightedSum) else [reward]
     return next((each for each in rewards if isinstance(each, Rendered)), None)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
+from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedModel
 
 from flowalign.core.losses import preference_loss
 from flowalign.data import Preferences
@@ -29,7 +29,9 @@ class PreferenceModel:
         processors: tokenizers and processors that are saved with it: each a class, and its folder or hub name.
     """
 
-    def __init__(self, model: str, network: Any, processors: Sequence[tuple[Any, str]], device: str) -> None:
+    def __init__(
+        self, model: str, network: PreTrainedModel, processors: Sequence[tuple[Any, str]], device: str
+    ) -> None:
         try:
             self.network = network.from_pretrained(**hub(model), dtype=torch.float32).to(pick_device(device)).eval()
             self.processors = [kind.from_pretrained(**hub(path)) for kind, path in processors]

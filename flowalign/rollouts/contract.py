@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field, field_validator
@@ -30,7 +30,7 @@ from flowalign.runs.files import sync_folder
 from flowalign.runs.foreign import ForeignError, opened
 from flowalign.settings import Section, parse
 from samplers import KERNELS
-from samplers.kernels import gaussian_log_prob, traits_of
+from samplers.kernels import Kernel, gaussian_log_prob, traits_of
 
 METADATA = "rollout"
 LARGEST_FILE = 2**36
@@ -185,12 +185,12 @@ def undescribed(rollout: Rollout) -> str | None:
     return None
 
 
-def name_of(kernel: Any) -> str | None:
+def name_of(kernel: object) -> str | None:
     """The name of one of flowalign's own kernels."""
     return next((name for name, own in KERNELS.items() if own is kernel), None)
 
 
-def convention(kernel: Any) -> Literal["gaussian", "squared_error"]:
+def convention(kernel: Kernel) -> Literal["gaussian", "squared_error"]:
     """Meaning of a kernel's log-probabilities."""
     return "gaussian" if traits_of(kernel).log_prob is gaussian_log_prob else "squared_error"
 

@@ -17,6 +17,7 @@ from flowalign.rollouts.processes import Processes
 from flowalign.rollouts.sampler import Sampled, Sampler
 from samplers import Trajectory, derive_seed
 from samplers.completion import Completions, complete, fork, path, perturb
+from samplers.kernels import Kernel
 from samplers.plans import Tree
 from samplers.tree import grow
 
@@ -71,7 +72,7 @@ class DiffusionSampler(Sampler):
         return self.config.rollout.arguments(kept) | one_size(batch.metadata)
 
     def rollout(
-        self, batch: Batch, eta: Tensor | None = None, kernel: Any = None, kept: Sequence[int] | None = None
+        self, batch: Batch, eta: Tensor | None = None, kernel: Kernel | None = None, kept: Sequence[int] | None = None
     ) -> Rollout:
         """Sample one trajectory for every sample of the batch, stochastic at the plan's steps.
 
@@ -118,7 +119,7 @@ class DiffusionSampler(Sampler):
         rollout.trajectory.latents[:, -1] = self.search(batch)
         return rollout
 
-    def _forked(self, batch: Batch, eta: Tensor, kernel: Any, sampling: dict[str, Any]) -> Rollout:
+    def _forked(self, batch: Batch, eta: Tensor, kernel: Kernel, sampling: dict[str, Any]) -> Rollout:
         numbers = list(dict.fromkeys(batch.group))
         first = int((eta > 0).nonzero()[0])
         roots = batch[[batch.group.index(g) for g in numbers]]

@@ -163,12 +163,15 @@ class Checkpoints:
 
     @staticmethod
     def _write(
-        folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Any, export: Callable[[Path], None] | None
+        folder: Path,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        state: Mapping[str, object],
+        export: Callable[[Path], None] | None,
     ) -> None:
         for name, entries in tensors.items():
             rows = {key: value.detach().cpu().contiguous() for key, value in entries.items()}
             save_file(rows, folder / f"{name}.safetensors")
-        (folder / "state.json").write_text(json.dumps({"format": FORMAT} | state), encoding="utf-8")
+        (folder / "state.json").write_text(json.dumps({"format": FORMAT, **state}), encoding="utf-8")
         if export is not None:
             export(folder)
         seal(folder)
@@ -261,12 +264,13 @@ def order_metadata(file: Path) -> None:
             opened.write(encoded.ljust(length))
 
 
-def _in_order(value: Any) -> Any:
+def _in_order(value: object) -> object:
     """Nested settings in which lists of names are sorted, since they were sets."""
     if isinstance(value, dict):
         return {key: _in_order(nested) for key, nested in value.items()}
-    names = isinstance(value, list) and all(isinstance(entry, str) for entry in value)
-    return sorted(value) if names else value
+    if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
+        return sorted(value)
+    return value
 
 
 def check_weights(path: str | Path) -> None:

@@ -60,7 +60,7 @@ def unfit(mode: int) -> str | None:
     return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "a pipe, a socket or a device"
 
 
-def inside(folder: Path, name: Any) -> Path:
+def inside(folder: Path, name: object) -> Path:
     """The path of a file in a folder, by a name that was read from the folder's data.
 
     Raises:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from flowalign.errors import ConfigError
-from flowalign.policies.diffusion import DiffusersPolicy
+from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.settings import Sampling
 from flowalign.search.found import Node, SearchResult
 from rewards import Reward, score
@@ -117,7 +117,7 @@ class Engine:
         self.limits = (None, budget.amount) if calls else (budget.amount * whole, None)
         """Limits of forwards and of reward calls."""
 
-    def _dry(self, count: int) -> Any:
+    def _dry(self, count: int) -> Rollout:
         seeds = range(self.seed + self.started, self.seed + self.started + count)
         records = [self.metadata] * count
         return self.policy.sample([self.prompt] * count, seeds, metadata=records, dry=True, **self.arguments)

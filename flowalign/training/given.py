@@ -14,7 +14,7 @@ from rewards import WeightedSum, as_reward
 from rewards.base import FunctionReward
 
 
-def recorded(config: BaseConfig, policy: Policy | None, reward: Any) -> BaseConfig:
+def recorded(config: BaseConfig, policy: Policy | None, reward: object) -> BaseConfig:
     """The configuration with the names of a policy and a reward that were handed over in Python."""
     changes: dict[str, Any] = {}
     if policy is not None:

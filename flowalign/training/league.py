@@ -15,7 +15,7 @@ import torch
 from scipy.stats import chi2
 
 from flowalign import registry
-from flowalign.config import load
+from flowalign.config import BaseConfig, load
 from flowalign.config.diffusion import Evaluation
 from flowalign.core.divergences import gaussian_kl
 from flowalign.data import Prompts
@@ -153,7 +153,7 @@ def run_league(
 
 def _loaded(
     configs: Sequence[Path], seeds: range, budget: LeagueBudget, output: Path, overrides: Sequence[str], world: str
-) -> dict[tuple[str, int], Any]:
+) -> dict[tuple[str, int], BaseConfig]:
     """The configuration of every run, by its name and seed."""
     if world not in WORLDS:
         raise ConfigError(f"--world {world}: {nearest(world, WORLDS)}")
@@ -176,7 +176,11 @@ def _loaded(
 
 
 def _results(
-    loaded: Mapping[tuple[str, int], Any], cards: Mapping[str, Card], output: Path, panel: str | None, pictures: int
+    loaded: Mapping[tuple[str, int], BaseConfig],
+    cards: Mapping[str, Card],
+    output: Path,
+    panel: str | None,
+    pictures: int,
 ) -> dict[str, list[dict[str, Any]]]:
     """Figures of the start weights, and of each algorithm's runs; runs without figures are trained."""
     panel_reward = as_reward(registry.build("rewards", panel, {}, "--panel")) if panel else None
@@ -210,7 +214,7 @@ def _trained(trainer: Trainer) -> dict[str, Any]:
 
 
 def _start(
-    loaded: Mapping[tuple[str, int], Any], bases: Mapping[str, dict[str, Any]], known: Path
+    loaded: Mapping[tuple[str, int], BaseConfig], bases: Mapping[str, dict[str, Any]], known: Path
 ) -> dict[str, list[dict[str, Any]]]:
     """Results of the start weights, one for each way of sampling and scoring, since they differ in these."""
     first_with: dict[str, str] = {}
@@ -225,7 +229,7 @@ def _start(
     return {"base" if alike else f"base, as {name}": [bases[by]] for by, name in first_with.items()}
 
 
-def check_same(config: Any, pictures: int, panel: str | None) -> None:
+def check_same(config: BaseConfig, pictures: int, panel: str | None) -> None:
     """Refuse a run in the folder that was trained or judged otherwise: the table would show it as this one."""
     run, requested = Path(config.output) / str(config.name), [pictures, panel]
     if (run / "config.yaml").is_file() and (different := changed(read_yaml(run / "config.yaml"), config)):
@@ -240,7 +244,7 @@ def check_same(config: Any, pictures: int, panel: str | None) -> None:
         )
 
 
-def card_of(config: Any, pictures: int) -> Card:
+def card_of(config: BaseConfig, pictures: int) -> Card:
     """The protocol by which `judge` measures a configuration's run."""
     settings = config.evaluation
     prompts = Prompts.of(settings.model_copy(update={"limit": None}))
@@ -254,7 +258,7 @@ def card_of(config: Any, pictures: int) -> Card:
     )
 
 
-def judged(config: Any) -> str:
+def judged(config: BaseConfig) -> str:
     """Key of the way in which a configuration's pictures are sampled and scored; each key has one base."""
     settings = config.evaluation
     assert isinstance(settings, Evaluation), "a league is of pictures"

@@ -60,5 +60,5 @@ def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return "null" if value is None else str(value)

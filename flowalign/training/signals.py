@@ -66,7 +66,7 @@ def no_silent_exit() -> Iterator[None]:
     """Context in which `os._exit(0)`, which would look like the end of a run, fails with a message."""
     leave, process = os._exit, os.getpid()
 
-    def exit_with_message(code: int) -> Any:
+    def exit_with_message(code: int) -> None:
         # a fork also ends by os._exit
         if code == 0 and os.getpid() == process:
             caller = sys._getframe(1)

@@ -10,7 +10,14 @@ from typing import Any, Literal
 import torch
 from PIL.Image import Image
 from torch import Tensor
-from transformers import AutoModelForImageTextToText, AutoProcessor, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    ProcessorMixin,
+)
 from transformers.image_processing_backends import TorchvisionBackend
 
 from rewards.hub import hub
@@ -63,7 +70,9 @@ class LocalJudge:
         processor: its processor, with a chat template.
     """
 
-    def __init__(self, model: Any, processor: Any, batch_size: int = 8, usage: Usage | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, processor: ProcessorMixin, batch_size: int = 8, usage: Usage | None = None
+    ) -> None:
         self.model, self.processor, self.batch_size = model, processor, batch_size
         self.usage = usage or Usage()
         self.tokenizer = processor.tokenizer

@@ -161,7 +161,7 @@ class Asking:
             return source_images([record])[0] if "image" in record else []
         return self._frames(parts[name])
 
-    def _frames(self, picture: Any) -> Sequence[Any]:
+    def _frames(self, picture: Image | Tensor | Sequence[Image]) -> Sequence[Any]:
         """A picture, or frames spread evenly over a video; as tensors [3, H, W], or [3, F, H, W] of a video."""
         if isinstance(picture, Image) or (isinstance(picture, Tensor) and picture.dim() == 3):
             return [picture]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL.Image import Image
@@ -11,6 +11,9 @@ from torch import Tensor
 from rewards.base import RewardError
 from rewards.hub import hub, reason
 from rewards.vision import pick_device
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,8 @@ class CausalModel:
 
     def __init__(
         self,
-        network: Any,
-        tokenizer: Any,
+        network: "PreTrainedModel",
+        tokenizer: "PreTrainedTokenizerBase",
         begin: Callable[[str], list[int]] | None = None,
         batch_size: int = 32,
     ) -> None:

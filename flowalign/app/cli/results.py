@@ -4,7 +4,7 @@ import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -77,7 +77,7 @@ def print_ending(trainer: "Trainer", warnings: Sequence[str] = ()) -> None:
     print("next:", *(f"flowalign {command}" for command in commands), sep="\n  ")
 
 
-def names_own_code(values: Any) -> bool:
+def names_own_code(values: object) -> bool:
     """Does a configuration name a part by its dotted path? Commands run such code with --trust alone."""
     if isinstance(values, Mapping):
         named = [value for key, value in values.items() if key in ("name", "kernel") and isinstance(value, str)]

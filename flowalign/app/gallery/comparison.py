@@ -141,7 +141,7 @@ def _settings(runs: Sequence[Path]) -> list[tuple[str, list[str]]]:
     return [(name, values) for name, values in rows if len(set(values)) > 1]
 
 
-def as_yaml(value: Any) -> str:
+def as_yaml(value: object) -> str:
     """A value as a configuration has it, in a line."""
     return (
         yaml.safe_dump(value, default_flow_style=True, width=1_000_000, allow_unicode=True)

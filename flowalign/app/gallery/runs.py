@@ -185,7 +185,7 @@ def _add_points(run: SavedRun, record: dict[str, Any], prefix: str) -> None:
             run.notes.append(f"iteration {iteration}: {prefix}{key} is {value}, left out of the curve")
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     """A finite number, or None."""
     try:
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
@@ -193,7 +193,7 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -216,7 +216,7 @@ def _file(run: SavedRun, folder: Path, name: Any) -> Path | None:
     return None
 
 
-def _metadata(value: Any) -> dict[str, Any]:
+def _metadata(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
@@ -239,12 +239,12 @@ def _sample(run: SavedRun, folder: Path, record: dict[str, Any]) -> SavedSample 
     )
 
 
-def _row(values: Any, length: int) -> list[float | None] | None:
+def _row(values: object, length: int) -> list[float | None] | None:
     """A list of this length, with None for entries that are no numbers; None for anything else."""
     return [_number(v) for v in values] if isinstance(values, list) and len(values) == length else None
 
 
-def _tokens(values: Any) -> list[list[Any]]:
+def _tokens(values: object) -> list[list[Any]]:
     """[piece of the text, log-probability, entropy, advantage] of each token; [] if an entry is not of this form."""
     if not isinstance(values, list):
         return []
@@ -365,7 +365,7 @@ def _position(run: SavedRun, position: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _node(node: Any, number: int) -> list[Any] | None:
+def _node(node: object, number: int) -> list[Any] | None:
     """[parent or -1, step, score, forwards, kept] of a node; None for anything else."""
     node = _metadata(node)
     parent, score = node.get("parent"), _number(node.get("score"))

@@ -97,7 +97,7 @@ class Polls:
         self.at: dict[tuple[int, int], Placed] = {(p.row, p.column): p for p in gallery.placed}
         self.pairs: dict[tuple[int, int], dict[str, tuple[Placed, Placed]]] = {}
 
-    def contest(self, a: Any, b: Any) -> dict[str, tuple[Placed, Placed]]:
+    def contest(self, a: object, b: object) -> dict[str, tuple[Placed, Placed]]:
         """Pairs {key: (sample of column a, sample of column b)}; raises Refused for columns that are not there.
 
         A pair is two pictures, or two different texts, of one prompt and seed; if both columns are the same, any two
@@ -122,7 +122,7 @@ class Polls:
                 by_prompt.setdefault(placed.sample.prompt, []).append(placed)
         return [pair for samples in by_prompt.values() for pair in itertools.combinations(samples, 2)]
 
-    def next(self, rater: str, a: Any, b: Any) -> dict[str, Any]:
+    def next(self, rater: str, a: object, b: object) -> dict[str, Any]:
         """The next pair for the rater.
 
         Between two moments it is the next one in the rater's own random order, since a win rate is of random pairs.
@@ -184,10 +184,11 @@ class Polls:
             raise Refused("there is no such pair of pictures")
         return contest[key][_index(side, token)].picture
 
-    def vote(self, rater: str, a: Any, b: Any, key: Any, verdict: Any) -> None:
+    def vote(self, rater: str, a: object, b: object, key: object, verdict: object) -> None:
         contest = self.contest(a, b)
-        known = type(key) is str and key.removesuffix(REPEAT) in contest
-        if not known or verdict not in ("left", "right", "tie", "skip"):
+        if type(key) is not str or key.removesuffix(REPEAT) not in contest:
+            raise Refused("there is no such pair or verdict")
+        if not isinstance(verdict, str) or verdict not in ("left", "right", "tie", "skip"):
             raise Refused("there is no such pair or verdict")
         first, second = contest[key.removesuffix(REPEAT)]
         if verdict in ("left", "right"):
@@ -201,7 +202,7 @@ class Polls:
         """The choices; raises ConfigError where one is on a picture of no run that is shown."""
         return self.votes.preferences(within=[run.folder for run in self.gallery.runs])
 
-    def results(self, a: Any, b: Any) -> dict[str, Any]:
+    def results(self, a: object, b: object) -> dict[str, Any]:
         """Summary of the votes on two columns, with the commands that train on them."""
         contest = self.contest(a, b)
         scores = {key: (x.sample.scores, y.sample.scores) for key, (x, y) in contest.items()}
@@ -370,7 +371,7 @@ def _integer(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
-def _rater(name: Any) -> str:
+def _rater(name: object) -> str:
     if not isinstance(name, str) or not name.strip() or len(name) > 80:
         raise Refused("give a name of at most 80 characters")
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in name.strip()):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import torch
-from diffusers import FirstBlockCacheConfig, PyramidAttentionBroadcastConfig, TaylorSeerCacheConfig
+from diffusers import FirstBlockCacheConfig, ModelMixin, PyramidAttentionBroadcastConfig, TaylorSeerCacheConfig
 from diffusers.hooks.first_block_cache import FBCBlockHook, FBCHeadBlockHook
 from diffusers.models.cache_utils import CacheMixin
 from pydantic import Field
@@ -117,9 +117,9 @@ def caching(policy: Any, make: Callable[[Any], Any], scheduler: TransitionSchedu
             raise ConfigError(f"rollout.cache: it does not fit {type(network).__name__}: {error}") from error
     step, calls = -1, 0
 
-    def of_its_branch(network: Any, own: Callable[..., Any]) -> Callable[..., Any]:
+    def of_its_branch(network: ModelMixin, own: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(own)
-        def forward(*args: Any, **kwargs: Any) -> Any:
+        def forward(*args: Any, **kwargs: Any) -> object:
             nonlocal step, calls
             assert scheduler is not None
             step, calls = scheduler.taken, calls + 1 if step == scheduler.taken else 0
@@ -145,7 +145,7 @@ def caching(policy: Any, make: Callable[[Any], Any], scheduler: TransitionSchedu
                 network.disable_cache()
 
 
-def _check_hooks(network: Any) -> None:
+def _check_hooks(network: ModelMixin) -> None:
     """Refuse a cache that finds nothing in a network, and blocks that the hooks of first_block would fail at."""
     registries = [module._diffusers_hook for module in network.modules() if hasattr(module, "_diffusers_hook")]
     hooks = [(registry._module_ref, hook) for registry in registries for hook in registry.hooks.values()]

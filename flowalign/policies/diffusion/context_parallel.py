@@ -14,6 +14,7 @@ from typing import Any
 
 import diffusers
 import torch
+from diffusers import ModelMixin
 from diffusers.hooks.context_parallel import apply_context_parallel, remove_context_parallel
 from diffusers.models import attention_dispatch
 from diffusers.models._modeling_parallel import ContextParallelConfig, ContextParallelInput, ParallelConfig
@@ -49,11 +50,11 @@ def check_context_parallel(path: str | Path, model: Model) -> None:
         return
     saved = load_config(path)
     denoiser = family_of(saved["_class_name"]).denoiser
-    network: Any = getattr(diffusers, saved[denoiser][1])
+    network: type[ModelMixin] = getattr(diffusers, saved[denoiser][1])
     check_network(saved["_class_name"], network, network.load_config(**hub(path), subfolder=denoiser), model)
 
 
-def check_network(pipeline_class: str, network: Any, described: Mapping[str, Any], model: Model) -> None:
+def check_network(pipeline_class: str, network: ModelMixin, described: Mapping[str, Any], model: Model) -> None:
     """See `check_context_parallel`; for a class of networks with its configuration."""
     settings, attention = model.context_parallel, model.attention
     if network._cp_plan is None or not family_of(pipeline_class).divides_tokens:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 import torch
 from accelerate import cpu_offload_with_hook
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModelMixin
 from PIL.Image import Image
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -152,7 +152,7 @@ class DiffusersPolicy(Policy[Rollout]):
             _, self._vae_visit = cpu_offload_with_hook(vae, self.device)
 
     @property
-    def denoiser(self) -> Any:
+    def denoiser(self) -> ModelMixin:
         """The network that is trained."""
         return self.network
 

@@ -68,7 +68,7 @@ def weighing(
 
     def mixed(plain: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
-        def forward(*args: Any, **kwargs: Any) -> Any:
+        def forward(*args: Any, **kwargs: Any) -> object:
             calls.append(holds())
             if not calls[-1]:
                 return plain(*args, **kwargs)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
+from diffusers import SchedulerMixin
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteSchedulerOutput as Stepped
 from torch import Tensor
 
@@ -33,7 +34,7 @@ class TransitionScheduler:
 
     def __init__(
         self,
-        own: Any,
+        own: SchedulerMixin,
         family: Family,
         size: Sequence[int],
         kernel: Kernel,
@@ -51,7 +52,7 @@ class TransitionScheduler:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.walked, name)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, Any]) -> SchedulerMixin:
         """A pipeline's copy for what it samples along (the sound of a video) walks the ODE and records nothing."""
         return copy.deepcopy(self.walked, memo)
 
@@ -70,7 +71,7 @@ class TransitionScheduler:
         """[T + 1] noise levels, ending in 0."""
         return self.family.sigmas(self.walked)
 
-    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, **_: Any) -> Stepped:
+    def step(self, model_output: Tensor, timestep: Tensor | float, sample: Tensor, **_: Any) -> Stepped:
         """Make and record the next transition from the pipeline's guided prediction."""
         family, recorder = self.family, self.recorder
         if recorder is None:
@@ -98,7 +99,7 @@ class TransitionScheduler:
 class StartScheduler(TransitionScheduler):
     """Stays at the start noise and records it as every state: the schedule and what a sample begins with."""
 
-    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, **_: Any) -> Stepped:
+    def step(self, model_output: Tensor, timestep: Tensor | float, sample: Tensor, **_: Any) -> Stepped:
         self.recorder = self.recorder or self._start(sample)
         self.recorder.step(torch.zeros_like(self.recorder.x))
         return Stepped(prev_sample=sample)
@@ -135,7 +136,7 @@ class LevelScheduler(TransitionScheduler):
 
         return set_timesteps
 
-    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, **_: Any) -> Stepped:
+    def step(self, model_output: Tensor, timestep: Tensor | float, sample: Tensor, **_: Any) -> Stepped:
         self.loop_shape = tuple(sample.shape)
         self.shape = tuple(self.family.unpack(sample, self.size).shape)
         return Stepped(prev_sample=sample)

@@ -10,7 +10,7 @@ from typing import Any
 import diffusers
 import torch
 import transformers
-from diffusers import DiffusionPipeline, PipelineQuantizationConfig, TorchAoConfig
+from diffusers import DiffusionPipeline, ModelMixin, PipelineQuantizationConfig, TorchAoConfig
 from diffusers.loaders.single_file_utils import (
     SingleFileComponentError,
     fetch_diffusers_config,
@@ -193,7 +193,7 @@ def load_single_file(path: str | Path, described: str | Path, dtype: torch.dtype
         return kind.from_single_file(str(path), config=str(described), dtype=dtype)
     except SingleFileComponentError:
         denoiser = family_of(saved["_class_name"]).denoiser
-        network: Any = getattr(diffusers, saved[denoiser][1])
+        network: type[ModelMixin] = getattr(diffusers, saved[denoiser][1])
         loaded = network.from_single_file(str(path), config=str(described), subfolder=denoiser, dtype=dtype)
         return load_pipeline(described, dtype, **{denoiser: loaded})
 
@@ -270,7 +270,12 @@ def lora_file(network: str) -> str:
 
 
 def save_lora(
-    pipeline: Any, denoiser: str, name: str, network: Any, folder: str | Path, encoders: Mapping[str, Any]
+    pipeline: DiffusionPipeline,
+    denoiser: str,
+    name: str,
+    network: ModelMixin,
+    folder: str | Path,
+    encoders: Mapping[str, Any],
 ) -> None:
     """Write the adapter of a network for the pipeline's `load_lora_weights`, or the network's `load_lora_adapter`.
 
@@ -296,7 +301,7 @@ def save_lora(
         network.save_lora_adapter(str(folder), weight_name=lora_file(name))
 
 
-def load_lora(pipeline: Any, name: str, network: Any, path: str | Path, adapter: str) -> None:
+def load_lora(pipeline: DiffusionPipeline, name: str, network: ModelMixin, path: str | Path, adapter: str) -> None:
     """Put a LoRA on a network, and on the text encoders where the file has such weights.
 
     Args:
@@ -332,7 +337,7 @@ def load_lora(pipeline: Any, name: str, network: Any, path: str | Path, adapter:
     _check_complete(path, network, given, adapter, bool(settings))
 
 
-def _check_complete(path: str | Path, network: Any, given: set[str], adapter: str, described: bool) -> None:
+def _check_complete(path: str | Path, network: ModelMixin, given: set[str], adapter: str, described: bool) -> None:
     """Refuse a LoRA of which layers are missing, or that is of layers which a network does not have.
 
     Args:
@@ -356,7 +361,7 @@ def _check_complete(path: str | Path, network: Any, given: set[str], adapter: st
             raise LookupError(f"{path} {problem} {min(names)}, one of {len(names)}: it is cut, or of another model")
 
 
-def with_weights(network: Any, weights: dict[str, Tensor], lora: bool) -> Any:
+def with_weights(network: ModelMixin, weights: dict[str, Tensor], lora: bool) -> ModelMixin:
     """A network like this one with these weights; with LoRA only the adapter has any."""
     with torch.device("meta"):
         whole = type(network).from_config(network.config)

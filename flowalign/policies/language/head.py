@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 
 from flowalign.policies.language.decoding import Decoding, entropy_of
 
@@ -74,7 +75,7 @@ def instead_of_logits(head: torch.nn.Module, made: Callable[[Tensor, Head], Tens
 
 
 @torch.no_grad()
-def gives_logits(network: Any) -> bool:
+def gives_logits(network: PreTrainedModel) -> bool:
     """Whether the network's logits are what its output head gives, neither scaled nor capped after."""
     outputs: list[Tensor] = []
     hook = network.get_output_embeddings().register_forward_hook(lambda head, given, logits: outputs.append(logits))

@@ -13,7 +13,14 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from PIL.Image import Image
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessorList
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.base import TRAINED, Policy, repeated_blocks, torch_dtype
@@ -48,8 +55,8 @@ class LanguagePolicy(Policy[TextRollout]):
 
     def __init__(
         self,
-        network: Any,
-        tokenizer: Any,
+        network: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         device: torch.device | str = "cpu",
         padding: Literal["left", "right"] = "left",
         chat: bool = False,
@@ -83,7 +90,9 @@ class LanguagePolicy(Policy[TextRollout]):
     def lora_targets(self) -> list[str]:
         return ATTENTION_PROJECTIONS
 
-    def add_lora(self, rank: int, alpha: float, targets: Sequence[str] | str | None = None, init: Any = True) -> None:
+    def add_lora(
+        self, rank: int, alpha: float, targets: Sequence[str] | str | None = None, init: bool | str = True
+    ) -> None:
         head = self.network.get_output_embeddings()
         linear = {_last(name) for name, m in self.network.named_modules() if isinstance(m, nn.Linear) and m is not head}
         super().add_lora(rank, alpha, targets, init)
@@ -338,7 +347,7 @@ class LanguagePolicy(Policy[TextRollout]):
         rows = [ids[mask].tolist() for ids, mask in zip(rollout.completion_ids, rollout.mask, strict=True)]
         return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
 
-    def bind(self, reward: Any) -> None:
+    def bind(self, reward: object) -> None:
         bind(reward, CausalModel(self.network, self.tokenizer, self.begin))
 
     def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
@@ -367,7 +376,7 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _recomputed(forward: Callable[..., Any], *inputs: Any, **settings: Any) -> Any:
+def _recomputed(forward: Callable[..., Any], *inputs: Any, **settings: Any) -> object:
     """A layer's output, its activations computed again in the backward pass."""
     if not torch.is_grad_enabled():
         return forward(*inputs, **settings)
@@ -375,7 +384,7 @@ def _recomputed(forward: Callable[..., Any], *inputs: Any, **settings: Any) -> A
 
 
 @contextlib.contextmanager
-def _without_own_settings(network: Any) -> Iterator[None]:
+def _without_own_settings(network: PreTrainedModel) -> Iterator[None]:
     """Within it `generate` takes nothing from the model's own generation_config, such as a repetition penalty."""
     settings, network.generation_config = network.generation_config, GenerationConfig()
     try:

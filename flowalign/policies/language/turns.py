@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from flowalign.errors import ConfigError, FlowalignError
 from flowalign.policies.environments import Answer, Environment
@@ -65,8 +66,8 @@ class AgentPolicy(LanguagePolicy):
 
     def __init__(
         self,
-        network: Any,
-        tokenizer: Any,
+        network: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         device: torch.device | str = "cpu",
         *,
         environment: Callable[[], Environment],

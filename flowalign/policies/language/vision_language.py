@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from PIL.Image import Image
 from torch import Tensor, nn
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedModel, ProcessorMixin
 
 from flowalign.errors import ConfigError
 from flowalign.policies.language.policy import ATTENTION_PROJECTIONS, LanguagePolicy
@@ -35,7 +35,11 @@ class VisionLanguagePolicy(LanguagePolicy):
     readers = AutoProcessor
 
     def __init__(
-        self, network: Any, processor: Any, device: torch.device | str = "cpu", system: str | None = None
+        self,
+        network: PreTrainedModel,
+        processor: ProcessorMixin,
+        device: torch.device | str = "cpu",
+        system: str | None = None,
     ) -> None:
         super().__init__(network, processor.tokenizer, device, system=system)
         self.processor = processor
@@ -49,7 +53,9 @@ class VisionLanguagePolicy(LanguagePolicy):
         names = [name for name, _ in self.network.named_modules() if "language_model." in name]
         return [name for name in names if name.rpartition(".")[2] in ATTENTION_PROJECTIONS]
 
-    def add_lora(self, rank: int, alpha: float, targets: Sequence[str] | str | None = None, init: Any = True) -> None:
+    def add_lora(
+        self, rank: int, alpha: float, targets: Sequence[str] | str | None = None, init: bool | str = True
+    ) -> None:
         if targets == "all-linear":
             layers = self.network.named_modules()
             targets = [name for name, m in layers if isinstance(m, nn.Linear) and "language_model." in name]
@@ -100,7 +106,7 @@ class VisionLanguagePolicy(LanguagePolicy):
             inputs[name] = torch.tensor(rows, device=self.device)
         return inputs
 
-    def bind(self, reward: Any) -> None:
+    def bind(self, reward: object) -> None:
         bind(reward, PicturedModel(self))
 
     def replay_inputs(self, rollout: TextRollout, rows: Tensor, attention: Tensor) -> dict[str, Any]:

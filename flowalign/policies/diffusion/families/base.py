@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler, ModelMixin, SchedulerMixin
 from PIL.Image import Image
 from torch import Tensor
 
@@ -28,6 +28,10 @@ Encoded = dict[str, Sequence[Tensor]]
 """embeddings by their name as an argument of the pipeline's call, a row each prompt"""
 
 ATTENTION: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
+
+
+NetworkInput = Tensor | list[Tensor]
+"""Input of a denoiser: one tensor, or one for each sample."""
 
 
 class Family:
@@ -89,7 +93,7 @@ class Family:
         """Trained networks by their names in the pipeline."""
         return {self.denoiser: getattr(pipeline, self.denoiser)}
 
-    def untrained(self, network: Any) -> tuple[str, ...]:
+    def untrained(self, network: ModelMixin) -> tuple[str, ...]:
         """Beginnings of the names of weights that the network cannot use."""
         if not self.dead_ends:
             return ()
@@ -107,7 +111,7 @@ class Family:
         patch = getattr(pipeline, self.denoiser).config.get("patch_size") or 1
         return self.pixels(pipeline) * (patch if isinstance(patch, int) else patch[-1])
 
-    def positions(self, denoiser: Any) -> int | None:
+    def positions(self, denoiser: ModelMixin) -> int | None:
         """Positions along a side that the denoiser tells apart; None for any number."""
         return None
 
@@ -229,7 +233,7 @@ class Family:
         pictures = {"image": images[0]} if mask is None else {"image": images[0], "mask_image": mask}
         return call | ({name: [picture] * count for name, picture in pictures.items()} if self.one_each else pictures)
 
-    def extra_input(self, first_input: Any, loop_shape: Sequence[int]) -> Any:
+    def extra_input(self, first_input: Any, loop_shape: Sequence[int]) -> Tensor | None:
         """The part of the network's input that is not the latents, a row a sample; None where there is none.
 
         Args:
@@ -241,16 +245,16 @@ class Family:
             return None
         return first_input.narrow(axis, loop_shape[axis], first_input.shape[axis] - loop_shape[axis])
 
-    def first_frames(self, extra: Any) -> Tensor | None:
+    def first_frames(self, extra: Tensor | None) -> Tensor | None:
         """[B, C, F, H, W] the first frames of the latents, where they are not sampled."""
         return None
 
-    def channels(self, denoiser: Any) -> int:
+    def channels(self, denoiser: ModelMixin) -> int:
         """C of the latents."""
         config = denoiser.config
         return int(config.get("out_channels") or config.in_channels)
 
-    def width(self, denoiser: Any) -> int:
+    def width(self, denoiser: ModelMixin) -> int:
         """D of the features in its middle."""
         return int(denoiser.config.num_attention_heads * denoiser.config.attention_head_dim)
 
@@ -269,7 +273,7 @@ class Family:
         """The inverse of `unpack`."""
         return latents
 
-    def network_input(self, latents: Tensor, extra: Any) -> Any:
+    def network_input(self, latents: Tensor, extra: Any) -> NetworkInput:
         """The denoiser's input: packed latents, and what `extra_input` gave."""
         return latents if extra is None else torch.cat([latents, extra], self.extra_axis)
 
@@ -277,7 +281,7 @@ class Family:
         """Part of the network's output on its second axis for the latents, which are `count` long there."""
         return output[:, :count]
 
-    def scheduler(self, own: Any) -> Any:
+    def scheduler(self, own: SchedulerMixin) -> SchedulerMixin:
         """The scheduler whose schedule a rollout walks."""
         if isinstance(own, FlowMatchEulerDiscreteScheduler) or own.config.get("use_flow_sigmas"):
             return own
@@ -286,11 +290,11 @@ class Family:
             "e.g. FlowMatchEulerDiscreteScheduler"
         )
 
-    def sigmas(self, scheduler: Any) -> Tensor:
+    def sigmas(self, scheduler: SchedulerMixin) -> Tensor:
         """[T + 1] noise levels of a scheduler whose timesteps are set, ending in 0."""
         return scheduler.sigmas
 
-    def put_levels(self, scheduler: Any, levels: Tensor) -> None:
+    def put_levels(self, scheduler: SchedulerMixin, levels: Tensor) -> None:
         """Noise levels [K], falling, before its shift, for a scheduler whose own method does not take them."""
         shift = scheduler.config.get("flow_shift") or 1.0
         sigmas = shift * levels / (1 + (shift - 1) * levels)
@@ -301,16 +305,16 @@ class Family:
         """Factor of latents at noise level sigma for the model."""
         return torch.ones_like(sigma)
 
-    def flow_velocity(self, output: Tensor, x: Tensor, sigma: Tensor, scheduler: Any) -> Tensor:
+    def flow_velocity(self, output: Tensor, x: Tensor, sigma: Tensor, scheduler: SchedulerMixin) -> Tensor:
         """The velocity at x that a guided prediction of the model stands for."""
         return output
 
-    def error_weight(self, sigma: Tensor, scheduler: Any) -> Tensor:
+    def error_weight(self, sigma: Tensor, scheduler: SchedulerMixin) -> Tensor:
         """Factor from a squared error of the velocity at noise level sigma to one of the model's own prediction."""
         return torch.ones_like(sigma)
 
     def own_step(
-        self, velocity: Tensor, x: Tensor, sigma: Tensor, sigma_next: Tensor, steps: int, scheduler: Any
+        self, velocity: Tensor, x: Tensor, sigma: Tensor, sigma_next: Tensor, steps: int, scheduler: SchedulerMixin
     ) -> Tensor:
         """The velocity whose Euler step from sigma to sigma_next is the scheduler's own, one of `steps`.
 

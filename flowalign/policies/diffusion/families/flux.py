@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModelMixin
 from PIL.Image import Image
 
 from flowalign.policies.diffusion.families.base import JOINT_ATTENTION, Encoded, option
@@ -49,7 +49,7 @@ class FluxBeside(Flux):
     one_each = True
     extra_axis = 2
 
-    def channels(self, denoiser: Any) -> int:
+    def channels(self, denoiser: ModelMixin) -> int:
         return int(denoiser.config.out_channels) // 4
 
 

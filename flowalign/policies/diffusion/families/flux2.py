@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModelMixin
 from PIL.Image import Image
 from torch import Tensor
 
@@ -32,7 +32,7 @@ class Flux2Latents(Tokens, Packed):
         embeds, _ = pipeline.encode_prompt(list(prompts), **options)
         return {"prompt_embeds": embeds}
 
-    def channels(self, denoiser: Any) -> int:
+    def channels(self, denoiser: ModelMixin) -> int:
         return int(denoiser.config.in_channels)
 
     def pixels(self, pipeline: DiffusionPipeline) -> int:

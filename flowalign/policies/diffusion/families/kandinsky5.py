@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModelMixin
 from torch import Tensor
 from torch.nn.functional import pad
 
 from flowalign.errors import ConfigError
-from flowalign.policies.diffusion.families.base import Encoded
+from flowalign.policies.diffusion.families.base import Encoded, NetworkInput
 from flowalign.policies.diffusion.families.guidance import TrueGuidance
 from flowalign.policies.diffusion.families.latents import Video
 
@@ -32,7 +32,7 @@ class Kandinsky5(TrueGuidance):
     def check(self, pipeline: DiffusionPipeline) -> None:
         pipeline.transformer.time_embeddings.register_forward_pre_hook(_frequencies_there)
 
-    def channels(self, denoiser: Any) -> int:
+    def channels(self, denoiser: ModelMixin) -> int:
         return int(denoiser.config.in_visual_dim)
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:
@@ -109,13 +109,13 @@ class Kandinsky5ImageToVideo(Kandinsky5Video):
         if call.get("num_frames", fewest) < fewest:
             raise ConfigError(f"{type(pipeline).__name__} cannot make fewer frames than num_frames {fewest}")
 
-    def extra_input(self, first_input: Any, loop_shape: Sequence[int]) -> Any:
+    def extra_input(self, first_input: Any, loop_shape: Sequence[int]) -> Tensor | None:
         return first_input[:, :1]
 
     def first_frames(self, extra: Any) -> Tensor | None:
         return self.unpack(extra[..., : self.sampled], ())
 
-    def network_input(self, latents: Tensor, extra: Any) -> Any:
+    def network_input(self, latents: Tensor, extra: Any) -> NetworkInput:
         return torch.cat([extra, pad(latents, (0, extra.shape[4] - self.sampled))], 1)
 
     def predicted(self, output: Tensor, count: int) -> Tensor:
@@ -127,6 +127,6 @@ class Kandinsky5ImageToVideo(Kandinsky5Video):
         return super().decode(pipeline, self.unpack(torch.cat(even), ()))
 
 
-def _frequencies_there(module: Any, inputs: tuple[Tensor]) -> None:
+def _frequencies_there(module: ModelMixin, inputs: tuple[Tensor]) -> None:
     """Put an embedding's frequencies where the times are; diffusers leaves them on the host, and sends them anew."""
     module.freqs = module.freqs.to(inputs[0].device, non_blocking=True)

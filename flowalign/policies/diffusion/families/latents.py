@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModelMixin
 from torch import Tensor
 
 from flowalign.policies.diffusion.families.base import Family
@@ -23,7 +23,7 @@ class Tokens(Family):
 class Packed(Family):
     """Latents travel as tokens of 2x2 patches, [B, H/2 * W/2, 4 C]."""
 
-    def channels(self, denoiser: Any) -> int:
+    def channels(self, denoiser: ModelMixin) -> int:
         return int(denoiser.config.in_channels) // 4
 
     def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, ...]:

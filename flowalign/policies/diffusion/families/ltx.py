@@ -9,7 +9,7 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, option
+from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, NetworkInput, option
 from flowalign.policies.diffusion.families.latents import Tokens, VideoVAE
 
 
@@ -62,11 +62,11 @@ class LTXImageToVideo(LTX):
     images = (1, 1)
     one_each = True
 
-    def extra_input(self, first_input: Any, loop_shape: Sequence[int]) -> Any:
+    def extra_input(self, first_input: Any, loop_shape: Sequence[int]) -> Tensor | None:
         height, width = loop_shape[3:]
         return super().unpack(first_input[:, : height * width], (1, height, width))
 
-    def first_frames(self, extra: Any) -> Tensor | None:
+    def first_frames(self, extra: Tensor | None) -> Tensor | None:
         return extra
 
     def unpack(self, latents: Tensor, size: Sequence[int]) -> Tensor:
@@ -76,7 +76,7 @@ class LTXImageToVideo(LTX):
     def pack(self, latents: Tensor) -> Tensor:
         return latents
 
-    def network_input(self, latents: Tensor, extra: Any) -> Any:
+    def network_input(self, latents: Tensor, extra: Any) -> NetworkInput:
         return super().pack(torch.cat([extra, latents], 2))
 
     def predicted(self, output: Tensor, count: int) -> Tensor:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModelMixin
 from torch import Tensor
 
 from flowalign.policies.diffusion.families.base import ATTENTION, MaskedEncoding
@@ -18,7 +18,7 @@ class Lumina2(TrueGuidance, MaskedEncoding):
     rescales = True
     lora_targets = ATTENTION
 
-    def positions(self, denoiser: Any) -> int | None:
+    def positions(self, denoiser: ModelMixin) -> int | None:
         return int(min(denoiser.config.axes_lens[1:]))
 
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, SchedulerMixin
 from torch import Tensor
 
 from flowalign.policies.diffusion.families.base import JOINT_ATTENTION, MaskedEncoding, option
@@ -24,13 +24,13 @@ class Mochi(Video, MaskedEncoding):
     def token_limits(self, pipeline: DiffusionPipeline, **options: Any) -> dict[str, int]:
         return {"tokenizer": option(options, 256)}
 
-    def sigmas(self, scheduler: Any) -> Tensor:
+    def sigmas(self, scheduler: SchedulerMixin) -> Tensor:
         return 1 - super().sigmas(scheduler)
 
     def velocity(self, outputs: Sequence[Any], copies: Sequence[int], guidance: float) -> Tensor:
         return super().velocity([output.float() for output in outputs], copies, guidance)
 
-    def flow_velocity(self, output: Tensor, x: Tensor, sigma: Tensor, scheduler: Any) -> Tensor:
+    def flow_velocity(self, output: Tensor, x: Tensor, sigma: Tensor, scheduler: SchedulerMixin) -> Tensor:
         return -output
 
     @staticmethod

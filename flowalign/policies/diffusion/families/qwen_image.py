@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModelMixin
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from PIL.Image import Image
 from torch import Tensor
@@ -102,7 +102,7 @@ class QwenImage21(Tokens, QwenImage):
     dead_ends = ()
     unpadded = True
 
-    def channels(self, denoiser: Any) -> int:
+    def channels(self, denoiser: ModelMixin) -> int:
         return int(denoiser.config.in_channels)
 
     def size(self, pipeline: DiffusionPipeline, call: dict[str, Any]) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModelMixin
 
 from flowalign.policies.diffusion.families.base import JOINT_ATTENTION, Encoded, Family, option
 
@@ -17,7 +17,7 @@ class SD3(Family):
     middle = "transformer_blocks"
     text_inputs = {"encoder_hidden_states": "prompt_embeds", "pooled_projections": "pooled_prompt_embeds"}
 
-    def positions(self, denoiser: Any) -> int | None:
+    def positions(self, denoiser: ModelMixin) -> int | None:
         return int(denoiser.config.pos_embed_max_size)
 
     def encode(self, pipeline: DiffusionPipeline, prompts: Sequence[str], **options: Any) -> Encoded:

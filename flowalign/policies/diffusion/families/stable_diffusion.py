@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from diffusers import DDIMScheduler, DiffusionPipeline
+from diffusers import DDIMScheduler, DiffusionPipeline, ModelMixin, SchedulerMixin
 from torch import Tensor
 
 from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, Family
@@ -32,16 +32,16 @@ class StableDiffusion(Family):
         )
         return {"prompt_embeds": embeds}
 
-    def width(self, denoiser: Any) -> int:
+    def width(self, denoiser: ModelMixin) -> int:
         return int(denoiser.config.block_out_channels[-1])
 
-    def scheduler(self, own: Any) -> Any:
+    def scheduler(self, own: SchedulerMixin) -> SchedulerMixin:
         return DDIMScheduler.from_config(own.config, clip_sample=False, set_alpha_to_one=True)
 
-    def sigmas(self, scheduler: Any) -> Tensor:
+    def sigmas(self, scheduler: SchedulerMixin) -> Tensor:
         return torch.cat([_levels(scheduler)[scheduler.timesteps.cpu()], torch.zeros(1)])
 
-    def put_levels(self, scheduler: Any, levels: Tensor) -> None:
+    def put_levels(self, scheduler: SchedulerMixin, levels: Tensor) -> None:
         # a level is the share of the timesteps below it
         last = scheduler.config.num_train_timesteps - 1
         scheduler.timesteps = (levels * last).round().long().to(scheduler.timesteps.device)
@@ -49,20 +49,20 @@ class StableDiffusion(Family):
     def scale(self, sigma: Tensor) -> Tensor:
         return 1 / torch.hypot(1 - sigma, sigma)
 
-    def flow_velocity(self, output: Tensor, x: Tensor, sigma: Tensor, scheduler: Any) -> Tensor:
+    def flow_velocity(self, output: Tensor, x: Tensor, sigma: Tensor, scheduler: SchedulerMixin) -> Tensor:
         if scheduler.config.prediction_type == "epsilon":
             return v_from_epsilon(x, output.float(), sigma)
         # a v-prediction is alpha * noise - sigma * x0 in DDPM's notation
         scale = self.scale(sigma)
         return scale**2 * (2 * sigma - 1) * x + scale * output.float()
 
-    def error_weight(self, sigma: Tensor, scheduler: Any) -> Tensor:
+    def error_weight(self, sigma: Tensor, scheduler: SchedulerMixin) -> Tensor:
         # with x given, noise - x0 is (noise - x) / (1 - sigma), and a v-prediction noise / alpha but for constants
         epsilon = (1 - sigma) ** 2
         return epsilon if scheduler.config.prediction_type == "epsilon" else self.scale(sigma) ** -2
 
     def own_step(
-        self, velocity: Tensor, x: Tensor, sigma: Tensor, sigma_next: Tensor, steps: int, scheduler: Any
+        self, velocity: Tensor, x: Tensor, sigma: Tensor, sigma_next: Tensor, steps: int, scheduler: SchedulerMixin
     ) -> Tensor:
         # a step of DDIMScheduler goes to t - 1000 // steps, wherever the next timestep is
         levels = torch.cat([torch.zeros(1), _levels(scheduler)]).to(sigma.device, non_blocking=True)
@@ -74,7 +74,7 @@ class StableDiffusion(Family):
         return torch.where(end == sigma_next, velocity, (moved - x) / (sigma_next - sigma))
 
 
-def _levels(scheduler: Any) -> Tensor:
+def _levels(scheduler: SchedulerMixin) -> Tensor:
     """[1000] noise levels of the timesteps."""
     alphas = scheduler.alphas_cumprod.double()
     alpha, sigma = alphas.sqrt(), (1 - alphas).sqrt()
@@ -111,7 +111,7 @@ class SDXL(StableDiffusion):
         return super().decode(pipeline, latents)
 
 
-def _without_overflow(vae: Any) -> None:
+def _without_overflow(vae: ModelMixin) -> None:
     """Bring a VAE to float32 that overflows in float16, as the pipeline's own call does."""
     if vae.dtype == torch.float16 and vae.config.force_upcast:
         vae.float()

@@ -7,7 +7,7 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, option
+from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, NetworkInput, option
 from flowalign.policies.diffusion.families.guidance import TrueGuidance
 from flowalign.policies.diffusion.families.latents import VideoVAE
 
@@ -47,10 +47,10 @@ class WanImageToVideo(Wan):
     def check(self, pipeline: DiffusionPipeline) -> None:
         self.replaces = bool(pipeline.config.expand_timesteps)
 
-    def extra_input(self, first_input: Any, loop_shape: Sequence[int]) -> Any:
+    def extra_input(self, first_input: Any, loop_shape: Sequence[int]) -> Tensor | None:
         return first_input[:, :, :1] if self.replaces else super().extra_input(first_input, loop_shape)
 
-    def first_frames(self, extra: Any) -> Tensor | None:
+    def first_frames(self, extra: Tensor | None) -> Tensor | None:
         return extra if self.replaces else None
 
     def unpack(self, latents: Tensor, size: Sequence[int]) -> Tensor:
@@ -59,7 +59,7 @@ class WanImageToVideo(Wan):
     def pack(self, latents: Tensor) -> Tensor:
         return torch.cat([torch.zeros_like(latents[:, :, :1]), latents], 2) if self.replaces else latents
 
-    def network_input(self, latents: Tensor, extra: Any) -> Any:
+    def network_input(self, latents: Tensor, extra: Any) -> NetworkInput:
         if self.replaces:
             return torch.cat([extra, latents[:, :, 1:]], 2)
         return super().network_input(latents, extra)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModelMixin
 from torch import Tensor
 
 from flowalign.policies.diffusion.families.base import ATTENTION, Encoded, Family
@@ -22,7 +22,7 @@ class ZImage(Family):
         embeds, _ = pipeline.encode_prompt(list(prompts), do_classifier_free_guidance=False, **options)
         return {"prompt_embeds": embeds}
 
-    def positions(self, denoiser: Any) -> int | None:
+    def positions(self, denoiser: ModelMixin) -> int | None:
         return int(min(denoiser.config.axes_lens[1:]))
 
     def multiple(self, pipeline: DiffusionPipeline) -> int:
@@ -46,5 +46,5 @@ class ZImage(Family):
         positive, negative = output.chunk(2)
         return -(positive + (guidance - 1) * (positive - negative))
 
-    def network_input(self, latents: Tensor, extra: Any) -> list[Tensor]:
+    def network_input(self, latents: Tensor, extra: Tensor | None) -> list[Tensor]:
         return list(latents.unsqueeze(2).unbind(0))
