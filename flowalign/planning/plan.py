@@ -17,6 +17,7 @@ from typing import Any
 
 import PIL.Image
 import torch
+from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -52,7 +53,7 @@ from flowalign.policies.diffusion import DiffusersPolicy, Rollout
 from flowalign.policies.diffusion.context_parallel import TokenParts, check_network
 from flowalign.policies.diffusion.families import Family, family_of
 from flowalign.policies.diffusion.sources import opened
-from flowalign.policies.settings import ContextParallel
+from flowalign.policies.settings import ContextParallel, Model
 from flowalign.training.building import make_trainable
 
 SHARED = "model.context_parallel"
@@ -188,22 +189,7 @@ def measure(config: Config, differentiated: float = 0) -> tuple[Costs, list[str]
         pipeline = build(config.model.path, dtype)
         modules = {name: module for name, module in pipeline.components.items() if isinstance(module, nn.Module)}
         parameters = {name: sum(p.numel() for p in module.parameters()) for name, module in modules.items()}
-        encode = (tiny.encode if tiny else {}) | config.model.encode
-        policy = PlannedPolicy(pipeline, DEVICE, encode, None)
-        make_trainable(
-            policy, config.model.model_copy(update={"gradient_checkpointing": False, "compile": False}), False
-        )
-        denoiser = next(iter(policy.networks.values()))
-        divides = []
-        for ulysses in (2, 4, 8):
-            divided = config.model.model_copy(update={"context_parallel": ContextParallel(ulysses=ulysses)})
-            with contextlib.suppress(ConfigError):
-                check_network(type(pipeline).__name__, type(denoiser), denoiser.config, divided)
-                divides.append(ulysses)
-        if mesh is not None:
-            check_network(type(pipeline).__name__, type(denoiser), denoiser.config, config.model)
-            TokenParts(policy.every_network, mesh)
-            policy.family.parts = shared.degree
+        policy = _policy(config, pipeline, mesh)
         meter = Meter(device, torch_dtype(config.model.compute_dtype))
         settings = (tiny.call if tiny else {}) | config.rollout.arguments() | {"batch_size": 2}
         pictures = _pictures(policy.family, folder)
@@ -226,10 +212,7 @@ def measure(config: Config, differentiated: float = 0) -> tuple[Costs, list[str]
         branches = rollout.conditions.branches
         update_passes = checkpointed_passes if config.model.gradient_checkpointing else plain_passes
         scorers, notes = _rewards(config)
-        score: dict[str, float] = {}
-        for scorer in scorers:
-            scored = Meter(device, torch.float32)(partial(scorer, scorer.blank()), grad=False)
-            score[scorer.dtype] = score.get(scorer.dtype, 0) + scorer.frames * scored.flops
+        score = _score_flops(scorers, device)
         final = rollout.whole(rollout.trajectory.final)
         # outside autocast, as in training
         gradient = partial(_differentiate, policy, scorers)
@@ -257,10 +240,34 @@ def measure(config: Config, differentiated: float = 0) -> tuple[Costs, list[str]
         encoding=encoded.peak,
         preparing=(prepared[0].peak, prepared[1].peak - prepared[0].peak),
         shared=shared.degree,
-        divides=tuple(divides),
+        divides=_divisors(policy, config.model),
         differentiating=round(differentiated * (gradient_peaks[1] - gradient_peaks[0])) if gradient_peaks else 0,
     )
     return costs, notes
+
+
+def _policy(config: Config, pipeline: DiffusionPipeline, mesh: DeviceMesh | None) -> PlannedPolicy:
+    """The pipeline's policy with the recipe's trainable weights; with a mesh this process has a part of each sample."""
+    tiny, model = published(config.model.path), config.model
+    policy = PlannedPolicy(pipeline, DEVICE, (tiny.encode if tiny else {}) | model.encode, None)
+    make_trainable(policy, model.model_copy(update={"gradient_checkpointing": False, "compile": False}), False)
+    if mesh is not None:
+        network = next(iter(policy.networks.values()))
+        check_network(type(pipeline).__name__, type(network), network.config, model)
+        TokenParts(policy.every_network, mesh)
+        policy.family.parts = model.context_parallel.degree
+    return policy
+
+
+def _divisors(policy: PlannedPolicy, model: Model) -> tuple[int, ...]:
+    """Numbers of GPUs that Ulysses can divide a sample's tokens over."""
+    network, numbers = next(iter(policy.networks.values())), []
+    for ulysses in (2, 4, 8):
+        divided = model.model_copy(update={"context_parallel": ContextParallel(ulysses=ulysses)})
+        with contextlib.suppress(ConfigError):
+            check_network(type(policy.pipeline).__name__, type(network), network.config, divided)
+            numbers.append(ulysses)
+    return tuple(numbers)
 
 
 @contextlib.contextmanager
@@ -350,6 +357,15 @@ def _rewards(config: Config) -> tuple[list[RewardNetwork], list[str]]:
         model: Any = network(REWARDS[name]).requires_grad_(False)
         scorers.append(RewardNetwork(model, settings.get("dtype", "float32"), settings.get("frames", 1)))
     return scorers, notes
+
+
+def _score_flops(scorers: list[RewardNetwork], device: FakeDevice) -> dict[str, float]:
+    """FLOP of scoring a sample by all networks, by their dtype."""
+    score: dict[str, float] = {}
+    for scorer in scorers:
+        scored = Meter(device, torch.float32)(partial(scorer, scorer.blank()), grad=False)
+        score[scorer.dtype] = score.get(scorer.dtype, 0) + scorer.frames * scored.flops
+    return score
 
 
 def _differentiate(policy: DiffusersPolicy, scorers: list[RewardNetwork], latents: Tensor) -> None:

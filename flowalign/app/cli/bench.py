@@ -60,13 +60,7 @@ def bench(
     check_output(folder, "--output", folder=True)
     if json_path is not None:
         check_output(json_path, "--json")
-    trained = (Path(model) / "config.yaml").is_file()
-    if base and not trained and lora is None:
-        raise ConfigError(f"--base: {model} has nothing to take off; a run's folder or --lora has")
-    if base and "rlg" in requested:
-        raise ConfigError("--rlg weighs what was trained, which --base takes off; measure one at a time")
-    if base and against is not None:
-        raise ConfigError("--base and --against: each is a measurement to compare with; give one of them")
+    _check_base(base, model, lora, "rlg" in requested, against)
     requested |= options.given(batch_size=batch_size)
     # suites say what is wrong with their prompts and judges before a model loads
     for benchmark in suites:
@@ -88,6 +82,18 @@ def bench(
         write_atomically(json_path, json.dumps(records, indent=2) + "\n")
     if not all([_passes(benchmark, figures[benchmark.name]) for benchmark in suites]):
         raise typer.Exit(1)
+
+
+def _check_base(base: bool, model: str, lora: Path | None, weighs: bool, against: Path | None) -> None:
+    """Refuse --base where there is none, or where something else is compared with."""
+    if not base:
+        return
+    if lora is None and not (Path(model) / "config.yaml").is_file():
+        raise ConfigError(f"--base: {model} has nothing to take off; a run's folder or --lora has")
+    if weighs:
+        raise ConfigError("--rlg weighs what was trained, which --base takes off; measure one at a time")
+    if against is not None:
+        raise ConfigError("--base and --against: each is a measurement to compare with; give one of them")
 
 
 def _passes(suite: "Suite", figures: "dict[str, dict[str, Interval]]") -> bool:
