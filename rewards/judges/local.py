@@ -1,4 +1,4 @@
-"""A judge from any image-text-to-text model of transformers, in this process."""
+"""A judge from any image-text-to-text model of transformers, or of texts any language model, in this process."""
 
 import time
 from collections.abc import Sequence
@@ -11,8 +11,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 from transformers import (
-    AutoModelForImageTextToText,
-    AutoProcessor,
+    BatchEncoding,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
@@ -23,6 +22,7 @@ from transformers.image_processing_backends import TorchvisionBackend
 from rewards.hub import hub
 from rewards.judges.base import Judge, Question, spells
 from rewards.judges.cache import CachedJudge
+from rewards.judges.texts import TextProcessor, classes_of
 from rewards.usage import Usage, usage_of
 from rewards.vision import pick_device, to_tensor
 
@@ -37,7 +37,7 @@ class Local:
     __pydantic_config__ = {"extra": "forbid"}
 
     model: str
-    """folder or hub name, or 'tiny_vlm', which comes with flowalign"""
+    """folder or hub name, or 'tiny_vlm', which comes with flowalign; a language model judges texts alone"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str | None = None
     """default: this process's GPU where there is one"""
@@ -58,20 +58,21 @@ class Local:
 @cache
 def _load(path: str, dtype: str, device: str) -> tuple[Any, Any]:
     """Model and processor; judges of the same weights share them."""
-    model = AutoModelForImageTextToText.from_pretrained(**hub(path), dtype=getattr(torch, dtype))
-    return model.to(device).eval().requires_grad_(False), AutoProcessor.from_pretrained(**hub(path))
+    networks, processors = classes_of(path)
+    model = networks.from_pretrained(**hub(path), dtype=getattr(torch, dtype))
+    return model.to(device).eval().requires_grad_(False), processors.from_pretrained(**hub(path))
 
 
 class LocalJudge:
     """Asks a model directly.
 
     Args:
-        model: an image-text-to-text model of transformers with `generate`.
-        processor: its processor, with a chat template.
+        model: an image-text-to-text model of transformers with `generate`, or a causal language model.
+        processor: its processor, with a chat template; of a language model a `TextProcessor`.
     """
 
     def __init__(
-        self, model: PreTrainedModel, processor: ProcessorMixin, batch_size: int = 8, usage: Usage | None = None
+        self, model: PreTrainedModel, processor: ProcessorMixin | TextProcessor, batch_size: int = 8, usage: Usage | None = None
     ) -> None:
         self.model, self.processor, self.batch_size = model, processor, batch_size
         self.usage = usage or Usage()
@@ -169,9 +170,12 @@ class LocalJudge:
         else:
             images, scale = [[p.convert("RGB") for p in row if isinstance(p, Image)] for row in shown], {}
         images = images if any(images) else None
-        return self.processor(text=texts, images=images, padding=True, return_tensors="pt", **scale).to(
-            self.model.device, self.model.dtype
-        )
+        inputs = self.processor(text=texts, images=images, padding=True, return_tensors="pt", **scale)
+        if isinstance(self.processor, TextProcessor):
+            # a network of texts takes no more than these
+            inputs = BatchEncoding({name: inputs[name] for name in ("input_ids", "attention_mask")})
+            return inputs.to(self.model.device)
+        return inputs.to(self.model.device, self.model.dtype)
 
     def _batches(self, items: Sequence[Any]) -> list[Sequence[Any]]:
         return [items[start : start + self.batch_size] for start in range(0, len(items), self.batch_size)]

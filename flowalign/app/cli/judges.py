@@ -20,13 +20,23 @@ def pair_questions(
     template: Annotated[
         str, typer.Option(help="Template of a judge that compares two pictures; for texts text_better or text_pair.")
     ] = "reward_dance_pair",
+    hostile: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            callback=finite,
+            help="Of texts: ask about hostile answers too (none, an opening, instructions to the judge), this many as "
+            "a share of the pairs.",
+        ),
+    ] = 0.0,
 ) -> None:
     """Write votes as questions with answers, each pair in both orders, for training a judge by GRPO."""
     from flowalign.data import Preferences
     from flowalign.reward_training.judge import questions
 
     check_output(output, "--out")
-    records = questions(Preferences.read(preferences), template)
+    records = questions(Preferences.read(preferences), template, hostile)
     write_atomically(output, "".join(json.dumps(record) + "\n" for record in records))
     print(f"{len(records)} questions: {output}")
 

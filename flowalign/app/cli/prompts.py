@@ -1,8 +1,9 @@
 """Commands that make prompts, and that measure a model's rewards for them before it is trained."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -59,6 +60,77 @@ def geneval(
             distinct = len({content_of(record) for record in records})
             kinds = ", ".join(f"{task} {sum(r['tag'] == task for r in records)}" for task in TASKS)
             print(f"{path}: {len(records)} prompts, {distinct} distinct: {kinds}")
+
+
+@prompts.command()
+def sums(
+    count: Annotated[int, typer.Option(min=1, help="Expressions to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="JSON lines to write.")],
+    terms: Annotated[int, typer.Option(min=2, max=50, help="Numbers in an expression.")] = 2,
+    digits: Annotated[int, typer.Option(min=1, max=12, help="Largest number of digits of one.")] = 2,
+    operators: Annotated[str, typer.Option(help="Operators to draw from, of + - and *.")] = "+-",
+    seed: Annotated[int, typer.Option(min=0, help="The same seed makes the same prompts.")] = 0,
+) -> None:
+    """Make arithmetic expressions with their exact values, of any length (RandomCalculation)."""
+    from flowalign.data.procedural import SIGNS
+    from flowalign.data.procedural import sums as made
+
+    check_output(output, "--output")
+    if not operators or set(operators) - SIGNS.keys():
+        raise ConfigError(f"--operators: {operators!r} is not of {' '.join(SIGNS)}")
+    _write_made(output, lambda: made(count, terms, digits, operators, seed))
+
+
+@prompts.command()
+def formulas(
+    count: Annotated[int, typer.Option(min=1, help="Formulas to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="JSON lines to write.")],
+    variables: Annotated[int, typer.Option(min=3, max=12, help="Variables of a formula.")] = 4,
+    clauses: Annotated[int, typer.Option(min=1, max=200, help="Clauses of three literals each.")] = 12,
+    kind: Annotated[str, typer.Option(help="What is asked: satisfiable, assignment or count.")] = "satisfiable",
+    seed: Annotated[int, typer.Option(min=0, help="The same seed makes the same prompts.")] = 0,
+) -> None:
+    """Make questions about logical formulas (SATQuest), which exact_match and the reward `assignment` check."""
+    from flowalign.data.procedural import KINDS
+    from flowalign.data.procedural import formulas as made
+
+    check_output(output, "--output")
+    if kind not in KINDS:
+        raise ConfigError(f"--kind: {kind!r} is not of {', '.join(KINDS)}")
+    _write_made(output, lambda: made(count, variables, clauses, kind, seed))
+
+
+@prompts.command()
+def segments(
+    documents: Annotated[str, typer.Argument(help="A file or data set of documents, one a line.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="JSON lines to write.")],
+    column: Annotated[str, typer.Option(help="Column of the documents.")] = "text",
+    sentences: Annotated[int, typer.Option(min=1, help="Sentences of an answer.")] = 1,
+    context: Annotated[int, typer.Option(min=1, help="Fewest sentences of a prompt.")] = 4,
+) -> None:
+    """Cut documents into prompts and what comes next, for the template text_continuation (RLPT)."""
+    from flowalign.data.files import records
+    from flowalign.data.segments import segments as cut
+
+    check_output(output, "--output")
+
+    def made() -> list[dict[str, Any]]:
+        lines = [line for _, text, _ in records(documents, column) for line in cut(text, sentences, context)]
+        if not lines:
+            raise ConfigError(f"{documents}: no document has {context + sentences} sentences; a smaller --context works")
+        return lines
+
+    _write_made(output, made)
+
+
+def _write_made(output: Path, make: Callable[[], list[dict[str, Any]]]) -> None:
+    """Write prompts that a program makes."""
+    try:
+        records = make()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    write_atomically(output, "".join(json.dumps(record) + "\n" for record in records))
+    print(f"{output}: {len(records)} prompts, such as {records[0]['prompt'][:80]!r}")
 
 
 @prompts.command()

@@ -13,6 +13,7 @@ from flowalign.data.selection.mopps import MoPPS
 from flowalign.data.selection.sec import SEC
 from flowalign.data.selection.shares import Shares
 from flowalign.data.selection.shuffled import Shuffled
+from flowalign.data.selection.stages import Stages
 from flowalign.data.selection.together import Together
 from flowalign.errors import ConfigError
 
@@ -45,6 +46,27 @@ def test_what_belongs_together_comes_in_one_iteration() -> None:
     assert again.picks(pairs, 3, 4, 3) == picks[3]
     alone = [pick for i in range(15) for pick in Together("missing").picks(PROMPTS, i, 60, 0)]
     assert sorted(alone) == sorted(15 * list(range(60)))
+
+
+def test_stages_come_one_after_the_other_and_a_checkpoint_keeps_the_place() -> None:
+    selection = Stages("category", {"b": 0, "c": 3, "a": 5})
+    stages = [{PROMPTS.metadata[i]["category"] for i in selection.picks(PROMPTS, n, 8, 3)} for n in range(7)]
+    assert stages == [{"b"}] * 3 + [{"c"}] * 2 + [{"a"}] * 2
+    again = Stages("category", {"b": 0, "c": 3, "a": 5})
+    again.load_state_dict(json.loads(json.dumps(selection.state_dict())))
+    following = selection.picks(PROMPTS, 7, 24, 3)
+    assert again.picks(PROMPTS, 7, 24, 3) == following
+    # a stage's prompts all come before one comes again: 16 had been drawn of its 20
+    assert len(set(following[4:])) == 20
+
+    mixed = Stages("category", {"b": 0, "c": 1, "a": 2}, earlier=0.25)
+    mixed.picks(PROMPTS, 0, 8, 3)
+    drawn = [Counter(PROMPTS.metadata[i]["category"] for i in mixed.picks(PROMPTS, n, 8, 3)) for n in (1, 2)]
+    assert drawn == [{"c": 6, "b": 2}, {"a": 6, "c": 2}]
+    with pytest.raises(ConfigError, match="no prompt has 'z' under 'category'"):
+        Stages("category", {"z": 0}).picks(PROMPTS, 0, 1, 0)
+    with pytest.raises(ValueError, match="the lowest 0"):
+        Stages("category", {"a": 1})
 
 
 def test_mopps_finds_the_prompts_of_middling_difficulty() -> None:
