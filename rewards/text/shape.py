@@ -72,7 +72,22 @@ def _tokenizer(path: str) -> Any:
         raise ValueError(f"no tokenizer at '{path}': {' '.join(str(error).split())[:300]}") from error
 
 
-class LengthSwitch(Around):
+class CountsTokens(Around):
+    """Base of a reward around another that counts tokens of the model in training, or characters where there is none."""
+
+    tokenizer: Any = None
+
+    def bind(self, model: CausalModel) -> None:
+        """Take the tokenizer of the model that is trained."""
+        super().bind(model)
+        self.tokenizer = model.tokenizer
+
+    def length(self, text: str) -> int:
+        """Number of a text's tokens."""
+        return len(text if self.tokenizer is None else self.tokenizer(text, add_special_tokens=False).input_ids)
+
+
+class LengthSwitch(CountsTokens):
     """GRPO-lambda (arXiv 2505.18086): right texts of a group lose by their length only where the group is mostly right.
 
     Where the share of right texts is below the threshold the reward stays 0 or 1, so that accuracy does not collapse
@@ -91,7 +106,6 @@ class LengthSwitch(Around):
     def __init__(self, reward: Reward, threshold: float = 0.75, weight: float = 0.5) -> None:
         self.reward: Reward = as_reward(reward)
         self.threshold, self.weight = threshold, weight
-        self.tokenizer: Any = None
         self.name = f"length_switch({self.reward.name})"
         self.spec = Spec(spec_of(self.reward).needs, "group")
 
@@ -101,19 +115,11 @@ class LengthSwitch(Around):
         value = verdict.clone()
         for members in groups(prompts, metadata):
             right = [i for i in members if verdict[i] > 0.5]
-            lengths = [self._length(samples[i]) for i in right]
+            lengths = [self.length(samples[i]) for i in right]
             if right and len(right) / len(members) >= self.threshold and max(lengths) > min(lengths):
                 for i, length in zip(right, lengths, strict=True):
                     value[i] -= self.weight * (length - min(lengths)) / (max(lengths) - min(lengths))
         return Scores(value, {self.reward.name: verdict}, weight=scores.weight)
-
-    def bind(self, model: CausalModel) -> None:
-        """Take the tokenizer of the model that is trained."""
-        super().bind(model)
-        self.tokenizer = model.tokenizer
-
-    def _length(self, text: str) -> int:
-        return len(text if self.tokenizer is None else self.tokenizer(text, add_special_tokens=False).input_ids)
 
 
 class Majority:
