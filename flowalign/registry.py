@@ -37,6 +37,7 @@ NAMED_BY_THEIR_PARTS = {
     "vlm_pairwise": "rewards.judges.reward:PairwiseJudgeReward",
     "remote": "rewards.remote:RemoteReward",
     "length_switch": "rewards.text.shape:LengthSwitch",
+    "consistency": "rewards.text.confidence:Consistency",
     "cosine_length": "rewards.text.form:CosineLength",
     "flipped": "rewards.text.form:Flipped",
     "stated_confidence": "rewards.text.checks:StatedConfidence",

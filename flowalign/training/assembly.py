@@ -183,6 +183,18 @@ def _resumed(
 
 def _check_parts(config: BaseConfig, reward: Reward) -> None:
     """Refuse rewards that cannot score parts of an iteration, or the kinds of samples that workers send."""
+    for i, named in enumerate(config.rewards):
+        for kind, settings in registry.with_settings(named.name, named.settings):
+            weights = settings.get("weights") if getattr(kind, "asks_snapshots", False) else None
+            if weights is not None and weights not in config.training.snapshots:
+                raise ConfigError(
+                    f"rewards.{i}: no snapshot is called '{weights}'; training.snapshots={{{weights}: {{decay: 0.99}}}} makes it"
+                )
+            if weights is not None and parts_of(config) > 1:
+                raise ConfigError(
+                    f"rewards.{i}: it swaps the model's weights for those of '{weights}' while texts are sampled; "
+                    "rollout.overlap=1 without workers works"
+                )
     workers, needs = config.rollout.workers, spec_of(reward).needs
     if parts_of(config) > 1 and spec_of(reward).kind == "set":
         key = "overlap" if workers is None else "workers"

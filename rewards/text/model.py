@@ -1,5 +1,6 @@
 """A causal language model that rewards ask how probable a text is."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,8 @@ class CausalModel:
     """
 
     sees_pictures = False
+    snapshot: Callable[[str], contextlib.AbstractContextManager[None]] | None = None
+    """Context in which the network has the weights of a named snapshot; None of a model that is not trained."""
 
     def __init__(
         self,
@@ -73,6 +76,14 @@ class CausalModel:
             raise ValueError(f"no language model at '{path}': {reason(error)}") from error
         return cls(network.to(target).requires_grad_(False).eval(), tokenizer)
 
+    def under(self, weights: str | None) -> contextlib.AbstractContextManager[None]:
+        """Context in which the network has the weights of a snapshot (`training.snapshots`); None: those of now."""
+        if weights is None:
+            return contextlib.nullcontext()
+        if self.snapshot is None:
+            raise RewardError(f"there is no snapshot '{weights}': this language model is not trained")
+        return self.snapshot(weights)
+
     def begin(self, prompt: str, record: Mapping[str, Any]) -> Context:
         """A prompt as the model gets it, `record` being its metadata."""
         return self._begin(prompt)
@@ -99,16 +110,18 @@ class CausalModel:
             contexts: what comes before each text, at least one token.
             texts: token ids; one without any has A = 0.
         """
+        for logits, text in self.logits(contexts, texts):
+            yield logits[:-1].log_softmax(-1).cpu(), text
+
+    def logits(self, contexts: Sequence[Context], texts: Sequence[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """([A + 1, V] float32 logits at each token of a text and after its last, the text's tokens [A]), each in turn."""
         for start in range(0, len(texts), self.batch_size):
             chunk = slice(start, start + self.batch_size)
             inputs, begins = self.inputs(contexts[chunk], texts[chunk])
             with torch.no_grad():
                 logits = self.network(**inputs, use_cache=False).logits
             for row, (begin, text) in enumerate(zip(begins, texts[chunk], strict=True)):
-                yield (
-                    logits[row, begin - 1 : begin - 1 + len(text)].float().log_softmax(-1).cpu(),
-                    torch.tensor(text, dtype=torch.long),
-                )
+                yield logits[row, begin - 1 : begin + len(text)].float(), torch.tensor(text, dtype=torch.long)
 
     def inputs(self, contexts: Sequence[Any], texts: Sequence[list[int]]) -> tuple[dict[str, Any], list[int]]:
         """The network's arguments, and the place of each text's first token among its row's."""

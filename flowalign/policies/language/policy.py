@@ -348,7 +348,9 @@ class LanguagePolicy(Policy[TextRollout]):
         return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
 
     def bind(self, reward: object) -> None:
-        bind(reward, CausalModel(self.network, self.tokenizer, self.begin))
+        model = CausalModel(self.network, self.tokenizer, self.begin)
+        model.snapshot = self.snapshot
+        bind(reward, model)
 
     def save(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write what `from_pretrained` and peft load: the adapter, or the whole model; and the tokenizer."""

@@ -143,7 +143,7 @@ class PicturedModel(CausalModel):
 
     def __init__(self, policy: VisionLanguagePolicy) -> None:
         super().__init__(policy.network, policy.tokenizer)
-        self.policy = policy
+        self.policy, self.snapshot = policy, policy.snapshot
 
     def begin(self, prompt: str, record: Mapping[str, Any]) -> Context:
         return Pictured(prompt, self.policy.pictures([record])[0])
